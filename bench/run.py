@@ -1,0 +1,24 @@
+"""`python -m bench.run NAME`: measures, appends to the raw file, and summarises it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+from bench.record import raw_file
+
+
+def main() -> None:
+    """A benchmark NAME is the package `bench.NAME` with `measure.add_arguments(parser)` and `measure.run(arguments, path)`."""
+    parser = argparse.ArgumentParser(prog="bench.run", description=main.__doc__)
+    parser.add_argument("name")
+    name, rest = parser.parse_known_args()
+    measure = importlib.import_module(f"bench.{name.name}.measure")
+    parser = argparse.ArgumentParser(prog=f"bench.run {name.name}", description=measure.__doc__)
+    measure.add_arguments(parser)
+    measure.run(parser.parse_args(rest), raw_file(name.name))
+    importlib.import_module(f"bench.{name.name}.summary").write(raw_file(name.name))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Seconds of a synchronous step, by stage, against TRL's GRPOTrainer."""

@@ -1,0 +1,65 @@
+"""Longboat's side: `longboat run`, with everything a job has: engines, store, graders, trainer, publication of weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from bench.step.cases import CLIP, LEARNING_RATE, MAX_TOKENS, PROMPT_CHARACTERS, Case, write_dataset
+
+STAGES = {"generate": "gen", "reward": "reward", "train": "update_actor", "publish": "update_weights"}
+
+
+def job(case: Case, model: Path, data: Path, steps: int, seed: int, engines: int) -> dict[str, Any]:
+    """The RLJob. Checkpoints are made after the last step only, as TRL makes none."""
+    return {
+        "apiVersion": "longboat.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": "bench"},
+        "spec": {
+            "runtimeRef": {"name": "bench"},
+            "model": {"path": str(model), "dtype": "Float32"},
+            "dataset": {"files": {"paths": [str(data)]}},
+            "algorithm": {"name": "GRPO", "groupSize": case.group_size, "clipLow": CLIP, "clipHigh": CLIP},
+            "rounds": {"steps": steps, "promptsPerRound": case.prompts, "seed": seed},
+            "rollout": {
+                "sampling": {"maxTokens": MAX_TOKENS},
+                "enginesPerPod": engines,
+                "kvCache": "512Mi",
+                "enforceEager": True,
+            },
+            "rewards": [
+                {"name": "letters", "style": "TRL", "function": f"{Path(__file__).with_name('cases.py')}:letters"}
+            ],
+            "rewardPool": {"gradersPerPod": 1},
+            "trainer": {
+                "maxTokensPerBin": 8 * (PROMPT_CHARACTERS + MAX_TOKENS),
+                "optimizer": {"learningRate": LEARNING_RATE},
+            },
+            "checkpoint": {"everySteps": steps, "keep": 1, "export": False},
+        },
+    }
+
+
+def measure(case: Case, model: Path, scratch: Path, steps: int, seed: int, engines: int) -> list[dict[str, float]]:
+    """Seconds of each step after the first: whole (from report to report), and by stage."""
+    from longboat_runtime.metrics.record import read_records
+
+    output = scratch / "longboat"
+    shutil.rmtree(output, ignore_errors=True)
+    data = write_dataset(scratch / "prompts.jsonl", steps * case.prompts, seed)
+    file = scratch / "job.yaml"
+    file.write_text(json.dumps(job(case, model, data, steps, seed, engines)))
+    command = [str(Path(sys.executable).with_name("longboat")), "run", str(file), "--output", str(output)]
+    subprocess.run(command, check=True, stdout=sys.stderr)
+    rows = []
+    for before, record in pairwise(read_records(output)):
+        stages = {name: record.metrics.get(f"timing_s/{stage}", 0.0) for name, stage in STAGES.items()}
+        tokens = record.metrics.get("response_length/mean", float("nan"))
+        rows.append({"step": record.time - before.time, **stages, "mean_tokens": tokens})
+    return rows

@@ -1,0 +1,87 @@
+"""Times a synchronous step of Longboat and of TRL on the same model, prompts, reward and batch, one after the other."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from bench.record import Recorder
+from bench.step import longboat_step, trl_step
+from bench.step.cases import CASES, Case, build_model
+
+# Steps of a run that don't count: caches fill, memory is taken.
+WARM_UP = 2
+MICRO_BATCHES = (4, 8, 16, 32, 64, 128)
+ENGINES = (1, 2)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `make bench NAME=step`."""
+    parser.add_argument("--cases", nargs="*", default=[case.name for case in CASES], help="names such as 4M-128")
+    parser.add_argument("--steps", type=int, default=6, help="steps of a run that count")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each system in each case, taking turns")
+
+
+def run(arguments: argparse.Namespace, path: Path) -> None:
+    """Chooses each system's best setting for a case, then lets them take turns. Appends to `path`."""
+    recorder = Recorder(path, cases=arguments.cases, steps=arguments.steps, repeats=arguments.repeats)
+    for case in CASES:
+        if case.name not in arguments.cases:
+            continue
+        with tempfile.TemporaryDirectory(prefix="longboat-bench-") as folder:
+            scratch = Path(folder)
+            model = build_model(case.size, scratch / "model")
+            micro_batch = _best_micro_batch(recorder, case, model)
+            engines = _best_engines(recorder, case, model, scratch)
+            for repeat in range(arguments.repeats):
+                steps = WARM_UP + arguments.steps
+                rows = _trl(case, model, micro_batch, steps, repeat)[WARM_UP:]
+                _write(recorder, case, "trl", repeat, rows, micro_batch=micro_batch)
+                rows = longboat_step.measure(case, model, scratch, steps, repeat, engines)[WARM_UP:]
+                _write(recorder, case, "longboat", repeat, rows, engines=engines)
+    recorder.close()
+
+
+def _best_micro_batch(recorder: Recorder, case: Case, model: Path) -> int:
+    found: dict[int, float] = {}
+    for size in MICRO_BATCHES:
+        if size > case.samples or case.samples % size:
+            continue
+        rows = _trl(case, model, size, WARM_UP + 2, seed=99)[WARM_UP:]
+        # Generation doesn't depend on it, and varies more than the rest.
+        found[size] = min(row["step"] - row["generate"] for row in rows)
+        recorder.write("setting", case=case.name, system="trl", micro_batch=size, seconds=found[size])
+    return min(found, key=lambda size: found[size])
+
+
+def _best_engines(recorder: Recorder, case: Case, model: Path, scratch: Path) -> int:
+    found: dict[int, float] = {}
+    for engines in ENGINES:
+        rows = longboat_step.measure(case, model, scratch, WARM_UP + 2, 99, engines)[WARM_UP:]
+        found[engines] = min(row["step"] for row in rows)
+        recorder.write("setting", case=case.name, system="longboat", engines=engines, seconds=found[engines])
+    return min(found, key=lambda engines: found[engines])
+
+
+def _trl(case: Case, model: Path, micro_batch: int, steps: int, seed: int) -> list[dict[str, float]]:
+    command = [sys.executable, "-m", trl_step.__name__, str(model)]
+    options = {"samples": case.samples, "group-size": case.group_size, "micro-batch": micro_batch, "steps": steps}
+    command += [f"--{name}={value}" for name, value in {**options, "seed": seed}.items()]
+    threads = str(len(os.sched_getaffinity(0)))
+    environment = os.environ | {"OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"}
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
+    rows: list[dict[str, float]] = json.loads(output.strip().splitlines()[-1])
+    return rows
+
+
+def _write(
+    recorder: Recorder, case: Case, system: str, repeat: int, rows: list[dict[str, float]], **setting: int
+) -> None:
+    for number, row in enumerate(rows):
+        values = {"case": case.name, "system": system, "repeat": repeat, "seed": repeat, "number": number}
+        recorder.write("step", **values, setting=setting, load=os.getloadavg()[0], seconds=row)

@@ -1,0 +1,110 @@
+"""Table and plot of the step benchmark."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.record import read
+
+SYSTEMS = ("trl", "longboat")
+
+
+def write(raw: Path) -> None:
+    """Writes `step.md` and `step.svg` beside the raw file, from its last run."""
+    lines = last_run(raw)
+    raw.with_suffix(".md").write_text(table(lines))
+    plot(lines, raw.with_suffix(".svg"))
+
+
+def last_run(raw: Path) -> list[dict[str, Any]]:
+    """The lines since the last one of kind `run`."""
+    lines: list[dict[str, Any]] = []
+    for line in read(raw):
+        lines = [line] if line["kind"] == "run" else [*lines, line]
+    return lines
+
+
+def medians(lines: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, float]]:
+    """By case and system: the median over all steps of all repeats, of every stage and of what isn't generation."""
+    rows: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
+    for line in lines:
+        if line["kind"] == "step":
+            seconds = line["seconds"]
+            rest = {"rest": seconds["step"] - seconds["generate"]}
+            rows[line["case"], line["system"]].append({**seconds, **rest})
+    return {
+        key: {name: median(row[name] for row in of_key) for name in of_key[0]} | {"count": len(of_key)}
+        for key, of_key in rows.items()
+    }
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """Markdown."""
+    run, found = lines[0], medians(lines)
+    cases = list(dict.fromkeys(case for case, _ in found))
+    versions = ", ".join(f"{name} {value}" for name, value in run["versions"].items())
+    text = [
+        "# Seconds of a synchronous step",
+        "",
+        f"{run['machine']['processor']}, {run['machine']['cpus']} CPUs, {run['machine']['memory_gib']} GiB. {versions}.",
+        f"Commit {run['commit']}. Medians over the steps of {run['settings']['repeats']} runs taking turns.",
+        "",
+        "| model-samples | TRL | Longboat | faster | TRL without generation | Longboat without generation | faster |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for case in cases:
+        trl, ours = (found[case, system] for system in SYSTEMS)
+        cells = [case, _s(trl["step"]), _s(ours["step"]), _times(trl["step"], ours["step"])]
+        cells += [_s(trl["rest"]), _s(ours["rest"]), _times(trl["rest"], ours["rest"])]
+        text.append("| " + " | ".join(cells) + " |")
+    text += [
+        "",
+        "Longboat by stage:",
+        "",
+        "| model-samples | generate | reward | train | publish |",
+        "|---|---|---|---|---|",
+    ]
+    for case in cases:
+        ours = found[case, "longboat"]
+        text.append(
+            f"| {case} | " + " | ".join(_s(ours[name]) for name in ("generate", "reward", "train", "publish")) + " |"
+        )
+    text += ["", "Mean response, in tokens (TRL, Longboat): "]
+    text[-1] += "; ".join(
+        f"{case} {found[case, 'trl']['mean_tokens']:.0f}, {found[case, 'longboat']['mean_tokens']:.0f}"
+        for case in cases
+    )
+    return "\n".join(text) + "\n"
+
+
+def plot(lines: list[dict[str, Any]], path: Path) -> None:
+    """Two bars a case: generation and the rest."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    import matplotlib.pyplot as plt
+
+    found = medians(lines)
+    cases = list(dict.fromkeys(case for case, _ in found))
+    figure, axes = plt.subplots(1, len(cases), figsize=(2.2 * len(cases), 3.4), layout="constrained")
+    for axis, case in zip(axes if len(cases) > 1 else [axes], cases, strict=True):
+        generate = [found[case, system]["generate"] for system in SYSTEMS]
+        rest = [found[case, system]["rest"] for system in SYSTEMS]
+        axis.bar(SYSTEMS, generate, label="generation", color="#7aa6c2")
+        axis.bar(SYSTEMS, rest, bottom=generate, label="the rest", color="#c2785c")
+        axis.set_title(case, fontsize=9)
+    figure.supylabel("seconds a step")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=8)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def _s(seconds: float) -> str:
+    return f"{seconds:.2f}"
+
+
+def _times(slow: float, fast: float) -> str:
+    return f"{slow / fast:.1f}x"

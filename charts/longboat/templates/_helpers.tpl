@@ -1,0 +1,70 @@
+{{- define "longboat.fullname" -}}
+{{- $name := default .Chart.Name .Values.nameOverride }}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride }}
+{{- else if contains $name .Release.Name }}
+{{- .Release.Name | trunc 53 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name $name | trunc 53 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- define "longboat.selector" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end }}
+
+{{- define "longboat.labels" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{- define "longboat.serviceAccountName" -}}
+{{- default (include "longboat.fullname" .) .Values.serviceAccount.name }}
+{{- end }}
+
+{{- /* What the operator may do wherever it serves jobs. Secrets: made, never read. */}}
+{{- define "longboat.rules" -}}
+- apiGroups: [longboat.dev]
+  resources: [rljobs]
+  verbs: [get, list, watch, delete]
+- apiGroups: [longboat.dev]
+  resources: [rljobs/status]
+  verbs: [patch]
+# Owner references that block the owner's deletion need it where OwnerReferencesPermissionEnforcement is on.
+- apiGroups: [longboat.dev]
+  resources: [rljobs/finalizers]
+  verbs: [update]
+- apiGroups: [longboat.dev]
+  resources: [rlruntimes]
+  verbs: [get, list, watch]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [""]
+  resources: [pods/resize]
+  verbs: [patch]
+- apiGroups: [""]
+  resources: [persistentvolumeclaims, serviceaccounts, services]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [get, create, patch]
+- apiGroups: [apps]
+  resources: [controllerrevisions]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch]
+# A driver's Role grants get and watch of its job and patch of its status: no more than is granted here.
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [roles, rolebindings]
+  verbs: [get, list, watch, create, patch]
+{{- end }}

@@ -1,0 +1,151 @@
+"""`spec.algorithm`: the estimator of the policy gradient, and what its presets stand for. Pure."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pydantic import Field
+
+from longboat_crds.base import ApiModel
+
+
+class AlgorithmName(StrEnum):
+    """A preset of the knobs below; a knob that is given wins over the preset."""
+
+    GRPO = "GRPO"
+    DR_GRPO = "DrGRPO"
+    RLOO = "RLOO"
+    REINFORCE_PLUS_PLUS = "ReinforcePlusPlus"
+    DAPO = "DAPO"
+
+
+class AdvantageBaseline(StrEnum):
+    """What is subtracted from a sample's reward: the mean of its group, of the rest of its group, or of the step."""
+
+    GROUP_MEAN = "GroupMean"
+    LEAVE_ONE_OUT = "LeaveOneOut"
+    BATCH_MEAN = "BatchMean"
+
+
+class AdvantageScale(StrEnum):
+    """What the centred reward is divided by: nothing, or the standard deviation within its group or over the step."""
+
+    NONE = "None"
+    GROUP_STD = "GroupStd"
+    BATCH_STD = "BatchStd"
+
+
+class Aggregation(StrEnum):
+    """How token losses become one number. Denominators are constants of the step, never of the micro-batch.
+
+    TokenMean: sum over all tokens / tokens of the step. SequenceMean: mean over each sample's tokens, then / samples of
+    a full step. SequenceSum: sum over all tokens / (samples of a full step x rollout.sampling.maxTokens).
+    """
+
+    TOKEN_MEAN = "TokenMean"
+    SEQUENCE_MEAN = "SequenceMean"
+    SEQUENCE_SUM = "SequenceSum"
+
+
+class AlgorithmSpec(ApiModel):
+    """Loss and advantages. An unset knob takes the preset's value."""
+
+    name: AlgorithmName = Field(AlgorithmName.GRPO, description="Preset that unset knobs take their value from.")
+    group_size: int = Field(8, ge=1, le=1024, description="Samples for each prompt.")
+    advantage_baseline: AdvantageBaseline | None = Field(None, description="Default: the preset's.")
+    advantage_scale: AdvantageScale | None = Field(None, description="Default: the preset's.")
+    clip_low: float | None = Field(
+        None, gt=0.0, lt=1.0, description="Lower clip of the probability ratio is 1 - clipLow. Default: the preset's."
+    )
+    clip_high: float | None = Field(
+        None, gt=0.0, le=10.0, description="Upper clip of the probability ratio is 1 + clipHigh. Default: the preset's."
+    )
+    aggregation: Aggregation | None = Field(None, description="Default: the preset's.")
+    kl_coefficient: float = Field(
+        0.0,
+        ge=0.0,
+        le=1000.0,
+        description="Weight of the KL term to the starting model (k3 estimator); 0 leaves it out.",
+    )
+    importance_cap: float = Field(
+        2.0,
+        ge=0.0,
+        le=1000.0,
+        description="Cap of the truncated importance weight, which is the trainer's probability of a token over the "
+        "engine's; 0 switches the correction off.",
+    )
+    drop_zero_variance: bool | None = Field(
+        None, description="Drop groups whose rewards are all equal (DAPO's dynamic sampling). Default: the preset's."
+    )
+    mask_truncated: bool | None = Field(
+        None,
+        description="Leave samples cut by maxTokens out of the loss (DAPO's overlong filter). Default: the preset's.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """The knobs a name stands for."""
+
+    advantage_baseline: AdvantageBaseline
+    advantage_scale: AdvantageScale
+    aggregation: Aggregation
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    drop_zero_variance: bool = False
+    mask_truncated: bool = False
+
+
+PRESETS = {
+    # DeepSeekMath, arXiv:2402.03300, section 4.1.
+    AlgorithmName.GRPO: Preset(AdvantageBaseline.GROUP_MEAN, AdvantageScale.GROUP_STD, Aggregation.SEQUENCE_MEAN),
+    # Understanding R1-Zero-like training, arXiv:2503.20783, section 3: no division by length or standard deviation.
+    AlgorithmName.DR_GRPO: Preset(AdvantageBaseline.GROUP_MEAN, AdvantageScale.NONE, Aggregation.SEQUENCE_SUM),
+    # Back to basics, arXiv:2402.14740, section 3: the whole response is one action.
+    AlgorithmName.RLOO: Preset(AdvantageBaseline.LEAVE_ONE_OUT, AdvantageScale.NONE, Aggregation.SEQUENCE_SUM),
+    # REINFORCE++, arXiv:2501.03262, section 3: normalized over the batch.
+    AlgorithmName.REINFORCE_PLUS_PLUS: Preset(
+        AdvantageBaseline.BATCH_MEAN, AdvantageScale.BATCH_STD, Aggregation.TOKEN_MEAN
+    ),
+    # DAPO, arXiv:2503.14476, section 3: clip higher, dynamic sampling, token-level loss, overlong filtering.
+    AlgorithmName.DAPO: Preset(
+        AdvantageBaseline.GROUP_MEAN,
+        AdvantageScale.GROUP_STD,
+        Aggregation.TOKEN_MEAN,
+        clip_high=0.28,
+        drop_zero_variance=True,
+        mask_truncated=True,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedAlgorithm:
+    """Every knob with its value. `importance_cap` is None when the correction is off."""
+
+    group_size: int
+    advantage_baseline: AdvantageBaseline
+    advantage_scale: AdvantageScale
+    aggregation: Aggregation
+    clip_low: float
+    clip_high: float
+    kl_coefficient: float
+    importance_cap: float | None
+    drop_zero_variance: bool
+    mask_truncated: bool
+
+
+def resolve(spec: AlgorithmSpec) -> ResolvedAlgorithm:
+    """The knobs of `spec` where they are given, else those of its preset."""
+    preset = PRESETS[spec.name]
+    return ResolvedAlgorithm(
+        group_size=spec.group_size,
+        advantage_baseline=spec.advantage_baseline or preset.advantage_baseline,
+        advantage_scale=spec.advantage_scale or preset.advantage_scale,
+        aggregation=spec.aggregation or preset.aggregation,
+        clip_low=preset.clip_low if spec.clip_low is None else spec.clip_low,
+        clip_high=preset.clip_high if spec.clip_high is None else spec.clip_high,
+        kl_coefficient=spec.kl_coefficient,
+        importance_cap=spec.importance_cap or None,
+        drop_zero_variance=preset.drop_zero_variance if spec.drop_zero_variance is None else spec.drop_zero_variance,
+        mask_truncated=preset.mask_truncated if spec.mask_truncated is None else spec.mask_truncated,
+    )

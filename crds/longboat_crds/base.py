@@ -1,0 +1,110 @@
+"""What every API model shares: camelCase keys, unknown keys refused, cross-field rules, and the common scalar types. Pure."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, Self, cast
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
+
+from longboat_crds.rules import Rule
+
+GROUP = "longboat.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+
+LIST_TYPE = "x-kubernetes-list-type"
+LIST_MAP_KEYS = "x-kubernetes-list-map-keys"
+PRESERVE_UNKNOWN = "x-kubernetes-preserve-unknown-fields"
+
+# A Kubernetes resource.Quantity, written as a string such as "500m", "4" or "2Gi".
+Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$", max_length=32)]
+
+# Names from which names of pods, Services and volumes are built: a DNS label that begins with a letter.
+JOB_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+# Every name derived from a job's has to be a DNS label of at most 63 characters; `-trainer-4095-a99` is the longest suffix.
+JOB_NAME_MAX_LENGTH = 63 - len("-trainer-4095-a99")
+
+# A DNS label, such as the name of a reward.
+ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=63)]
+
+# The name of an object that somebody else made (a claim, a ConfigMap, a runtime template): a DNS subdomain.
+ReferenceName = Annotated[
+    str,
+    Field(
+        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$",
+        min_length=1,
+        max_length=253,
+    ),
+]
+
+ColumnName = Annotated[str, Field(min_length=1, max_length=128)]
+Path = Annotated[str, Field(min_length=1, max_length=1024)]
+Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Seconds = Annotated[int, Field(ge=0, le=366 * 86_400)]
+
+# A date and time as RFC 3339 text, the form the API server keeps.
+Timestamp = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+
+# A value whose inner structure the API server keeps as it is.
+Opaque = Annotated[dict[str, Any], Field(json_schema_extra={PRESERVE_UNKNOWN: True})]
+
+
+def list_map(key: str) -> dict[str, Any]:
+    """Extra schema of a list whose items are told apart by `key`: no two items may have the same."""
+    return {LIST_TYPE: "map", LIST_MAP_KEYS: [key]}
+
+
+class ApiModel(BaseModel):
+    """Base of all API models. Values are immutable; JSON keys are camelCase; an unknown key is an error."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+
+    rules: ClassVar[tuple[Rule, ...]] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The value as it stands in a manifest: camelCase keys, unset optional fields left out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_means_unset(cls, value: Any) -> Any:
+        """As the API server has it: a null is a field not given."""
+        return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
+
+    @model_validator(mode="after")
+    def _obey_rules(self) -> Self:
+        """Raises the first rule that is broken, with the path of the field to change in the error's context."""
+        if type(self).rules:
+            scope = {"self": self.to_json()}
+            for rule in type(self).rules:
+                if not rule.holds.evaluate(scope):
+                    raise PydanticCustomError("rule", "{message}", {"message": rule.message, "field": rule.field})
+        return self
+
+    @model_validator(mode="after")
+    def _obey_list_types(self) -> Self:
+        """No two items of a list are the same, or have the same key, where the list's type in the schema says so."""
+        for name, info in type(self).model_fields.items():
+            extra = cast("Mapping[str, Any]", info.json_schema_extra or {})
+            if extra.get(LIST_TYPE) == "map":
+                keys = [getattr(item, extra[LIST_MAP_KEYS][0]) for item in getattr(self, name) or ()]
+            elif extra.get(LIST_TYPE) == "set":
+                keys = list(getattr(self, name) or ())
+            else:
+                continue
+            for position, key in enumerate(keys):
+                if key in keys[:position]:
+                    where = {"message": f"{key!r} is given twice", "field": f"{info.alias or name}[{position}]"}
+                    raise PydanticCustomError("twice", "{message}", where)
+        return self
+
+
+class Role(StrEnum):
+    """The four kinds of pod a job is made of."""
+
+    DRIVER = "driver"
+    ROLLOUT = "rollout"
+    REWARD = "reward"
+    TRAINER = "trainer"

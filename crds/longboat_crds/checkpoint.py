@@ -1,0 +1,74 @@
+"""`spec.checkpoint`: what survives pods, and where."""
+
+from enum import StrEnum
+from typing import ClassVar
+
+from pydantic import Field
+
+from longboat_crds.base import ApiModel, Quantity, ReferenceName, Seconds
+from longboat_crds.expressions import both, constant, either, equals, field, negation, present
+from longboat_crds.rules import Refusal, Rule
+
+
+class AccessMode(StrEnum):
+    """How the claim may be mounted. ReadWriteOnce pins driver and trainer pods to one node."""
+
+    READ_WRITE_MANY = "ReadWriteMany"
+    READ_WRITE_ONCE = "ReadWriteOnce"
+
+
+class ReclaimPolicy(StrEnum):
+    """What happens to the claim when the job is deleted."""
+
+    RETAIN = "Retain"
+    DELETE = "Delete"
+
+
+class VolumeSpec(ApiModel):
+    """The claim the operator makes for the job (`NAME-checkpoint`)."""
+
+    size: Quantity = Field("10Gi", description="Size of the claim.")
+    storage_class_name: str | None = Field(
+        None, max_length=253, description="Default: the cluster's default class; an empty text asks for no class."
+    )
+    access_mode: AccessMode = AccessMode.READ_WRITE_MANY
+
+
+class ResumeFrom(ApiModel):
+    """Checkpoints of another job's claim, taken as the start of this one."""
+
+    claim_name: ReferenceName = Field(description="The claim; it is mounted read-only.")
+    step: int | None = Field(None, ge=0, le=10_000_000, description="Default: the newest complete one.")
+
+
+class CheckpointSpec(ApiModel):
+    """Transactional checkpoints, made between rounds."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            negation(both(present("claimName"), equals(field("reclaimPolicy"), constant(ReclaimPolicy.DELETE.value)))),
+            "a claim given by claimName is never deleted: use Retain, or leave out claimName",
+            "reclaimPolicy",
+        ),
+        Rule(
+            either(
+                negation(present("resumeFrom")),
+                negation(present("claimName")),
+                negation(equals(field("resumeFrom.claimName"), field("claimName"))),
+            ),
+            "a job goes on from its own claim by itself: leave out resumeFrom, or name another claim",
+            "resumeFrom",
+            Refusal.FORBIDDEN,
+        ),
+    )
+
+    every_steps: int = Field(10, ge=1, le=10_000_000, description="Steps from one checkpoint to the next.")
+    keep: int = Field(2, ge=1, le=1000, description="Newest checkpoints that are kept.")
+    grace_seconds: Seconds = Field(120, description="How long a suspend waits for a last checkpoint.")
+    reclaim_policy: ReclaimPolicy = ReclaimPolicy.RETAIN
+    volume: VolumeSpec = Field(default_factory=VolumeSpec)
+    claim_name: ReferenceName | None = Field(
+        None, description="An existing claim to use instead of `volume`; the operator never deletes it."
+    )
+    resume_from: ResumeFrom | None = None
+    export: bool = Field(True, description="Write a Hugging Face directory (`export/`) when the job ends.")

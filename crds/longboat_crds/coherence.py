@@ -1,0 +1,103 @@
+"""Rules between sections of `spec`. Pure."""
+
+from longboat_crds.algorithm import PRESETS, AdvantageBaseline, AdvantageScale
+from longboat_crds.expressions import (
+    at_most,
+    both,
+    choose,
+    constant,
+    either,
+    empty,
+    equals,
+    every,
+    field,
+    if_present,
+    less_than,
+    negation,
+    one_of,
+    present,
+    product,
+)
+from longboat_crds.rewards import RewardStyle
+from longboat_crds.rules import Rule
+
+MAX_SAMPLES_PER_ROUND = 65_536
+
+_BATCH_BASELINES = [
+    p.value for p, preset in PRESETS.items() if preset.advantage_baseline is AdvantageBaseline.BATCH_MEAN
+]
+_GROUP_SCALES = [p.value for p, preset in PRESETS.items() if preset.advantage_scale is AdvantageScale.GROUP_STD]
+_DROPPING = [p.value for p, preset in PRESETS.items() if preset.drop_zero_variance]
+
+_NAME = field("algorithm.name")
+_SAMPLES = product(field("rounds.promptsPerRound"), field("algorithm.groupSize"))
+_MAX_TOKENS = field("rollout.sampling.maxTokens")
+
+_BASELINE_WITHOUT_GROUP = choose(
+    present("algorithm.advantageBaseline"),
+    equals(field("algorithm.advantageBaseline"), constant(AdvantageBaseline.BATCH_MEAN.value)),
+    one_of(_NAME, _BATCH_BASELINES),
+)
+_SCALE_BY_GROUP = choose(
+    present("algorithm.advantageScale"),
+    equals(field("algorithm.advantageScale"), constant(AdvantageScale.GROUP_STD.value)),
+    one_of(_NAME, _GROUP_SCALES),
+)
+_DROPS_EQUAL_GROUPS = choose(
+    present("algorithm.dropZeroVariance"),
+    field("algorithm.dropZeroVariance"),
+    one_of(_NAME, _DROPPING),
+)
+_NO_SCORER = every("rewards", "r", negation(equals(field("style", of="r"), constant(RewardStyle.REASONING_GYM.value))))
+
+COHERENCE = (
+    Rule(
+        either(
+            at_most(constant(2), field("algorithm.groupSize")),
+            both(_BASELINE_WITHOUT_GROUP, negation(_SCALE_BY_GROUP), negation(_DROPS_EQUAL_GROUPS)),
+        ),
+        "a group of one has no mean, deviation or variance of its own: set groupSize to 2 or more, or use "
+        "ReinforcePlusPlus (advantageBaseline BatchMean, advantageScale None or BatchStd, dropZeroVariance false)",
+        "algorithm.groupSize",
+    ),
+    Rule(
+        at_most(_SAMPLES, constant(MAX_SAMPLES_PER_ROUND)),
+        f"a round has promptsPerRound x algorithm.groupSize samples, at most {MAX_SAMPLES_PER_ROUND}: lower one of them",
+        "rounds.promptsPerRound",
+    ),
+    Rule(
+        at_most(field("trainer.minibatches"), _SAMPLES),
+        "every minibatch needs a sample: lower minibatches to at most rounds.promptsPerRound x algorithm.groupSize",
+        "trainer.minibatches",
+    ),
+    Rule(
+        if_present("model.maxLength", lambda longest: less_than(_MAX_TOKENS, longest)),
+        "leaves no room for a prompt within model.maxLength: lower maxTokens, or raise model.maxLength",
+        "rollout.sampling.maxTokens",
+    ),
+    Rule(
+        less_than(_MAX_TOKENS, field("trainer.maxTokensPerBin")),
+        "can't hold a prompt and a response of rollout.sampling.maxTokens: raise maxTokensPerBin",
+        "trainer.maxTokensPerBin",
+    ),
+    Rule(
+        if_present("model.maxLength", lambda longest: at_most(longest, field("trainer.maxTokensPerBin"))),
+        "can't hold a sample of model.maxLength: raise maxTokensPerBin to at least model.maxLength",
+        "trainer.maxTokensPerBin",
+    ),
+    Rule(
+        either(_NO_SCORER, present("dataset.reasoningGym")),
+        "style ReasoningGym scores rows of dataset.reasoningGym: give that source, or another style",
+        "rewards",
+    ),
+    Rule(
+        either(_NO_SCORER, negation(present("dataset.evaluation")), present("dataset.evaluation.reasoningGym")),
+        "style ReasoningGym scores rows of a reasoning-gym task: evaluate on dataset.evaluation.reasoningGym",
+        "dataset.evaluation",
+    ),
+    Rule(
+        either(present("dataset.columns.domain"), every("rewards", "r", empty(field("domains", of="r")))),
+        "a reward for some domains needs to know a row's domain: set dataset.columns.domain",
+        "rewards",
+    ),
+)

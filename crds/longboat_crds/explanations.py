@@ -1,0 +1,318 @@
+"""What each condition type and each reason means, and the cure. Pure. Source of docs/conditions.md."""
+
+from dataclasses import dataclass
+
+from longboat_crds.reasons import ConditionType, Reason, ReasonGroup
+
+CONDITION_MEANINGS = {
+    ConditionType.RUNTIME_RESOLVED: "The runtime template was found and the API server accepts its pods.",
+    ConditionType.SCHEDULED: "Every pod that the job asks for exists and has a node.",
+    ConditionType.ROLES_READY: "Every pod that the job asks for runs and has joined.",
+    ConditionType.RUNNING: "The driver runs rounds.",
+    ConditionType.SUSPENDED: "The job holds no pods because spec.suspend is true.",
+    ConditionType.DEGRADED: "The job goes on with less than was asked for, or slower than it should.",
+    ConditionType.SUCCEEDED: "All steps are done and the model is exported. Final.",
+    ConditionType.FAILED: "The job was given up. Final.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One line each. `conditions` are the types a reason stands in; `cure` is empty where nothing has to be done."""
+
+    group: ReasonGroup
+    conditions: tuple[ConditionType, ...]
+    meaning: str
+    cure: str = ""
+
+
+def _progress(meaning: str, *conditions: ConditionType, cure: str = "") -> Explanation:
+    return Explanation(ReasonGroup.PROGRESS, conditions, meaning, cure)
+
+
+def _configuration(meaning: str, cure: str, *conditions: ConditionType) -> Explanation:
+    return Explanation(ReasonGroup.CONFIGURATION, conditions or (ConditionType.FAILED,), meaning, cure)
+
+
+def _platform(meaning: str, cure: str, *conditions: ConditionType) -> Explanation:
+    return Explanation(ReasonGroup.PLATFORM, conditions, meaning, cure)
+
+
+def _run(meaning: str, cure: str, *conditions: ConditionType) -> Explanation:
+    return Explanation(ReasonGroup.RUN, conditions, meaning, cure)
+
+
+_RESOLVED = ConditionType.RUNTIME_RESOLVED
+_SCHEDULED = ConditionType.SCHEDULED
+_READY = ConditionType.ROLES_READY
+_RUNNING = ConditionType.RUNNING
+_SUSPENDED = ConditionType.SUSPENDED
+_DEGRADED = ConditionType.DEGRADED
+_FAILED = ConditionType.FAILED
+
+EXPLANATIONS: dict[Reason, Explanation] = {
+    Reason.RUNTIME_RESOLVED: _progress("The template is kept for the job in a ControllerRevision.", _RESOLVED),
+    Reason.PODS_SCHEDULED: _progress("All pods have a node.", _SCHEDULED),
+    Reason.PODS_STARTING: _progress(
+        "Pods are made and are not all ready yet; the message counts them.", _SCHEDULED, _READY, _RUNNING
+    ),
+    Reason.ALL_ROLES_READY: _progress("All pods are ready.", _READY),
+    Reason.DRIVER_STARTING: _progress("Roles are ready and the driver loads the model or a checkpoint.", _RUNNING),
+    Reason.TRAINING: _progress("Rounds are run.", _RUNNING),
+    Reason.RESTARTING: _progress(
+        "A failed role is being replaced; training goes on from what was kept.", _SCHEDULED, _RUNNING, _READY
+    ),
+    Reason.SUSPEND_REQUESTED: _progress(
+        "spec.suspend was set: the driver keeps a checkpoint, then all pods are deleted.",
+        _SUSPENDED,
+        _SCHEDULED,
+        _RUNNING,
+        _READY,
+    ),
+    Reason.CHECKPOINT_KEPT: _progress(
+        "Suspended; the message names the step that was kept.", _SUSPENDED, cure="Set spec.suspend to false to go on."
+    ),
+    Reason.NO_CHECKPOINT_IN_TIME: _progress(
+        "Suspended, but no checkpoint was made within checkpoint.graceSeconds; steps since the one named are repeated.",
+        _SUSPENDED,
+        cure="Raise checkpoint.graceSeconds, or lower checkpoint.everySteps.",
+    ),
+    Reason.NOT_SUSPENDED: _progress("spec.suspend is false.", _SUSPENDED),
+    Reason.AS_ASKED: _progress("Nothing is missing.", _DEGRADED),
+    Reason.JOB_SUCCEEDED: _progress("All steps are done.", ConditionType.SUCCEEDED),
+    Reason.JOB_FINISHED: _progress("The job has ended, so its pods are gone.", _SCHEDULED, _RUNNING, _READY),
+    Reason.RUNTIME_NOT_FOUND: _configuration(
+        "No runtime template has the kind and name of spec.runtimeRef.",
+        "Create the template, or correct spec.runtimeRef; the job starts as soon as it exists.",
+        _RESOLVED,
+        _SCHEDULED,
+        _READY,
+    ),
+    Reason.CLUSTER_RUNTIME_NOT_SERVED: _configuration(
+        "This operator is installed for single namespaces and may not read ClusterRLRuntimes.",
+        "Use an RLRuntime in the job's namespace (spec.runtimeRef.kind: RLRuntime).",
+        _RESOLVED,
+        _SCHEDULED,
+        _READY,
+    ),
+    Reason.POD_TEMPLATE_INVALID: _configuration(
+        "The API server refused a pod made from the runtime template; the message names role and field.",
+        "Correct the template; the job starts as soon as it is accepted.",
+        _RESOLVED,
+        _SCHEDULED,
+        _READY,
+    ),
+    Reason.NAME_TAKEN: _configuration(
+        "An object with a name the job needs exists and belongs to something else; the message names it.",
+        "Delete or rename that object, or give the job another name.",
+        _SCHEDULED,
+        _READY,
+        _FAILED,
+    ),
+    Reason.SPEC_INVALID: _configuration(
+        "The driver or the operator can't use a value of the spec that the API server could not judge.",
+        "Correct the field that the message names, in a new job.",
+        _RESOLVED,
+        _FAILED,
+    ),
+    Reason.MODEL_NOT_FOUND: _configuration(
+        "spec.model.path is no model directory in the pods.",
+        "Check the path and that the runtime template mounts it in driver, rollout and trainer pods.",
+    ),
+    Reason.MODEL_INVALID: _configuration(
+        "The model's config, weights or tokenizer can't be loaded, or its architecture is not supported.",
+        "Give a Hugging Face causal language model with config.json, safetensors and tokenizer.",
+    ),
+    Reason.PARALLELISM_INVALID: _configuration(
+        "The model can't be split over rollout.tensorParallel devices or trainer.replicas ranks.",
+        "Choose a tensorParallel that divides the attention heads; check the devices of the runtime template's pods.",
+    ),
+    Reason.MAX_LENGTH_EXCEEDED: _configuration(
+        "Prompt plus response don't fit the model's longest sequence.",
+        "Lower rollout.sampling.maxTokens or model.maxLength, or use a model with a longer context.",
+    ),
+    Reason.KV_CACHE_TOO_SMALL: _configuration(
+        "An engine's KV cache can't hold one sequence of the longest length.",
+        "Raise rollout.kvCache, or lower model.maxLength.",
+    ),
+    Reason.DATASET_NOT_FOUND: _configuration(
+        "A file of the dataset doesn't exist in the driver pod, or no reasoning-gym task has that name.",
+        "Check dataset.files.paths and the runtime template's mounts, or dataset.reasoningGym.task.",
+    ),
+    Reason.DATASET_INVALID: _configuration(
+        "A row of the dataset can't be read; the message names file and row.",
+        "Correct the file or dataset.files.format.",
+    ),
+    Reason.DATASET_EMPTY: _configuration("The dataset has no usable row.", "Check the files of dataset.files.paths."),
+    Reason.DATASET_COLUMN_MISSING: _configuration(
+        "A row lacks a column that dataset.columns names.", "Correct dataset.columns or the file."
+    ),
+    Reason.PROMPT_TEMPLATE_INVALID: _configuration(
+        "dataset.promptTemplate doesn't parse, or names a column that a row lacks.", "Correct dataset.promptTemplate."
+    ),
+    Reason.PROMPT_TOO_LONG: _configuration(
+        "A prompt leaves no room for rollout.sampling.maxTokens within model.maxLength.",
+        "Raise model.maxLength, lower rollout.sampling.maxTokens, or remove the row.",
+    ),
+    Reason.REWARD_FUNCTION_NOT_FOUND: _configuration(
+        "The module, file, ConfigMap key or function of a reward doesn't exist in the graders' container.",
+        "Correct rewards[].function or rewards[].configMap, or bring the module into the image.",
+    ),
+    Reason.REWARD_FUNCTION_INVALID: _configuration(
+        "A reward function fails at import, or doesn't have the signature of its style.",
+        "Correct the function, or rewards[].style.",
+    ),
+    Reason.RESUME_CHECKPOINT_NOT_FOUND: _configuration(
+        "checkpoint.resumeFrom names a claim without a complete checkpoint of that step.",
+        "Correct checkpoint.resumeFrom.claimName or step.",
+    ),
+    Reason.CHECKPOINT_MISMATCH: _configuration(
+        "The checkpoint was made by a job with another model, dataset or algorithm.",
+        "Resume from a checkpoint of the same model, or start without checkpoint.resumeFrom.",
+    ),
+    Reason.POD_REFUSED: _platform(
+        "The API server or an admission policy refused to create a pod or another object of the job.",
+        "The message has the answer; ask who owns that policy. It is tried again.",
+        _SCHEDULED,
+        _READY,
+    ),
+    Reason.QUOTA_EXCEEDED: _platform(
+        "A ResourceQuota of the namespace has no room for a pod of the job.",
+        "Free quota, or ask for fewer pods. It is tried again.",
+        _SCHEDULED,
+        _READY,
+    ),
+    Reason.POD_UNSCHEDULABLE: _platform(
+        "No node has room for a pod; the message is the scheduler's.",
+        "Free or add nodes, or lower the requests of the runtime template.",
+        _SCHEDULED,
+        _READY,
+    ),
+    Reason.IMAGE_PULL_FAILED: _platform(
+        "A node can't pull an image.", "Check the image of the runtime template and its pull secret.", _READY
+    ),
+    Reason.VOLUME_NOT_READY: _platform(
+        "A claim that the pods mount is not bound or can't be mounted.",
+        "Check checkpoint.volume (storageClassName, accessMode) and the claims of the runtime template.",
+        _SCHEDULED,
+        _READY,
+    ),
+    Reason.CHECKPOINT_VOLUME_FULL: _platform(
+        "No space is left on the checkpoint volume; the newest complete checkpoint is untouched.",
+        "Enlarge the claim, or lower checkpoint.keep.",
+        _DEGRADED,
+        _FAILED,
+    ),
+    Reason.CHECKPOINT_VOLUME_NOT_WRITABLE: _platform(
+        "The checkpoint volume can't be written by the pods' user.",
+        "Give the directory to group 10001, or use a volume that honours fsGroup.",
+        _FAILED,
+    ),
+    Reason.CONTAINER_NOT_STARTED: _platform(
+        "A node can't make a container; the message is the kubelet's.",
+        "Check what the runtime template mounts and the ConfigMaps that rewards name.",
+        _READY,
+    ),
+    Reason.START_DEADLINE_EXCEEDED: _platform(
+        "The roles were not ready within failurePolicy.startDeadlineSeconds; the message says what was missing.",
+        "Cure what the message names, or raise failurePolicy.startDeadlineSeconds, in a new job.",
+        _FAILED,
+    ),
+    Reason.POD_LOST: _platform(
+        "A pod was deleted, evicted or preempted; it is replaced.", "", _READY, _RUNNING, _DEGRADED, _FAILED
+    ),
+    Reason.NODE_LOST: _platform(
+        "The node of a pod is gone or doesn't answer; its pods are replaced elsewhere.",
+        "",
+        _READY,
+        _RUNNING,
+        _DEGRADED,
+        _FAILED,
+    ),
+    Reason.OUT_OF_MEMORY: _run(
+        "A container went over its memory limit and was killed.",
+        "Raise the memory limit in the runtime template, or lower what the role holds (rollout.kvCache, "
+        "trainer.maxTokensPerBin).",
+        _READY,
+        _DEGRADED,
+        _FAILED,
+    ),
+    Reason.CONTAINER_EXITED: _run(
+        "A container ended with an error; the message has its exit code and last lines.",
+        "Read the message and the pod's log.",
+        _READY,
+        _DEGRADED,
+        _FAILED,
+    ),
+    Reason.RESTART_LIMIT_EXCEEDED: _run(
+        "A role was restarted more often than failurePolicy allows; the message has the last cause.",
+        "Cure the last cause, in a new job that resumes from the claim (checkpoint.resumeFrom).",
+        _FAILED,
+    ),
+    Reason.DRIVER_FAILED: _run(
+        "The driver ended with an error that has no reason of its own.",
+        "Read the message and the driver's log.",
+        _FAILED,
+    ),
+    Reason.HEAD_LOST: _run(
+        "The Ray head ended; the pods join its successor and the driver starts again from the newest checkpoint.",
+        "If it repeats, raise the memory limit of container ray-head.",
+        _RUNNING,
+        _DEGRADED,
+    ),
+    Reason.TRAINER_LOST: _run(
+        "A trainer rank ended; the step is computed again, from the newest checkpoint if state was lost.",
+        "If it repeats, read the trainer pods' logs.",
+        _RUNNING,
+        _DEGRADED,
+    ),
+    Reason.NO_ENGINES: _run(
+        "No engine serves, so rounds stand still.", "Look at the rollout pods, or raise rollout.replicas.", _DEGRADED
+    ),
+    Reason.NO_GRADERS: _run("No grader answers, so rounds stand still.", "Look at the reward pods.", _DEGRADED),
+    Reason.ROLES_INCOMPLETE: _run(
+        "Fewer rollout or reward pods are ready than were asked for; rounds go on without them.",
+        "Look at the pods that the message names.",
+        _DEGRADED,
+    ),
+    Reason.STAGE_STUCK: _run(
+        "A stage takes longer than rounds.stageDeadlineSeconds; its stacks are in the driver's log.",
+        "Read the stacks; raise rounds.stageDeadlineSeconds if the stage is just long.",
+        _DEGRADED,
+    ),
+    Reason.ENGINE_REFUSED: _run(
+        "An engine's weights or log-probs differ from the trainer's after a publication, so it doesn't serve.",
+        "If it repeats, report it: weights and engine must agree.",
+        _DEGRADED,
+        _FAILED,
+    ),
+    Reason.GRADER_ERRORS: _run(
+        "A reward function keeps failing on some samples; their groups are dropped and counted.",
+        "Correct the reward function; the message has its last error.",
+        _DEGRADED,
+        _FAILED,
+    ),
+    Reason.LOSS_NOT_FINITE: _run(
+        "Loss or gradient norm became NaN or infinite; the step was not committed.",
+        "Lower trainer.optimizer.learningRate, or use model.dtype BFloat16 or Float32.",
+        _DEGRADED,
+        _FAILED,
+    ),
+    Reason.CHECKPOINT_CORRUPT: _run(
+        "A checkpoint's files don't match its manifest; an older one is used if there is one.",
+        "Check the storage behind the claim.",
+        _DEGRADED,
+        _FAILED,
+    ),
+    Reason.EXPORT_FAILED: _run(
+        "The model could not be exported after the last step; its checkpoint is complete.",
+        "Cure what the message names; export from the checkpoint.",
+        _FAILED,
+    ),
+}
+
+
+def explain(reason: str) -> Explanation | None:
+    """What is known of a reason; None for one that this version doesn't know."""
+    known = Reason.__members__.values()
+    return EXPLANATIONS[Reason(reason)] if reason in known else None

@@ -1,0 +1,147 @@
+"""Expressions over an API object that are CEL for the API server and Python for everybody else, from one declaration. Pure.
+
+Python evaluates on the JSON form with defaults filled in and unset fields left out, which is what the API server sees.
+As in CEL, reading a field that is not there is an error: guard it with `present` or `if_present`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Scope = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """CEL text that can stand as an operand, and its meaning on a scope of variables (`self` is the object)."""
+
+    cel: str
+    evaluate: Callable[[Scope], Any]
+
+
+def field(path: str, of: str = "self") -> Expression:
+    """The value at a dotted path."""
+    keys = path.split(".")
+
+    def read(scope: Scope) -> Any:
+        value = scope[of]
+        for key in keys:
+            value = value[key]
+        return value
+
+    return Expression(f"{of}.{path}", read)
+
+
+def present(path: str, of: str = "self") -> Expression:
+    """Whether there is a value at the path; false too where an object on the way to it is not there."""
+    keys = path.split(".")
+    steps = [".".join([of, *keys[: n + 1]]) for n in range(len(keys))]
+
+    def read(scope: Scope) -> bool:
+        value = scope[of]
+        for key in keys:
+            if key not in value:
+                return False
+            value = value[key]
+        return True
+
+    return Expression("(" + " && ".join(f"has({step})" for step in steps) + ")", read)
+
+
+def constant(value: Any) -> Expression:
+    """A string, number, boolean, or a list of them."""
+    return Expression(_literal(value), lambda _: value)
+
+
+def equals(left: Expression, right: Expression) -> Expression:
+    """The two values are the same."""
+    return _binary("==", left, right, lambda a, b: a == b)
+
+
+def at_most(left: Expression, right: Expression) -> Expression:
+    """left <= right."""
+    return _binary("<=", left, right, lambda a, b: a <= b)
+
+
+def less_than(left: Expression, right: Expression) -> Expression:
+    """left < right."""
+    return _binary("<", left, right, lambda a, b: a < b)
+
+
+def one_of(left: Expression, values: Sequence[str]) -> Expression:
+    """The value is one of these."""
+    return _binary("in", left, constant(list(values)), lambda a, b: a in b)
+
+
+def product(left: Expression, right: Expression) -> Expression:
+    """left x right."""
+    return _binary("*", left, right, lambda a, b: a * b)
+
+
+def empty(items: Expression) -> Expression:
+    """The list has no item."""
+    return Expression(f"(size({items.cel}) == 0)", lambda s: len(items.evaluate(s)) == 0)
+
+
+def negation(operand: Expression) -> Expression:
+    """Not."""
+    return Expression(f"!{operand.cel}", lambda s: not operand.evaluate(s))
+
+
+def both(*operands: Expression) -> Expression:
+    """All of them hold; a later one is read only if those before it hold."""
+    cel = " && ".join(o.cel for o in operands)
+    return Expression(f"({cel})", lambda s: all(o.evaluate(s) for o in operands))
+
+
+def either(*operands: Expression) -> Expression:
+    """One of them holds; a later one is read only if those before it do not."""
+    cel = " || ".join(o.cel for o in operands)
+    return Expression(f"({cel})", lambda s: any(o.evaluate(s) for o in operands))
+
+
+def implies(condition: Expression, conclusion: Expression) -> Expression:
+    """The conclusion holds, which is read only where the condition holds."""
+    return either(negation(condition), conclusion)
+
+
+def choose(condition: Expression, yes: Expression, no: Expression) -> Expression:
+    """The value of `yes` where the condition holds, else that of `no`."""
+    return Expression(
+        f"({condition.cel} ? {yes.cel} : {no.cel})",
+        lambda s: (yes if condition.evaluate(s) else no).evaluate(s),
+    )
+
+
+def if_present(path: str, conclusion: Callable[[Expression], Expression]) -> Expression:
+    """What must hold of the value at the path, where there is one."""
+    return implies(present(path), conclusion(field(path)))
+
+
+def exactly_one(*names: str) -> Expression:
+    """Exactly one of the object's optional fields is given."""
+    given = " + ".join(f"(has(self.{name}) ? 1 : 0)" for name in names)
+    return Expression(f"({given} == 1)", lambda s: sum(name in s["self"] for name in names) == 1)
+
+
+def every(path: str, variable: str, body: Expression) -> Expression:
+    """`body`, which reads the item as `variable`, holds of every item of the list at the path."""
+    items = field(path)
+    return Expression(
+        f"{items.cel}.all({variable}, {body.cel})",
+        lambda s: all(body.evaluate({**s, variable: item}) for item in items.evaluate(s)),
+    )
+
+
+def _binary(operator: str, left: Expression, right: Expression, meaning: Callable[[Any, Any], Any]) -> Expression:
+    return Expression(f"({left.cel} {operator} {right.cel})", lambda s: meaning(left.evaluate(s), right.evaluate(s)))
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(_literal(item) for item in value) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return str(value)

@@ -1,0 +1,33 @@
+"""`spec.failurePolicy`: how often what may be restarted."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from longboat_crds.base import ApiModel, Seconds
+from longboat_crds.expressions import at_most, field
+from longboat_crds.rules import Rule
+
+Restarts = Annotated[int, Field(ge=0, le=1000)]
+
+
+class FailurePolicySpec(ApiModel):
+    """Limits count container restarts and pod replacements of a role together; they are forgiven as steps commit."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            at_most(field("backoffSeconds"), field("maxBackoffSeconds")),
+            "backoffSeconds is where the wait begins and maxBackoffSeconds where it stops growing: raise maxBackoffSeconds",
+            "maxBackoffSeconds",
+        ),
+    )
+
+    max_driver_restarts: Restarts = Field(5, description="More restarts of the driver fail the job.")
+    max_rollout_restarts: Restarts = Field(10, description="More restarts of rollout pods fail the job.")
+    max_reward_restarts: Restarts = Field(10, description="More restarts of reward pods fail the job.")
+    max_trainer_restarts: Restarts = Field(5, description="More restarts of trainer pods fail the job.")
+    backoff_seconds: Seconds = Field(
+        10, description="Wait before the first replacement of a pod; it doubles each time."
+    )
+    max_backoff_seconds: Seconds = Field(300, description="Longest wait before a replacement.")
+    start_deadline_seconds: Seconds = Field(1800, ge=1, description="Roles not ready by then fail the job.")

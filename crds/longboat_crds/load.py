@@ -1,0 +1,97 @@
+"""A manifest's text to a model, with errors for people. Pure."""
+
+from difflib import get_close_matches
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails, to_json
+
+from longboat_crds.base import API_VERSION
+from longboat_crds.objects import KINDS, ClusterRLRuntime, RLJob, RLRuntime
+from longboat_crds.schema import Schema, json_schema
+from longboat_crds.yaml_text import parse
+
+_WORDS = {
+    "missing": "is required: give it",
+    "string_type": "must be a text; put it in quotes",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "model_type": "must be an object of fields",
+    "dict_type": "must be an object of fields",
+}
+
+
+class ApiError(ValueError):
+    """A manifest that is no valid object. `problems` has one line each: field path, what is wrong, and the cure."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+def load_job(text: str) -> RLJob:
+    """The RLJob in a YAML (or JSON) text, with defaults filled in. Raises ApiError naming every field that is wrong."""
+    job = load(text)
+    if not isinstance(job, RLJob):
+        raise ApiError([f"kind: is {job.kind}; an RLJob is needed"])
+    return job
+
+
+def load(text: str) -> RLJob | RLRuntime | ClusterRLRuntime:
+    """The object of any of the three kinds. Raises ApiError."""
+    try:
+        documents = [document for document in parse(text) if document is not None]
+    except yaml.YAMLError as error:
+        raise ApiError([f"not valid YAML: {error}"]) from error
+    if len(documents) != 1 or not isinstance(documents[0], dict):
+        raise ApiError(["the file must hold one object with apiVersion, kind, metadata and spec"])
+    value = documents[0]
+    if value.get("apiVersion") != API_VERSION:
+        raise ApiError([f"apiVersion: must be {API_VERSION}, not {value.get('apiVersion')}"])
+    model = KINDS.get(str(value.get("kind")))
+    if model is None:
+        raise ApiError([f"kind: must be one of {', '.join(KINDS)}, not {value.get('kind')}"])
+    try:
+        return model.model_validate_json(to_json(value), strict=True)
+    except ValidationError as error:
+        schema = json_schema(model)
+        raise ApiError([_problem(detail, schema) for detail in error.errors(include_url=False)]) from error
+
+
+def _problem(detail: ErrorDetails, schema: Schema) -> str:
+    """One line: the field's path as the API server writes it, what is wrong, and the cure."""
+    path = _path(detail["loc"])
+    context = detail.get("ctx", {})
+    if "field" in context:
+        return f"{path}.{context['field']}: {context['message']}"
+    kind = detail["type"]
+    if kind == "extra_forbidden":
+        known = list(_at(schema, detail["loc"][:-1]).get("properties", {}))
+        close = get_close_matches(str(detail["loc"][-1]), known, n=1)
+        cure = f"did you mean {close[0]}?" if close else f"known fields are {', '.join(known)}"
+        return f"{path}: no such field; {cure}"
+    if kind in ("enum", "literal_error"):
+        return f"{path}: must be {context['expected']}, not {detail['input']!r}"
+    words = _WORDS.get(kind) or detail["msg"].replace("Input should", "must").replace("String should", "must")
+    given = "" if kind == "missing" else f" (it is {_short(detail['input'])})"
+    return f"{path}: {words}{given}"
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return text.removeprefix(".")
+
+
+def _at(schema: Schema, location: tuple[int | str, ...]) -> Schema:
+    for part in location:
+        schema = schema.get("items", {}) if isinstance(part, int) else schema.get("properties", {}).get(part, {})
+    return schema
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,88 @@
+"""`spec.rewards`: what a response is worth."""
+
+from enum import StrEnum
+from typing import ClassVar
+
+from pydantic import Field
+
+from longboat_crds.base import LIST_TYPE, ApiModel, ColumnName, ObjectName, Opaque, ReferenceName
+from longboat_crds.expressions import both, choose, constant, equals, exactly_one, field, negation, present
+from longboat_crds.rules import Refusal, Rule
+
+
+class RewardStyle(StrEnum):
+    """The signature of the function.
+
+    Longboat: `reward(sample) -> float | RewardResult`; Verl: `compute_score(data_source, solution_str, ground_truth,
+    extra_info)`; TRL: `reward(prompts, completions, **columns)`; ReasoningGym: the task's own scorer, no function given.
+    """
+
+    LONGBOAT = "Longboat"
+    VERL = "Verl"
+    TRL = "TRL"
+    REASONING_GYM = "ReasoningGym"
+
+
+class ConfigMapFunction(ApiModel):
+    """A function in a Python file kept in a ConfigMap of the job's namespace."""
+
+    name: ReferenceName = Field(description="Name of the ConfigMap.")
+    key: str = Field(
+        min_length=1,
+        max_length=253,
+        pattern=r"^[-._a-zA-Z0-9]+$",
+        description="Key of the file in the ConfigMap, such as `reward.py`.",
+    )
+    function: str = Field(
+        min_length=1, max_length=128, pattern=r"^[A-Za-z_]\w*$", description="Name of the function in that file."
+    )
+
+
+_SCORER = equals(field("style"), constant(RewardStyle.REASONING_GYM.value))
+
+
+class RewardSpec(ApiModel):
+    """One reward function. A sample's reward is the weighted sum over all of them."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            choose(_SCORER, both(negation(present("function")), negation(present("configMap"))), constant(True)),
+            "style ReasoningGym uses the task's own scorer: leave out function and configMap",
+            "function",
+            Refusal.FORBIDDEN,
+        ),
+        Rule(
+            choose(_SCORER, constant(True), exactly_one("function", "configMap")),
+            "give exactly one of function and configMap",
+            "function",
+            Refusal.REQUIRED,
+        ),
+    )
+
+    name: ObjectName = Field(description="Name of the reward in metrics; no two rewards have the same.")
+    style: RewardStyle = RewardStyle.LONGBOAT
+    function: str | None = Field(
+        None,
+        max_length=512,
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$|^/[^:]+\.py:[A-Za-z_]\w*$",
+        description="`module:function`, or `/path/file.py:function`.",
+    )
+    config_map: ConfigMapFunction | None = None
+    parameters: Opaque = Field(default_factory=dict, description="Keyword arguments handed to the function.")
+    weight: float = Field(1.0, ge=-1e6, le=1e6, description="Factor of this reward in the sum.")
+    timeout_seconds: float = Field(
+        30.0, gt=0.0, le=3600.0, description="A grade that takes longer is killed and counted as a timeout."
+    )
+    domains: list[ColumnName] = Field(
+        default_factory=list,
+        max_length=64,
+        description="Only rows of these domains (column dataset.columns.domain); empty means all.",
+        json_schema_extra={LIST_TYPE: "set"},
+    )
+
+
+class RewardPoolSpec(ApiModel):
+    """Reward pods and the graders in them."""
+
+    replicas: int = Field(1, ge=1, le=1024, description="Reward pods.")
+    graders_per_pod: int = Field(1, ge=1, le=256, description="Grades that run at once in one pod.")

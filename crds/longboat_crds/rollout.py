@@ -1,0 +1,53 @@
+"""`spec.rollout`: engines and sampling."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from longboat_crds.base import LIST_TYPE, ApiModel, Quantity
+from longboat_crds.expressions import at_most, constant, field, product
+from longboat_crds.rules import Rule
+
+MAX_DEVICES_PER_POD = 64
+
+
+class SamplingSpec(ApiModel):
+    """How tokens are drawn. The defaults sample the model as it is, which the loss assumes."""
+
+    max_tokens: int = Field(ge=1, le=16_777_216, description="Longest response, in tokens.")
+    temperature: float = Field(1.0, gt=0.0, le=2.0, description="1 draws from the model's own distribution.")
+    top_p: float = Field(1.0, gt=0.0, le=1.0, description="Draw from the likeliest tokens that have this probability.")
+    stop: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(
+        default_factory=list,
+        max_length=16,
+        description="A response ends before any of these texts.",
+        json_schema_extra={LIST_TYPE: "atomic"},
+    )
+
+
+class RolloutSpec(ApiModel):
+    """Rollout pods and the vLLM engines in them. A pod needs enginesPerPod x tensorParallel devices."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            at_most(product(field("enginesPerPod"), field("tensorParallel")), constant(MAX_DEVICES_PER_POD)),
+            f"enginesPerPod x tensorParallel is the number of devices of one pod, at most {MAX_DEVICES_PER_POD}: "
+            "lower one of them",
+            "tensorParallel",
+        ),
+    )
+
+    replicas: int = Field(1, ge=0, le=4096, description="Rollout pods; `kubectl scale` sets it.")
+    engines_per_pod: int = Field(1, ge=1, le=64, description="Engines of one pod.")
+    tensor_parallel: int = Field(1, ge=1, le=64, description="Devices (on CPU: worker processes) of one engine.")
+    sampling: SamplingSpec
+    kv_cache: Quantity | None = Field(None, description="KV cache of one engine, such as `64Mi`. Default: vLLM's own.")
+    max_sequences: int = Field(256, ge=1, le=16_384, description="Sequences an engine decodes at once.")
+    enforce_eager: bool = Field(
+        False, description="Skip compilation and graph capture: starts sooner, decodes slower on GPUs."
+    )
+
+    @property
+    def devices_per_pod(self) -> int:
+        """Accelerators that the rollout container of the runtime template has to ask for (on CPU: worker processes)."""
+        return self.engines_per_pod * self.tensor_parallel

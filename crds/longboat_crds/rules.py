@@ -1,0 +1,46 @@
+"""Rules that a schema can't say: declared once beside the model, enforced by pydantic and, as CEL, by the API server. Pure."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from longboat_crds.expressions import Expression
+
+
+class Refusal(StrEnum):
+    """Kinds of field error of the API server."""
+
+    INVALID = "FieldValueInvalid"
+    FORBIDDEN = "FieldValueForbidden"
+    REQUIRED = "FieldValueRequired"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`holds` of every acceptable object. `field` is the path, from the object that the rule stands at, of what to change."""
+
+    holds: Expression
+    message: str
+    field: str
+    refusal: Refusal = Refusal.INVALID
+
+    def to_cel(self) -> dict[str, Any]:
+        """An item of x-kubernetes-validations."""
+        return validation(self.holds.cel, self.message, self.field, self.refusal)
+
+
+def validation(cel: str, message: str, field: str, refusal: Refusal) -> dict[str, Any]:
+    """An item of x-kubernetes-validations; the API server reports `field` below the place of the rule."""
+    while cel.startswith("(") and cel.endswith(")") and _encloses(cel):
+        cel = cel[1:-1]
+    return {"rule": cel, "message": message, "fieldPath": f".{field}", "reason": refusal.value}
+
+
+def _encloses(cel: str) -> bool:
+    """Whether the first parenthesis is closed by the last one. Our rules hold no parenthesis in a string."""
+    depth = 0
+    for position, character in enumerate(cel):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return position == len(cel) - 1
+    return False

@@ -1,0 +1,67 @@
+"""RLRuntime and ClusterRLRuntime: the platform team's template of a job's pods."""
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+from longboat_crds.base import LIST_TYPE, PRESERVE_UNKNOWN, ApiModel
+
+_METADATA = {"type": "object", "description": "Labels and annotations.", PRESERVE_UNKNOWN: True}
+_SPEC = {"type": "object", "description": "A core/v1 PodSpec, as far as it is given.", PRESERVE_UNKNOWN: True}
+
+
+def _is_pod_template(value: dict[str, Any]) -> dict[str, Any]:
+    for key in value:
+        if key not in ("metadata", "spec"):
+            message = f"a pod template has metadata and spec, no {key}: containers, volumes and so on stand in spec"
+            raise PydanticCustomError("pod_template", "{message}", {"message": message, "field": key})
+    return value
+
+
+# A core/v1 PodTemplateSpec; what stands in its metadata and spec is checked by a dry-run create before a job starts.
+PodTemplate = Annotated[
+    dict[str, Any],
+    AfterValidator(_is_pod_template),
+    Field(
+        description="A core/v1 PodTemplateSpec: `metadata` (labels, annotations) and `spec`.",
+        json_schema_extra={"additionalProperties": False, "properties": {"metadata": _METADATA, "spec": _SPEC}},
+    ),
+]
+
+
+class RoleTemplate(ApiModel):
+    """A pod template for one role, merged onto what the operator builds.
+
+    Containers are matched by name: `driver` and `ray-head` in the driver pod, `rollout`, `trainer`, and `reward` and
+    `graders` in the reward pod. Image, resources, env, volume mounts and security settings may be given; other
+    containers are added.
+    """
+
+    template: PodTemplate = Field(default_factory=dict)
+
+
+class RolesTemplate(ApiModel):
+    """Templates by role."""
+
+    driver: RoleTemplate = Field(default_factory=RoleTemplate)
+    rollout: RoleTemplate = Field(default_factory=RoleTemplate)
+    reward: RoleTemplate = Field(default_factory=RoleTemplate)
+    trainer: RoleTemplate = Field(default_factory=RoleTemplate)
+
+
+class RLRuntimeSpec(ApiModel):
+    """Applies to every job that refers to it, as it stood when the job started."""
+
+    image: str = Field(
+        min_length=1, max_length=1024, description="Runtime image of every container that names none itself."
+    )
+    command: list[Annotated[str, Field(min_length=1, max_length=1024)]] = Field(
+        default_factory=lambda: ["longboat"],
+        min_length=1,
+        max_length=16,
+        description="How the image starts the runtime's command line.",
+        json_schema_extra={LIST_TYPE: "atomic"},
+    )
+    common: RoleTemplate = Field(default_factory=RoleTemplate, description="Merged first, into every role.")
+    roles: RolesTemplate = Field(default_factory=RolesTemplate)

@@ -1,0 +1,122 @@
+"""JSON schemas of the models without references, and their structural form for a CustomResourceDefinition. Pure."""
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel
+
+from longboat_crds.base import PRESERVE_UNKNOWN, ApiModel
+
+Schema = dict[str, Any]
+
+VALIDATIONS = "x-kubernetes-validations"
+
+
+def json_schema(model: type[ApiModel]) -> Schema:
+    """The schema (JSON Schema 2020-12) with every reference inlined, default filled in and optional null left out.
+
+    Rules between fields stand as x-kubernetes-validations where their model stands.
+    """
+    generated = model.model_json_schema(by_alias=True)
+    definitions = generated.pop("$defs", {})
+    return _inline(generated, definitions, _models(model), model)
+
+
+def structural(schema: Schema) -> Schema:
+    """The same schema by the rules of structural OpenAPI v3 schemas, which prune unknown keys by themselves."""
+    result = {k: v for k, v in schema.items() if k not in ("additionalProperties", "const")}
+    if isinstance(schema.get("additionalProperties"), dict):
+        result["additionalProperties"] = structural(schema["additionalProperties"])
+    if schema.get("type") == "integer":
+        result["format"] = "int32" if schema.get("maximum", 2**63) < 2**31 else "int64"
+    for bound in ("minimum", "maximum"):
+        exclusive = "exclusive" + bound.capitalize()
+        if exclusive in result:
+            result[bound], result[exclusive] = result[exclusive], True
+    if "properties" in result:
+        result["properties"] = {name: structural(item) for name, item in result["properties"].items()}
+    if "items" in result:
+        result["items"] = structural(result["items"])
+    return result
+
+
+def without(schema: Schema, unwanted: str) -> Schema:
+    """The schema and all schemas in it without keys that begin with `unwanted`."""
+    result = {key: value for key, value in schema.items() if not key.startswith(unwanted)}
+    for key in ("items", "additionalProperties"):
+        if isinstance(result.get(key), dict):
+            result[key] = without(result[key], unwanted)
+    if "properties" in result:
+        result["properties"] = {name: without(item, unwanted) for name, item in result["properties"].items()}
+    return result
+
+
+def paragraph(text: str) -> str:
+    """A docstring without its line breaks; paragraphs are kept."""
+    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+
+
+def _models(model: type[BaseModel]) -> dict[str, type[BaseModel] | type[StrEnum]]:
+    """The model and everything it is made of, by the names that pydantic gives to definitions."""
+    found: dict[str, type[BaseModel] | type[StrEnum]] = {model.__name__: model}
+    for info in model.model_fields.values():
+        for part in _classes(info.annotation):
+            if issubclass(part, BaseModel):
+                found |= _models(part)
+            elif issubclass(part, StrEnum):
+                found[part.__name__] = part
+    return found
+
+
+def _classes(annotation: Any) -> list[type]:
+    arguments = getattr(annotation, "__args__", None)
+    if arguments:
+        return [part for argument in arguments for part in _classes(argument)]
+    return [annotation] if isinstance(annotation, type) else []
+
+
+def _inline(node: Schema, definitions: dict[str, Schema], models: dict[str, Any], model: Any = None) -> Schema:
+    """`node`, the schema of `model`, with references replaced by what they point to; what stands beside one wins."""
+    node = dict(node)
+    if "anyOf" in node:
+        [given] = [choice for choice in node.pop("anyOf") if choice != {"type": "null"}]
+        if node.get("default", ...) is None:
+            del node["default"]
+        node = {**given, **node}
+    name = node.pop("$ref", "").rpartition("/")[2]
+    if name:
+        target = definitions[name]
+        if "enum" in target and "description" in node:
+            node["description"] = f"{target['description']} {node['description']}"
+        node = {**target, **node}
+        model = models[name]
+    node.pop("title", None)
+    if "description" in node:
+        node["description"] = paragraph(node["description"])
+    if "items" in node:
+        node["items"] = _inline(node["items"], definitions, models)
+    if node.get("additionalProperties") is True or PRESERVE_UNKNOWN in node:
+        node.pop("additionalProperties", None)
+        node[PRESERVE_UNKNOWN] = True
+    if isinstance(model, type) and issubclass(model, BaseModel) and "properties" in node:
+        node["properties"] = _properties(node["properties"], model, definitions, models)
+        rules = getattr(model, "rules", ())
+        if rules:
+            node[VALIDATIONS] = [rule.to_cel() for rule in rules]
+    return node
+
+
+def _properties(
+    properties: dict[str, Schema], model: type[BaseModel], definitions: dict[str, Schema], models: dict[str, Any]
+) -> dict[str, Schema]:
+    result = {}
+    fields = {info.alias or name: info for name, info in model.model_fields.items()}
+    for key, node in properties.items():
+        result[key] = _inline(node, definitions, models)
+        if fields[key].default_factory is not None:
+            default = fields[key].get_default(call_default_factory=True)
+            if isinstance(default, ApiModel):
+                # An empty object is filled by the defaults within it, but rules judge a default as it stands.
+                default = default.to_json() if default.rules else {}
+            result[key]["default"] = default
+    return result

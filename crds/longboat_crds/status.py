@@ -1,0 +1,204 @@
+"""`status` of an RLJob. `training`, `demand`, `checkpoint` and `problem` are the driver's; all else is the operator's."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from longboat_crds.base import ApiModel, Timestamp, list_map
+
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Line = Annotated[str, Field(max_length=256)]
+Message = Annotated[str, Field(max_length=4096)]
+ReasonText = Annotated[str, Field(pattern=r"^[A-Z][A-Za-z]*$", max_length=64)]
+
+
+class Phase(StrEnum):
+    """A word for people; machines read conditions."""
+
+    PENDING = "Pending"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    SUSPENDING = "Suspending"
+    SUSPENDED = "Suspended"
+    RESTARTING = "Restarting"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class TrainingState(StrEnum):
+    """What the driver says of itself."""
+
+    STARTING = "Starting"
+    RUNNING = "Running"
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class Training(ApiModel):
+    """Progress, written by the driver at round ends."""
+
+    incarnation: Count = Field(description="Number of the driver's start that wrote this.")
+    state: TrainingState
+    step: Count = Field(0, description="Optimizer steps committed.")
+    steps: Count = Field(0, description="Optimizer steps of the whole job.")
+    round_kind: Line = Field("Short", description="`Short` or `Long`.")
+    stage: Line | None = Field(None, description="What the driver does now, such as `generate` or `train`.")
+    reward: Line | None = Field(None, description="Mean reward of the last step.")
+    accuracy: Line | None = Field(None, description="Share of full scores (1 or more) in the last held-out evaluation.")
+    tokens_per_second: Count | None = Field(None, description="Response tokens of the last round over its time.")
+    step_seconds: Line | None = Field(None, description="Time of the last step.")
+    weight_version: Count | None = Field(None, description="Optimizer step whose weights the engines serve.")
+    parity: Line | None = Field(
+        None, description="Largest log-prob difference of engine and trainer at the last publication."
+    )
+    updated: Timestamp | None = Field(None, description="When this was written.")
+
+
+class Demand(ApiModel):
+    """What the driver could use now."""
+
+    incarnation_request: str | None = Field(
+        None, max_length=64, description="Token of a driver start that asks for its number."
+    )
+    rollout_replicas: Count | None = Field(None, description="Rollout pods.")
+
+
+class CheckpointStatus(ApiModel):
+    """The newest complete checkpoint."""
+
+    incarnation: Count = Field(description="The driver's start that made it.")
+    step: Count = Field(description="Optimizer steps it holds.")
+    path: str | None = Field(None, max_length=1024, description="Its directory in the claim.")
+    export: str | None = Field(None, max_length=1024, description="Directory of the exported model, once there is one.")
+    time: Timestamp | None = Field(None, description="When it was complete.")
+
+
+class Problem(ApiModel):
+    """What the driver wants a person to know; the operator turns it into a condition."""
+
+    reason: ReasonText = Field(description="One word for machines (docs/conditions.md).")
+    field: Line | None = Field(None, description="Path of the spec field to change.")
+    message: Message = Field(description="What is wrong, and the cure.")
+    fatal: bool = Field(False, description="No restart can cure it: the job fails.")
+
+
+class Incarnation(ApiModel):
+    """The driver start that counts."""
+
+    number: Count = Field(description="One more than that of the start before.")
+    request: str = Field(max_length=64, description="The request (demand.incarnationRequest) that it answers.")
+
+
+class Allocation(ApiModel):
+    """What the operator has granted."""
+
+    incarnation: Incarnation | None = None
+    rollout_replicas: Count | None = Field(None, description="Rollout pods.")
+
+
+class PodRecord(ApiModel):
+    """What is known of the newest pod of one index, so that nothing is counted twice."""
+
+    index: Count = Field(description="The pod's number within its role.")
+    attempt: Count = Field(description="The pod's number within its index; its name ends in it.")
+    restarts: Count = Field(0, description="Restarts of its containers that are counted.")
+    losses: Count = Field(0, description="Pods of this index lost since the last new step; sets the back-off.")
+    lost_time: Timestamp | None = Field(None, description="When it was seen to be lost; it is then to be replaced.")
+
+
+class RoleStatus(ApiModel):
+    """Pods of one role."""
+
+    desired: Count = Field(description="Pods that there should be.")
+    ready: Count = Field(description="Pods that are ready.")
+    ready_text: Line = Field(description="`ready/desired`, for the printer column.")
+    restarts: Count = Field(0, description="Container restarts and pod replacements since the job was created.")
+    recent_restarts: Count = Field(0, description="Those since the last new step; what failurePolicy limits.")
+    restart_step: Count | None = Field(None, description="Step that recentRestarts belong to; a later one begins anew.")
+    next_attempt: Count = Field(0, description="Lowest attempt number for an index without a record.")
+    pods: list[PodRecord] | None = Field(
+        None,
+        max_length=4096,
+        description="The operator's memory of each pod.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+    cpu: Line | None = Field(None, description="Sum of CPU limits of the role's work containers.")
+
+
+class RolesStatus(ApiModel):
+    """By role."""
+
+    driver: RoleStatus | None = None
+    rollout: RoleStatus | None = None
+    reward: RoleStatus | None = None
+    trainer: RoleStatus | None = None
+
+
+class Condition(ApiModel):
+    """metav1.Condition."""
+
+    type: str = Field(max_length=64, description="What it is about (docs/conditions.md).")
+    status: str = Field(pattern="^(True|False|Unknown)$", max_length=7, description="Whether it holds.")
+    reason: ReasonText = Field(description="One word for machines (docs/conditions.md).")
+    message: Message = Field("", description="The same for people.")
+    last_transition_time: Timestamp = Field(description="When `status` last changed.")
+    observed_generation: Count | None = Field(None, description="Generation of the spec that this was judged from.")
+
+
+class RuntimeStatus(ApiModel):
+    """The template this job runs by."""
+
+    kind: Line = Field(description="RLRuntime or ClusterRLRuntime.")
+    name: Line = Field(description="Name of the template.")
+    revision: Line = Field(description="ControllerRevision that keeps it.")
+
+
+class RestartRecord(ApiModel):
+    """One restart, newest last."""
+
+    role: Line = Field(description="Role of the pod.")
+    pod: Line = Field(description="Name of the pod.")
+    reason: Line = Field(description="One word for machines (docs/conditions.md).")
+    message: str = Field("", max_length=1024, description="Exit code and last lines, or what became of the pod.")
+    time: Timestamp = Field(description="When it was seen.")
+
+
+class RLJobStatus(ApiModel):
+    """What operator and driver say of the job."""
+
+    observed_generation: Count | None = Field(
+        None, description="Generation of the spec that the operator has acted on."
+    )
+    phase: Phase | None = None
+    reason: Line | None = Field(None, description="Reason of the condition that explains the phase.")
+    start_time: Timestamp | None = Field(
+        None,
+        description="When the first pods were made; it is kept over suspensions. Most of spec is fixed from then on.",
+    )
+    completion_time: Timestamp | None = Field(None, description="When the job succeeded or failed.")
+    suspend_time: Timestamp | None = Field(
+        None, description="When suspending began; checkpoint.graceSeconds run from it."
+    )
+    runtime: RuntimeStatus | None = None
+    selector: str | None = Field(
+        None, max_length=512, description="Label selector of rollout pods, for the scale subresource."
+    )
+    roles: RolesStatus | None = None
+    allocation: Allocation | None = None
+    restarts: Count | None = Field(None, description="Restarts of all roles since the job started.")
+    restart_history: list[RestartRecord] | None = Field(
+        None, max_length=10, description="The last restarts.", json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    conditions: list[Condition] | None = Field(
+        None, max_length=16, description="docs/conditions.md explains every reason.", json_schema_extra=list_map("type")
+    )
+    training: Training | None = None
+    demand: Demand | None = None
+    checkpoint: CheckpointStatus | None = None
+    problem: Problem | None = None
+
+
+DRIVER_FIELDS = frozenset({"training", "demand", "checkpoint", "problem"})
+OPERATOR_FIELDS = frozenset(f.alias or n for n, f in RLJobStatus.model_fields.items()) - DRIVER_FIELDS

@@ -1,0 +1,47 @@
+"""`spec.trainer`: FSDP2 ranks and the optimizer."""
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from longboat_crds.base import ApiModel
+
+
+class Schedule(StrEnum):
+    """Course of the learning rate after the warm-up: as it is, or falling to 0 at rounds.steps."""
+
+    CONSTANT = "Constant"
+    LINEAR = "Linear"
+    COSINE = "Cosine"
+
+
+class OptimizerSpec(ApiModel):
+    """AdamW."""
+
+    learning_rate: float = Field(1e-6, gt=0.0, le=1.0, description="Its highest value, after the warm-up.")
+    weight_decay: float = Field(0.0, ge=0.0, le=1.0, description="Decoupled weight decay.")
+    beta1: float = Field(0.9, ge=0.0, lt=1.0, description="Decay of the mean of gradients.")
+    beta2: float = Field(0.95, ge=0.0, lt=1.0, description="Decay of the mean of squared gradients.")
+    epsilon: float = Field(1e-8, gt=0.0, le=1.0, description="Added to the denominator.")
+    max_grad_norm: float = Field(1.0, gt=0.0, le=1e6, description="The gradient's norm is clipped to this.")
+    warmup_steps: int = Field(0, ge=0, le=10_000_000, description="Steps in which the learning rate rises from 0.")
+    schedule: Schedule = Schedule.CONSTANT
+
+
+class TrainerSpec(ApiModel):
+    """One trainer pod is one FSDP2 rank."""
+
+    replicas: int = Field(1, ge=1, le=4096, description="Ranks.")
+    optimizer: OptimizerSpec = Field(default_factory=OptimizerSpec)
+    max_tokens_per_bin: int = Field(
+        8192,
+        ge=16,
+        le=16_777_216,
+        description="Tokens of one packed forward pass; must hold the longest prompt plus response.",
+    )
+    minibatches: int = Field(
+        1, ge=1, le=64, description="Optimizer updates a step is split into; 1 is strictly on-policy."
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="Compute activations again in the backward pass: less memory, more time."
+    )

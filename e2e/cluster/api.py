@@ -1,0 +1,44 @@
+"""Just enough of a client of the API server to see that a cluster is ready."""
+
+import http.client
+import json
+import ssl
+from typing import Any
+
+from e2e.cluster.network import Network
+from e2e.cluster.pki import Pair
+
+
+class Api:
+    """GET requests with a client certificate."""
+
+    def __init__(self, network: Network, authority: Pair, user: Pair) -> None:
+        """Trust the authority and be the user."""
+        self._host = network.node
+        self._context = ssl.create_default_context(cafile=str(authority.certificate))
+        self._context.load_cert_chain(user.certificate, user.key)
+
+    def serves(self, path: str = "/readyz") -> bool:
+        """Whether the path answers 200; False too while nobody listens."""
+        try:
+            return self._request(path)[0] == http.HTTPStatus.OK
+        except (OSError, http.client.HTTPException):
+            return False
+
+    def get(self, path: str) -> Any | None:
+        """The object at a path, None when there is none; raises RuntimeError on any other status."""
+        status, body = self._request(path)
+        if status == http.HTTPStatus.NOT_FOUND:
+            return None
+        if status != http.HTTPStatus.OK:
+            raise RuntimeError(f"GET {path}: {status} {body[:500]}")
+        return json.loads(body)
+
+    def _request(self, path: str) -> tuple[int, str]:
+        connection = http.client.HTTPSConnection(self._host, 6443, timeout=30, context=self._context)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        finally:
+            connection.close()

@@ -1,0 +1,130 @@
+"""A cluster's control groups: one root of its own in every hierarchy.
+
+/longboat-NAME/control-plane          API server, controllers, DNS
+/longboat-NAME/NODE/system            the node's containerd and kubelet
+/longboat-NAME/NODE/kubepods/...      made by the kubelet
+"""
+
+import contextlib
+import errno
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from e2e.cluster.errors import ClusterError
+
+MOUNT = Path("/sys/fs/cgroup")
+V2_CONTROLLERS = ("cpuset", "cpu", "io", "memory", "hugetlb", "pids")
+CLUSTER_SHARES = 4096  # against processes of the host, each of which may count as much as a new group
+SYSTEM_SHARES = 8192  # against pods: the control plane must answer while they burn every CPU
+
+GONE = (errno.ENOENT, errno.ENODEV)  # a group may be removed while it is looked at
+
+
+def cluster_root(name: str) -> str:
+    """The root of a cluster's groups."""
+    return f"/longboat-{name}"
+
+
+def hierarchies() -> list[Path]:
+    """The mounted hierarchies: one for cgroup v2, one a controller for v1."""
+    if (MOUNT / "cgroup.controllers").exists():
+        return [MOUNT]
+    found = [folder for folder in sorted(MOUNT.iterdir()) if (folder / "cgroup.procs").exists()]
+    if not found:
+        raise ClusterError(f"no control groups are mounted below {MOUNT}: the test cluster needs v1 or v2")
+    return list({folder.resolve(): folder for folder in found}.values())
+
+
+def create(group: str) -> None:
+    """Create a group, such as `/longboat-dev/node0`, and its parents in every hierarchy, ready to take processes."""
+    for hierarchy in hierarchies():
+        folder = hierarchy
+        for part in Path(group.strip("/")).parts:
+            _pass_down(folder)
+            folder /= part
+            folder.mkdir(exist_ok=True)
+            _inherit_cpuset(folder)
+
+
+def _pass_down(folder: Path) -> None:
+    """Let the children of a v2 group use the controllers that the group has."""
+    if not (folder / "cgroup.subtree_control").exists():
+        return
+    available = (folder / "cgroup.controllers").read_text().split()
+    wanted = [f"+{name}" for name in V2_CONTROLLERS if name in available]
+    (folder / "cgroup.subtree_control").write_text(" ".join(wanted))
+
+
+def _inherit_cpuset(folder: Path) -> None:
+    """A new v1 cpuset is empty and takes no process until it has CPUs and memory nodes."""
+    for name in ("cpuset.cpus", "cpuset.mems"):
+        file = folder / name
+        if file.exists() and (folder / "cgroup.clone_children").exists() and not file.read_text().strip():
+            file.write_text((folder.parent / name).read_text())
+
+
+def prefer(group: str, shares: int) -> None:
+    """Set a group's weight against its siblings when CPUs are short (1024 is a process's or a new group's)."""
+    for hierarchy in hierarchies():
+        folder = _folder(hierarchy, group)
+        if (folder / "cpu.shares").exists():
+            (folder / "cpu.shares").write_text(str(shares))
+        elif (folder / "cpu.weight").exists():
+            (folder / "cpu.weight").write_text(str(shares * 100 // 1024))
+
+
+def process_files(group: str) -> list[Path]:
+    """The files that a process writes itself into in order to join the group."""
+    return [_folder(hierarchy, group) / "cgroup.procs" for hierarchy in hierarchies()]
+
+
+def processes(group: str) -> set[int]:
+    """Ids of the processes in a group and below it."""
+    found: set[int] = set()
+    for hierarchy in hierarchies():
+        for folder in _descend(_folder(hierarchy, group)):
+            try:
+                found.update(int(line) for line in (folder / "cgroup.procs").read_text().split())
+            except OSError as error:
+                if error.errno not in GONE:
+                    raise
+    return found - {0}
+
+
+def kill(group: str, patience: float = 20) -> None:
+    """Kill every process in a group and below it, and wait (seconds) until they are gone."""
+    deadline = time.monotonic() + patience
+    while left := processes(group):
+        if time.monotonic() > deadline:
+            raise ClusterError(f"processes {sorted(left)} of control group {group} don't end after SIGKILL")
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def remove(group: str, patience: float = 20) -> None:
+    """Remove a group and everything below it, waiting (seconds) for the kernel to let go of ended processes."""
+    deadline = time.monotonic() + patience
+    for hierarchy in hierarchies():
+        for folder in _descend(_folder(hierarchy, group)):
+            while folder.exists():
+                try:
+                    folder.rmdir()
+                except OSError as error:
+                    if time.monotonic() > deadline:
+                        raise ClusterError(f"control group {folder} can't be removed: {error.strerror}") from error
+                    time.sleep(0.02)
+
+
+def _folder(hierarchy: Path, group: str) -> Path:
+    return hierarchy / group.strip("/")
+
+
+def _descend(folder: Path) -> Iterator[Path]:
+    """The groups below a folder and itself, children first; nothing when it doesn't exist."""
+    for inside, _, _ in os.walk(folder, topdown=False):
+        yield Path(inside)

@@ -1,0 +1,249 @@
+"""The life of a cluster: up, in use, down."""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from e2e.cluster import cgroups, namespaces, network
+from e2e.cluster.api import Api
+from e2e.cluster.binaries import COREDNS, KUBEBOX
+from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.images import catalogue, pause
+from e2e.cluster.namespaces import Namespaces
+from e2e.cluster.network import Network
+from e2e.cluster.node import Node
+from e2e.cluster.paths import Layout
+from e2e.cluster.pki import Authority
+from e2e.cluster.shell import require, run
+from e2e.cluster.timings import QUICK, Timings
+from e2e.cluster.waiting import wait_for_process
+
+PROGRAMS = ("containerd", "ctr", "ip", "iptables", "nsenter", "runc", "setsid", "unshare")
+
+
+@dataclass
+class Cluster:
+    """A running cluster."""
+
+    name: str
+    network: Network
+    namespaces: Namespaces
+    timings: Timings
+    nodes: list[Node] = field(default_factory=list)
+
+    @classmethod
+    def find(cls, name: str) -> "Cluster | None":
+        """The cluster with this name, if it is up."""
+        file = Layout.of(name).description
+        if not file.exists():
+            return None
+        described = json.loads(file.read_text())
+        held = Namespaces(described["pid"])
+        cluster = cls(name, Network(described["index"]), held, Timings(**described["timings"]))
+        cluster.nodes = [cluster._node(offset) for offset in range(described["nodes"])]
+        return cluster if held.alive() else None
+
+    @classmethod
+    def up(cls, name: str, nodes: int = 1, timings: Timings = QUICK) -> "Cluster":
+        """Start a new cluster and wait until it takes pods; on any failure nothing of it is left.
+
+        Raises ClusterError when it is up already, or can't be brought up: the message holds the end of the log.
+        """
+        if nodes < 1:
+            raise ClusterError(f"a cluster has at least 1 node, not {nodes}")
+        _check_machine()
+        with _lock(name):
+            if cls.find(name) is not None:
+                raise ClusterError(f"cluster {name} is up already")
+            _remove(name)  # what a killed `up` or a reboot may have left
+            try:
+                return cls._create(name, nodes, timings)
+            except BaseException:
+                _remove(name)
+                raise
+
+    @classmethod
+    def down(cls, name: str) -> bool:
+        """Remove the cluster with this name and everything of it; False when there was nothing."""
+        _check_root()
+        with _lock(name):
+            existed = Layout.of(name).root.exists()
+            _remove(name)
+            return existed
+
+    @property
+    def layout(self) -> Layout:
+        """The cluster's files."""
+        return Layout.of(self.name)
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's kubeconfig; it works from the host."""
+        return self.layout.kubeconfig
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The caller's environment with kubectl and other clients pointed at the cluster."""
+        return {
+            **os.environ,
+            "KUBECONFIG": str(self.kubeconfig),
+            "KUBECACHEDIR": str(self.layout.root / "kubectl-cache"),
+            "NO_PROXY": ",".join(filter(None, (os.environ.get("NO_PROXY"), self.network.node))),
+        }
+
+    @property
+    def api(self) -> Api:
+        """A client with the administrator's rights."""
+        return self._control_plane.api
+
+    def kubectl(self, *argv: str, stdin: str | None = None, timeout: float | None = 120) -> str:
+        """Run kubectl as the administrator and return its output; raises CommandError when it fails."""
+        return run([KUBEBOX.path, "kubectl", *argv], stdin=stdin, env=self.environment, timeout=timeout)
+
+    def load(self, archive: Path) -> None:
+        """Import an image archive into every node."""
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda node: node.load(archive), self.nodes))
+
+    def load_image(self, name: str) -> str:
+        """Build an image of ours unless that is done, and import it; returns the name to use it by.
+
+        The name changes with the contents, so a Deployment that is given it rolls out. `localhost/longboat-NAME:dev` is
+        always the version loaded last.
+        """
+        image = catalogue.find(name)
+        built = image.build()
+        self.load(built.archive)
+        for node in self.nodes:
+            node.tag(built.ref, image.nickname)
+        return built.ref
+
+    def node(self, name: str) -> Node:
+        """The node with this name; raises ClusterError when there is none."""
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise ClusterError(f"cluster {self.name} has no node {name!r}, only {', '.join(n.name for n in self.nodes)}")
+
+    def add_node(self) -> Node:
+        """Add a node and wait until it is Ready."""
+        with _lock(self.name):
+            node = self._begin_node()
+            self._await_node(node)
+            self._describe()
+        return node
+
+    @classmethod
+    def _create(cls, name: str, nodes: int, timings: Timings) -> "Cluster":
+        layout = Layout.of(name)
+        for folder in (layout.conf / "cni", layout.logs, layout.nodes):
+            folder.mkdir(parents=True)
+        cgroups.create(_control_group(name))
+        cgroups.prefer(cgroups.cluster_root(name), cgroups.CLUSTER_SHARES)
+        cgroups.prefer(_control_group(name), cgroups.SYSTEM_SHARES)
+        claimed = network.claim(owner=str(layout.root))
+        held = namespaces.start(layout.logs / "init.log", _control_group(name))
+        network.connect(claimed, held.pid)
+        cluster = cls(name, claimed, held, timings)
+        cluster._control_plane.write_files()
+        cluster._control_plane.start()
+        for _ in range(nodes):
+            cluster._begin_node()
+        for node in cluster.nodes:
+            cluster._await_node(node)
+        cluster._control_plane.await_ready()
+        cluster._describe()
+        return cluster
+
+    @property
+    def _control_plane(self) -> ControlPlane:
+        group = _control_group(self.name)
+        return ControlPlane(self.name, self.layout, self.network, self.namespaces, self.timings, group)
+
+    def _node(self, offset: int) -> Node:
+        return Node.number(offset, self.name, self.layout, self.network, self.namespaces, self.timings)
+
+    def _begin_node(self) -> Node:
+        node = self._node(len(self.nodes))
+        node.create(Authority(self.layout.pki), first_images=[pause.archive()])
+        self.nodes.append(node)
+        return node
+
+    def _await_node(self, node: Node) -> None:
+        wait_for_process(lambda: node.ready(self.api), node.kubelet_runs, node.log("kubelet"))
+
+    def _describe(self) -> None:
+        """Write down what `find` needs: from then on the cluster counts as up."""
+        described = {
+            "index": self.network.index,
+            "pid": self.namespaces.pid,
+            "nodes": len(self.nodes),
+            "timings": asdict(self.timings),
+        }
+        part = self.layout.description.with_suffix(".part")
+        part.write_text(json.dumps(described, indent=2) + "\n")
+        part.rename(self.layout.description)
+
+
+def names() -> list[str]:
+    """Names of all clusters of this cache folder, up or half made."""
+    folder = Layout.of("any").root.parent
+    return sorted(child.name for child in folder.iterdir() if child.is_dir()) if folder.exists() else []
+
+
+def _control_group(name: str) -> str:
+    return f"{cgroups.cluster_root(name)}/control-plane"
+
+
+def _remove(name: str) -> None:
+    """Remove everything of a cluster in whatever state it is. Its mounts and network go with its processes."""
+    layout = Layout.of(name)
+    cgroups.kill(cgroups.cluster_root(name))
+    cgroups.remove(cgroups.cluster_root(name))
+    network.release(owner=str(layout.root))
+    if layout.root.exists():
+        mounted = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+        inside = [point for point in mounted if Path(point).is_relative_to(layout.root)]
+        if inside:
+            raise ClusterError(f"{inside[0]} is still mounted: unmount it, then run `down` again")
+        run(["rm", "-rf", "--one-file-system", layout.root])
+
+
+def _check_root() -> None:
+    if os.geteuid() != 0:
+        raise ClusterError("the test cluster makes namespaces and control groups: run this as root (sudo)")
+
+
+def _check_machine() -> None:
+    _check_root()
+    require(*PROGRAMS)
+    for binary in (KUBEBOX, COREDNS):
+        binary.require()
+    pause.archive()
+
+
+@contextlib.contextmanager
+def _lock(name: str) -> Iterator[None]:
+    """Keep other processes from changing the cluster with this name; the file goes with the cluster."""
+    root = Layout.of(name).root
+    root.parent.mkdir(parents=True, exist_ok=True)
+    path = root.parent / f"{name}.lock"
+    with contextlib.ExitStack() as stack:
+        while True:
+            file = stack.enter_context(path.open("w"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                    break
+            # Its last holder removed the file while we waited: lock the new one.
+        try:
+            yield
+        finally:
+            if not root.exists():
+                path.unlink()

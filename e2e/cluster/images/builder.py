@@ -1,0 +1,69 @@
+"""Building images with buildah: no daemon, no registry, storage in the cache."""
+
+import os
+import subprocess
+from pathlib import Path
+
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.paths import cache
+from e2e.cluster.shell import require, run
+
+HOST_FILES = ("/etc/ssl/certs", "/etc/pip.conf", "/etc/uv")
+"""What installing from inside a build needs of the host: trust, and its package index if it names one."""
+
+
+def build(ref: str, dockerfile: Path, context: Path, log: Path, target: str = "", **arguments: str) -> None:
+    """Build a target of a Dockerfile into the storage as `ref`; layers are kept, so only what changed runs.
+
+    Raises ClusterError when the build fails.
+    """
+    argv = ["bud", "--layers", "--isolation=chroot", "--network=host", "--pull=never", f"--file={dockerfile}"]
+    argv += [f"--target={target}"] if target else []
+    argv += [f"--build-arg={name}={value}" for name, value in arguments.items()]
+    argv += [f"--volume={path}:{path}:ro" for path in HOST_FILES if Path(path).exists()]
+    logged([*_buildah(), *argv, f"--tag={ref}", str(context)], log)
+
+
+def export(ref: str, archive: Path) -> None:
+    """Write a Docker archive of an image."""
+    part = archive.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    run([*_buildah(), "push", ref, f"docker-archive:{part}:{ref}"], env=_environment())
+    part.rename(archive)
+
+
+def ensure(ref: str, archive: Path) -> None:
+    """Bring an image back into the storage from its archive unless it is there."""
+    inspect = [*_buildah(), "inspect", "--type=image", ref]
+    if subprocess.run(inspect, env=_environment(), capture_output=True, check=False).returncode != 0:
+        run([*_buildah(), "pull", "--quiet", f"docker-archive:{archive}"], env=_environment())
+
+
+def remove(ref: str) -> None:
+    """Take an image's name, and the layers that nothing else has, out of the storage."""
+    run([*_buildah(), "rmi", "--force", ref], env=_environment())
+
+
+def logged(argv: list[str], log: Path) -> None:
+    """Run a long command with its output in a log; raises ClusterError with the log's end when it fails."""
+    require(argv[0])
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as output:
+        done = subprocess.run(argv, env=_environment(), stdout=output, stderr=output, check=False)
+    if done.returncode != 0:
+        tail = "\n  ".join(log.read_text(errors="replace").splitlines()[-20:])
+        raise ClusterError(f"`{argv[0]}` failed; the end of {log}:\n  {tail}")
+
+
+def _environment() -> dict[str, str]:
+    temporary = _storage() / "tmp"  # cache mounts and intermediate files, else below /var/tmp
+    temporary.mkdir(parents=True, exist_ok=True)
+    return {**os.environ, "TMPDIR": str(temporary)}
+
+
+def _buildah() -> list[str]:
+    return ["buildah", f"--root={_storage()}/root", f"--runroot={_storage()}/run"]
+
+
+def _storage() -> Path:
+    return cache() / "buildah"

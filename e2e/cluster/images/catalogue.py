@@ -1,0 +1,123 @@
+"""The images of the test cluster, each kept as an archive named by a hash of everything it is made from."""
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.images import base, builder
+from e2e.cluster.paths import REPOSITORY, cache
+
+KEPT = 3  # archives of an image, so that checkouts that take turns don't build each other's away
+DISTRIBUTION = ("Dockerfile", "README.md", "pyproject.toml", "constraints", "crds", "operator", "runtime")
+
+
+@dataclass(frozen=True)
+class Built:
+    """An image as it came out: its name, which ends in the hash of all it depends on, and its Docker archive."""
+
+    ref: str
+    archive: Path
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image that is built here.
+
+    `gather` copies everything the image depends on into an empty folder, so that what is hashed is what is built while
+    somebody edits the sources; `make` builds it from that folder under a name in the builder's storage.
+    """
+
+    name: str
+    gather: Callable[[Path], None]
+    make: Callable[[str, Path, Path], None]
+
+    def build(self) -> "Built":
+        """Build it unless that is done."""
+        cache().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache()) as folder:
+            self.gather(Path(folder))
+            key = digest(Path(folder))
+            built = Built(self._ref(key), cache() / "images" / f"{self.name}-{key}.tar")
+            if not built.archive.exists():
+                self.make(built.ref, Path(folder), built.archive.with_suffix(".log"))
+                builder.export(built.ref, built.archive)
+                self._prune()
+        return built
+
+    @property
+    def nickname(self) -> str:
+        """What a cluster calls the version loaded last."""
+        return self._ref("dev")
+
+    def _ref(self, tag: str) -> str:
+        return f"localhost/longboat-{self.name}:{tag}"
+
+    def _prune(self) -> None:
+        kept = sorted(cache().glob(f"images/{self.name}-????????????.tar"), key=lambda file: file.stat().st_mtime)
+        for archive in kept[:-KEPT]:
+            builder.remove(self._ref(archive.stem.removeprefix(f"{self.name}-")))
+            archive.with_suffix(".log").unlink(missing_ok=True)
+            archive.unlink()
+
+
+def digest(folder: Path) -> str:
+    """A hash of the names and contents of all files in a folder."""
+    digest = hashlib.sha256()
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        digest.update(f"{file.relative_to(folder)}\0{file.stat().st_size}\0".encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _gather_runtime_host(folder: Path) -> None:
+    shutil.copy(Path(__file__).with_name("runtime-host.Dockerfile"), folder / "Dockerfile")
+    (folder / "base").write_text(_base())
+
+
+def _gather_distribution(folder: Path) -> None:
+    for name in DISTRIBUTION:
+        if (REPOSITORY / name).is_dir():
+            shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(REPOSITORY / name, folder / name)
+    (folder / "base").write_text(_base())
+
+
+def _base() -> str:
+    built = BASE.build()
+    builder.ensure(built.ref, built.archive)
+    return built.ref
+
+
+def _make(target: str = "", **arguments: str) -> Callable[[str, Path, Path], None]:
+    """Build the folder's Dockerfile on the base named in its file `base`."""
+
+    def make(ref: str, folder: Path, log: Path) -> None:
+        base_image = (folder / "base").read_text()
+        builder.build(ref, folder / "Dockerfile", folder, log, target, BASE_IMAGE=base_image, **arguments)
+
+    return make
+
+
+BASE = Image("base", base.gather, base.make)
+IMAGES = {
+    image.name: image
+    for image in (
+        BASE,
+        Image("runtime-host", _gather_runtime_host, _make()),
+        Image("operator", _gather_distribution, _make("operator")),
+        Image("runtime", _gather_distribution, _make("runtime", BACKEND="cpu")),
+    )
+}
+DAILY = ("base", "runtime-host", "operator")
+"""The images that tests use; `runtime` takes gigabytes, and tests mount the host's environment instead."""
+
+
+def find(name: str) -> Image:
+    """The image of ours with this name; raises ClusterError when there is none."""
+    if name not in IMAGES:
+        raise ClusterError(f"{name!r} is neither an archive nor one of our images: {', '.join(IMAGES)}")
+    return IMAGES[name]

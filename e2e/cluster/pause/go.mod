@@ -1,0 +1,3 @@
+module longboat/pause
+
+go 1.26.0

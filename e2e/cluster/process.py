@@ -1,0 +1,28 @@
+"""Processes of this machine, by id."""
+
+import os
+import signal
+from pathlib import Path
+
+from e2e.cluster import cgroups
+from e2e.cluster.waiting import wait_until
+
+
+def command_line(pid: int) -> list[str]:
+    """The words of a process's command line; none when it has ended, also while nobody has reaped it."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return [word.decode(errors="replace") for word in words[:-1]]
+
+
+def find(command: list[str], group: str) -> list[int]:
+    """Ids of the processes of a control group that run this command line, or are about to (`setsid COMMAND`)."""
+    return [pid for pid in cgroups.processes(group) if command_line(pid)[-len(command) :] == command]
+
+
+def kill(pid: int) -> None:
+    """Kill a process and wait until it has ended."""
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not command_line(pid), f"process {pid} does not end after SIGKILL", seconds=20)

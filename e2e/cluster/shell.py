@@ -1,0 +1,46 @@
+"""Running commands."""
+
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from e2e.cluster.errors import ClusterError, CommandError
+
+PACKAGES = {
+    "apt-get": "apt",
+    "buildah": "buildah",
+    "containerd": "containerd",
+    "ctr": "containerd",
+    "debootstrap": "debootstrap",
+    "ip": "iproute2",
+    "iptables": "iptables",
+    "nsenter": "util-linux",
+    "runc": "runc",
+    "setsid": "util-linux",
+    "unshare": "util-linux",
+}
+"""The Debian package that brings each program used here."""
+
+
+def run(
+    argv: Sequence[str | Path],
+    *,
+    stdin: str | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+) -> str:
+    """Run a command and return its standard output; raises CommandError with its error output when it fails."""
+    words = [str(word) for word in argv]
+    done = subprocess.run(words, input=stdin, env=env, timeout=timeout, text=True, capture_output=True, check=False)
+    if done.returncode != 0:
+        raise CommandError(words, done.returncode, done.stderr or done.stdout)
+    return done.stdout
+
+
+def require(*programs: str) -> None:
+    """Raise ClusterError naming every missing program and the command that brings it."""
+    missing = [program for program in programs if shutil.which(program) is None]
+    if missing:
+        packages = sorted({PACKAGES.get(program, program) for program in missing})
+        raise ClusterError(f"missing: {', '.join(missing)}; `make setup` installs the packages {', '.join(packages)}")

@@ -1,0 +1,27 @@
+"""Waiting for something to become true."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from e2e.cluster.errors import ClusterError
+
+
+def wait_until(condition: Callable[[], bool], complaint: str, seconds: float, interval: float = 0.05) -> None:
+    """Return as soon as `condition()` is true; raise ClusterError with the complaint after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise ClusterError(f"{complaint} (waited {seconds:g} s)")
+        time.sleep(interval)
+
+
+def wait_for_process(ready: Callable[[], bool], alive: Callable[[], bool], log: Path, seconds: float = 120) -> None:
+    """Wait until a process is ready; raise ClusterError with the end of its log when it ends or takes too long."""
+    try:
+        wait_until(lambda: ready() or not alive(), f"{log.stem} is not ready", seconds)
+        if not ready():
+            raise ClusterError(f"{log.stem} has ended")
+    except ClusterError as error:
+        tail = log.read_text(errors="replace").splitlines()[-20:]
+        raise ClusterError("\n  ".join([f"{error}; the end of its log:", *tail])) from error

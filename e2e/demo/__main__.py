@@ -1,0 +1,148 @@
+"""`make demo`: a real job on a real Kubernetes, watched as a person would watch it."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from e2e.cluster.errors import ClusterError
+from e2e.demo import report
+from e2e.demo.platform import NAMESPACE, OwnCluster, Platform, TestCluster
+from e2e.host_runtime import REPOSITORY
+
+EXAMPLE = REPOSITORY / "examples" / "quickstart"
+PICTURE = REPOSITORY / "build" / "demo" / "countdown.png"
+RECORDS = REPOSITORY / "build" / "demo" / "metrics.jsonl"
+JOB = "countdown"
+READ_METRICS = "[print(r.to_line()) for r in read_records(Path('/checkpoint'))]"
+
+Object = dict[str, Any]
+
+
+class DemoFailed(ClusterError):
+    """The job did not succeed; the message says where to look."""
+
+
+def main() -> int:
+    """Run the demo; returns the exit status."""
+    options = _options()
+    platform: Platform = TestCluster()
+    if options.operator_image or options.runtime_image:
+        if not (options.operator_image and options.runtime_image):
+            print("give both --operator-image and --runtime-image, or neither", file=sys.stderr)
+            return 2
+        platform = OwnCluster(options.operator_image, options.runtime_image, options.access_mode)
+    seconds: dict[str, float] = {}
+    try:
+        print("This will\n" + "\n".join(f"  - {line}" for line in platform.intentions()), flush=True)
+        with _timed("cluster and chart", seconds):
+            platform.prepare()
+        with _timed("base model and data", seconds):
+            build_base(platform)
+        with _timed("job", seconds):
+            run_job(platform, seconds)
+        records = read_metrics(platform)
+    except ClusterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    RECORDS.parent.mkdir(parents=True, exist_ok=True)
+    RECORDS.write_text("".join(json.dumps(record) + "\n" for record in records))
+    report.picture(records, PICTURE)
+    print(f"\n{report.table(records)}\n")
+    print("  ".join(f"{name} {value:.0f} s" for name, value in seconds.items()))
+    print(f"\npicture: {PICTURE}\nrecords: {RECORDS}\n\nTo look further:")
+    print("\n".join(f"  {line}" for line in platform.remains()))
+    return 0
+
+
+def build_base(platform: Platform) -> None:
+    """Run the example's own step that makes the base model, as a Job."""
+    platform.kubectl("delete", "job", "quickstart-base", "--ignore-not-found")
+    platform.kubectl("apply", "--server-side", "-k", str(EXAMPLE / "base"))
+    pod = platform.pod(["python", "/scripts/build_base.py", "/data/quickstart"])
+    pod["volumes"].append({"name": "scripts", "configMap": {"name": "quickstart"}})
+    pod["containers"][0]["volumeMounts"].append({"name": "scripts", "mountPath": "/scripts"})
+    _run_to_end(platform, "quickstart-base", pod)
+
+
+def run_job(platform: Platform, seconds: dict[str, float]) -> None:
+    """Apply the RLJob and show it whenever its row changes. Raises DemoFailed unless it succeeds."""
+    platform.kubectl("delete", "rljob", JOB, "--ignore-not-found", "--wait")
+    platform.kubectl("delete", "pvc", f"{JOB}-checkpoint", "--ignore-not-found", "--wait")
+    begun = time.monotonic()
+    platform.kubectl("apply", "-f", str(EXAMPLE / "rljob.yaml"))
+    print(
+        f"$ kubectl apply -f {(EXAMPLE / 'rljob.yaml').relative_to(REPOSITORY)}\n$ kubectl get rljobs --watch",
+        flush=True,
+    )
+    shown = ""
+    while True:
+        header, row = platform.kubectl("get", "rljobs", JOB).splitlines()
+        what = row.rsplit(None, 1)[0]
+        if what != shown:
+            print(row if shown else f"{header}\n{row}", flush=True)
+            shown = what
+        status = json.loads(platform.kubectl("get", "rljob", JOB, "-o", "json")).get("status", {})
+        if status.get("training", {}).get("step", 0) >= 1:
+            seconds.setdefault("apply to first step", time.monotonic() - begun)
+        conditions = {condition["type"]: condition for condition in status.get("conditions", [])}
+        if conditions.get("Succeeded", {}).get("status") == "True":
+            return
+        if conditions.get("Failed", {}).get("status") == "True":
+            failed = conditions["Failed"]
+            raise DemoFailed(f"the job failed: {failed['reason']}: {failed['message']}")
+        time.sleep(1)
+
+
+def read_metrics(platform: Platform) -> list[report.Record]:
+    """The job's records, from its checkpoint claim."""
+    pod = platform.pod(["python", "-c", READ_METRICS])
+    pod["volumes"].append(
+        {"name": "checkpoint", "persistentVolumeClaim": {"claimName": f"{JOB}-checkpoint", "readOnly": True}}
+    )
+    mount = {"name": "checkpoint", "mountPath": "/checkpoint", "readOnly": True}
+    pod["containers"][0]["volumeMounts"].append(mount)
+    return report.parse(_run_to_end(platform, "read-metrics", pod))
+
+
+def _run_to_end(platform: Platform, name: str, pod: Object) -> str:
+    """Run a pod as a Job and return what it printed. Raises DemoFailed with that if it fails."""
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {"backoffLimit": 0, "template": {"spec": pod}},
+    }
+    platform.kubectl("delete", "job", name, "--ignore-not-found")
+    platform.kubectl("create", "-f", "-", stdin=json.dumps(job))
+    while True:
+        status = json.loads(platform.kubectl("get", "job", name, "-o", "json")).get("status", {})
+        if status.get("succeeded"):
+            return platform.kubectl("logs", f"job/{name}")
+        if status.get("failed"):
+            raise DemoFailed(f"{name} failed:\n{platform.kubectl('logs', f'job/{name}')[-3000:]}")
+        time.sleep(1)
+
+
+@contextmanager
+def _timed(name: str, seconds: dict[str, float]) -> Iterator[None]:
+    begun = time.monotonic()
+    print(f"\n=== {name}", flush=True)
+    yield
+    seconds[name] = time.monotonic() - begun
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    own = parser.add_argument_group("a cluster that you have (the current kubeconfig context)")
+    own.add_argument("--operator-image", metavar="NAME:TAG", help="operator image the cluster can pull")
+    own.add_argument("--runtime-image", metavar="NAME:TAG", help="runtime image the cluster can pull")
+    own.add_argument("--access-mode", default="ReadWriteMany", choices=["ReadWriteMany", "ReadWriteOnce"])
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""Where the demo runs: the test cluster of this machine, or a cluster that the user has."""
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from e2e import host_runtime, installation, volumes
+from e2e.cluster.cluster import Cluster
+from e2e.cluster.errors import ClusterError, CommandError
+from e2e.cluster.images import catalogue
+
+NAMESPACE = "longboat-demo"
+RUNTIME = "quickstart"
+CLUSTER = "demo"
+
+Object = dict[str, Any]
+
+
+class Platform(Protocol):
+    """A Kubernetes with what a platform team provides."""
+
+    def intentions(self) -> list[str]:
+        """What the demo will do there, one sentence each."""
+
+    def prepare(self) -> None:
+        """Longboat, a runtime template, a namespace with a claim `longboat-data`."""
+
+    def kubectl(self, *argv: str, stdin: str | None = None) -> str:
+        """Run kubectl and return its output; raises CommandError."""
+
+    def pod(self, command: list[str]) -> Object:
+        """The spec of a pod that runs a command of the runtime's environment with data at /data."""
+
+    def remains(self) -> list[str]:
+        """How to look further, and how to take everything down."""
+
+
+@dataclass
+class TestCluster:
+    """A cluster of namespaces on this machine; pods run this machine's Python environment."""
+
+    __test__ = False
+    cluster: Cluster | None = None
+    image: str = ""
+
+    def intentions(self) -> list[str]:
+        """See Platform."""
+        return [
+            f"start a Kubernetes of its own on this machine, named {CLUSTER!r}, in namespaces that leave no trace",
+            "install Longboat's chart there and run the quickstart job in it",
+        ]
+
+    def prepare(self) -> None:
+        """See Platform."""
+        self.cluster = Cluster.find(CLUSTER) or Cluster.up(CLUSTER)
+        operator, host = catalogue.find("operator").build(), catalogue.find("runtime-host").build()
+        self.image = host.ref
+        for image in (operator, host):
+            self.cluster.load(image.archive)
+        volumes.provide(self.cluster)
+        installation.install(self.cluster.kubeconfig, operator.ref, "image.pullPolicy=Never")
+        data = self.cluster.layout.root / "data" / NAMESPACE
+        objects = [_namespace(), *host_runtime.claims(NAMESPACE, data), host_runtime.template(host.ref, RUNTIME)]
+        volumes.apply(self.cluster, objects)
+
+    def kubectl(self, *argv: str, stdin: str | None = None) -> str:
+        """See Platform."""
+        assert self.cluster is not None
+        return self.cluster.kubectl("-n", NAMESPACE, *argv, stdin=stdin, timeout=None)
+
+    def pod(self, command: list[str]) -> Object:
+        """See Platform."""
+        python = str(host_runtime.ENVIRONMENT / "bin" / "python")
+        return host_runtime.utility_pod(self.image, [python if word == "python" else word for word in command])
+
+    def remains(self) -> list[str]:
+        """See Platform."""
+        assert self.cluster is not None
+        return [
+            f"export KUBECONFIG={self.cluster.kubeconfig}",
+            f"kubectl -n {NAMESPACE} describe rljob countdown",
+            f"make cluster-down NAME={CLUSTER}      # takes everything down",
+        ]
+
+
+@dataclass(frozen=True)
+class OwnCluster:
+    """The cluster of the current kubeconfig context, with images from a registry that it can reach."""
+
+    operator_image: str
+    runtime_image: str
+    access_mode: str = "ReadWriteMany"
+
+    def intentions(self) -> list[str]:
+        """See Platform."""
+        context = _run(["kubectl", "config", "current-context"]).strip()
+        return [
+            f"use the cluster of the current kubeconfig context, {context!r}",
+            f"install or upgrade the Helm release {installation.RELEASE} in namespace {installation.NAMESPACE}",
+            f"with it CRDs, cluster roles and an admission policy; operator image {self.operator_image}",
+            f"make the namespace {NAMESPACE} with a claim of 5Gi ({self.access_mode}, default storage class)",
+            f"make the ClusterRLRuntime {RUNTIME} with image {self.runtime_image}, and one RLJob of four pods there",
+            "leave all of that there when it is done",
+        ]
+
+    def prepare(self) -> None:
+        """See Platform."""
+        kubeconfig = Path(os.environ.get("KUBECONFIG", Path.home() / ".kube" / "config"))
+        installation.install(kubeconfig, self.operator_image)
+        objects = [_namespace(), self._claim(), self._template()]
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+        _run(["kubectl", "apply", "--server-side", "-f", "-"], stdin=text)
+
+    def kubectl(self, *argv: str, stdin: str | None = None) -> str:
+        """See Platform."""
+        return _run(["kubectl", "-n", NAMESPACE, *argv], stdin=stdin)
+
+    def pod(self, command: list[str]) -> Object:
+        """See Platform."""
+        return {
+            "restartPolicy": "Never",
+            "securityContext": {"fsGroup": 10001, "runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+            "volumes": [
+                {"name": "data", "persistentVolumeClaim": {"claimName": "longboat-data"}},
+                {"name": "tmp", "emptyDir": {}},
+            ],
+            "containers": [
+                {
+                    "name": "utility",
+                    "image": self.runtime_image,
+                    "command": command,
+                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                    "volumeMounts": [{"name": "data", "mountPath": "/data"}, {"name": "tmp", "mountPath": "/tmp"}],
+                }
+            ],
+        }
+
+    def remains(self) -> list[str]:
+        """See Platform."""
+        return [
+            f"kubectl -n {NAMESPACE} describe rljob countdown",
+            f"kubectl delete namespace {NAMESPACE} && kubectl delete clusterrlruntime {RUNTIME}      # the job and its data",
+            f"helm uninstall {installation.RELEASE} -n {installation.NAMESPACE}      # Longboat",
+        ]
+
+    def _claim(self) -> Object:
+        return {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "longboat-data", "namespace": NAMESPACE},
+            "spec": {"accessModes": [self.access_mode], "resources": {"requests": {"storage": "5Gi"}}},
+        }
+
+    def _template(self) -> Object:
+        mount = {"name": "data", "mountPath": "/data", "readOnly": True}
+        volume = {"name": "data", "persistentVolumeClaim": {"claimName": "longboat-data"}}
+        roles = {
+            role: {
+                "template": {
+                    "spec": {
+                        "volumes": [volume],
+                        "containers": [{"name": name, "volumeMounts": [mount]} for name in names if name != "ray-head"],
+                    }
+                }
+            }
+            for role, names in host_runtime.CONTAINERS.items()
+        }
+        return {
+            "apiVersion": "longboat.dev/v1alpha1",
+            "kind": "ClusterRLRuntime",
+            "metadata": {"name": RUNTIME},
+            "spec": {"image": self.runtime_image, "roles": roles},
+        }
+
+
+def _namespace() -> Object:
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
+
+
+def _run(argv: list[str], stdin: str | None = None) -> str:
+    try:
+        done = subprocess.run(argv, input=stdin, text=True, capture_output=True, check=False)
+    except FileNotFoundError as error:
+        raise ClusterError(
+            f"{argv[0]} is missing: install it, or run the demo on the test cluster (`make demo`)"
+        ) from error
+    if done.returncode != 0:
+        raise CommandError(argv, done.returncode, done.stderr or done.stdout)
+    return done.stdout

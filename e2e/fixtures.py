@@ -1,0 +1,43 @@
+"""The pytest fixture that lends a test cluster to any test of the repository."""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster import Cluster
+from e2e.cluster import cluster as clusters
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--cluster`."""
+    text = "use the running cluster NAME, and leave it running, instead of one made for this run"
+    parser.getgroup("longboat").addoption("--cluster", metavar="NAME", help=text)
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A Kubernetes cluster of two nodes: `--cluster NAME`, else a new one that is gone after the run."""
+    name = request.config.getoption("--cluster")
+    if name:
+        found = Cluster.find(name)
+        if found is None:
+            pytest.fail(f"--cluster {name}: it is not up; `python -m e2e.cluster up --name {name} --nodes 2` starts it")
+        yield found
+        return
+    _remove_abandoned()
+    name = f"pytest-{os.getpid()}"
+    try:
+        yield Cluster.up(name, nodes=2)
+    finally:
+        Cluster.down(name)
+
+
+def _remove_abandoned() -> None:
+    """Take down clusters of test runs that were killed before they could."""
+    for name in clusters.names():
+        run = re.fullmatch(r"pytest-(\d+)", name)
+        if run and not Path(f"/proc/{run[1]}").exists():
+            Cluster.down(name)

@@ -1,0 +1,52 @@
+"""Longboat on a cluster as a platform team puts it there: the chart by Helm, a runtime template, claims for data."""
+
+import os
+import subprocess
+from pathlib import Path
+
+from e2e.cluster.binaries import HELM
+from e2e.cluster.cluster import Cluster
+from e2e.cluster.errors import ClusterError
+from e2e.host_runtime import REPOSITORY
+
+CHART = REPOSITORY / "charts" / "longboat"
+NAMESPACE = "longboat-system"
+RELEASE = "longboat"
+
+
+def install(kubeconfig: Path, image: str, *settings: str) -> None:
+    """`helm upgrade --install` with `image` (name:tag) as the operator's, waiting until it is ready.
+
+    `settings` are more `--set` values. Raises ClusterError with Helm's own words.
+    """
+    repository, _, tag = image.rpartition(":")
+    values = [f"image.repository={repository}", f"image.tag={tag}", *settings]
+    helm(
+        kubeconfig, "upgrade", "--install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--create-namespace",
+        "--wait", "--timeout", "120s", *(word for value in values for word in ("--set", value)),
+    )  # fmt: skip
+
+
+def uninstall(kubeconfig: Path) -> None:
+    """`helm uninstall`, waiting until its objects are gone."""
+    helm(kubeconfig, "uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "120s")
+
+
+def helm(kubeconfig: Path, *argv: str) -> str:
+    """Run Helm against a cluster; its caches stay in Longboat's cache folder."""
+    home = HELM.path.parent / "home"
+    environment = {
+        **os.environ,
+        "KUBECONFIG": str(kubeconfig),
+        **{f"HELM_{kind}_HOME": str(home / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")},
+    }
+    done = subprocess.run([str(HELM.path), *argv], env=environment, text=True, capture_output=True, check=False)
+    if done.returncode != 0:
+        raise ClusterError(f"helm {argv[0]} failed: {(done.stderr or done.stdout).strip()[-3000:]}")
+    return done.stdout
+
+
+def operator_pods(cluster: Cluster) -> list[str]:
+    """Names of the operator's pods."""
+    names = cluster.kubectl("-n", NAMESPACE, "get", "pods", "-l", f"app.kubernetes.io/instance={RELEASE}", "-o", "name")
+    return [name.removeprefix("pod/") for name in names.split()]

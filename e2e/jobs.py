@@ -1,0 +1,134 @@
+"""RLJobs as a person handles them: apply, look, wait, and on trouble show everything that explains it."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from e2e.cluster.cluster import Cluster
+from e2e.cluster.errors import CommandError
+from e2e.volumes import apply
+
+Object = dict[str, Any]
+
+
+class Timeout(AssertionError):
+    """What was waited for did not happen; the message holds what the cluster says of the job."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One RLJob of a namespace."""
+
+    cluster: Cluster
+    namespace: str
+    name: str
+
+    def apply(self, spec: Object) -> None:
+        """Create or change the job."""
+        apply(
+            self.cluster,
+            [
+                {
+                    "apiVersion": "longboat.dev/v1alpha1",
+                    "kind": "RLJob",
+                    "metadata": {"name": self.name, "namespace": self.namespace},
+                    "spec": spec,
+                }
+            ],
+        )
+
+    def get(self) -> Object:
+        """The object as it stands; empty when there is none."""
+        text = self._kubectl("get", "rljob", self.name, "-o", "json", "--ignore-not-found")
+        found: Object = json.loads(text) if text else {}
+        return found
+
+    def status(self) -> Object:
+        """Its status, empty before the operator has written one."""
+        found: Object = self.get().get("status", {})
+        return found
+
+    def patch(self, spec: Object) -> None:
+        """Merge `spec` into the job's."""
+        self._kubectl("patch", "rljob", self.name, "--type", "merge", "-p", json.dumps({"spec": spec}))
+
+    def delete(self) -> None:
+        """Delete the job and wait until the API server has none of that name."""
+        self._kubectl("delete", "rljob", self.name, "--ignore-not-found", "--timeout", "60s")
+
+    def step(self) -> int:
+        """Committed optimizer steps."""
+        return int(self.status().get("training", {}).get("step", 0))
+
+    def condition(self, kind: str) -> Object:
+        """The condition of this type; empty when there is none."""
+        return next((c for c in self.status().get("conditions", []) if c["type"] == kind), {})
+
+    def pods(self) -> dict[str, Object]:
+        """The job's pods by name."""
+        text = self._kubectl("get", "pods", "-l", f"longboat.dev/job={self.name}", "-o", "json")
+        return {pod["metadata"]["name"]: pod for pod in json.loads(text)["items"]}
+
+    def pod_uids(self, *roles: str) -> dict[str, str]:
+        """uid by pod name, of some roles (default all)."""
+        pods = self.pods().items()
+        return {
+            n: p["metadata"]["uid"]
+            for n, p in pods
+            if not roles or p["metadata"]["labels"]["longboat.dev/role"] in roles
+        }
+
+    def pod(self, role: str) -> str:
+        """Name of the newest pod of a role with one replica."""
+        names = [n for n, p in self.pods().items() if p["metadata"]["labels"]["longboat.dev/role"] == role]
+        return max(names, key=lambda n: int(n.rsplit("-a", 1)[1]))
+
+    def exec(self, pod: str, container: str, *command: str) -> str:
+        """Run a command in a container."""
+        return self._kubectl("exec", pod, "-c", container, "--", *command)
+
+    def wait(self, what: str, happened: Callable[[], Any], seconds: float = 180) -> Any:
+        """Wait until `happened()` is true and return it. A job that failed meanwhile ends the wait at once."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            result = happened()
+            if result:
+                return result
+            if self.condition("Failed").get("status") == "True" and "fail" not in what.lower():
+                raise Timeout(f"{what}: the job failed meanwhile\n{self.describe()}")
+            time.sleep(0.5)
+        raise Timeout(f"{what}: not within {seconds:.0f} s\n{self.describe()}")
+
+    def wait_for(self, condition: str, seconds: float = 300) -> None:
+        """`kubectl wait --for=condition=…`."""
+        self.wait(f"condition {condition}", lambda: self.condition(condition).get("status") == "True", seconds)
+
+    def wait_for_step(self, step: int, seconds: float = 300) -> int:
+        """Wait until at least `step` optimizer steps are committed."""
+        return int(self.wait(f"step {step}", lambda: (n := self.step()) >= step and n, seconds))
+
+    def describe(self) -> str:
+        """Everything that explains a job that does not do what it should."""
+        parts = [self._quiet("get", "rljob", self.name, "-o", "yaml")]
+        parts.append(self._quiet("get", "pods", "-o", "wide"))
+        parts.append(self._quiet("get", "events", "--sort-by=.lastTimestamp"))
+        for name, pod in self.pods().items():
+            containers = [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]
+            for container in containers:
+                log = self._quiet("logs", name, "-c", container["name"], "--tail=60")
+                parts.append(f"--- log of {name}/{container['name']}\n{log}")
+        operator = self.cluster.kubectl(
+            "logs", "-n", "longboat-system", "-l", "app.kubernetes.io/name=longboat", "--tail=60"
+        )
+        return "\n".join([*parts, f"--- log of the operator\n{operator}"])
+
+    def _kubectl(self, *argv: str) -> str:
+        return self.cluster.kubectl("-n", self.namespace, *argv)
+
+    def _quiet(self, *argv: str) -> str:
+        try:
+            return self._kubectl(*argv)
+        except CommandError as error:
+            return str(error)

@@ -1,0 +1,34 @@
+"""Longboat ready for use on a test cluster: volumes, images, chart, runtime template, one namespace with data."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e import host_runtime, installation, volumes
+from e2e.cluster.cluster import Cluster
+from e2e.cluster.images import catalogue
+
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where jobs of one namespace run. `data` is the directory that pods see as /data."""
+
+    cluster: Cluster
+    namespace: str
+    data: Path
+
+
+def prepare(cluster: Cluster, namespace: str, data: Path) -> Site:
+    """Bring everything an RLJob needs that is not the job's own. What is there already stays."""
+    operator, host = catalogue.find("operator").build(), catalogue.find("runtime-host").build()
+    for image in (operator, host):
+        cluster.load(image.archive)
+    volumes.provide(cluster)
+    installation.install(cluster.kubeconfig, operator.ref, "image.pullPolicy=Never")
+    labels = {"kubernetes.io/metadata.name": namespace, **RESTRICTED}
+    volumes.apply(
+        cluster, [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}}]
+    )
+    volumes.apply(cluster, [*host_runtime.claims(namespace, data), host_runtime.template(host.ref)])
+    return Site(cluster, namespace, data)

@@ -1,0 +1,58 @@
+"""What kubectl makes of a job's status, and its scale."""
+
+import json
+
+import pytest
+
+from e2e.cluster.cluster import Cluster
+from e2e.tests.api.objects import NAMESPACE, STARTED, Jobs, NewJob
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+
+def test_scale(server: Cluster, jobs: Jobs, new_job: NewJob) -> None:
+    status = {"selector": "longboat.dev/job=job", "roles": {"rollout": {"desired": 1, "ready": 1, "readyText": "1/1"}}}
+    name = new_job(status=status | {"startTime": STARTED})
+    server.kubectl("-n", NAMESPACE, "scale", "rlj", name, "--replicas=3")
+    assert jobs.get(name)["spec"]["rollout"]["replicas"] == 3
+    scale = json.loads(server.kubectl("-n", NAMESPACE, "get", "rlj", name, "--subresource=scale", "-o", "json"))
+    assert scale["spec"] == {"replicas": 3}
+    assert scale["status"] == {"replicas": 1, "selector": "longboat.dev/job=job"}
+
+
+def test_jobs_are_found_by_phase_and_runtime(server: Cluster, new_job: NewJob) -> None:
+    new_job(name="one", status={"phase": "Running"})
+    new_job({"spec.runtimeRef.name": "gpu"}, {"phase": "Suspended"}, "two")
+    for selector, found in {
+        "status.phase=Running": "one",
+        "status.phase!=Running,spec.runtimeRef.name=gpu": "two",
+    }.items():
+        listed = server.kubectl("-n", NAMESPACE, "get", "rlj", "--field-selector", selector, "-o", "name")
+        assert listed.split() == [f"rljob.longboat.dev/{found}"]
+
+
+def test_columns(server: Cluster, new_job: NewJob) -> None:
+    training = {"incarnation": 1, "state": "Running", "step": 7, "roundKind": "Short", "reward": "0.52"}
+    role = {"desired": 3, "ready": 2, "readyText": "2/3"}
+    status = {
+        "phase": "Running",
+        "reason": "Training",
+        "restarts": 1,
+        "training": training | {"tokensPerSecond": 9000, "weightVersion": 7},
+        "checkpoint": {"incarnation": 1, "step": 5},
+        "roles": {"rollout": role, "reward": role | {"cpu": "4"}},
+    }
+    name = new_job(status=status)
+    head, row = server.kubectl("-n", NAMESPACE, "get", "rlj", name, "-o", "wide").splitlines()
+    columns = "NAME PHASE ROUND STEP REWARD ROLLOUT REWARD-CPU TOK/S AGE VERSION RESTARTS CHECKPOINT RUNTIME REASON"
+    assert head.split() == columns.split()
+    values = dict(zip(head.split(), row.split(), strict=True))
+    del values["AGE"]
+    assert " ".join(values.values()) == "job Running Short 7 0.52 2/3 4 9000 7 1 5 cpu Training"
+
+
+def test_kubectl_waits_for_a_condition(server: Cluster, jobs: Jobs, new_job: NewJob) -> None:
+    name = new_job()
+    condition = {"type": "Succeeded", "status": "True", "reason": "JobSucceeded", "message": "All steps are done."}
+    jobs.apply_status(name, "longboat-operator", {"conditions": [{**condition, "lastTransitionTime": STARTED}]})
+    server.kubectl("-n", NAMESPACE, "wait", f"rlj/{name}", "--for=condition=Succeeded", "--timeout=10s")

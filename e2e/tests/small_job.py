@@ -1,0 +1,41 @@
+"""A job small enough for tests: a tiny random model, 64 short prompts, a reward that any answer can earn a part of."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+REWARD = '''"""Share of vowels among the letters of the answer."""
+
+
+def reward(sample):
+    letters = [c for c in sample.text if c.isalpha()]
+    return sum(c in "aeiou" for c in letters) / max(1, len(letters))
+'''
+
+
+def write_data(folder: Path) -> None:
+    """Model, dataset and reward function, readable by every user."""
+    from tests.support.tiny_model import build_tiny_model
+
+    build_tiny_model(folder / "model", max_length=64)
+    rows = [{"prompt": f"say {number:02}", "answer": str(number)} for number in range(64)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "reward.py").write_text(REWARD)
+    for file in (folder / "train.jsonl", folder / "reward.py"):
+        file.chmod(0o644)
+
+
+def spec(runtime: str = "host", **changes: Any) -> dict[str, Any]:
+    """An RLJob's spec; `changes` replace whole top-level fields."""
+    return {
+        "runtimeRef": {"name": runtime},
+        "model": {"path": "/data/model", "dtype": "Float32"},
+        "dataset": {"files": {"paths": ["/data/train.jsonl"]}},
+        "algorithm": {"name": "GRPO", "groupSize": 2},
+        "rounds": {"steps": 4, "promptsPerRound": 4},
+        "rollout": {"sampling": {"maxTokens": 16}, "kvCache": "64Mi", "enforceEager": True},
+        "rewards": [{"name": "vowels", "function": "/data/reward.py:reward", "timeoutSeconds": 5}],
+        "trainer": {"optimizer": {"learningRate": 1e-4}, "maxTokensPerBin": 256},
+        "checkpoint": {"everySteps": 2, "graceSeconds": 60},
+        **changes,
+    }

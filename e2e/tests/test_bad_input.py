@@ -1,0 +1,57 @@
+"""What a person gets wrong ends in a condition that names the field and the cure, within a minute."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from e2e.jobs import Job
+from e2e.site import Site
+from e2e.tests import small_job
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+Spec = dict[str, Any]
+
+
+def missing_model(spec: Spec) -> None:
+    spec["model"]["path"] = "/data/nowhere"
+
+
+def unknown_reward(spec: Spec) -> None:
+    spec["rewards"][0]["function"] = "/data/reward.py:rewrad"
+
+
+def missing_column(spec: Spec) -> None:
+    spec["dataset"]["columns"] = {"prompt": "question"}
+
+
+def long_prompt(spec: Spec) -> None:
+    spec["model"]["maxLength"] = 20
+
+
+def missing_dataset(spec: Spec) -> None:
+    spec["dataset"]["files"]["paths"] = ["/data/nothing.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason", "field", "cure"),
+    [
+        (missing_model, "ModelNotFound", "spec.model.path", "/data/nowhere"),
+        (unknown_reward, "RewardFunctionNotFound", "spec.rewards[0].function", "reward"),
+        (missing_column, "DatasetColumnMissing", "spec.dataset.columns.prompt", "prompt"),
+        (long_prompt, "PromptTooLong", "spec.model.maxLength", "maxLength"),
+        (missing_dataset, "DatasetNotFound", "spec.dataset.files.paths[0]", "/data/nothing.jsonl"),
+    ],
+)
+def test_spec_problem_is_named(site: Site, spoil: Callable[[Spec], None], reason: str, field: str, cure: str) -> None:
+    spec = small_job.spec()
+    spoil(spec)
+    job = Job(site.cluster, site.namespace, spoil.__name__.replace("_", "-"))
+    job.apply(spec)
+    job.wait("the job fails", lambda: job.condition("Failed").get("status") == "True", 60)
+    condition = job.condition("Failed")
+    assert condition["reason"] == reason
+    assert field in condition["message"]
+    assert cure in condition["message"]
+    job.delete()

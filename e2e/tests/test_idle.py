@@ -1,0 +1,48 @@
+"""What Longboat costs a cluster when nothing happens."""
+
+import re
+import time
+
+import pytest
+
+from e2e.installation import NAMESPACE as SYSTEM
+from e2e.installation import operator_pods
+from e2e.jobs import Job
+from e2e.site import Site
+from e2e.tests import small_job
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+WRITES = {"create", "apply", "patch", "update", "delete"}
+SERIES = re.compile(r"^longboat_api_requests_total\{(?P<labels>[^}]*)\} (?P<value>\S+)$", re.MULTILINE)
+
+
+def writes(site: Site) -> dict[str, float]:
+    """Writes the operator has made, by verb and resource, but for the renewals of its own Lease."""
+    (pod,) = operator_pods(site.cluster)
+    text = site.cluster.kubectl("get", "--raw", f"/api/v1/namespaces/{SYSTEM}/pods/{pod}:8080/proxy/metrics")
+    counted: dict[str, float] = {}
+    for series in SERIES.finditer(text):
+        labels = dict(re.findall(r'(\w+)="([^"]*)"', series["labels"]))
+        if labels["verb"] in WRITES and labels["resource"] != "leases":
+            key = f"{labels['verb']} {labels['resource']}"
+            counted[key] = counted.get(key, 0) + float(series["value"])
+    return counted
+
+
+def test_idle_operator_writes_nothing(site: Site) -> None:
+    """One finished and one running job, sixty seconds."""
+    finished = Job(site.cluster, site.namespace, "idle-finished")
+    finished.apply(small_job.spec(rounds={"steps": 1, "promptsPerRound": 4}))
+    finished.wait_for("Succeeded", 420)
+    running = Job(site.cluster, site.namespace, "idle-running")
+    running.apply(small_job.spec(rounds={"steps": 100_000, "promptsPerRound": 4}))
+    running.wait_for_step(2, 420)
+    time.sleep(10)
+    before, step = writes(site), running.step()
+    assert before, "the operator counts its writes"
+    time.sleep(60)
+    assert writes(site) == before
+    assert running.step() > step
+    for job in (running, finished):
+        job.delete()

@@ -1,0 +1,139 @@
+"""What people do to jobs and what machines do to pods, on a real Kubernetes with real vLLM, Ray and torch.
+
+The tests of `survivor` share one long job and run in the order of this file: each leaves it running.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.installation import NAMESPACE as SYSTEM
+from e2e.installation import operator_pods
+from e2e.jobs import Job
+from e2e.site import Site
+from e2e.tests import small_job
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+GPU_ROLES = ("rollout", "trainer")
+
+
+@pytest.fixture(scope="module")
+def survivor(site: Site) -> Iterator[Job]:
+    """A job that goes on until it is deleted."""
+    job = Job(site.cluster, site.namespace, "survivor")
+    job.apply(small_job.spec(rounds={"steps": 100_000, "promptsPerRound": 4}))
+    job.wait_for("Running", 300)
+    job.wait_for_step(3)
+    yield job
+    job.delete()
+
+
+def signal_process(job: Job, pod: str, container: str, word: str) -> None:
+    """SIGKILL every process of a container whose command line holds `word`."""
+    script = (
+        f'for p in /proc/[0-9]*; do if tr "\\0" " " < $p/cmdline 2>/dev/null | grep -q "{word}"; '
+        "then n=${p#/proc/}; [ $n = $$ ] || kill -9 $n; fi; done; true"
+    )
+    job.exec(pod, container, "sh", "-c", script)
+
+
+def test_job_finishes_with_an_export(site: Site) -> None:
+    job = Job(site.cluster, site.namespace, "finisher")
+    job.apply(small_job.spec())
+    site.cluster.kubectl(
+        "-n", site.namespace, "wait", "--for=condition=Succeeded", "rljob/finisher", "--timeout=420s", timeout=440
+    )
+    status = job.status()
+    assert status["phase"] == "Succeeded"
+    assert status["training"]["step"] == 4
+    assert float(status["training"]["parity"]) < 1e-4
+    assert status["checkpoint"]["step"] == 4
+    assert status["checkpoint"]["export"]
+    job.wait("pods released", lambda: not job.pods(), 60)
+    columns = site.cluster.kubectl("-n", site.namespace, "get", "rlj", "finisher").split()
+    assert {"PHASE", "STEP", "REWARD", "ROLLOUT"} <= set(columns)
+    assert "Succeeded" in columns
+
+
+def test_lost_rollout_pod_is_replaced(survivor: Job) -> None:
+    others = survivor.pod_uids("driver", "trainer", "reward")
+    lost = survivor.pod("rollout")
+    step = survivor.step()
+    survivor.cluster.kubectl("-n", survivor.namespace, "delete", "pod", lost, "--grace-period=0", "--force")
+    survivor.wait("a new rollout pod", lambda: survivor.pod_uids("rollout").keys() - {lost}, 60)
+    survivor.wait_for_step(step + 3)
+    assert survivor.pod_uids("driver", "trainer", "reward") == others
+
+
+def test_killed_driver_container_resumes_in_its_pod(survivor: Job) -> None:
+    pods = survivor.pod_uids()
+    before = survivor.status()["training"]
+    signal_process(survivor, survivor.pod("driver"), "driver", "longboat agent driver")
+    survivor.wait(
+        "a new incarnation", lambda: survivor.status()["training"]["incarnation"] > before["incarnation"], 120
+    )
+    survivor.wait_for_step(before["step"] + 2)
+    assert survivor.pod_uids() == pods
+
+
+def test_killed_ray_head_is_joined_again(survivor: Job) -> None:
+    pods = survivor.pod_uids()
+    before = survivor.status()["training"]
+    signal_process(survivor, survivor.pod("driver"), "ray-head", "gcs_server")
+    survivor.wait(
+        "a new incarnation", lambda: survivor.status()["training"]["incarnation"] > before["incarnation"], 120
+    )
+    survivor.wait_for_step(before["step"] + 2)
+    assert survivor.pod_uids() == pods
+
+
+def test_lost_driver_pod_resumes_and_keeps_the_other_pods(survivor: Job) -> None:
+    kept = survivor.pod_uids(*GPU_ROLES, "reward")
+    before = survivor.status()["training"]
+    lost = survivor.pod("driver")
+    survivor.cluster.kubectl("-n", survivor.namespace, "delete", "pod", lost, "--grace-period=0", "--force")
+    survivor.wait(
+        "a new incarnation", lambda: survivor.status()["training"]["incarnation"] > before["incarnation"], 180
+    )
+    survivor.wait_for_step(before["step"] + 2)
+    assert survivor.pod_uids(*GPU_ROLES, "reward") == kept
+
+
+def test_killed_operator_changes_no_pod(survivor: Job) -> None:
+    pods = survivor.pod_uids()
+    step = survivor.step()
+    for name in operator_pods(survivor.cluster):
+        survivor.cluster.kubectl("-n", SYSTEM, "delete", "pod", name, "--grace-period=0", "--force")
+    survivor.wait_for_step(step + 3)
+    survivor.cluster.kubectl("-n", SYSTEM, "rollout", "status", "deployment", "--timeout=90s")
+    survivor.wait_for_step(survivor.step() + 2)
+    assert survivor.pod_uids() == pods
+
+
+def test_suspend_keeps_a_step_and_resume_continues_there(survivor: Job) -> None:
+    survivor.patch({"suspend": True})
+    survivor.wait("suspended", lambda: survivor.status()["phase"] == "Suspended", 300)
+    survivor.wait("pods released", lambda: not survivor.pods(), 60)
+    kept = survivor.status()["checkpoint"]["step"]
+    assert kept == survivor.step()
+    assert str(kept) in survivor.condition("Suspended")["message"]
+    survivor.patch({"suspend": False})
+    survivor.wait("running again", lambda: survivor.status()["phase"] == "Running", 300)
+    assert survivor.wait_for_step(kept + 1) < kept + 50
+
+
+def test_deleted_job_leaves_only_its_claim(survivor: Job) -> None:
+    survivor.delete()
+    kinds = "pods,services,serviceaccounts,roles,rolebindings,secrets,networkpolicies,controllerrevisions"
+    survivor.wait(
+        "children collected",
+        lambda: not survivor.cluster.kubectl(
+            "-n", survivor.namespace, "get", kinds, "-l", "longboat.dev/job=survivor", "-o", "name"
+        ).strip(),
+        90,
+    )  # fmt: skip
+    claims = survivor.cluster.kubectl(
+        "-n", survivor.namespace, "get", "pvc", "-l", "longboat.dev/job=survivor", "-o", "name"
+    )
+    assert claims.split() == ["persistentvolumeclaim/survivor-checkpoint"]

@@ -1,0 +1,81 @@
+"""Volumes of the test cluster: a default StorageClass served by directories of this machine.
+
+Every node of the cluster runs on this machine, so a directory is a true ReadWriteMany volume. The volumes are made ahead,
+writable for every user (a hostPath ignores fsGroup), and go with the cluster.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from e2e.cluster.cluster import Cluster
+
+STORAGE_CLASS = "host"
+
+
+def provide(cluster: Cluster, count: int = 24, size: str = "10Gi") -> None:
+    """Make the StorageClass and `count` empty volumes of `size`; those that exist stay as they are."""
+    root = cluster.layout.root / "volumes"
+    folders = [root / f"{number:02}" for number in range(count)]
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o777)
+    root.chmod(0o755)
+    objects = [_storage_class(), *(_volume(f"host-{folder.name}", folder, size) for folder in folders)]
+    apply(cluster, objects)
+
+
+def apply(cluster: Cluster, objects: list[dict[str, Any]]) -> None:
+    """Server-side apply of `objects`."""
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=text)
+
+
+def mirror(namespace: str, name: str, folder: Path, read_only: bool = True) -> list[dict[str, Any]]:
+    """A claim `name` in `namespace` that shows `folder` of this machine, and the volume behind it.
+
+    Pod Security `restricted` forbids hostPath in pods and allows claims.
+    """
+    mode = "ReadOnlyMany" if read_only else "ReadWriteMany"
+    volume = _volume(f"{namespace}-{name}", folder, "100Gi", mode)
+    volume["spec"]["storageClassName"] = ""
+    volume["spec"]["claimRef"] = {"namespace": namespace, "name": name}
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {
+            "accessModes": [mode],
+            "storageClassName": "",
+            "volumeName": volume["metadata"]["name"],
+            "resources": {"requests": {"storage": "100Gi"}},
+        },
+    }
+    return [volume, claim]
+
+
+def _storage_class() -> dict[str, Any]:
+    return {
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": {
+            "name": STORAGE_CLASS,
+            "annotations": {"storageclass.kubernetes.io/is-default-class": "true"},
+        },
+        "provisioner": "kubernetes.io/no-provisioner",
+    }
+
+
+def _volume(name: str, folder: Path, size: str, mode: str = "ReadWriteMany") -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": name},
+        "spec": {
+            "capacity": {"storage": size},
+            "accessModes": [mode],
+            "storageClassName": STORAGE_CLASS,
+            "persistentVolumeReclaimPolicy": "Retain",
+            "hostPath": {"path": str(folder), "type": "Directory"},
+        },
+    }

@@ -1,0 +1,118 @@
+"""Makes what the quickstart trains on: a tiny Qwen3 that has only just learned to count down, and its prompts.
+
+    python build_base.py DIRECTORY
+
+writes DIRECTORY/model (a Hugging Face directory), train.jsonl and heldout.jsonl. A short supervised warm-up gives reinforcement
+learning something to reinforce; it stops early, so there is a lot left to learn.
+"""
+
+import argparse
+import json
+import random
+from pathlib import Path
+
+import torch
+from countdown import SYMBOLS, answer, draw, held_out, training
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+SPECIAL = ("<pad>", "<eos>")
+LENGTH = 320
+STEPS = 50
+BATCH = 32
+LEARNING_RATE = 3e-3
+HELD_OUT = 256
+TRAINING = 20_000
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Every symbol of the task is one token."""
+    vocabulary = {name: number for number, name in enumerate([*SPECIAL, *SYMBOLS])}
+    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    inner.add_special_tokens([AddedToken(name, special=True) for name in SPECIAL])
+    inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    inner.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        pad_token=SPECIAL[0],
+        eos_token=SPECIAL[1],
+        model_max_length=LENGTH,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def model(vocabulary: int) -> Qwen3ForCausalLM:
+    """0.3 million parameters."""
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=vocabulary,
+            hidden_size=128,
+            intermediate_size=256,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            max_position_embeddings=LENGTH,
+            tie_word_embeddings=True,
+            pad_token_id=0,
+            bos_token_id=None,
+            eos_token_id=1,
+            dtype="float32",
+        )
+    )
+
+
+def warm_up(learner: Qwen3ForCausalLM, words: PreTrainedTokenizerFast, excluded: list[str]) -> None:
+    """Supervised steps on right answers to prompts that are not held out."""
+    rng = random.Random(1)
+    without = set(excluded)
+    optimizer = torch.optim.AdamW(learner.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    for step in range(1, STEPS + 1):
+        prompts = [prompt for prompt in (draw(rng) for _ in range(2 * BATCH)) if prompt not in without][:BATCH]
+        batch = [[*words.encode(prompt + answer(prompt)), 1] for prompt in prompts]
+        ids = torch.tensor([row + [0] * (max(map(len, batch)) - len(row)) for row in batch])
+        labels = ids[:, 1:].masked_fill(ids[:, 1:] == 0, -100)
+        labels[:, : len(words.encode(prompts[0])) - 1] = -100
+        loss = cross_entropy(learner(ids[:, :-1]).logits.transpose(1, 2), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(learner.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * min(1.0, step / 20)
+        optimizer.step()
+        if step % 10 == 0:
+            print(f"warm-up step {step}/{STEPS}: loss {loss.item():.3f}", flush=True)
+
+
+def write_rows(file: Path, prompts: list[str], longest: int) -> None:
+    """One JSON object a line; `length` is the domain."""
+    rows = (
+        {"prompt": p, "answer": answer(p), "length": "longest" if int(p[2:4]) >= longest else "usual"} for p in prompts
+    )
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def main() -> None:
+    """Write model and data."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    directory = parser.parse_args().directory
+    directory.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    kept_apart = held_out(HELD_OUT)
+    words = tokenizer()
+    learner = model(len(words))
+    warm_up(learner, words, kept_apart)
+    learner.save_pretrained(directory / "model")
+    words.save_pretrained(directory / "model")
+    longest = sorted(int(prompt[2:4]) for prompt in kept_apart)[-(HELD_OUT // 10)]
+    write_rows(directory / "heldout.jsonl", kept_apart, longest)
+    write_rows(directory / "train.jsonl", training(TRAINING, kept_apart), longest)
+    for file in [*directory.glob("*.jsonl"), *(directory / "model").iterdir()]:
+        file.chmod(0o644)  # pods run under another user
+    print(f"wrote {directory}: the longest decile of the held-out prompts starts at {longest}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The control plane: watches RLJobs and makes them true."""

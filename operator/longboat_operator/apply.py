@@ -1,0 +1,173 @@
+"""Carries a plan out, action by action. It may end after any of them: planning again goes on from there.
+
+* A refusal (the server understood and said no) is kept for the next plan. A refused prerequisite, that is anything but a
+  Pod, ends the plan's creates and applies, since later ones may stand on it; pods don't stand on each other. Deletes,
+  resizes, events and the status go on.
+* The dry runs a plan asks for are made together, right before its first create that asks for one. If one is refused, the
+  plan creates and applies nothing more.
+* Events tell of what the status written before them says: when that write comes too late (the job has changed), the plan
+  ends there.
+* Trouble (no answer, 5xx, 429) ends the plan: nobody knows what was done; it is planned again after a wait.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import structlog
+
+from longboat_operator.kube.client import KubeClient
+from longboat_operator.kube.errors import ConflictError, KubeError, NotFoundError, is_refusal
+from longboat_operator.kube.events import EventRecorder
+from longboat_operator.kube.resources import POD, RL_JOB
+from longboat_operator.metrics import ACTIONS, RESIZES
+from longboat_operator.model import (
+    LABEL_ROLE,
+    Action,
+    ApplyObject,
+    CreateObject,
+    DeleteObject,
+    EmitEvent,
+    Observed,
+    Plan,
+    PublishStatus,
+    ResizePod,
+)
+from longboat_operator.refusals import Refusals, Target
+from longboat_operator.watch.cache import Cache
+from longboat_operator.watch.expectations import Expectation
+from longboat_operator.writes import Writes
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a plan: what the cache is to show, why it ended early, whether the job had changed meanwhile."""
+
+    expectations: tuple[Expectation, ...]
+    trouble: KubeError | None = None
+    stale: bool = False
+
+
+class Applier:
+    """Carries out plans of any job."""
+
+    def __init__(self, client: KubeClient, cache: Cache, events: EventRecorder) -> None:
+        self._client = client
+        self._cache = cache
+        self._events = events
+
+    async def apply(self, plan: Plan, observed: Observed, refusals: Refusals) -> Outcome:
+        """Executes the actions in order; refusals go into `refusals`."""
+        writes = Writes(self._client, self._cache, self._events, observed)
+        return await _Run(writes, plan, observed, refusals).execute()
+
+
+class _Run:
+    """One plan's execution."""
+
+    def __init__(self, writes: Writes, plan: Plan, observed: Observed, refusals: Refusals) -> None:
+        self._writes = writes
+        self._plan = plan
+        self._observed = observed
+        self._refusals = refusals
+        self._building = True
+        self._dry_runs_made = False
+        self._stale = False
+
+    async def execute(self) -> Outcome:
+        self._refusals.keep_only({target_of(action) for action in self._plan.actions})
+        trouble = None
+        for action in self._plan.actions:
+            try:
+                await self._one(action)
+            except KubeError as error:
+                self._count(action, "trouble")
+                log.warning("plan ended early", **self._words(action), error=str(error))
+                trouble = error
+                break
+            if self._stale:
+                break
+        return Outcome(tuple(self._writes.expectations), trouble, self._stale)
+
+    async def _one(self, action: Action) -> None:
+        if isinstance(action, CreateObject) and action.dry_run and not self._dry_runs_made:
+            await self._make_dry_runs()
+        if self._refusals.waits(target_of(action)):
+            self._end_building(action)
+            self._count(action, "waiting")
+        elif isinstance(action, (CreateObject, ApplyObject)) and not self._building:
+            self._count(action, "skipped")
+        else:
+            await self._try(action)
+
+    async def _try(self, action: Action) -> None:
+        try:
+            outcome = await self._writes.execute(action)
+        except KubeError as error:
+            if not is_refusal(error):
+                raise
+            self._refused(action, error)
+        else:
+            self._refusals.clear(target_of(action))
+            self._count(action, outcome)
+
+    async def _make_dry_runs(self) -> None:
+        self._dry_runs_made = True
+        for action in self._plan.actions:
+            if not (isinstance(action, CreateObject) and action.dry_run):
+                continue
+            if self._refusals.waits(target_of(action)):
+                self._building = False
+                continue
+            try:
+                await self._writes.dry_run(action)
+            except KubeError as error:
+                if not is_refusal(error):
+                    raise
+                self._refused(action, error)
+                self._building = False
+
+    def _refused(self, action: Action, error: KubeError) -> None:
+        self._count(action, "refused")
+        if isinstance(action, PublishStatus):
+            if not isinstance(error, (ConflictError, NotFoundError)):
+                raise error  # a status the schema refuses is an error of ours
+            self._stale = True
+            return
+        log.warning("refused", **self._words(action), error=str(error))
+        if not isinstance(action, EmitEvent):
+            self._refusals.note(target_of(action), str(error))
+            self._end_building(action)
+
+    def _end_building(self, action: Action) -> None:
+        if isinstance(action, (CreateObject, ApplyObject)) and action.body["kind"] != POD.kind:
+            self._building = False
+
+    def _count(self, action: Action, outcome: str) -> None:
+        kind = target_of(action)[0]
+        ACTIONS.labels(type(action).__name__, kind, outcome).inc()
+        if isinstance(action, ResizePod):
+            pod = self._observed.children.get(POD.kind, {}).get(action.name, {})
+            role = ((pod.get("metadata") or {}).get("labels") or {}).get(LABEL_ROLE, "")
+            RESIZES.labels(role, outcome).inc()
+
+    def _words(self, action: Action) -> dict[str, str]:
+        kind, name = target_of(action)
+        return {"job": str(self._observed.key), "action": type(action).__name__, "kind": kind, "name": name}
+
+
+def target_of(action: Action) -> Target:
+    """Kind and name of what an action writes."""
+    match action:
+        case CreateObject() | ApplyObject():
+            return action.body["kind"], action.body["metadata"]["name"]
+        case DeleteObject():
+            return action.kind, action.name
+        case ResizePod():
+            return POD.kind, action.name
+        case EmitEvent():
+            return "Event", action.reason
+        case PublishStatus():
+            return RL_JOB.kind, "status"

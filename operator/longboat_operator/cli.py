@@ -1,0 +1,101 @@
+"""`longboat-operator run`: options, then the shell."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+
+from longboat_operator import logs
+from longboat_operator.kube.config import ConfigurationError, load_configuration, own_namespace
+from longboat_operator.lease import LeadershipLostError
+from longboat_operator.observe import observe
+from longboat_operator.plan import plan
+from longboat_operator.shell import LeaseOptions, Options, Shell
+
+log = structlog.get_logger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0 after a signal, 1 when leadership was lost or on an error, 2 for options or a cluster that can't be used."""
+    parsed = _parser().parse_args(arguments)
+    logs.configure(parsed.log_format)
+    try:
+        asyncio.run(_run(parsed.kubeconfig, _options(parsed)))
+    except ConfigurationError as error:
+        log.error("can't start", error=str(error))
+        return 2
+    except LeadershipLostError as error:
+        log.error("ending", error=str(error))
+        return 1
+    except Exception:
+        log.exception("ending on an error that nothing here can mend")
+        return 1
+    return 0
+
+
+async def _run(kubeconfig: Path | None, options: Options) -> None:
+    configuration = await load_configuration(kubeconfig)
+    await Shell(configuration, options, observe, plan).run()
+
+
+def _options(parsed: argparse.Namespace) -> Options:
+    namespaces = tuple(dict.fromkeys(parsed.namespace))
+    lease_namespace = parsed.lease_namespace or own_namespace() or (namespaces[0] if namespaces else "default")
+    return Options(
+        namespaces=namespaces,
+        lease=LeaseOptions(lease_namespace, parsed.lease_name) if parsed.leader_election else None,
+        health_port=parsed.health_port,
+        metrics_port=parsed.metrics_port,
+        workers=parsed.workers,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="longboat-operator", description="Runs RLJobs on Kubernetes.")
+    run = parser.add_subparsers(required=True, metavar="COMMAND").add_parser("run", help="run the operator")
+    run.add_argument(
+        "--kubeconfig", type=Path, metavar="FILE", help="default: the pod's service account, else ~/.kube/config"
+    )
+    run.add_argument(
+        "--namespace",
+        action="append",
+        default=[],
+        metavar="NS",
+        help="serve this namespace; may be repeated; default: the whole cluster",
+    )
+    run.add_argument(
+        "--leader-election",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compete for a Lease, so that several replicas can run",
+    )
+    run.add_argument(
+        "--lease-namespace", metavar="NS", help="default: the pod's own namespace, else the first --namespace"
+    )
+    run.add_argument("--lease-name", default="longboat-operator", metavar="NAME", help="default: %(default)s")
+    run.add_argument(
+        "--health-port", type=int, default=8081, metavar="PORT", help="/healthz and /readyz; default: %(default)s"
+    )
+    run.add_argument("--metrics-port", type=int, default=8080, metavar="PORT", help="/metrics; default: %(default)s")
+    run.add_argument("--log-format", choices=("json", "text"), default="json", help="default: %(default)s")
+    run.add_argument(
+        "--workers", type=_positive, default=4, metavar="N", help="jobs planned at once; default: %(default)s"
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        message = f"must be at least 1, not {number}"
+        raise argparse.ArgumentTypeError(message)
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""From a change to what is done about it: queue -> observe -> plan -> apply, one job at a time per key."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import structlog
+
+from longboat_operator.apply import Applier, Outcome
+from longboat_operator.kube.resources import CLUSTER_RL_RUNTIME, RL_JOB
+from longboat_operator.lease import LeadershipLostError
+from longboat_operator.metrics import RECONCILE_SECONDS
+from longboat_operator.model import JobKey, Object, Observed, Plan
+from longboat_operator.queue import WorkQueue
+from longboat_operator.refusals import Refusals
+from longboat_operator.watch.cache import RUNTIME_KINDS, Cache, Change, job_of
+from longboat_operator.watch.expectations import Expectations
+from longboat_operator.watch.trim import same_content
+from longboat_operator.watch.wakes import wakes
+
+Observe = Callable[[Cache, JobKey], Observed]
+MakePlan = Callable[[Observed, datetime], Plan]
+
+log = structlog.get_logger(__name__)
+
+
+class Controller:
+    """Decides which keys to plan for, and when again."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        queue: WorkQueue[JobKey],
+        observe: Observe,
+        plan: MakePlan,
+        applier: Applier,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.expectations = Expectations(cache)
+        self._cache = cache
+        self._queue = queue
+        self._observe = observe
+        self._plan = plan
+        self._applier = applier
+        self._clock = clock
+        self._refusals: dict[JobKey, Refusals] = {}
+        self._held: set[JobKey] = set()
+        self._leading = False
+
+    def changed(self, change: Change) -> None:
+        """The cache has changed: wakes whom it concerns, and those who waited for exactly this. Nobody on a standby."""
+        if not self._leading:
+            return
+        woken = _worth_a_plan(change)
+        for key in self._concerned(change):
+            if woken or (key in self._held and self.expectations.met(key)):
+                self._queue.add(key)
+
+    def lead(self) -> None:
+        """Begins to plan, with every job there is."""
+        self._leading = True
+        for job, _ in self._cache.jobs():
+            self._queue.add(job)
+
+    async def work(self) -> None:
+        """A worker: takes keys until the queue is closed. Only what ends the process (lost leadership) is raised."""
+        while (job := await self._queue.get()) is not None:
+            started = self._clock()
+            try:
+                result = await self.reconcile(job)
+            finally:
+                self._queue.done(job)
+            RECONCILE_SECONDS.labels(result).observe(self._clock() - started)
+
+    async def reconcile(self, job: JobKey) -> str:
+        """One round for one job; the answer names what came of it, for the metric."""
+        if not self.expectations.met(job):
+            self._held.add(job)
+            return "held"
+        self._held.discard(job)
+        refusals = self._refusals.setdefault(job, Refusals(self._clock))
+        try:
+            observed = dataclasses.replace(self._observe(self._cache, job), refusals=refusals.by_name())
+            plan = self._plan(observed, datetime.now(UTC))
+            if plan.empty and observed.job is None:
+                self._forget(job)
+                return "gone"
+            outcome = await self._applier.apply(plan, observed, refusals)
+        except LeadershipLostError:
+            raise
+        except Exception:
+            # One job's plan that can't be made or carried out must not stop the others'.
+            log.exception("reconcile failed", job=str(job))
+            self._queue.add_after(job, self._queue.failed(job))
+            return "error"
+        self.expectations.expect(job, outcome.expectations)
+        again = [plan.look_again_seconds, refusals.next_seconds()]
+        if outcome.trouble is not None or outcome.stale:
+            retry_after = (outcome.trouble.retry_after_seconds if outcome.trouble else None) or 0.0
+            again.append(max(self._queue.failed(job), retry_after))
+        else:
+            self._queue.succeeded(job)
+        self._queue.add_after(job, min((seconds for seconds in again if seconds is not None), default=None))
+        return _word(plan, outcome)
+
+    def _forget(self, job: JobKey) -> None:
+        self._refusals.pop(job, None)
+        self._queue.succeeded(job)
+        self._queue.add_after(job, None)
+
+    def _concerned(self, change: Change) -> set[JobKey]:
+        """The job itself, or that of a child, before and after the change; all jobs that refer to a runtime."""
+        if change.key.kind not in RUNTIME_KINDS:
+            return {job for obj in (change.old, change.new) if obj is not None and (job := job_of(obj)) is not None}
+        # Runtimes change rarely: looking through all jobs is cheap enough.
+        kind, namespace, name = change.key.kind, change.key.namespace, change.key.name
+        return {
+            key
+            for key, job in self._cache.jobs()
+            if _runtime_of(job) == (kind, name) and namespace in ("", key.namespace)
+        }
+
+
+def _word(plan: Plan, outcome: Outcome) -> str:
+    if outcome.trouble is not None:
+        return "trouble"
+    if outcome.stale:
+        return "stale"
+    return "empty" if plan.empty else "applied"
+
+
+def _worth_a_plan(change: Change) -> bool:
+    if change.key.kind == RL_JOB.kind:
+        return wakes(change.old, change.new)
+    return change.old is None or change.new is None or not same_content(change.old, change.new)
+
+
+def _runtime_of(job: Object) -> tuple[str, str]:
+    reference = job.get("spec", {}).get("runtimeRef", {})
+    return reference.get("kind", CLUSTER_RL_RUNTIME.kind), reference.get("name", "")

@@ -1,0 +1,72 @@
+"""Is this process alive, and is what it knows current? Judged, and told over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+# A plan takes a few requests of at most seconds each; the rate limit serves thousands of keys in this time.
+QUEUE_LATE_SECONDS = 120.0
+QUEUE_STUCK_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Why the process should get no trust (`not_ready`) and why it should be restarted (`not_alive`)."""
+
+    not_ready: tuple[str, ...] = ()
+    not_alive: tuple[str, ...] = ()
+
+
+def judge(watch_problems: list[str], watch_dead: bool, queue_oldest_seconds: float, leading: bool) -> Health:
+    """The verdict. Pure.
+
+    A standby is ready: readiness says that the cache is current, not who leads. The API server being away makes a process
+    unready, never dead, since a restart wouldn't bring it back.
+    """
+    not_ready = list(watch_problems)
+    not_alive = ["a watch is dead and only a restart revives it"] if watch_dead else []
+    if leading and queue_oldest_seconds > QUEUE_LATE_SECONDS:
+        not_ready.append(f"a job has waited {queue_oldest_seconds:.0f} s to be planned")
+    if leading and queue_oldest_seconds > QUEUE_STUCK_SECONDS:
+        not_alive.append(f"workers are stuck: a job has waited {queue_oldest_seconds:.0f} s")
+    return Health(tuple(not_ready), tuple(not_alive))
+
+
+async def serve_health(port: int, health: Callable[[], Health]) -> web.AppRunner:
+    """`/healthz` and `/readyz`: 200 `ok`, or 503 and the reasons, one a line."""
+
+    async def healthz(_: web.Request) -> web.Response:
+        return _answer(health().not_alive)
+
+    async def readyz(_: web.Request) -> web.Response:
+        return _answer(health().not_ready)
+
+    return await _serve(port, {"/healthz": healthz, "/readyz": readyz})
+
+
+async def serve_metrics(port: int, registries: tuple[CollectorRegistry, ...]) -> web.AppRunner:
+    """`/metrics` in Prometheus' text format."""
+
+    async def metrics(_: web.Request) -> web.Response:
+        body = b"".join(generate_latest(registry) for registry in registries)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    return await _serve(port, {"/metrics": metrics})
+
+
+def _answer(reasons: tuple[str, ...]) -> web.Response:
+    return web.Response(status=503 if reasons else 200, text="\n".join(reasons or ("ok",)) + "\n")
+
+
+async def _serve(port: int, routes: dict[str, Callable[[web.Request], Awaitable[web.Response]]]) -> web.AppRunner:
+    app = web.Application()
+    for path, handler in routes.items():
+        app.router.add_get(path, handler)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, port=port).start()
+    return runner

@@ -1,0 +1,1 @@
+"""Access to the API server: static resource paths, plain dicts, typed errors."""

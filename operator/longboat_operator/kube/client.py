@@ -1,0 +1,165 @@
+"""What the operator asks of the API server, in Kubernetes' verbs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from longboat_operator.kube.errors import NotFoundError, error_from_status
+from longboat_operator.kube.resources import Resource
+from longboat_operator.kube.transport import Request, Transport
+from longboat_operator.model import FIELD_MANAGER, Object
+
+PAGE_SIZE = 500
+
+_APPLY = "application/apply-patch+yaml"
+_METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+PatchType = Literal["application/merge-patch+json", "application/strategic-merge-patch+json"]
+MERGE_PATCH: PatchType = "application/merge-patch+json"
+STRATEGIC_MERGE_PATCH: PatchType = "application/strategic-merge-patch+json"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A part of a list; all parts of one list show the same `resource_version`."""
+
+    items: list[dict[str, Any]]
+    resource_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    """ADDED, MODIFIED, DELETED or BOOKMARK."""
+
+    type: str
+    object: dict[str, Any]
+
+
+class KubeClient:
+    """Reads, and writes that pass `gate` first: it raises when this process may not write (any more).
+
+    Every method raises `ApiError` when the server says no and `TransportError` when it says nothing in time.
+    """
+
+    def __init__(self, transport: Transport, gate: Callable[[], None]) -> None:
+        self._transport = transport
+        self._gate = gate
+
+    async def get(self, resource: Resource, namespace: str | None, name: str) -> dict[str, Any]:
+        """One object."""
+        return await self._transport.send(Request("GET", resource.path(namespace, name), "get", resource.plural))
+
+    async def served(self, group: str, version: str) -> set[str]:
+        """Plural names of the kinds the server has in a group's version; empty if it has no such group."""
+        request = Request("GET", f"/apis/{group}/{version}", "get", "apis")
+        try:
+            answer = await self._transport.send(request)
+        except NotFoundError:
+            return set()
+        return {resource["name"] for resource in answer["resources"]}
+
+    async def list_pages(
+        self, resource: Resource, namespace: str | None, selector: str = "", *, metadata_only: bool = False
+    ) -> AsyncIterator[Page]:
+        """All objects that match the label selector, in pages. GoneError: the list took too long; start again."""
+        query = {"limit": str(PAGE_SIZE)}
+        if selector:
+            query["labelSelector"] = selector
+        accept = _METADATA_LIST if metadata_only else "application/json"
+        while True:
+            request = Request("GET", resource.path(namespace), "list", resource.plural, dict(query), accept=accept)
+            answer = await self._transport.send(request)
+            metadata = answer["metadata"]
+            yield Page(answer["items"] or [], metadata["resourceVersion"])
+            if not metadata.get("continue"):
+                return
+            query["continue"] = metadata["continue"]
+
+    async def watch(
+        self, resource: Resource, namespace: str | None, selector: str, resource_version: str
+    ) -> AsyncGenerator[WatchEvent, None]:
+        """Changes after `resource_version`, with bookmarks, until the server ends the stream after some minutes.
+
+        Raises:
+            GoneError: that version is compacted away.
+        """
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": str(random.randint(240, 480)),
+        }
+        if selector:
+            query["labelSelector"] = selector
+        request = Request("GET", resource.path(namespace), "watch", resource.plural, query)
+        async with self._transport.stream(request) as lines:
+            async for line in lines:
+                if line["type"] == "ERROR":
+                    raise error_from_status(line["object"])
+                yield WatchEvent(line["type"], line["object"])
+
+    async def create(self, resource: Resource, body: Object, *, dry_run: bool = False) -> dict[str, Any]:
+        """POST. AlreadyExistsError: the name is taken."""
+        query = {"fieldManager": FIELD_MANAGER} | ({"dryRun": "All"} if dry_run else {})
+        namespace = body["metadata"].get("namespace")
+        return await self._write(Request("POST", resource.path(namespace), "create", resource.plural, query, body))
+
+    async def apply(
+        self, resource: Resource, body: Object, *, subresource: str | None = None, force: bool = True
+    ) -> dict[str, Any]:
+        """Server-side apply as our field manager.
+
+        Raises:
+            ConflictError: another manager's field (unless forced), or a stale `metadata.resourceVersion`.
+        """
+        metadata = body["metadata"]
+        path = resource.path(metadata.get("namespace"), metadata["name"], subresource)
+        query = {"fieldManager": FIELD_MANAGER, "force": "true" if force else "false"}
+        return await self._write(
+            Request("PATCH", path, "apply", _counted(resource, subresource), query, body, content_type=_APPLY)
+        )
+
+    async def patch(
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        body: Mapping[str, Any],
+        patch_type: PatchType,
+        subresource: str | None = None,
+    ) -> dict[str, Any]:
+        """A merge patch or a strategic merge patch."""
+        path = resource.path(namespace, name, subresource)
+        query = {"fieldManager": FIELD_MANAGER}
+        return await self._write(
+            Request("PATCH", path, "patch", _counted(resource, subresource), query, body, content_type=patch_type)
+        )
+
+    async def replace(self, resource: Resource, body: Object) -> dict[str, Any]:
+        """PUT. ConflictError: `metadata.resourceVersion` is stale."""
+        metadata = body["metadata"]
+        path = resource.path(metadata.get("namespace"), metadata["name"])
+        query = {"fieldManager": FIELD_MANAGER}
+        return await self._write(Request("PUT", path, "update", resource.plural, query, body))
+
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, uid: str, grace_seconds: int | None = None
+    ) -> dict[str, Any]:
+        """DELETE if the uid still is `uid` (else ConflictError); dependents go in the background."""
+        options: dict[str, Any] = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        if grace_seconds is not None:
+            options["gracePeriodSeconds"] = grace_seconds
+        return await self._write(
+            Request("DELETE", resource.path(namespace, name), "delete", resource.plural, body=options)
+        )
+
+    async def _write(self, request: Request) -> dict[str, Any]:
+        self._gate()
+        return await self._transport.send(request)
+
+
+def _counted(resource: Resource, subresource: str | None) -> str:
+    return f"{resource.plural}/{subresource}" if subresource else resource.plural

@@ -1,0 +1,41 @@
+"""Where the API server is and who we are there: a kubeconfig file or the pod's service account."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
+
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class ConfigurationError(Exception):
+    """No usable way to the API server; the message says what to do."""
+
+
+async def load_configuration(kubeconfig: Path | None) -> Configuration:
+    """The given kubeconfig, else the pod's service account, else the user's kubeconfig.
+
+    Raises:
+        ConfigurationError: none of them is usable.
+    """
+    configuration = Configuration()
+    in_cluster = kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ
+    try:
+        if in_cluster:
+            load_incluster_config(configuration)
+        else:
+            path = str(kubeconfig) if kubeconfig else None
+            await load_kube_config(config_file=path, client_configuration=configuration, persist_config=False)
+    except (ConfigException, OSError) as error:
+        where = "the pod's service account" if in_cluster else str(kubeconfig or "the default kubeconfig")
+        message = f"no way to the API server by {where}: {error}; give --kubeconfig FILE or run in a pod with a token"
+        raise ConfigurationError(message) from error
+    return configuration
+
+
+def own_namespace() -> str | None:
+    """The namespace of the pod we run in; None outside of one."""
+    return _NAMESPACE_FILE.read_text().strip() if _NAMESPACE_FILE.is_file() else None

@@ -1,0 +1,152 @@
+"""HTTP to the API server: authentication, time limits, counting, errors. Bodies are plain dicts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.client.rest import RESTClientObject
+from yarl import URL
+
+from longboat_operator.kube.errors import TransportError, error_from_response
+from longboat_operator.kube.resources import BY_KIND
+from longboat_operator.metrics import API_REQUESTS
+
+REQUEST_TIMEOUT_SECONDS = 5.0
+# The server sends a bookmark about every minute: longer silence than this means the connection is dead.
+WATCH_SILENCE_SECONDS = 90.0
+
+_USER_AGENT = "longboat-operator"
+_JSON = "application/json"
+_PLURALS = frozenset(resource.plural for resource in BY_KIND.values())
+_SILENCE = (aiohttp.ClientError, OSError, TimeoutError, json.JSONDecodeError)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request. `verb` and `resource` (plural, with subresource) are Kubernetes' words, for counting."""
+
+    method: str
+    path: str
+    verb: str
+    resource: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: Any = None
+    content_type: str = _JSON
+    accept: str = _JSON
+
+
+class Transport:
+    """Sends requests with the credentials of a `Configuration`. One per process; `close` it at the end."""
+
+    def __init__(self, configuration: Configuration, timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> None:
+        configuration.connection_pool_maxsize = 0  # no limit: each watch holds a connection
+        self.configuration = configuration
+        self.timeout_seconds = timeout_seconds
+        self._rest = RESTClientObject(configuration)
+
+    async def send(self, request: Request) -> dict[str, Any]:
+        """The answer's JSON.
+
+        Raises:
+            ApiError: the server said no.
+            TransportError: no answer within `timeout_seconds` (whole exchange).
+        """
+        limits = aiohttp.ClientTimeout(total=self.timeout_seconds)
+        async with self._exchange(request, limits) as response:
+            body: dict[str, Any] = json.loads(await response.read())
+            return body
+
+    @asynccontextmanager
+    async def stream(self, request: Request) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+        """The answer's lines as JSON, as they come, until the server ends the stream.
+
+        Raises:
+            ApiError, TransportError: as in `send`; a silence of `WATCH_SILENCE_SECONDS` is a TransportError.
+        """
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=self.timeout_seconds, sock_read=WATCH_SILENCE_SECONDS)
+        async with self._exchange(request, limits) as response:
+            yield _json_lines(response)
+
+    def session(self) -> aiohttp.ClientSession:
+        """A session of its own with the same credentials and time limit, for a library that wants one."""
+
+        async def authenticate(
+            request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+        ) -> aiohttp.ClientResponse:
+            request.headers.update(await self._authorization())
+            response = await handler(request)
+            API_REQUESTS.labels(*_verb_and_resource(request.url), str(response.status)).inc()
+            return response
+
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=self._rest.ssl_context),
+            proxy=self.configuration.proxy,
+            middlewares=(authenticate,),
+            headers={"User-Agent": _USER_AGENT},
+        )
+
+    async def close(self) -> None:
+        """Ends all connections."""
+        await self._rest.close()
+
+    async def _authorization(self) -> dict[str, str]:
+        token = await self.configuration.get_api_key_with_prefix("BearerToken")
+        return {"Authorization": token} if token else {}
+
+    @asynccontextmanager
+    async def _exchange(self, request: Request, limits: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The response, read within the block, released after it; counted once, as soon as its status is known."""
+        url = self.configuration.host + request.path
+        if request.query:
+            url += "?" + urlencode(request.query)
+        try:
+            headers = {
+                "Accept": request.accept,
+                "Content-Type": request.content_type,
+                "User-Agent": _USER_AGENT,
+                **await self._authorization(),
+            }
+            reply = await self._rest.request(request.method, url, headers, request.body, _request_timeout=limits)
+        except _SILENCE as error:
+            API_REQUESTS.labels(request.verb, request.resource, "<error>").inc()
+            raise _no_answer(request, error) from error
+        API_REQUESTS.labels(request.verb, request.resource, str(reply.status)).inc()
+        try:
+            async with reply.response as response:
+                if response.status >= 400:
+                    raise error_from_response(
+                        response.status, await response.read(), response.headers.get("Retry-After")
+                    )
+                yield response
+        except _SILENCE as error:
+            raise _no_answer(request, error) from error
+
+
+def _verb_and_resource(url: URL) -> tuple[str, str]:
+    """For a read that somebody else has worded."""
+    if "watch" in url.query:
+        return "watch", url.name
+    return ("list", url.name) if url.name in _PLURALS else ("get", "apis")
+
+
+def _no_answer(request: Request, error: Exception) -> TransportError:
+    return TransportError(f"{request.verb} {request.resource}: no answer: {error or type(error).__name__}")
+
+
+async def _json_lines(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+    """Cut by hand: aiohttp's own line reader gives up on a line longer than its buffer."""
+    rest = b""
+    async for chunk in response.content.iter_any():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if line:
+                yield json.loads(line)
+    if rest:
+        yield json.loads(rest)

@@ -1,0 +1,42 @@
+"""Takes the snapshot that a job's plan is made from. No awaits, no I/O: the cache is in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from longboat_operator.model import JobKey, Object, Observed, belongs_to
+
+CLAIMS = "PersistentVolumeClaim"
+
+
+class Cache(Protocol):
+    """What is known of the API server's objects."""
+
+    def job(self, key: JobKey) -> Object | None:
+        """The RLJob."""
+
+    def children(self, key: JobKey) -> Mapping[str, Mapping[str, Object]]:
+        """By kind and name, everything that carries the job's name in its label, whoever owns it."""
+
+    def runtime(self, kind: str, namespace: str, name: str) -> Object | None:
+        """The live runtime template; `namespace` counts only for an RLRuntime."""
+
+
+def observe(cache: Cache, key: JobKey) -> Observed:
+    """The snapshot of a job.
+
+    A child counts only if it is of this job's uid, so leftovers of an earlier job of the same name are not seen; claims
+    are seen whoever owns them, since a claim that was left behind must be told from none at all.
+    """
+    job = cache.job(key)
+    if job is None:
+        return Observed(key, None)
+    uid = job["metadata"]["uid"]
+    children = {
+        kind: {name: child for name, child in found.items() if kind == CLAIMS or belongs_to(child, uid)}
+        for kind, found in cache.children(key).items()
+    }
+    reference: Mapping[str, Any] = job.get("spec", {}).get("runtimeRef", {})
+    kind, name = reference.get("kind", "ClusterRLRuntime"), reference.get("name", "")
+    return Observed(key, job, children, cache.runtime(kind, key.namespace, name))

@@ -1,0 +1,47 @@
+"""How long a job may take to get ready. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from longboat_crds.reasons import ConditionType, Reason
+from longboat_operator.plan.failures import Verdict
+from longboat_operator.plan.view import JobView
+from longboat_operator.status.conditions import find
+from longboat_operator.status.times import moment, seconds_until
+
+# Reasons of the condition Running that only a job has which trained since it was started or resumed.
+TRAINED = frozenset({str(Reason.TRAINING), str(Reason.RESTARTING)})
+
+
+def has_trained(view: JobView) -> bool:
+    """Whether rounds ran since the job was started or resumed."""
+    running = find(view.status.conditions, ConditionType.RUNNING)
+    return running is not None and running.reason in TRAINED
+
+
+def seconds_left(view: JobView, now: datetime) -> float | None:
+    """Seconds until roles that are not ready fail the job; None when there is no deadline.
+
+    Rule: `startDeadlineSeconds` run while the job has not trained since its start or resume, from that time, or from
+    when roles that were ready ceased to be. Later it may wait for nodes as long as it takes: it has something to lose.
+    """
+    if view.status.start_time is None or view.suspended or has_trained(view):
+        return None
+    conditions = view.status.conditions
+    since = [view.status.start_time]
+    for kind in (ConditionType.SUSPENDED, ConditionType.ROLES_READY):
+        found = find(conditions, kind)
+        if found and found.status == "False":
+            since.append(found.last_transition_time)
+    return seconds_until(max(since, key=moment), view.spec.failure_policy.start_deadline_seconds, now)
+
+
+def missed(view: JobView, now: datetime, missing: str) -> Verdict | None:
+    """The end of a job whose roles were not ready in time; `missing` says what was not."""
+    left = seconds_left(view, now)
+    if left is None or left > 0:
+        return None
+    limit = view.spec.failure_policy.start_deadline_seconds
+    message = f"not ready within {limit} s (failurePolicy.startDeadlineSeconds): {missing}"
+    return Verdict(ConditionType.FAILED, Reason.START_DEADLINE_EXCEEDED, message)

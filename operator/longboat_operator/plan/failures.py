@@ -1,0 +1,78 @@
+"""When a job has failed or succeeded. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from longboat_crds.base import Role
+from longboat_crds.failure import FailurePolicySpec
+from longboat_crds.reasons import ConditionType, Reason
+from longboat_crds.status import RestartRecord, TrainingState
+from longboat_operator.plan.records import RoleCount
+from longboat_operator.plan.view import ROLES, JobView
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The end of a job."""
+
+    type: ConditionType
+    reason: str
+    message: str
+
+
+def said_by_driver(view: JobView) -> Verdict | None:
+    """The end that the driver reports.
+
+    Rule: a fatal problem ends the job whichever start of the driver wrote it, since no restart can cure it; a state
+    counts only from the driver that counts.
+    """
+    problem = view.status.problem
+    state = view.training.state if view.training else None
+    if problem and (problem.fatal or state is TrainingState.FAILED):
+        place = f"{problem.field}: " if problem.field else ""
+        return Verdict(ConditionType.FAILED, problem.reason, place + problem.message)
+    if state is TrainingState.FAILED:
+        return Verdict(ConditionType.FAILED, Reason.DRIVER_FAILED, "the driver gave up without naming a cause")
+    if state is TrainingState.SUCCEEDED:
+        checkpoint = view.status.checkpoint
+        export = f"; the model is in {checkpoint.export}" if checkpoint and checkpoint.export else ""
+        return Verdict(ConditionType.SUCCEEDED, Reason.JOB_SUCCEEDED, f"{view.step} steps are trained{export}")
+    return None
+
+
+def restart_limit(policy: FailurePolicySpec, role: Role) -> tuple[str, int]:
+    """Name and value of a role's limit."""
+    return {
+        Role.DRIVER: ("maxDriverRestarts", policy.max_driver_restarts),
+        Role.ROLLOUT: ("maxRolloutRestarts", policy.max_rollout_restarts),
+        Role.REWARD: ("maxRewardRestarts", policy.max_reward_restarts),
+        Role.TRAINER: ("maxTrainerRestarts", policy.max_trainer_restarts),
+    }[role]
+
+
+def over_the_limit(view: JobView, counts: Mapping[Role, RoleCount]) -> Verdict | None:
+    """The end of a job one of whose roles failed too often without progress.
+
+    Rule: restarts of a role since the last new step, container restarts and pod replacements together, are more than
+    its limit (spec.failurePolicy).
+    """
+    for role in ROLES:
+        name, limit = restart_limit(view.spec.failure_policy, role)
+        number = counts[role].since(view.step)
+        if number > limit:
+            step = max(view.step, counts[role].restart_step or 0)
+            since = f"since step {step} was committed" if step else "before the first step was committed"
+            return Verdict(
+                ConditionType.FAILED,
+                Reason.RESTART_LIMIT_EXCEEDED,
+                f"role {role} was restarted {number} times {since} (failurePolicy.{name}: {limit}); "
+                + _last_cause(role, counts[role].news or tuple(view.status.restart_history or ())),
+            )
+    return None
+
+
+def _last_cause(role: Role, records: tuple[RestartRecord, ...]) -> str:
+    last = next((r for r in reversed(records) if r.role == role), None)
+    return f"last: pod {last.pod}: {last.message}" if last else "the last cause is not known"

@@ -1,0 +1,143 @@
+"""The plan of a job. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from longboat_crds.base import Role
+from longboat_crds.reasons import ConditionType, Reason
+from longboat_crds.status import Phase, RLJobStatus
+from longboat_operator.model import Action, DeleteObject, Object, Observed, Plan, PublishStatus
+from longboat_operator.plan import deadline
+from longboat_operator.plan.creation import Creation, creation_of
+from longboat_operator.plan.failures import Verdict, over_the_limit, said_by_driver
+from longboat_operator.plan.records import RoleCount, count, released, remembered
+from longboat_operator.plan.removal import Removal, condemned, removal_of
+from longboat_operator.plan.suspension import Stage, grace_left, stage_of
+from longboat_operator.plan.view import ROLES, JobView, SpecUnreadable, read
+from longboat_operator.status.conditions import Finding, find, updated
+from longboat_operator.status.events import events_of
+from longboat_operator.status.findings import Facts
+from longboat_operator.status.publication import final_status, operator_part, status_of
+from longboat_operator.status.reading import read_status
+from longboat_operator.status.roles import summary, survey
+from longboat_operator.status.times import seconds_until
+
+Counts = Mapping[Role, RoleCount]
+
+
+def plan(observed: Observed, now: datetime) -> Plan:
+    """What to do about a job, as data; empty when it stands as it should. `now` is an aware time.
+
+    Order: what is missing is made, what is too much is deleted, then the status is published. Whatever destroys
+    evidence (a pod with its last words) is done only by a plan that finds the evidence in the status already, so that a
+    plan may be cut short anywhere and be made again.
+    """
+    job = observed.job
+    if job is None or job["metadata"].get("deletionTimestamp"):
+        return Plan()
+    try:
+        view = read(observed, job)
+    except SpecUnreadable as error:
+        return _unreadable(job, str(error), now)
+    if view.finished:
+        return _finished(view, now)
+    stage = stage_of(view, now)
+    counts = _counts(view, stage, now)
+    creation = creation_of(view, counts, now) if stage is Stage.RUN else Creation()
+    facts = Facts(stage, survey(view, released=stage is Stage.SUSPENDED), counts, creation)
+    if verdict := _verdict(view, facts, now):
+        return _published(view.status, final_status(view, verdict, counts, now), counts)
+    removal = _removal(view, stage, now)
+    status = status_of(view, facts, now)
+    waits = [creation.wait, removal.wait, *_timers(view, facts, now)]
+    return _published(view.status, status, counts, (*creation.actions, *removal.actions), _soonest(waits))
+
+
+def _counts(view: JobView, stage: Stage, now: datetime) -> Counts:
+    """Every role's memory. Pods that go on purpose are no losses."""
+    memories = {role: remembered(view.published(role)) for role in ROLES}
+    if stage in {Stage.RUN, Stage.SUSPENDING}:
+        return {
+            role: count(view.job, role, memories[role], view.pods[role], view.desired(role), view.step, now)
+            for role in ROLES
+        }
+    return {role: released(memories[role], view.pods[role]) for role in ROLES}
+
+
+def _verdict(view: JobView, facts: Facts, now: datetime) -> Verdict | None:
+    """Whether the job has ended: the driver's word first, then the operator's limits."""
+    if verdict := said_by_driver(view):
+        return verdict
+    if facts.stage is not Stage.RUN:
+        return None
+    if verdict := over_the_limit(view, facts.counts):
+        return verdict
+    if all(found.all_ready for found in facts.roles.values()):
+        return None
+    ready = find(view.status.conditions, ConditionType.ROLES_READY)
+    return deadline.missed(view, now, ready.message if ready else summary(facts.roles))
+
+
+def _removal(view: JobView, stage: Stage, now: datetime) -> Removal:
+    if stage is Stage.RUN:
+        return removal_of(condemned(view), now)
+    if stage is Stage.RELEASING and (view.suspended or view.status.suspend_time):
+        return removal_of(view.all_pods, now)
+    return Removal()
+
+
+def _timers(view: JobView, facts: Facts, now: datetime) -> list[float | None]:
+    """Seconds to the times at which rules change their answer."""
+    if facts.stage is Stage.SUSPENDING:
+        return [grace_left(view, now)]
+    if facts.stage is Stage.RUN and not all(found.all_ready for found in facts.roles.values()):
+        return [deadline.seconds_left(view, now)]
+    return []
+
+
+def _finished(view: JobView, now: datetime) -> Plan:
+    """A job that has ended keeps nothing that costs: its pods go at once, itself after `ttlSecondsAfterFinished`."""
+    removal = removal_of(view.all_pods, now)
+    actions: list[Action] = [*removal.actions]
+    waits = [removal.wait]
+    ttl, completed = view.spec.ttl_seconds_after_finished, view.status.completion_time
+    if ttl is not None and completed is not None:
+        left = seconds_until(completed, ttl, now)
+        waits.append(left if left > 0 else None)
+        if left <= 0:
+            actions.append(DeleteObject("RLJob", view.job.name, view.job.uid))
+    return Plan(tuple(actions), _soonest(waits))
+
+
+def _unreadable(job: Object, message: str, now: datetime) -> Plan:
+    """A spec of another version is shown and otherwise left alone: whatever runs goes on."""
+    old = read_status(job.get("status") or {})
+    generation = int(job["metadata"].get("generation", 0))
+    finding = Finding(ConditionType.RUNTIME_RESOLVED, False, Reason.SPEC_INVALID, message)
+    status = old.model_copy(
+        update={
+            "observed_generation": generation,
+            "phase": old.phase or Phase.PENDING,
+            "reason": str(Reason.SPEC_INVALID),
+            "conditions": updated(old.conditions, [finding], generation, now),
+        }
+    )
+    return _published(old, status, {role: RoleCount() for role in ROLES})
+
+
+def _published(
+    old: RLJobStatus, new: RLJobStatus, counts: Counts, actions: tuple[Action, ...] = (), wait: float | None = None
+) -> Plan:
+    """A plan that ends with the status, if it differs, and the events that tell of the difference."""
+    before, after = operator_part(old), operator_part(new)
+    if before != after:
+        checked = RLJobStatus.model_validate(after)
+        actions = (*actions, PublishStatus(operator_part(checked)), *events_of(old, new, counts))
+    return Plan(actions, wait)
+
+
+def _soonest(waits: list[float | None]) -> float | None:
+    """The shortest of the waits that there are."""
+    return min((max(wait, 0.0) for wait in waits if wait is not None), default=None)

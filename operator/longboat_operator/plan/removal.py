@@ -1,0 +1,73 @@
+"""Which pods are deleted. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from longboat_crds.reasons import Reason
+from longboat_operator.model import DeleteObject
+from longboat_operator.plan.losses import loss_of
+from longboat_operator.plan.records import RoleCount, remembered
+from longboat_operator.plan.view import ROLES, JobView, PodView
+
+# A kubelet that answers has ended a pod's containers by its deletionTimestamp, and needs little longer to clean up.
+STUCK_SECONDS = 60.0
+# One whose node is tainted as gone has not answered for much longer than that already.
+LOST_NODE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What to delete; `wait` is the time until a pod that does not go counts as stuck."""
+
+    actions: tuple[DeleteObject, ...] = ()
+    wait: float | None = None
+
+
+def removal_of(pods: Iterable[PodView], now: datetime) -> Removal:
+    """Deletes pods, highest index first; by force those that their kubelet does not end.
+
+    Rule: a pod still there `STUCK_SECONDS` after its deletionTimestamp (`LOST_NODE_SECONDS` where Kubernetes says that
+    the node is gone) will not be ended by its node; only then may its place be taken without the node's word. What may
+    still run there is fenced off: by its incarnation, and by Ray's new head.
+    """
+    actions: list[DeleteObject] = []
+    waits: list[float] = []
+    for pod in sorted(pods, key=lambda p: -p.index):
+        if pod.deleted_at is None:
+            actions.append(DeleteObject("Pod", pod.name, pod.uid))
+            continue
+        loss = loss_of(pod)
+        patience = LOST_NODE_SECONDS if loss and loss.reason is Reason.NODE_LOST else STUCK_SECONDS
+        left = patience - (now - pod.deleted_at).total_seconds()
+        if left > 0:
+            waits.append(left)
+        else:
+            actions.append(DeleteObject("Pod", pod.name, pod.uid, grace_seconds=0))
+    return Removal(tuple(actions), min(waits, default=None))
+
+
+def condemned(view: JobView) -> Iterator[PodView]:
+    """Pods of a running job that must go.
+
+    Rule: judged by the status as published, so that what a pod could have told is written down before it goes: pods
+    whose loss is recorded, and pods of attempts that were given up (scaled down, or older than the newest).
+    """
+    for role in ROLES:
+        memory = remembered(view.published(role))
+        for pod in view.pods[role]:
+            if _is_past(memory, pod) or _is_lost(memory, pod):
+                yield pod
+
+
+def _is_past(memory: RoleCount, pod: PodView) -> bool:
+    record = memory.records.get(pod.index)
+    return pod.attempt < (record.attempt if record else memory.next_attempt)
+
+
+def _is_lost(memory: RoleCount, pod: PodView) -> bool:
+    record = memory.records.get(pod.index)
+    recorded = record is not None and record.attempt == pod.attempt and record.lost_time is not None
+    return recorded and loss_of(pod) is not None

@@ -1,0 +1,66 @@
+"""Suspend and resume. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import Enum, auto
+
+from longboat_crds.base import Role
+from longboat_crds.status import TrainingState
+from longboat_operator.plan.losses import loss_of
+from longboat_operator.plan.view import JobView
+from longboat_operator.status.times import seconds_until
+
+
+class Stage(Enum):
+    """Whether the job should have pods."""
+
+    RUN = auto()
+    """It should."""
+    SUSPENDING = auto()
+    """It should not, but its driver may still keep a checkpoint."""
+    RELEASING = auto()
+    """Its pods are being deleted."""
+    SUSPENDED = auto()
+    """It has none."""
+
+
+def stage_of(view: JobView, now: datetime) -> Stage:
+    """Where the job stands between running and suspended.
+
+    Rules:
+    * asked to suspend, the driver (which sees spec.suspend itself) has `checkpoint.graceSeconds` from `suspendTime` to
+      keep a checkpoint and say Suspended; then, or when there is no driver that could, the pods go;
+    * until then the wish may be taken back, and the driver goes on; after that the suspend is carried through, and the
+      job resumes with new pods;
+    * a driver that said Suspended though nobody wants it any more does no work: the suspend is carried through as well.
+    """
+    if view.suspended:
+        if not view.spec.suspend:
+            return Stage.RUN
+        return Stage.RELEASING if view.all_pods else Stage.SUSPENDED
+    if view.status.suspend_time is None:
+        if not view.spec.suspend and not has_stopped(view):
+            return Stage.RUN
+        return Stage.SUSPENDING if view.all_pods else Stage.SUSPENDED
+    if has_stopped(view) or not may_checkpoint(view) or grace_left(view, now) <= 0:
+        return Stage.RELEASING if view.all_pods else Stage.SUSPENDED
+    return Stage.SUSPENDING if view.spec.suspend else Stage.RUN
+
+
+def has_stopped(view: JobView) -> bool:
+    """Whether the driver that counts said Suspended."""
+    return view.training is not None and view.training.state is TrainingState.SUSPENDED
+
+
+def may_checkpoint(view: JobView) -> bool:
+    """Whether there is a driver at work that could keep a checkpoint."""
+    at_work = view.training is not None and view.training.state in {TrainingState.STARTING, TrainingState.RUNNING}
+    return at_work and any(loss_of(pod) is None for pod in view.pods[Role.DRIVER])
+
+
+def grace_left(view: JobView, now: datetime) -> float:
+    """Seconds that the driver still has; all of them when the suspend is not published yet."""
+    grace = float(view.spec.checkpoint.grace_seconds)
+    asked = view.status.suspend_time
+    return grace if asked is None else seconds_until(asked, grace, now)

@@ -1,0 +1,71 @@
+"""Which runtime template a job runs by. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from longboat_crds.job import RuntimeKind
+from longboat_crds.reasons import Reason
+from longboat_crds.runtime import RLRuntimeSpec
+from longboat_operator.model import Object
+from longboat_operator.plan.view import JobView
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """The template in force. `is_new` when its ControllerRevision is still to be made."""
+
+    number: int
+    runtime: RLRuntimeSpec
+    is_new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NoTemplate:
+    """Why there is none."""
+
+    reason: Reason
+    message: str
+
+
+def template_of(view: JobView) -> Template | NoTemplate:
+    """The template by which pods are made now.
+
+    Rule: the newest ControllerRevision of the job, whatever became of the live template since. The live one is taken by
+    a job that has none yet, and by one that resumes with `runtimeRef.renewOnResume`, if it differs from the kept one.
+    """
+    kept = _kept(view)
+    if kept and not (view.suspended and view.spec.runtime_ref.renew_on_resume):
+        return kept
+    live = _live(view)
+    if isinstance(live, NoTemplate):
+        return live
+    if kept and kept.runtime == live:
+        return kept
+    return Template(kept.number + 1 if kept else 1, live, is_new=True)
+
+
+def _kept(view: JobView) -> Template | None:
+    revisions: list[Object] = list(view.observed.children.get("ControllerRevision", {}).values())
+    if not revisions:
+        return None
+    newest = max(revisions, key=lambda r: int(r["revision"]))
+    return Template(int(newest["revision"]), RLRuntimeSpec.model_validate(newest["data"]), is_new=False)
+
+
+def _live(view: JobView) -> RLRuntimeSpec | NoTemplate:
+    reference = view.spec.runtime_ref
+    name = f"{reference.kind} {reference.name}"
+    if reference.kind is RuntimeKind.CLUSTER_RL_RUNTIME and not view.observed.sees_cluster_runtimes:
+        message = f"{name} can't be read: this operator is installed for single namespaces; use an RLRuntime"
+        return NoTemplate(Reason.CLUSTER_RUNTIME_NOT_SERVED, message)
+    if view.observed.runtime is None:
+        return NoTemplate(Reason.RUNTIME_NOT_FOUND, f"{name} does not exist")
+    try:
+        return RLRuntimeSpec.model_validate(view.observed.runtime["spec"])
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in ("spec", *first["loc"]))
+        return NoTemplate(Reason.POD_TEMPLATE_INVALID, f"{name}: {field}: {first['msg']}")

@@ -1,0 +1,156 @@
+"""The snapshot with its parts read: spec, status, and pods by role. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from longboat_crds.base import Role
+from longboat_crds.job import RLJobSpec
+from longboat_crds.reasons import ConditionType
+from longboat_crds.status import RLJobStatus, RoleStatus, Training
+from longboat_operator.model import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE, Object, Observed
+from longboat_operator.pods.names import JobRef
+from longboat_operator.status.conditions import holds
+from longboat_operator.status.reading import read_status
+from longboat_operator.status.times import moment
+
+# Start order: the driver pod has the head that all others wait for.
+ROLES = (Role.DRIVER, Role.ROLLOUT, Role.REWARD, Role.TRAINER)
+
+
+class SpecUnreadable(ValueError):
+    """This version can't read the job's spec; names the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """A pod with its place in the job."""
+
+    name: str
+    uid: str
+    index: int
+    attempt: int
+    raw: Object
+
+    @property
+    def deleted_at(self) -> datetime | None:
+        """When its time to end runs out, if it is being deleted."""
+        text = self.raw["metadata"].get("deletionTimestamp")
+        return moment(text) if text else None
+
+    @property
+    def phase(self) -> str:
+        """Pod phase."""
+        return str(self.raw.get("status", {}).get("phase", "Pending"))
+
+    def condition(self, kind: str) -> Mapping[str, Any]:
+        """Pod condition, empty when absent."""
+        conditions = self.raw.get("status", {}).get("conditions") or ()
+        return next((c for c in conditions if c.get("type") == kind), {})
+
+    @property
+    def ready(self) -> bool:
+        """Ready and not on its way out."""
+        return self.deleted_at is None and self.condition("Ready").get("status") == "True"
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """What plans read."""
+
+    job: JobRef
+    generation: int
+    spec: RLJobSpec
+    status: RLJobStatus
+    pods: Mapping[Role, tuple[PodView, ...]]
+    observed: Observed
+
+    @property
+    def finished(self) -> bool:
+        """Terminal, as published."""
+        return any(holds(self.status.conditions, t) for t in (ConditionType.SUCCEEDED, ConditionType.FAILED))
+
+    @property
+    def suspended(self) -> bool:
+        """Without pods on purpose, as published."""
+        return holds(self.status.conditions, ConditionType.SUSPENDED)
+
+    @property
+    def all_pods(self) -> tuple[PodView, ...]:
+        """Pods of all roles, in start order."""
+        return tuple(pod for role in ROLES for pod in self.pods[role])
+
+    @property
+    def training(self) -> Training | None:
+        """What the driver says, if it is the one that counts: a number below the granted one is of an earlier start."""
+        training = self.status.training
+        granted = self.status.allocation.incarnation if self.status.allocation else None
+        return training if training and training.incarnation >= (granted.number if granted else 0) else None
+
+    @property
+    def step(self) -> int:
+        """Highest step known to be committed, by whichever driver."""
+        return self.status.training.step if self.status.training else 0
+
+    def desired(self, role: Role) -> int:
+        """Pods of a role that the spec asks for."""
+        return {
+            Role.DRIVER: 1,
+            Role.ROLLOUT: self.spec.rollout.replicas,
+            Role.REWARD: self.spec.reward_pool.replicas,
+            Role.TRAINER: self.spec.trainer.replicas,
+        }[role]
+
+    def published(self, role: Role) -> RoleStatus | None:
+        """The role in the status."""
+        return getattr(self.status.roles, role) if self.status.roles else None
+
+    def child(self, kind: str, name: str) -> Object | None:
+        """A child in the snapshot."""
+        return self.observed.children.get(kind, {}).get(name)
+
+
+def job_ref(job: Object) -> JobRef:
+    """Who the job is."""
+    metadata = job["metadata"]
+    return JobRef(metadata["namespace"], metadata["name"], metadata["uid"])
+
+
+def read(observed: Observed, job: Object) -> JobView:
+    """Reads the snapshot of a job.
+
+    Raises:
+        SpecUnreadable: the spec is of another version.
+    """
+    try:
+        spec = RLJobSpec.model_validate(job["spec"])
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in ("spec", *first["loc"]))
+        raise SpecUnreadable(f"{field}: {first['msg']}") from error
+    return JobView(
+        job=job_ref(job),
+        generation=int(job["metadata"].get("generation", 0)),
+        spec=spec,
+        status=read_status(job.get("status") or {}),
+        pods=_pods(observed),
+        observed=observed,
+    )
+
+
+def _pods(observed: Observed) -> Mapping[Role, tuple[PodView, ...]]:
+    """Pods by role, by index and attempt. A pod whose labels were taken away is no pod of the job any more."""
+    found: dict[Role, list[PodView]] = {role: [] for role in ROLES}
+    for pod in observed.children.get("Pod", {}).values():
+        metadata = pod["metadata"]
+        labels = metadata.get("labels") or {}
+        index, attempt = labels.get(LABEL_INDEX, ""), labels.get(LABEL_ATTEMPT, "")
+        if labels.get(LABEL_ROLE) in set(ROLES) and index.isdecimal() and attempt.isdecimal():
+            view = PodView(metadata["name"], metadata["uid"], int(index), int(attempt), pod)
+            found[Role(labels[LABEL_ROLE])].append(view)
+    return {role: tuple(sorted(pods, key=lambda p: (p.index, p.attempt))) for role, pods in found.items()}

@@ -1,0 +1,1 @@
+"""What a job is made of: its pods and the objects around them, as plain dicts. Pure."""

@@ -1,0 +1,43 @@
+"""What the driver may do at the API server: read its own job, write its status. Pure."""
+
+from __future__ import annotations
+
+from longboat_crds.base import GROUP
+from longboat_operator.model import Object
+from longboat_operator.pods.names import JobRef
+
+_RBAC = "rbac.authorization.k8s.io"
+
+
+def driver_account(job: JobRef) -> Object:
+    """The driver's account; its token goes only where a pod asks for it."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": job.metadata(job.driver_account),
+        "automountServiceAccountToken": False,
+    }
+
+
+def driver_role(job: JobRef) -> Object:
+    """No list: it can't be limited to one name. An admission policy says which fields of status are the driver's."""
+    return {
+        "apiVersion": f"{_RBAC}/v1",
+        "kind": "Role",
+        "metadata": job.metadata(job.driver_account),
+        "rules": [
+            {"apiGroups": [GROUP], "resources": ["rljobs"], "resourceNames": [job.name], "verbs": ["get", "watch"]},
+            {"apiGroups": [GROUP], "resources": ["rljobs/status"], "resourceNames": [job.name], "verbs": ["patch"]},
+        ],
+    }
+
+
+def driver_role_binding(job: JobRef) -> Object:
+    """Gives the role to the account."""
+    return {
+        "apiVersion": f"{_RBAC}/v1",
+        "kind": "RoleBinding",
+        "metadata": job.metadata(job.driver_account),
+        "roleRef": {"apiGroup": _RBAC, "kind": "Role", "name": job.driver_account},
+        "subjects": [{"kind": "ServiceAccount", "name": job.driver_account, "namespace": job.namespace}],
+    }

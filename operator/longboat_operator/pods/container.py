@@ -1,0 +1,97 @@
+"""Parts that the containers of all roles share. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+HOME = "/home/longboat"
+USER = 10001
+GRADER_USER = 10002
+
+AGENT_PORT = 6390
+HEAD_AGENT_PORT = 6391
+METRICS_PORT = 6392
+RAY_PORT = 6379
+
+RAY_TOKEN_DIRECTORY = "/etc/longboat/ray-token"
+REWARD_SOCKET = "/run/longboat/graders.sock"
+
+# Importing torch and vLLM from a cold network file system takes minutes; the job's start deadline catches a hung agent.
+STARTUP_SECONDS = 900
+
+
+def field_env(name: str, path: str) -> dict[str, Any]:
+    """An environment variable from the downward API."""
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def environment(*, ray: bool) -> list[dict[str, Any]]:
+    """Where the container runs and, for one that joins Ray, where Ray's token lies (never the token)."""
+    env = [
+        {"name": "HOME", "value": HOME},
+        field_env("POD_NAME", "metadata.name"),
+        field_env("POD_NAMESPACE", "metadata.namespace"),
+        field_env("POD_IP", "status.podIP"),
+        field_env("NODE_NAME", "spec.nodeName"),
+    ]
+    if ray:
+        env.append({"name": "RAY_AUTH_MODE", "value": "token"})
+        env.append({"name": "RAY_AUTH_TOKEN_PATH", "value": f"{RAY_TOKEN_DIRECTORY}/token"})
+    return env
+
+
+def mount(name: str, path: str, *, read_only: bool = False) -> dict[str, Any]:
+    """A volume mount."""
+    found: dict[str, Any] = {"name": name, "mountPath": path}
+    return found | {"readOnly": True} if read_only else found
+
+
+def container(
+    name: str, command: list[str], args: list[str], *, mounts: list[dict[str, Any]], ray: bool = True
+) -> dict[str, Any]:
+    """A container without image, probes and resources. One that joins Ray shares /tmp and /dev/shm with its fellows."""
+    mounts = [*_RAY_MOUNTS, *mounts] if ray else mounts
+    return {
+        "name": name,
+        "command": list(command),
+        "args": args,
+        "env": environment(ray=ray),
+        "volumeMounts": mounts,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+_RAY_MOUNTS = [
+    mount("tmp", "/tmp"),  # noqa: S108
+    mount("home", HOME),
+    mount("shm", "/dev/shm"),  # noqa: S108
+    mount("ray-token", RAY_TOKEN_DIRECTORY, read_only=True),
+]
+
+
+def agent_probes(port: int) -> dict[str, Any]:
+    """Probes of a container whose PID 1 is the agent: alive from its first answer on, ready when its children are."""
+    return {
+        "startupProbe": {
+            "httpGet": {"path": "/healthz", "port": port},
+            "periodSeconds": 1,
+            "failureThreshold": STARTUP_SECONDS,
+        },
+        "livenessProbe": {
+            "httpGet": {"path": "/healthz", "port": port},
+            "periodSeconds": 10,
+            "timeoutSeconds": 5,
+            "failureThreshold": 6,
+        },
+        "readinessProbe": {
+            "httpGet": {"path": "/readyz", "port": port},
+            "periodSeconds": 2,
+            "timeoutSeconds": 5,
+            "failureThreshold": 3,
+        },
+    }

@@ -1,0 +1,66 @@
+"""The driver pod: the Ray head as a native sidecar, and the driver. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from longboat_crds.checkpoint import CheckpointSpec
+from longboat_operator.pods import container as parts
+from longboat_operator.pods.names import JobRef
+from longboat_operator.pods.volumes import api_access, claim
+
+API_ACCESS_DIRECTORY = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+
+def checkpoint_volumes(job: JobRef, checkpoint: CheckpointSpec) -> list[dict[str, Any]]:
+    """The job's claim, and that of the job it resumes from."""
+    volumes = [claim("checkpoint", checkpoint.claim_name or job.checkpoint_claim)]
+    if checkpoint.resume_from:
+        volumes.append(claim("resume", checkpoint.resume_from.claim_name, read_only=True))
+    return volumes
+
+
+def checkpoint_mounts(checkpoint: CheckpointSpec) -> list[dict[str, Any]]:
+    """Where those are seen."""
+    mounts = [parts.mount("checkpoint", "/checkpoint")]
+    if checkpoint.resume_from:
+        mounts.append(parts.mount("resume", "/resume", read_only=True))
+    return mounts
+
+
+def driver_pod_spec(job: JobRef, checkpoint: CheckpointSpec, command: list[str]) -> dict[str, Any]:
+    """What only the driver's pod spec has.
+
+    The head is a sidecar, so a failing driver starts again without it. They share the process namespace: Ray finds the
+    local raylet by its process.
+    """
+    probes = parts.agent_probes(parts.HEAD_AGENT_PORT)
+    # The driver may start only when the head serves, so the start probe asks for readiness.
+    probes["startupProbe"]["httpGet"]["path"] = "/readyz"
+    head = parts.container("ray-head", command, ["agent", "head"], mounts=[])
+    head |= {
+        "restartPolicy": "Always",
+        "ports": [
+            {"name": "ray", "containerPort": parts.RAY_PORT},
+            {"name": "head-health", "containerPort": parts.HEAD_AGENT_PORT},
+        ],
+    } | probes
+    driver = parts.container(
+        "driver",
+        command,
+        ["agent", "driver", "--job", job.name, "--namespace", job.namespace],
+        mounts=[*checkpoint_mounts(checkpoint), parts.mount("api-access", API_ACCESS_DIRECTORY, read_only=True)],
+    )
+    driver |= {
+        "ports": [
+            {"name": "health", "containerPort": parts.AGENT_PORT},
+            {"name": "metrics", "containerPort": parts.METRICS_PORT},
+        ]
+    } | parts.agent_probes(parts.AGENT_PORT)
+    return {
+        "serviceAccountName": job.driver_account,
+        "shareProcessNamespace": True,
+        "initContainers": [head],
+        "containers": [driver],
+        "volumes": [*checkpoint_volumes(job, checkpoint), api_access()],
+    }

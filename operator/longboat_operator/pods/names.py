@@ -1,0 +1,92 @@
+"""Names of a job's objects, and the metadata that all of them carry. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from longboat_crds.base import API_VERSION, Role
+from longboat_operator.model import LABEL_JOB, LABEL_JOB_UID, LABEL_ROLE
+
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGER = "longboat-operator"
+
+
+@dataclass(frozen=True, slots=True)
+class JobRef:
+    """The job that objects are made for."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    @property
+    def head(self) -> str:
+        """Service in front of the Ray head."""
+        return f"{self.name}-head"
+
+    @property
+    def head_address(self) -> str:
+        """Host and port of the Ray head as pods reach it."""
+        return f"{self.head}.{self.namespace}.svc:6379"
+
+    @property
+    def driver_account(self) -> str:
+        """ServiceAccount, Role and RoleBinding of the driver."""
+        return f"{self.name}-driver"
+
+    @property
+    def ray_token(self) -> str:
+        """Secret with Ray's token.
+
+        It carries part of the uid: the operator can't read Secrets, so it could not tell one that an earlier job of the
+        same name left behind from its own.
+        """
+        return f"{self.name}-ray-token-{self.uid[:8]}"
+
+    @property
+    def checkpoint_claim(self) -> str:
+        """Claim that the operator makes."""
+        return f"{self.name}-checkpoint"
+
+    def revision(self, number: int) -> str:
+        """ControllerRevision that keeps the runtime template."""
+        return f"{self.name}-runtime-{number}"
+
+    def pod(self, role: Role, index: int, attempt: int) -> str:
+        """A pod; every attempt has a name of its own, so that an old one is never taken for a new one."""
+        return f"{self.name}-{role}-{index}-a{attempt}"
+
+    def labels(self, role: Role | None = None) -> dict[str, str]:
+        """Labels of a child, of one role if given."""
+        labels = {LABEL_MANAGED_BY: MANAGER, LABEL_JOB: self.name}
+        return labels if role is None else labels | {LABEL_ROLE: str(role)}
+
+    def selector(self, *roles: Role) -> dict[str, Any]:
+        """LabelSelector of the job's pods, of some roles if given."""
+        selector: dict[str, Any] = {"matchLabels": {LABEL_JOB: self.name}}
+        if roles:
+            selector["matchExpressions"] = [{"key": LABEL_ROLE, "operator": "In", "values": [str(r) for r in roles]}]
+        return selector
+
+    def metadata(self, name: str, labels: Mapping[str, str] | None = None, *, owned: bool = True) -> dict[str, Any]:
+        """Metadata of a child. An owned one goes with the job; another one is known by the uid in a label."""
+        metadata: dict[str, Any] = {"name": name, "namespace": self.namespace, "labels": dict(labels or self.labels())}
+        if owned:
+            metadata["ownerReferences"] = [self.owner]
+        else:
+            metadata["labels"][LABEL_JOB_UID] = self.uid
+        return metadata
+
+    @property
+    def owner(self) -> dict[str, Any]:
+        """Owner reference to the job."""
+        return {
+            "apiVersion": API_VERSION,
+            "kind": "RLJob",
+            "name": self.name,
+            "uid": self.uid,
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }

@@ -1,0 +1,150 @@
+"""A whole pod: what all roles share, what the role adds, the runtime template over it, the job's marks last. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from longboat_crds.base import Role
+from longboat_crds.job import RLJobSpec
+from longboat_crds.runtime import RLRuntimeSpec
+from longboat_operator.model import ANNOTATION_REVISION, LABEL_ATTEMPT, LABEL_INDEX, Object
+from longboat_operator.pods import container as parts
+from longboat_operator.pods.driver import driver_pod_spec
+from longboat_operator.pods.merge import merge
+from longboat_operator.pods.names import JobRef
+from longboat_operator.pods.volumes import ray_volumes
+from longboat_operator.pods.workers import GRADERS, reward_pod_spec, rollout_pod_spec, trainer_pod_spec
+
+RAY_HEAD = "ray-head"
+
+# Containers that the operator makes, by role; the first is the one whose logs a person means.
+OWN_CONTAINERS: Mapping[Role, tuple[str, ...]] = {
+    Role.DRIVER: ("driver", RAY_HEAD),
+    Role.ROLLOUT: ("rollout",),
+    Role.REWARD: ("reward", GRADERS),
+    Role.TRAINER: ("trainer",),
+}
+# Roles that mount the checkpoint claim.
+CLAIM_USERS = (Role.DRIVER, Role.TRAINER)
+
+TERMINATION_GRACE_SECONDS = 30
+# Kubernetes' own default is 300 s, in which the other pods of the job would hold their devices idle.
+LOST_NODE_TOLERATION_SECONDS = 60
+
+
+def build_pod(
+    job: JobRef,
+    spec: RLJobSpec,
+    runtime: RLRuntimeSpec,
+    revision: str,
+    role: Role,
+    index: int,
+    attempt: int,
+    *,
+    one_node: bool,
+) -> Object:
+    """The pod of one index of a role, from the template that `revision` keeps.
+
+    Order: common parts, the role's parts, `runtime.common`, `runtime.roles.ROLE`; then identity, which no template can
+    change. With `one_node` the pods that mount the checkpoint claim stay together (a ReadWriteOnce claim).
+
+    Raises:
+        TemplateInvalid: the template doesn't have the form of a pod template.
+    """
+    made = merge(_common(job), _of_role(job, spec, runtime.command, role))
+    pod: dict[str, Any] = {"metadata": {"labels": {}, "annotations": {}}, "spec": made}
+    pod = merge(pod, _for_role(runtime.common.template, role), "common.template")
+    own: Mapping[str, Any] = getattr(runtime.roles, role).template
+    pod = merge(pod, own, f"roles.{role}.template")
+    body = pod["spec"] | {"restartPolicy": "Always"}
+    for kind in ("initContainers", "containers"):
+        if kind in body:
+            body[kind] = [{"image": runtime.image} | c for c in body[kind]]
+    body["tolerations"] = _impatient(body.get("tolerations") or [])
+    if one_node and role in CLAIM_USERS:
+        body["affinity"] = _together(job, body.get("affinity", {}))
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": _metadata(job, pod.get("metadata", {}), revision, role, index, attempt),
+        "spec": body,
+    }
+
+
+def _common(job: JobRef) -> dict[str, Any]:
+    return {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": TERMINATION_GRACE_SECONDS,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": parts.USER,
+            "runAsGroup": parts.USER,
+            "fsGroup": parts.USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumes": ray_volumes(job.ray_token),
+    }
+
+
+def _of_role(job: JobRef, spec: RLJobSpec, command: list[str], role: Role) -> dict[str, Any]:
+    match role:
+        case Role.DRIVER:
+            return driver_pod_spec(job, spec.checkpoint, command)
+        case Role.ROLLOUT:
+            return rollout_pod_spec(job, spec, command)
+        case Role.REWARD:
+            return reward_pod_spec(job, spec, command)
+        case Role.TRAINER:
+            return trainer_pod_spec(job, spec, command)
+
+
+def _for_role(template: Mapping[str, Any], role: Role) -> Mapping[str, Any]:
+    """The common template without what it says of other roles' containers, which would appear here half made."""
+    body = template.get("spec")
+    if not isinstance(body, Mapping):
+        return template
+    others = {name for r, names in OWN_CONTAINERS.items() if r is not role for name in names}
+    kept = dict(body)
+    for kind in ("initContainers", "containers"):
+        if isinstance(kept.get(kind), list):
+            kept[kind] = [c for c in kept[kind] if not (isinstance(c, Mapping) and c.get("name") in others)]
+    return dict(template) | {"spec": kept}
+
+
+def _impatient(tolerations: list[Any]) -> list[Any]:
+    """Tolerations with a limit for nodes that are gone, unless the template has its own for them, or for everything."""
+    keys = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+    given = {t.get("key") for t in tolerations if isinstance(t, Mapping)}
+    own = [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_TOLERATION_SECONDS}
+        for key in keys
+        if not given & {key, None}
+    ]
+    return [*tolerations, *own]
+
+
+def _together(job: JobRef, affinity: Mapping[str, Any]) -> dict[str, Any]:
+    """Affinity that puts the pod on the node of the claim's other users, beside what the template asks for.
+
+    The first of them is free to choose: a pod may match its own term (Kubernetes, inter-pod affinity).
+    """
+    field = "requiredDuringSchedulingIgnoredDuringExecution"
+    pods = affinity.get("podAffinity", {})
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": job.selector(*CLAIM_USERS)}
+    return merge(affinity, {"podAffinity": {field: [*pods.get(field, []), term]}}, "affinity")
+
+
+def _metadata(
+    job: JobRef, given: Mapping[str, Any], revision: str, role: Role, index: int, attempt: int
+) -> dict[str, Any]:
+    marks = job.labels(role) | {LABEL_INDEX: str(index), LABEL_ATTEMPT: str(attempt)}
+    labels = dict(given.get("labels", {})) | marks
+    annotations = {
+        "kubectl.kubernetes.io/default-container": OWN_CONTAINERS[role][0],
+        **given.get("annotations", {}),
+        ANNOTATION_REVISION: revision,
+    }
+    return job.metadata(job.pod(role, index, attempt), labels) | {"annotations": annotations}

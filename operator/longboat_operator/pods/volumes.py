@@ -1,0 +1,43 @@
+"""Volumes of a job's pods. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SHM_SIZE = "256Mi"
+
+
+def scratch(name: str) -> dict[str, Any]:
+    """An empty directory that lives as long as the pod."""
+    return {"name": name, "emptyDir": {}}
+
+
+def claim(name: str, claim_name: str, *, read_only: bool = False) -> dict[str, Any]:
+    """A persistent volume claim."""
+    source: dict[str, Any] = {"claimName": claim_name}
+    return {"name": name, "persistentVolumeClaim": source | {"readOnly": True} if read_only else source}
+
+
+def ray_volumes(token_secret: str) -> list[dict[str, Any]]:
+    """What every Ray node needs. The object store's files are in `shm`, which counts as the pod's memory."""
+    return [
+        scratch("tmp"),
+        scratch("home"),
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHM_SIZE}},
+        {"name": "ray-token", "secret": {"secretName": token_secret, "defaultMode": 0o440}},
+    ]
+
+
+def api_access() -> dict[str, Any]:
+    """A token of the pod's service account, for the one container that mounts it."""
+    return {
+        "name": "api-access",
+        "projected": {
+            "defaultMode": 0o440,
+            "sources": [
+                {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
+                {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+                {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}},
+            ],
+        },
+    }

@@ -1,0 +1,72 @@
+"""Rollout, trainer and reward pods: an agent each that joins the Ray head. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from longboat_crds.base import Role
+from longboat_crds.job import RLJobSpec
+from longboat_operator.pods import container as parts
+from longboat_operator.pods.driver import checkpoint_mounts, checkpoint_volumes
+from longboat_operator.pods.names import JobRef
+from longboat_operator.pods.volumes import scratch
+
+GRADERS = "graders"
+
+
+def worker(role: Role, job: JobRef, command: list[str], slots: int, mounts: list[dict[str, Any]]) -> dict[str, Any]:
+    """The container that joins Ray with so many places for actors of its role."""
+    args = ["agent", str(role), "--head", job.head_address, "--slots", str(slots)]
+    joined = parts.container(str(role), command, args, mounts=mounts)
+    joined["ports"] = [{"name": "health", "containerPort": parts.AGENT_PORT}]
+    return joined | parts.agent_probes(parts.AGENT_PORT)
+
+
+def rollout_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[str, Any]:
+    """What only a rollout pod's spec has."""
+    return {"containers": [worker(Role.ROLLOUT, job, command, spec.rollout.engines_per_pod, [])]}
+
+
+def trainer_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[str, Any]:
+    """What only a trainer pod's spec has: one rank, and the checkpoint volume."""
+    return {
+        "containers": [worker(Role.TRAINER, job, command, 1, checkpoint_mounts(spec.checkpoint))],
+        "volumes": checkpoint_volumes(job, spec.checkpoint),
+    }
+
+
+def reward_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[str, Any]:
+    """What only a reward pod's spec has.
+
+    Graded code is hostile: its container has another user, no Ray token, and directories of its own; only the socket's
+    directory is shared. It has no probe: the reward agent is ready when the socket answers.
+    """
+    per_pod = spec.reward_pool.graders_per_pod
+    reward = worker(Role.REWARD, job, command, per_pod, [parts.mount("run", "/run/longboat")])
+    reward["args"] += ["--socket", parts.REWARD_SOCKET]
+    files = sorted({reward.config_map.name for reward in spec.rewards if reward.config_map})
+    graders = parts.container(
+        GRADERS,
+        command,
+        ["graders", "--socket", parts.REWARD_SOCKET, "--processes", str(per_pod)],
+        mounts=[
+            parts.mount("graders-tmp", "/tmp"),  # noqa: S108
+            parts.mount("graders-home", parts.HOME),
+            parts.mount("run", "/run/longboat"),
+            *(
+                parts.mount(f"reward-files-{i}", f"/etc/longboat/rewards/{name}", read_only=True)
+                for i, name in enumerate(files)
+            ),
+        ],
+        ray=False,
+    )
+    graders["securityContext"] |= {"runAsUser": parts.GRADER_USER, "runAsGroup": parts.GRADER_USER}
+    return {
+        "containers": [reward, graders],
+        "volumes": [
+            scratch("run"),
+            scratch("graders-tmp"),
+            scratch("graders-home"),
+            *({"name": f"reward-files-{i}", "configMap": {"name": name}} for i, name in enumerate(files)),
+        ],
+    }

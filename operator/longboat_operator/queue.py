@@ -1,0 +1,109 @@
+"""The one queue of keys to plan for: a schedule that workers wait on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Generic
+
+from longboat_operator.schedule import K, Schedule, TokenBucket, backoff_seconds
+
+RATE_PER_SECOND = 200.0
+BURST = 400
+
+
+class WorkQueue(Generic[K]):
+    """Keys in, by whoever sees a change; keys out, to workers."""
+
+    def __init__(
+        self, rate: float = RATE_PER_SECOND, burst: int = BURST, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._schedule: Schedule[K] = Schedule()
+        self._bucket = TokenBucket(rate, burst)
+        self._failures: dict[K, int] = {}
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._closed = False
+
+    def add(self, key: K) -> None:
+        """The key needs work now."""
+        self._schedule.add(key, self._clock())
+        self._wake()
+
+    def add_after(self, key: K, seconds: float | None) -> None:
+        """The key needs work in so many seconds; this replaces its timer. None: no timer."""
+        if seconds is None:
+            self._schedule.cancel(key)
+        else:
+            self._schedule.add_at(key, self._clock() + seconds)
+            self._wake()
+
+    def failed(self, key: K) -> float:
+        """Counts a failure in a row; the answer is how long to wait before the next try."""
+        self._failures[key] = self._failures.get(key, 0) + 1
+        return backoff_seconds(self._failures[key])
+
+    def succeeded(self, key: K) -> None:
+        """Ends a row of failures."""
+        self._failures.pop(key, None)
+
+    def done(self, key: K) -> None:
+        """Work on the key has ended."""
+        self._schedule.done(key)
+        self._wake()
+
+    def close(self) -> None:
+        """From now on `get` gives None."""
+        self._closed = True
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def get(self) -> K | None:
+        """The next key, as soon as there is one and the rate allows it; None once the queue is closed."""
+        while not self._closed:
+            now = self._clock()
+            tokens_in = self._bucket.wait_seconds(now)
+            if tokens_in == 0.0 and (key := self._schedule.take(now)) is not None:
+                self._bucket.take(now)
+                if self._schedule.ready(now):
+                    self._wake()
+                return key
+            if self._schedule.ready(now):
+                await self._sleep(tokens_in)
+            else:
+                timer = self._schedule.next_timer()
+                await self._sleep(None if timer is None else timer - now)
+        return None
+
+    @property
+    def depth(self) -> int:
+        """Keys that wait, timers aside."""
+        return self._schedule.depth()
+
+    @property
+    def oldest_seconds(self) -> float:
+        """How long the key that waits, or is in work, the longest has done so."""
+        return self._schedule.oldest(self._clock())
+
+    async def _sleep(self, seconds: float | None) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            async with asyncio.timeout(seconds):
+                await waiter
+        except TimeoutError:
+            return
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    def _wake(self) -> None:
+        """Wakes one worker; one that takes a key and leaves another wakes the next."""
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return

@@ -1,0 +1,63 @@
+"""Writes the API server said no to: kept for the next plan, and not repeated before their time. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from longboat_operator.schedule import backoff_seconds
+
+# Kind and name of an object in the job's namespace.
+Target = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The server's words, how often it said no in a row, and when to ask again (the caller's clock)."""
+
+    message: str
+    times: int
+    again_at: float
+
+
+class Refusals:
+    """One job's."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._by_target: dict[Target, Refusal] = {}
+
+    def note(self, target: Target, message: str) -> None:
+        """The server said no; each time the wait doubles."""
+        held = self._by_target.get(target)
+        times = held.times + 1 if held else 1
+        self._by_target[target] = Refusal(message, times, self._clock() + backoff_seconds(times))
+
+    def clear(self, target: Target) -> None:
+        """The server said yes."""
+        self._by_target.pop(target, None)
+
+    def keep_only(self, targets: Collection[Target]) -> None:
+        """Forgets what the plan no longer asks for."""
+        self._by_target = {target: held for target, held in self._by_target.items() if target in targets}
+
+    def waits(self, target: Target) -> bool:
+        """Whether it is too early to ask again."""
+        held = self._by_target.get(target)
+        return held is not None and self._clock() < held.again_at
+
+    def next_seconds(self) -> float | None:
+        """How long until the next may be asked again; None: none is waiting.
+
+        One whose time has come and that wasn't asked is behind another that waits (apply ends creating at it).
+        """
+        now = self._clock()
+        return min((held.again_at - now for held in self._by_target.values() if held.again_at > now), default=None)
+
+    def by_name(self) -> dict[str, str]:
+        """For `Observed`: messages by object name; where kinds share a name, joined."""
+        messages: dict[str, str] = {}
+        for (kind, name), held in sorted(self._by_target.items()):
+            text = f"{kind} {name}: {held.message}"
+            messages[name] = f"{messages[name]}; {text}" if name in messages else text
+        return messages

@@ -1,0 +1,121 @@
+"""Which key is planned next, and when. Pure: times are given by the caller, in seconds of any one clock.
+
+Rules (those of client-go's work queue, in one place): a key is in work at most once; added while in work it comes again
+afterwards; added twice it comes once; first come, first served; one timer per key; all keys together no faster than the
+bucket allows.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+FIRST_BACKOFF_SECONDS = 0.5
+LONGEST_BACKOFF_SECONDS = 60.0
+
+
+def backoff_seconds(failures: int) -> float:
+    """How long to wait after so many failures in a row (from 1): doubles, up to a minute."""
+    return min(FIRST_BACKOFF_SECONDS * 2.0 ** min(failures - 1, 32), LONGEST_BACKOFF_SECONDS)
+
+
+class Schedule(Generic[K]):
+    """The keys that wait, are in work, or have a timer."""
+
+    def __init__(self) -> None:
+        self._ready: dict[K, float] = {}
+        self._in_work: dict[K, float] = {}
+        self._again: dict[K, float] = {}
+        self._timers: dict[K, float] = {}
+        self._heap: list[tuple[float, int, K]] = []
+        self._sequence = 0
+
+    def add(self, key: K, now: float) -> None:
+        """The key needs work now."""
+        if key in self._in_work:
+            self._again.setdefault(key, now)
+        else:
+            self._ready.setdefault(key, now)
+
+    def add_at(self, key: K, when: float) -> None:
+        """The key needs work at `when`, unless its timer is set anew before."""
+        self._timers[key] = when
+        self._sequence += 1
+        heapq.heappush(self._heap, (when, self._sequence, key))
+        if len(self._heap) > 64 + 2 * len(self._timers):
+            self._heap = [(when, n, key) for when, n, key in self._heap if self._timers.get(key) == when]
+            heapq.heapify(self._heap)
+
+    def cancel(self, key: K) -> None:
+        """Forgets the key's timer."""
+        self._timers.pop(key, None)
+
+    def take(self, now: float) -> K | None:
+        """The key that has waited longest; it is in work until `done`. None: nothing to do now."""
+        self._expire(now)
+        for key in self._ready:
+            del self._ready[key]
+            self._in_work[key] = now
+            return key
+        return None
+
+    def ready(self, now: float) -> bool:
+        """Whether `take` would give a key."""
+        self._expire(now)
+        return bool(self._ready)
+
+    def done(self, key: K) -> None:
+        """Work on the key has ended."""
+        del self._in_work[key]
+        if (since := self._again.pop(key, None)) is not None:
+            self._ready.setdefault(key, since)
+
+    def next_timer(self) -> float | None:
+        """When the next timer ends."""
+        while self._heap and self._timers.get(self._heap[0][2]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def depth(self) -> int:
+        """Keys that wait, timers aside."""
+        return len(self._ready) + len(self._again)
+
+    def oldest(self, now: float) -> float:
+        """Seconds the key that waits, or is in work, the longest has done so."""
+        return max(
+            (now - since for held in (self._ready, self._again, self._in_work) for since in held.values()), default=0.0
+        )
+
+    def _expire(self, now: float) -> None:
+        while (when := self.next_timer()) is not None and when <= now:
+            key = heapq.heappop(self._heap)[2]
+            del self._timers[key]
+            self.add(key, when)
+
+
+class TokenBucket:
+    """At most `burst` at once and `rate` a second in the long run."""
+
+    def __init__(self, rate: float, burst: int) -> None:
+        self._rate = rate
+        self._burst = float(burst)
+        self._tokens = float(burst)
+        self._filled: float | None = None
+
+    def wait_seconds(self, now: float) -> float:
+        """How long until a token is there; 0: now."""
+        self._fill(now)
+        return max(0.0, (1.0 - self._tokens) / self._rate)
+
+    def take(self, now: float) -> None:
+        """Spends a token that is there."""
+        self._fill(now)
+        self._tokens -= 1.0
+
+    def _fill(self, now: float) -> None:
+        if self._filled is not None:
+            self._tokens = min(self._burst, self._tokens + (now - self._filled) * self._rate)
+        self._filled = now

@@ -1,0 +1,224 @@
+"""The process: what runs beside what, what starts after what, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from kubernetes.aio.client.configuration import Configuration
+from prometheus_client import CollectorRegistry
+
+from longboat_operator.apply import Applier
+from longboat_operator.controller import Controller, MakePlan, Observe
+from longboat_operator.health import Health, judge, serve_health, serve_metrics
+from longboat_operator.job_metrics import JobMetrics
+from longboat_operator.kube.client import KubeClient
+from longboat_operator.kube.errors import KubeError
+from longboat_operator.kube.events import EventRecorder
+from longboat_operator.kube.resources import CHILDREN, Resource
+from longboat_operator.kube.transport import Transport
+from longboat_operator.lease import Elector
+from longboat_operator.metrics import REGISTRY, ProcessMetrics
+from longboat_operator.model import LABEL_JOB, JobKey
+from longboat_operator.queue import WorkQueue
+from longboat_operator.watch.cache import Cache, Source
+from longboat_operator.watch.feed import Feed
+from longboat_operator.watch.freshness import Freshness
+from longboat_operator.watch.informer import Informer
+from longboat_operator.watch.jobs import await_served, run_kopf, watched
+from longboat_operator.watch.repair import Repair
+
+# How long kopf and the rest may take to end after the lease is given up.
+_END_SECONDS = 10.0
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseOptions:
+    """Which Lease to compete for."""
+
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How an operator is run. No `namespaces`: the whole cluster. No `lease`: this process alone."""
+
+    namespaces: tuple[str, ...] = ()
+    lease: LeaseOptions | None = None
+    health_port: int = 8081
+    metrics_port: int = 8080
+    workers: int = 4
+
+
+class Shell:
+    """One operator process. `run` returns after SIGTERM or SIGINT and raises what else ends it."""
+
+    def __init__(self, configuration: Configuration, options: Options, observe: Observe, plan: MakePlan) -> None:
+        self._options = options
+        self._stop = asyncio.Event()
+        self._identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+        self._transport = Transport(configuration)
+        self._ungated = KubeClient(self._transport, lambda: None)
+        self._elector = self._make_elector(options.lease)
+        client = KubeClient(self._transport, self._elector.leadership.check) if self._elector else self._ungated
+        self._leading = False
+
+        scopes: tuple[str | None, ...] = options.namespaces or (None,)
+        self._jobs = [(resource, namespace, "") for resource in watched(options.namespaces) for namespace in scopes]
+        self._children = [(resource, namespace, LABEL_JOB) for resource in CHILDREN for namespace in scopes]
+        self._cache = Cache()
+        self._freshness = Freshness(_sources(self._jobs + self._children), bookmarked=_sources(self._children))
+        self._queue: WorkQueue[JobKey] = WorkQueue()
+        applier = Applier(client, self._cache, EventRecorder(client, self._identity))
+        self._controller = Controller(self._cache, self._queue, observe, plan, applier)
+        self._feed = Feed(self._cache, self._freshness, self._controller.changed)
+        self._repair = Repair(self._ungated, self._cache, self._feed, self._jobs + self._children)
+
+    async def run(self) -> None:
+        """Serves until told to stop.
+
+        Raises:
+            LeadershipLostError: another process leads now, or the lease couldn't be renewed.
+        """
+        options = self._options
+        log.info("starting", identity=self._identity, namespaces=options.namespaces or "all", workers=options.workers)
+        registry = CollectorRegistry()
+        registry.register(JobMetrics(self._cache))
+        registry.register(ProcessMetrics(self._gauges))
+        servers = [
+            await serve_health(options.health_port, self._health),
+            await serve_metrics(options.metrics_port, (REGISTRY, registry)),
+        ]
+        # kopf, when it ends, cancels every task made after it was started: so it is started last.
+        lead = asyncio.Event()
+        workers = [asyncio.create_task(self._work(lead), name=f"worker {n}") for n in range(options.workers)]
+        kopf_stop, kopf_started = asyncio.Event(), asyncio.Event()
+        others: list[asyncio.Task[Any]] = [
+            asyncio.create_task(self._lead(lead, kopf_started), name="leadership"),
+            asyncio.create_task(self._repair.run(), name="repair"),
+            *(
+                asyncio.create_task(Informer(self._ungated, *child, self._feed).run(), name=f"informer {child[0].kind}")
+                for child in self._children
+            ),
+            asyncio.create_task(self._stop_on_signal(kopf_started), name="signals"),
+            asyncio.create_task(self._stop.wait(), name="stop"),
+        ]
+        kopf = asyncio.create_task(self._kopf(kopf_stop, kopf_started), name="kopf")
+        try:
+            done, _ = await asyncio.wait([*workers, *others, kopf], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            log.info("stopping")
+            self._queue.close()
+            await asyncio.wait(workers, timeout=self._transport.timeout_seconds)
+            if self._elector is not None:
+                await self._elector.release()
+            kopf_stop.set()
+            for task in (*workers, *others, *([] if kopf_started.is_set() else [kopf])):
+                task.cancel()
+            _, left = await asyncio.wait([*workers, *others, kopf], timeout=_END_SECONDS)
+            if left:
+                log.error("tasks don't end", tasks=[task.get_name() for task in left])
+            for server in servers:
+                await server.cleanup()
+            await self._transport.close()
+
+    def stop(self) -> None:
+        """Ends `run`."""
+        self._stop.set()
+
+    async def _kopf(self, stop: asyncio.Event, started: asyncio.Event) -> None:
+        await await_served(self._ungated, watched(self._options.namespaces))
+        await run_kopf(self._transport, self._options.namespaces, self._feed, stop, started)
+
+    async def _stop_on_signal(self, kopf_started: asyncio.Event) -> None:
+        """kopf sets signal handlers of its own: ours come before them and after them."""
+        self._handle_signals()
+        await kopf_started.wait()
+        self._handle_signals()
+        await self._stop.wait()
+
+    def _handle_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.stop)
+
+    async def _lead(self, lead: asyncio.Event, kopf_started: asyncio.Event) -> None:
+        """Waits for warm caches, then for the lease, lets the workers go, and keeps the lease."""
+        await kopf_started.wait()
+        await self._warm()
+        if self._elector is not None:
+            await self._elector.acquire()
+        self._leading = True
+        self._controller.lead()
+        lead.set()
+        if self._elector is not None:
+            await self._elector.keep()
+        await self._stop.wait()
+
+    async def _warm(self) -> None:
+        """Returns once every source has been listed."""
+        for resource, namespace, selector in self._jobs:
+            await self._warm_kopf(resource, namespace, selector)
+        await _until(lambda: self._freshness.listed)
+        log.info("caches are warm", jobs=sum(1 for _ in self._cache.jobs()))
+
+    async def _warm_kopf(self, resource: Resource, namespace: str | None, selector: str) -> None:
+        """kopf doesn't say when it has listed: a list of our own tells what it owes."""
+        source = Source(resource.kind, namespace)
+        while source in self._freshness.unlisted:
+            try:
+                await self._repair.once(resource, namespace, selector)
+            except KubeError as error:
+                log.warning("list failed", kind=resource.kind, error=str(error))
+                await asyncio.sleep(1.0)
+            else:
+                await _until(lambda: not self._freshness.owes(source))
+                self._freshness.note_listed(source, time.monotonic())
+
+    async def _work(self, lead: asyncio.Event) -> None:
+        await lead.wait()
+        await self._controller.work()
+
+    def _make_elector(self, lease: LeaseOptions | None) -> Elector | None:
+        if lease is None:
+            return None
+        return Elector(self._ungated, lease.namespace, lease.name, self._identity, self._transport.timeout_seconds)
+
+    def _health(self) -> Health:
+        now = time.monotonic()
+        return judge(
+            self._freshness.problems(now), self._freshness.dead(now), self._queue.oldest_seconds, self._leading
+        )
+
+    def _gauges(self) -> Mapping[str, float]:
+        now = time.monotonic()
+        writes = self._elector.leadership.held if self._elector else self._leading
+        return {
+            "rljob_queue_depth": self._queue.depth,
+            "rljob_queue_oldest_seconds": self._queue.oldest_seconds,
+            "longboat_jobs": sum(1 for _ in self._cache.jobs()),
+            "longboat_leader": float(writes),
+            "longboat_watch_lag_seconds": self._freshness.lag(now),
+            "longboat_watch_silence_seconds": max(self._freshness.silence(now).values(), default=0.0),
+        }
+
+
+async def _until(true: Callable[[], bool]) -> None:
+    """Polls; for what happens once, at the start."""
+    while not true():  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+
+
+def _sources(listed: list[tuple[Resource, str | None, str]]) -> list[Source]:
+    return [Source(resource.kind, namespace) for resource, namespace, _ in listed]

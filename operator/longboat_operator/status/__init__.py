@@ -1,0 +1,1 @@
+"""What the operator says of a job: conditions, phase, counts, events. Pure."""

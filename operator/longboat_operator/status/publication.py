@@ -1,0 +1,108 @@
+"""The whole status as it should stand. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from longboat_crds.base import Role
+from longboat_crds.status import (
+    OPERATOR_FIELDS,
+    Allocation,
+    Incarnation,
+    RestartRecord,
+    RLJobStatus,
+    RuntimeStatus,
+)
+from longboat_operator.plan.failures import Verdict
+from longboat_operator.plan.incarnations import granted, revoked
+from longboat_operator.plan.records import RoleCount, released
+from longboat_operator.plan.suspension import Stage
+from longboat_operator.plan.view import ROLES, JobView
+from longboat_operator.status.conditions import updated
+from longboat_operator.status.findings import Facts, final_findings, findings_of
+from longboat_operator.status.phases import phase_of, reason_of
+from longboat_operator.status.roles import roles_status, survey
+from longboat_operator.status.times import stamp
+
+HISTORY_LENGTH = 10
+
+Counts = Mapping[Role, RoleCount]
+
+
+def status_of(view: JobView, facts: Facts, now: datetime) -> RLJobStatus:
+    """Status of a job that is not finished."""
+    old = view.status
+    conditions = updated(old.conditions, list(findings_of(view, facts)), view.generation, now)
+    phase = phase_of(conditions, facts.stage, has_pods=bool(view.all_pods))
+    started = facts.stage is Stage.RUN and bool(view.all_pods)
+    return old.model_copy(
+        update={
+            "observed_generation": view.generation,
+            "phase": phase,
+            "reason": reason_of(conditions, phase),
+            "start_time": old.start_time or (stamp(now) if started else None),
+            "suspend_time": _suspend_time(view, facts.stage, now),
+            "runtime": _runtime(view, facts) or old.runtime,
+            "selector": ",".join(f"{k}={v}" for k, v in sorted(view.job.labels(Role.ROLLOUT).items())),
+            "roles": roles_status(facts.roles, facts.counts),
+            "allocation": _allocation(view, facts),
+            "conditions": conditions,
+            **_restarts(view, facts.counts),
+        }
+    )
+
+
+def final_status(view: JobView, verdict: Verdict, counts: Counts, now: datetime) -> RLJobStatus:
+    """Status of a job that has just ended; it stays like this."""
+    conditions = updated(view.status.conditions, list(final_findings(verdict)), view.generation, now)
+    phase = phase_of(conditions, Stage.RUN, has_pods=False)
+    roles = survey(view, released=True)
+    return view.status.model_copy(
+        update={
+            "observed_generation": view.generation,
+            "phase": phase,
+            "reason": verdict.reason,
+            "completion_time": stamp(now),
+            "suspend_time": None,
+            "roles": roles_status(roles, {role: released(counts[role], view.pods[role]) for role in ROLES}),
+            "conditions": conditions,
+            **_restarts(view, counts),
+        }
+    )
+
+
+def operator_part(status: RLJobStatus) -> dict[str, Any]:
+    """The fields that the operator owns, all of them that are set, as JSON."""
+    return {key: value for key, value in status.to_json().items() if key in OPERATOR_FIELDS}
+
+
+def _suspend_time(view: JobView, stage: Stage, now: datetime) -> str | None:
+    if stage is Stage.RUN:
+        return None
+    return view.status.suspend_time or stamp(now)
+
+
+def _runtime(view: JobView, facts: Facts) -> RuntimeStatus | None:
+    template = facts.creation.template
+    if template is None or template.is_new:
+        return None
+    reference = view.spec.runtime_ref
+    return RuntimeStatus(kind=str(reference.kind), name=reference.name, revision=view.job.revision(template.number))
+
+
+def _allocation(view: JobView, facts: Facts) -> Allocation:
+    old = view.status.allocation
+    request = view.status.demand.incarnation_request if view.status.demand else None
+    incarnation: Incarnation | None = old.incarnation if old else None
+    if view.suspended and facts.stage is Stage.RUN and view.all_pods:
+        incarnation = revoked(incarnation)
+    incarnation = granted(incarnation, request) if facts.stage in {Stage.RUN, Stage.SUSPENDING} else incarnation
+    return Allocation(incarnation=incarnation, rollout_replicas=facts.roles[Role.ROLLOUT].desired)
+
+
+def _restarts(view: JobView, counts: Counts) -> dict[str, int | list[RestartRecord] | None]:
+    news = [record for role in ROLES for record in counts[role].news]
+    history = [*(view.status.restart_history or ()), *news][-HISTORY_LENGTH:]
+    return {"restarts": sum(counts[role].restarts for role in ROLES), "restart_history": history or None}

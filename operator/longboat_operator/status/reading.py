@@ -1,0 +1,34 @@
+"""Reads a status that another version may have written. Pure."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from longboat_crds.status import RLJobStatus
+
+
+def read_status(status: Mapping[str, Any]) -> RLJobStatus:
+    """The status without fields that this version doesn't know.
+
+    During an upgrade, or after a step back, the stored status may be of a newer operator or driver.
+
+    Raises:
+        ValidationError: a known field has a value that the schema doesn't allow.
+    """
+    try:
+        return RLJobStatus.model_validate(status)
+    except ValidationError as error:
+        unknown = [e["loc"] for e in error.errors() if e["type"] == "extra_forbidden"]
+        if not unknown:
+            raise
+        known = copy.deepcopy(dict(status))
+        for location in unknown:
+            parent: Any = known
+            for key in location[:-1]:
+                parent = parent[key]
+            del parent[location[-1]]
+        return RLJobStatus.model_validate(known)

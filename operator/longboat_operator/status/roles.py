@@ -1,0 +1,98 @@
+"""How ready each role is. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from longboat_crds.base import Role
+from longboat_crds.status import RolesStatus, RoleStatus
+from longboat_operator.plan.records import RoleCount
+from longboat_operator.plan.view import ROLES, JobView, PodView
+from longboat_operator.pods.workers import GRADERS
+from longboat_operator.status.cpus import limits_of
+from longboat_operator.status.troubles import Trouble, scheduling_trouble, trouble_of
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSurvey:
+    """A role's pods at a glance. Pods beyond `desired` are on their way out and don't count."""
+
+    role: Role
+    desired: int
+    pods: tuple[PodView, ...]
+
+    @property
+    def ready(self) -> int:
+        """Pods that are ready."""
+        return sum(pod.ready for pod in self.pods)
+
+    @property
+    def scheduled(self) -> int:
+        """Pods that have a node."""
+        return sum(bool(pod.raw.get("spec", {}).get("nodeName")) for pod in self.pods)
+
+    @property
+    def text(self) -> str:
+        """`ready/desired`."""
+        return f"{self.ready}/{self.desired}"
+
+    @property
+    def all_ready(self) -> bool:
+        """Whether no pod is missing."""
+        return self.ready >= self.desired
+
+    @property
+    def serves(self) -> bool:
+        """Whether rounds can go on: the driver and all ranks, one rollout pod and one reward pod are enough."""
+        needed = self.desired if self.role in {Role.DRIVER, Role.TRAINER} else min(1, self.desired)
+        return self.ready >= needed
+
+
+Survey = Mapping[Role, RoleSurvey]
+
+
+def survey(view: JobView, *, released: bool) -> Survey:
+    """All roles; with `released` the job wants no pods."""
+    surveys = {}
+    for role in ROLES:
+        desired = 0 if released else view.desired(role)
+        newest = {pod.index: pod for pod in view.pods[role] if pod.index < desired}
+        surveys[role] = RoleSurvey(role, desired, tuple(newest.values()))
+    return surveys
+
+
+def summary(roles: Survey) -> str:
+    """`driver 1/1, rollout 2/3, …`."""
+    return ", ".join(f"{role} {found.text}" for role, found in roles.items())
+
+
+def first_trouble(roles: Survey) -> Trouble | None:
+    """What is wrong with the first pod that something is wrong with, in start order."""
+    pods = (pod for found in roles.values() for pod in found.pods)
+    return next((trouble for pod in pods if (trouble := trouble_of(pod))), None)
+
+
+def first_unscheduled(roles: Survey) -> Trouble | None:
+    """Why the first pod without a node has none."""
+    pods = (pod for found in roles.values() for pod in found.pods)
+    return next((trouble for pod in pods if (trouble := scheduling_trouble(pod))), None)
+
+
+def roles_status(roles: Survey, counts: Mapping[Role, RoleCount]) -> RolesStatus:
+    """The roles as they stand in the status."""
+    return RolesStatus(**{str(role): _role_status(found, counts[role]) for role, found in roles.items()})
+
+
+def _role_status(found: RoleSurvey, count: RoleCount) -> RoleStatus:
+    return RoleStatus(
+        desired=found.desired,
+        ready=found.ready,
+        ready_text=found.text,
+        restarts=count.restarts,
+        recent_restarts=count.recent_restarts,
+        restart_step=count.restart_step,
+        next_attempt=count.next_attempt,
+        pods=[count.records[index] for index in sorted(count.records)] or None,
+        cpu=limits_of((pod.raw for pod in found.pods), GRADERS) if found.role is Role.REWARD else None,
+    )

@@ -1,0 +1,70 @@
+"""How containers ended, in words for people. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from longboat_crds.reasons import Reason
+from longboat_operator.model import Object
+
+# Signals that end processes (signal(7), Linux). A shell and the kubelet report 128 + number as the exit code.
+SIGNALS = {
+    1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL",
+    11: "SIGSEGV", 13: "SIGPIPE", 15: "SIGTERM", 24: "SIGXCPU", 31: "SIGSYS",
+}  # fmt: skip
+LAST_LINES = 5
+LAST_CHARACTERS = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Termination:
+    """One end of a container."""
+
+    container: str
+    reason: Reason
+    text: str
+
+
+def container_statuses(pod: Object) -> Iterator[Mapping[str, Any]]:
+    """Statuses of all containers, sidecars included."""
+    status = pod.get("status", {})
+    yield from status.get("initContainerStatuses") or ()
+    yield from status.get("containerStatuses") or ()
+
+
+def restart_count(pod: Object) -> int:
+    """Restarts of all containers of the pod."""
+    return sum(int(s.get("restartCount", 0)) for s in container_statuses(pod))
+
+
+def last_termination(pod: Object) -> Termination | None:
+    """The newest end of a container that did not end well, None when none is known."""
+    ends: list[tuple[str, str, Mapping[str, Any]]] = []
+    for status in container_statuses(pod):
+        for state in (status.get("state") or {}, status.get("lastState") or {}):
+            ended = state.get("terminated")
+            if ended and (ended.get("exitCode") or int(status.get("restartCount", 0)) > 0):
+                ends.append((ended.get("finishedAt") or "", status["name"], ended))
+    if not ends:
+        return None
+    _, container, ended = max(ends, key=lambda end: end[:2])
+    out_of_memory = ended.get("reason") == "OOMKilled"
+    reason = Reason.OUT_OF_MEMORY if out_of_memory else Reason.CONTAINER_EXITED
+    return Termination(container, reason, f"container {container} {_how(ended)}{_last_lines(ended.get('message'))}")
+
+
+def _how(ended: Mapping[str, Any]) -> str:
+    code = int(ended.get("exitCode") or 0)
+    number = int(ended.get("signal") or 0) or (code - 128 if code > 128 else 0)
+    signal = f" ({SIGNALS.get(number, f'signal {number}')})" if number else ""
+    if ended.get("reason") == "OOMKilled":
+        return f"went over its memory limit: OOMKilled, exit code {code}{signal}"
+    return f"ended with exit code {code}{signal}"
+
+
+def _last_lines(message: str | None) -> str:
+    lines = (message or "").strip().splitlines()[-LAST_LINES:]
+    text = "\n".join(lines)[-LAST_CHARACTERS:]
+    return f"; last lines: {text}" if text else ""

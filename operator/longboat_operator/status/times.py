@@ -1,0 +1,20 @@
+"""Times as the API server keeps them: RFC 3339 text in UTC, whole seconds. Pure."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+
+def stamp(time: datetime) -> str:
+    """Text of an aware time."""
+    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def moment(text: str) -> datetime:
+    """Aware time of a text."""
+    return datetime.fromisoformat(text)
+
+
+def seconds_until(text: str, seconds: float, now: datetime) -> float:
+    """Seconds from `now` to so many seconds after `text`; negative when past."""
+    return seconds - (now - moment(text)).total_seconds()

@@ -1,0 +1,63 @@
+"""Why a pod is not ready, when something is wrong with it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from longboat_crds.reasons import Reason
+from longboat_operator.plan.losses import loss_of
+from longboat_operator.plan.view import PodView
+from longboat_operator.status.terminations import container_statuses, last_termination
+
+# Waiting reasons of the kubelet (pkg/kubelet/images, pkg/kubelet/kuberuntime).
+_IMAGE = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
+     "RegistryUnavailable", "SignatureValidationFailed"}
+)  # fmt: skip
+_CONTAINER = frozenset(
+    {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError",
+     "PostStartHookError"}
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What is wrong with a pod."""
+
+    reason: Reason
+    message: str
+
+
+def scheduling_trouble(pod: PodView) -> Trouble | None:
+    """Why the scheduler found no node, in its own words."""
+    condition = pod.condition("PodScheduled")
+    if condition.get("status") != "False":
+        return None
+    message = str(condition.get("message") or condition.get("reason") or "not scheduled")
+    about_claims = "persistentvolumeclaim" in message.lower()
+    return Trouble(Reason.VOLUME_NOT_READY if about_claims else Reason.POD_UNSCHEDULABLE, f"pod {pod.name}: {message}")
+
+
+def trouble_of(pod: PodView) -> Trouble | None:
+    """What is wrong; None for a pod that is ready or simply still starting."""
+    if loss := loss_of(pod):
+        return Trouble(loss.reason, f"pod {pod.name}: {loss.message}")
+    if unscheduled := scheduling_trouble(pod):
+        return unscheduled
+    for status in container_statuses(pod.raw):
+        waiting = (status.get("state") or {}).get("waiting") or {}
+        reason, message = waiting.get("reason"), waiting.get("message") or ""
+        where = f"pod {pod.name}: container {status['name']}"
+        if reason in _IMAGE:
+            return Trouble(Reason.IMAGE_PULL_FAILED, f"{where}: {_pull_text(message) or reason}")
+        if reason in _CONTAINER:
+            return Trouble(Reason.CONTAINER_NOT_STARTED, f"{where}: {reason}: {message}".rstrip(": "))
+        if reason == "CrashLoopBackOff" and (ended := last_termination(pod.raw)):
+            return Trouble(ended.reason, f"pod {pod.name}: {ended.text}")
+    return None
+
+
+def _pull_text(message: str) -> str:
+    """The cause without the kubelet's `Back-off pulling image`, which comes and goes and would change the text."""
+    _, found, cause = message.partition("ErrImagePull: ")
+    return cause if found else message

@@ -1,0 +1,1 @@
+"""What the API server holds, kept in memory: list/watch, cache, repair."""

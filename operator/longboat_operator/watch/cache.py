@@ -1,0 +1,163 @@
+"""All objects the operator knows, by name and by job. In memory; no awaits, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from longboat_operator.kube.resources import CHILDREN, CLUSTER_RL_RUNTIME, RL_JOB, RL_RUNTIME, SECRET
+from longboat_operator.model import LABEL_JOB, JobKey, Object
+
+_CHILD_KINDS = (*(resource.kind for resource in CHILDREN), SECRET.kind)
+RUNTIME_KINDS = (RL_RUNTIME.kind, CLUSTER_RL_RUNTIME.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectKey:
+    """Names an object; `namespace` is empty for a cluster-scoped one."""
+
+    kind: str
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A stream of events: one kind in one namespace, or in all (`namespace` None)."""
+
+    kind: str
+    namespace: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An object that came (`old` None), changed, or went (`new` None)."""
+
+    key: ObjectKey
+    old: Object | None
+    new: Object | None
+
+
+def key_of(obj: Object) -> ObjectKey:
+    """The key of an object."""
+    metadata = obj["metadata"]
+    return ObjectKey(obj["kind"], metadata.get("namespace") or "", metadata["name"])
+
+
+def version_of(obj: Object) -> int:
+    """Its resourceVersion as a number: these grow with every write (comparable since Kubernetes 1.35, KEP-5504)."""
+    return int(obj["metadata"].get("resourceVersion") or 0)
+
+
+def job_of(obj: Object) -> JobKey | None:
+    """The job that an object is (RLJob) or is labelled with."""
+    metadata = obj["metadata"]
+    name = metadata["name"] if obj["kind"] == RL_JOB.kind else (metadata.get("labels") or {}).get(LABEL_JOB)
+    return JobKey(metadata["namespace"], name) if name else None
+
+
+class Cache:
+    """Newest wins: an object older than what is held, or than its own deletion, is refused.
+
+    So events may come out of order (kopf keeps the order per object only) and from two sides (watch and repair).
+    """
+
+    def __init__(self) -> None:
+        self._objects: dict[str, dict[ObjectKey, Object]] = {}
+        self._children: dict[JobKey, dict[str, dict[str, Object]]] = {}
+        self._deleted: dict[ObjectKey, int] = {}
+        self._seen: dict[Source, int] = {}
+
+    # -- reading
+
+    def job(self, key: JobKey) -> Object | None:
+        """The RLJob."""
+        return self.get(ObjectKey(RL_JOB.kind, key.namespace, key.name))
+
+    def jobs(self) -> Iterator[tuple[JobKey, Object]]:
+        """All RLJobs."""
+        for key, obj in self._objects.get(RL_JOB.kind, {}).items():
+            yield JobKey(key.namespace, key.name), obj
+
+    def children(self, key: JobKey) -> Mapping[str, Mapping[str, Object]]:
+        """Objects labelled with the job, by kind and name, whoever owns them; every kind is there, maybe empty."""
+        held = self._children.get(key, {})
+        return {kind: dict(held.get(kind, {})) for kind in _CHILD_KINDS}
+
+    def runtime(self, kind: str, namespace: str, name: str) -> Object | None:
+        """A runtime template; `namespace` is ignored for a ClusterRLRuntime."""
+        return self.get(ObjectKey(kind, namespace if kind == RL_RUNTIME.kind else "", name))
+
+    def get(self, key: ObjectKey) -> Object | None:
+        """Any object."""
+        return self._objects.get(key.kind, {}).get(key)
+
+    def versions(self, source: Source) -> dict[ObjectKey, int]:
+        """resourceVersion of everything held of one source."""
+        return {
+            key: version_of(obj)
+            for key, obj in self._objects.get(source.kind, {}).items()
+            if source.namespace in (None, key.namespace)
+        }
+
+    def has_reached(self, key: ObjectKey, version: int) -> bool:
+        """Whether the cache shows everything that happened to the object up to `version`."""
+        held = self.get(key)
+        return (
+            (held is not None and version_of(held) >= version)
+            or self._deleted.get(key, -1) >= version
+            or self._seen.get(Source(key.kind, key.namespace), -1) >= version
+            or self._seen.get(Source(key.kind, None), -1) >= version
+        )
+
+    # -- writing
+
+    def put(self, obj: Object) -> Change | None:
+        """Takes an object; None if what is held, or a deletion, is as new."""
+        key, version = key_of(obj), version_of(obj)
+        old = self.get(key)
+        if old is not None and version_of(old) >= version > 0:
+            return None
+        if self._deleted.get(key, -1) >= version > 0:
+            return None
+        self._deleted.pop(key, None)
+        self._objects.setdefault(key.kind, {})[key] = obj
+        self._index(old, obj)
+        return Change(key, old, obj)
+
+    def remove(self, key: ObjectKey, version: int) -> Change | None:
+        """Takes a deletion as of `version`; None if there is nothing to remove, or something newer."""
+        old = self.get(key)
+        if old is not None and version_of(old) > version:
+            return None
+        self._deleted[key] = max(version, self._deleted.get(key, -1))
+        if old is None:
+            return None
+        del self._objects[key.kind][key]
+        self._index(old, None)
+        return Change(key, old, None)
+
+    def saw(self, source: Source, version: int) -> None:
+        """Notes that an ordered source has delivered everything up to `version`."""
+        self._seen[source] = max(version, self._seen.get(source, -1))
+
+    def forget_deletions(self, source: Source, before: int) -> None:
+        """Drops the memory of deletions older than `before`: no event that old is under way any more."""
+        for key, version in list(self._deleted.items()):
+            if key.kind == source.kind and source.namespace in (None, key.namespace) and version < before:
+                del self._deleted[key]
+
+    def _index(self, old: Object | None, new: Object | None) -> None:
+        for obj in (old, new):
+            if obj is None or obj["kind"] not in _CHILD_KINDS or (job := job_of(obj)) is None:
+                continue
+            kind, name = obj["kind"], obj["metadata"]["name"]
+            if obj is new:
+                self._children.setdefault(job, {}).setdefault(kind, {})[name] = obj
+            else:
+                kinds = self._children[job]
+                del kinds[kind][name]
+                if not kinds[kind]:
+                    del kinds[kind]
+                if not kinds:
+                    del self._children[job]

@@ -1,0 +1,80 @@
+"""Where events enter: trimmed, put into the cache, noted for freshness, and told to whoever plans."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from longboat_operator.kube.resources import RL_JOB, SECRET
+from longboat_operator.model import JobKey, Object
+from longboat_operator.watch.cache import Cache, Change, ObjectKey, Source, key_of, version_of
+from longboat_operator.watch.freshness import Freshness
+from longboat_operator.watch.trim import trim
+
+
+class Feed:
+    """Both sides of the watch, kopf's and ours, and the repair report here."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        freshness: Freshness,
+        on_change: Callable[[Change], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cache = cache
+        self._freshness = freshness
+        self._on_change = on_change
+        self._clock = clock
+
+    def put(self, obj: Mapping[str, Any]) -> None:
+        """An object was added or changed."""
+        kept = trim(obj)
+        self._freshness.note_reached(key_of(kept), version_of(kept))
+        self._tell(self._cache.put(kept))
+
+    def remove(self, obj: Mapping[str, Any]) -> None:
+        """An object was deleted; `obj` is its last state, with the deletion's resourceVersion."""
+        self.vanish(key_of(obj), version_of(obj))
+
+    def vanish(self, key: ObjectKey, version: int) -> None:
+        """An object is known to be gone as of `version`."""
+        self._freshness.note_reached(key, version)
+        self._tell(self._cache.remove(key, version))
+
+    def listed(self, source: Source, present: Collection[ObjectKey], version: int) -> None:
+        """A source was listed in full as of `version`; its objects have been put already. What isn't there is gone."""
+        for key, held in self._cache.versions(source).items():
+            if key not in present and held <= version:
+                self.vanish(key, version)
+        self.heard(source, version)
+        self._freshness.note_listed(source, self._clock())
+
+    def heard(self, source: Source, version: int) -> None:
+        """An ordered source has told everything up to `version` (event taken, or bookmark)."""
+        self._cache.saw(source, version)
+        self._freshness.note_heard(source, self._clock())
+
+    def newer(self, key: ObjectKey, version: int) -> None:
+        """A re-list shows a version that the cache hasn't."""
+        self._freshness.note_newer(key, version, self._clock())
+
+    def _tell(self, change: Change | None) -> None:
+        if change is None:
+            return
+        if change.key.kind == RL_JOB.kind and _replaced(change):
+            self._forget_secrets(JobKey(change.key.namespace, change.key.name))
+        self._on_change(change)
+
+    def _forget_secrets(self, job: JobKey) -> None:
+        for name in self._cache.children(job)[SECRET.kind]:
+            self._cache.remove(ObjectKey(SECRET.kind, job.namespace, name), 0)
+
+
+def _replaced(change: Change) -> bool:
+    return change.old is not None and (change.new is None or _uid(change.old) != _uid(change.new))
+
+
+def _uid(obj: Object) -> Any:
+    return obj["metadata"].get("uid")

@@ -1,0 +1,89 @@
+"""Is the cache what the API server holds? Judged from when each stream last spoke and from what re-lists showed. No I/O.
+
+A stream can be dead and its process look alive (kopf hides its bookmarks; a hung connection says nothing). Two signs: an
+ordered stream of ours is silent for longer than its bookmarks come, and a re-list shows an object newer than the cache's
+which the stream doesn't deliver in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from longboat_operator.watch.cache import ObjectKey, Source
+
+# Bookmarks come every minute, a dead connection is given up after 90 s, one reconnection may fail.
+SILENCE_SECONDS = 240.0
+# A healthy stream delivers in well under a second.
+LAG_SECONDS = 60.0
+# Only a restart brings back a stream that has lagged for so long.
+DEAD_SECONDS = 300.0
+
+
+class Freshness:
+    """All times are seconds of one monotonic clock, given by the caller."""
+
+    def __init__(self, sources: Iterable[Source], bookmarked: Iterable[Source]) -> None:
+        """`sources`: all that must be listed once; `bookmarked`: those of them that speak at least every minute."""
+        self._unlisted = set(sources)
+        self._bookmarked = frozenset(bookmarked)
+        self._heard: dict[Source, float] = {}
+        self._awaited: dict[ObjectKey, tuple[int, float]] = {}
+
+    @property
+    def listed(self) -> bool:
+        """Whether every source has been listed once."""
+        return not self._unlisted
+
+    @property
+    def unlisted(self) -> list[Source]:
+        """Sources not yet listed."""
+        return sorted(self._unlisted, key=str)
+
+    def note_listed(self, source: Source, now: float) -> None:
+        """A source's first list, or a later one, is complete."""
+        self._unlisted.discard(source)
+        self._heard[source] = now
+
+    def note_heard(self, source: Source, now: float) -> None:
+        """An event or a bookmark came."""
+        self._heard[source] = now
+
+    def note_newer(self, key: ObjectKey, version: int, now: float) -> None:
+        """A re-list shows `version`, the cache something older: from now on the stream owes it."""
+        held = self._awaited.get(key)
+        self._awaited[key] = (version, held[1] if held else now)
+
+    def note_reached(self, key: ObjectKey, version: int) -> None:
+        """The cache took `version` of the object, or its deletion."""
+        if (awaited := self._awaited.get(key)) and version >= awaited[0]:
+            del self._awaited[key]
+
+    def silence(self, now: float) -> dict[Source, float]:
+        """Seconds since each bookmarked source was last heard."""
+        return {source: now - self._heard[source] for source in self._bookmarked if source in self._heard}
+
+    def lag(self, now: float) -> float:
+        """Seconds the most overdue object has been owed."""
+        return max((now - since for _, since in self._awaited.values()), default=0.0)
+
+    def owes(self, source: Source) -> bool:
+        """Whether an object that a re-list has shown still hasn't come through this source's stream."""
+        return any(key.kind == source.kind and source.namespace in (None, key.namespace) for key in self._awaited)
+
+    def problems(self, now: float) -> list[str]:
+        """Why plans may be made from an old picture; empty when all is well."""
+        found = [f"{source.kind} not yet listed" for source in self.unlisted]
+        found += [
+            f"{source.kind} watch silent for {silence:.0f} s"
+            for source, silence in self.silence(now).items()
+            if silence > SILENCE_SECONDS
+        ]
+        overdue = [key for key, (_, since) in self._awaited.items() if now - since > LAG_SECONDS]
+        found += [
+            f"{kind} watch is dead: re-lists show newer objects" for kind in sorted({key.kind for key in overdue})
+        ]
+        return found
+
+    def dead(self, now: float) -> bool:
+        """Whether only a new process helps. The API server being away is no reason: then nothing is owed."""
+        return self.lag(now) > DEAD_SECONDS

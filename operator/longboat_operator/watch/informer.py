@@ -1,0 +1,83 @@
+"""List, then watch, for ever: one kind in one namespace or in all."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import aclosing
+
+import structlog
+
+from longboat_operator.kube.client import KubeClient
+from longboat_operator.kube.errors import GoneError, KubeError
+from longboat_operator.kube.resources import Resource
+from longboat_operator.metrics import RELISTS
+from longboat_operator.watch.cache import ObjectKey, Source, key_of
+from longboat_operator.watch.feed import Feed
+
+# A server that ends every watch at once must not be asked without pause.
+_PAUSE_SECONDS = 0.2
+_FIRST_WAIT_SECONDS = 0.5
+_LONGEST_WAIT_SECONDS = 30.0
+
+log = structlog.get_logger(__name__)
+
+
+class Informer:
+    """Keeps a feed up to date. A broken watch resumes where it was; only 410 makes it list anew."""
+
+    def __init__(
+        self, client: KubeClient, resource: Resource, namespace: str | None, selector: str, feed: Feed
+    ) -> None:
+        self._client = client
+        self._resource = resource
+        self._selector = selector
+        self._feed = feed
+        self._version: str | None = None
+        self.source = Source(resource.kind, namespace)
+
+    async def run(self) -> None:
+        """Never returns; errors are logged and answered by waiting, longer each time."""
+        failures = 0
+        while True:
+            try:
+                if self._version is None:
+                    await self._list()
+                await self._watch()
+                failures = 0
+                await asyncio.sleep(_PAUSE_SECONDS)
+            except GoneError:
+                log.info("watch too old, listing anew", kind=self._resource.kind)
+                self._version = None
+            except KubeError as error:
+                failures += 1
+                log.warning("watch failed", kind=self._resource.kind, error=str(error), failures=failures)
+                wait = min(_FIRST_WAIT_SECONDS * 2 ** (failures - 1), _LONGEST_WAIT_SECONDS)
+                await asyncio.sleep(wait * random.uniform(0.5, 1.0))
+
+    async def _list(self) -> None:
+        RELISTS.labels(self._resource.kind).inc()
+        present: set[ObjectKey] = set()
+        version = "0"
+        async for page in self._client.list_pages(self._resource, self.source.namespace, self._selector):
+            for item in page.items:
+                # Items of a list carry no kind of their own.
+                obj = {"apiVersion": self._resource.api_version, "kind": self._resource.kind, **item}
+                present.add(key_of(obj))
+                self._feed.put(obj)
+            version = page.resource_version
+            await asyncio.sleep(0)
+        self._feed.listed(self.source, present, int(version))
+        self._version = version
+
+    async def _watch(self) -> None:
+        assert self._version is not None
+        events = self._client.watch(self._resource, self.source.namespace, self._selector, self._version)
+        async with aclosing(events) as stream:
+            async for event in stream:
+                if event.type == "DELETED":
+                    self._feed.remove(event.object)
+                elif event.type != "BOOKMARK":
+                    self._feed.put(event.object)
+                self._version = event.object["metadata"]["resourceVersion"]
+                self._feed.heard(self.source, int(self._version))

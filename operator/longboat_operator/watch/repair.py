@@ -1,0 +1,94 @@
+"""A metadata-only re-list every few minutes: what a watch missed is repaired, a dead watch is found out."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from longboat_operator.kube.client import KubeClient
+from longboat_operator.kube.errors import KubeError
+from longboat_operator.kube.resources import Resource
+from longboat_operator.metrics import REPAIRS
+from longboat_operator.watch.cache import Cache, ObjectKey, Source
+from longboat_operator.watch.feed import Feed
+
+REPAIR_SECONDS = 300.0
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What a cache lacks of a list."""
+
+    vanished: frozenset[ObjectKey]
+    newer: Mapping[ObjectKey, int]
+
+
+def compare(held: Mapping[ObjectKey, int], listed: Mapping[ObjectKey, int], list_version: int) -> Difference:
+    """The cache's versions against a list taken as of `list_version`. Pure.
+
+    Held, not listed and no newer than the list: it is gone, whatever the watch said (kopf drops deletions that fall into
+    a re-list). Listed in a newer version than held, or not held: the watch owes it.
+    """
+    return Difference(
+        frozenset(key for key, version in held.items() if key not in listed and version <= list_version),
+        {key: version for key, version in listed.items() if version > held.get(key, -1)},
+    )
+
+
+class Repair:
+    """Re-lists some kinds in turn, spread over the period."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        cache: Cache,
+        feed: Feed,
+        sources: list[tuple[Resource, str | None, str]],
+        period_seconds: float = REPAIR_SECONDS,
+    ) -> None:
+        """`sources`: resource, namespace (None: all) and label selector."""
+        self._client = client
+        self._cache = cache
+        self._feed = feed
+        self._sources = sources
+        self._period_seconds = period_seconds
+        self._previous: dict[Source, int] = {}
+
+    async def run(self) -> None:
+        """Never returns."""
+        while True:
+            for resource, namespace, selector in self._sources:
+                await asyncio.sleep(self._period_seconds / len(self._sources) * random.uniform(0.9, 1.1))
+                try:
+                    await self.once(resource, namespace, selector)
+                except KubeError as error:
+                    log.warning("re-list failed", kind=resource.kind, error=str(error))
+
+    async def once(self, resource: Resource, namespace: str | None, selector: str) -> Difference:
+        """One re-list and what it changed."""
+        source = Source(resource.kind, namespace)
+        listed: dict[ObjectKey, int] = {}
+        list_version = 0
+        async for page in self._client.list_pages(resource, namespace, selector, metadata_only=True):
+            for item in page.items:
+                metadata = item["metadata"]
+                key = ObjectKey(resource.kind, metadata.get("namespace") or "", metadata["name"])
+                listed[key] = int(metadata["resourceVersion"])
+            list_version = int(page.resource_version)
+        difference = compare(self._cache.versions(source), listed, list_version)
+        for key in difference.vanished:
+            log.warning("missed deletion repaired", kind=key.kind, namespace=key.namespace, name=key.name)
+            REPAIRS.labels(key.kind).inc()
+            self._feed.vanish(key, list_version)
+        for key, version in difference.newer.items():
+            if not self._cache.has_reached(key, version):  # it may have come and gone while we listed
+                self._feed.newer(key, version)
+        self._cache.forget_deletions(source, self._previous.get(source, 0))
+        self._previous[source] = list_version
+        return difference

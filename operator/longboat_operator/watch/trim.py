@@ -1,0 +1,124 @@
+"""What is kept of an object: all that plans read, nothing else. Pure.
+
+With 10^5 pods in one process memory is what counts: dictionaries are built anew from constant keys (so that all objects
+share them), repeated values are shared, managed fields and noise such as image ids go.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from sys import intern
+from typing import Any
+
+_METADATA = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+)
+_OWNER = ("apiVersion", "kind", "name", "uid", "controller", "blockOwnerDeletion")
+_POD_STATUS = ("phase", "reason", "message", "podIP", "hostIP", "startTime", "qosClass", "nominatedNodeName")
+_CONDITION = ("type", "status", "reason", "message", "lastTransitionTime", "observedGeneration")
+_CONTAINER = ("name", "resources", "restartPolicy")
+_CONTAINER_STATUS = (
+    "name",
+    "ready",
+    "started",
+    "restartCount",
+    "state",
+    "lastState",
+    "resources",
+    "allocatedResources",
+)
+
+
+def trim(obj: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of an object that is kept. RLJobs and runtimes stay whole but for their managed fields."""
+    kind = obj["kind"]
+    kept = {"apiVersion": intern(obj["apiVersion"]), "kind": intern(kind)}
+    if kind in _BODIES:
+        return kept | {"metadata": _metadata(obj["metadata"])} | _BODIES[kind](obj)
+    if kind in _WHOLE:
+        metadata = {key: value for key, value in obj["metadata"].items() if key != "managedFields"}
+        return {**obj, "metadata": metadata}
+    return kept | {"metadata": _metadata(obj["metadata"])}
+
+
+def same_content(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether two trimmed objects differ in nothing but their resourceVersion."""
+    return _without_version(old) == _without_version(new)
+
+
+def _without_version(obj: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = {key: value for key, value in obj["metadata"].items() if key != "resourceVersion"}
+    return {**obj, "metadata": metadata}
+
+
+def _metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    kept = _pick(metadata, _METADATA)
+    if labels := metadata.get("labels"):
+        kept["labels"] = {intern(key): intern(value) for key, value in labels.items()}
+    annotations = {
+        intern(key): value for key, value in (metadata.get("annotations") or {}).items() if "longboat.dev/" in key
+    }
+    if annotations:
+        kept["annotations"] = annotations
+    if owners := metadata.get("ownerReferences"):
+        kept["ownerReferences"] = _shared([_pick(owner, _OWNER) for owner in owners])
+    return kept
+
+
+def _pod(pod: Mapping[str, Any]) -> dict[str, Any]:
+    spec, status = pod.get("spec") or {}, pod.get("status") or {}
+    kept_spec = _pick(spec, ("nodeName", "restartPolicy"))
+    for name in ("initContainers", "containers"):
+        if containers := spec.get(name):
+            kept_spec[name] = [_shared(_pick(container, _CONTAINER)) for container in containers]
+    kept_status = _pick(status, _POD_STATUS)
+    if conditions := status.get("conditions"):
+        kept_status["conditions"] = [_shared(_pick(condition, _CONDITION)) for condition in conditions]
+    for name in ("initContainerStatuses", "containerStatuses"):
+        if statuses := status.get(name):
+            kept_status[name] = [_container_status(container) for container in statuses]
+    return {"spec": kept_spec, "status": kept_status}
+
+
+def _container_status(status: Mapping[str, Any]) -> dict[str, Any]:
+    kept = _pick(status, _CONTAINER_STATUS)
+    return {key: _shared(value) if isinstance(value, dict) else value for key, value in kept.items()}
+
+
+def _claim(claim: Mapping[str, Any]) -> dict[str, Any]:
+    return {"spec": claim.get("spec") or {}, "status": _pick(claim.get("status") or {}, ("phase", "capacity"))}
+
+
+def _revision(revision: Mapping[str, Any]) -> dict[str, Any]:
+    return {"data": _shared(revision.get("data")), "revision": revision.get("revision")}
+
+
+def _pick(source: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    return {key: source[key] for key in keys if key in source}
+
+
+def _shared(value: Any) -> Any:
+    """An equal value that other objects may hold too; nobody changes what the cache holds."""
+    return _parsed(json.dumps(value, sort_keys=True))
+
+
+@lru_cache(maxsize=16_384)
+def _parsed(text: str) -> Any:
+    return json.loads(text)
+
+
+_BODIES: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "Pod": _pod,
+    "PersistentVolumeClaim": _claim,
+    "ControllerRevision": _revision,
+}
+_WHOLE = frozenset({"RLJob", "RLRuntime", "ClusterRLRuntime"})

@@ -1,0 +1,176 @@
+"""The six kinds of write a plan is made of. In which order, and what a refusal means, is `apply`'s."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from longboat_operator.kube.client import STRATEGIC_MERGE_PATCH, KubeClient
+from longboat_operator.kube.errors import AlreadyExistsError, ConflictError, NotFoundError
+from longboat_operator.kube.events import EventRecorder
+from longboat_operator.kube.resources import BY_KIND, POD, RL_JOB, SECRET, Resource
+from longboat_operator.model import (
+    ANNOTATION_HASH,
+    Action,
+    ApplyObject,
+    CreateObject,
+    DeleteObject,
+    EmitEvent,
+    Object,
+    Observed,
+    PublishStatus,
+    ResizePod,
+    belongs_to,
+)
+from longboat_operator.watch.cache import Cache, key_of, version_of
+from longboat_operator.watch.expectations import Expectation
+from longboat_operator.watch.trim import trim
+
+_TOKEN_BYTES = 32
+
+
+class NotOursError(AlreadyExistsError):
+    """The name is taken by something that isn't the job's."""
+
+    def __init__(self, existing: Object) -> None:
+        message = "exists and belongs to something else; it must be removed, or the job named differently"
+        super().__init__(409, "AlreadyExists", f"{existing['kind']} {existing['metadata']['name']} {message}")
+
+
+class Writes:
+    """Writes for one observed job; what to expect of the cache afterwards gathers in `expectations`.
+
+    Methods return what happened, in a word for the metric, and raise `KubeError`.
+    """
+
+    def __init__(self, client: KubeClient, cache: Cache, events: EventRecorder, observed: Observed) -> None:
+        self.expectations: list[Expectation] = []
+        self._client = client
+        self._cache = cache
+        self._events = events
+        self._observed = observed
+        self._namespace = observed.key.namespace
+
+    async def execute(self, action: Action) -> str:
+        """Any action."""
+        match action:
+            case CreateObject():
+                return await self._create(action)
+            case ApplyObject():
+                return await self._apply(action)
+            case DeleteObject():
+                return await self._delete(action)
+            case ResizePod():
+                return await self._resize(action)
+            case EmitEvent():
+                return await self._emit(action)
+            case PublishStatus():
+                return await self._publish(action)
+
+    async def dry_run(self, action: CreateObject) -> None:
+        """Asks whether the create would be let through."""
+        try:
+            await self._client.create(BY_KIND[action.body["kind"]], action.body, dry_run=True)
+        except AlreadyExistsError:
+            return  # whose it is, the real create finds out
+
+    async def _create(self, action: CreateObject) -> str:
+        resource, body = BY_KIND[action.body["kind"]], action.body
+        if action.random_key is not None:
+            strings = {**body.get("stringData", {}), action.random_key: secrets.token_hex(_TOKEN_BYTES)}
+            body = {**body, "stringData": strings}
+        word = "done"
+        try:
+            created = await self._client.create(resource, body)
+        except AlreadyExistsError:
+            word = "existed"
+            if resource is not SECRET:
+                created = await self._client.get(resource, self._namespace, body["metadata"]["name"])
+                self._check_ours(created)
+        if resource is SECRET:
+            self._cache.put(trim(action.body))  # never read again: this is all we know of it
+        else:
+            self._expect(resource, created)
+        return word
+
+    async def _apply(self, action: ApplyObject) -> str:
+        """Forced onto what is ours; onto a name the cache doesn't know unforced, so that a stranger's object stands."""
+        resource = BY_KIND[action.body["kind"]]
+        held = self._cache.get(key_of(action.body))
+        if held is not None:
+            self._check_ours(held)
+            if _hash(action.body) is not None and _hash(held) == _hash(action.body):
+                return "unchanged"
+        try:
+            applied = await self._client.apply(resource, action.body, force=held is not None)
+        except ConflictError:
+            if held is not None:
+                raise
+            self._check_ours(await self._client.get(resource, self._namespace, action.body["metadata"]["name"]))
+            applied = await self._client.apply(resource, action.body)
+        self._expect(resource, applied)
+        return "done"
+
+    async def _delete(self, action: DeleteObject) -> str:
+        resource = BY_KIND[action.kind]
+        try:
+            deleted = await self._client.delete(
+                resource, self._namespace, action.name, action.uid, action.grace_seconds
+            )
+        except (NotFoundError, ConflictError):
+            return "gone"
+        # The object as it was or as it lingers; of some kinds no more than a Status.
+        version = version_of(deleted) if deleted.get("kind") == action.kind else 0
+        key = key_of({"kind": action.kind, "metadata": self._named(action.name)})
+        self.expectations.append(Expectation(key, version, deleted_uid=action.uid))
+        return "done"
+
+    async def _resize(self, action: ResizePod) -> str:
+        resources: dict[str, Any] = {"limits": {"cpu": action.cpu_limit}}
+        if action.cpu_request is not None:
+            resources["requests"] = {"cpu": action.cpu_request}
+        patch = {"spec": {"containers": [{"name": action.container, "resources": resources}]}}
+        try:
+            resized = await self._client.patch(
+                POD, self._namespace, action.name, patch, STRATEGIC_MERGE_PATCH, subresource="resize"
+            )
+        except NotFoundError:
+            return "gone"
+        self._expect(POD, resized)
+        return "done"
+
+    async def _emit(self, action: EmitEvent) -> str:
+        if self._observed.job is None:
+            return "gone"
+        await self._events.record(self._observed.job, action)
+        return "done"
+
+    async def _publish(self, action: PublishStatus) -> str:
+        job = self._observed.job
+        if job is None:
+            return "gone"
+        metadata = self._named(self._observed.key.name) | {"resourceVersion": job["metadata"]["resourceVersion"]}
+        body = {
+            "apiVersion": RL_JOB.api_version,
+            "kind": RL_JOB.kind,
+            "metadata": metadata,
+            "status": action.status,
+        }
+        self._expect(RL_JOB, await self._client.apply(RL_JOB, body, subresource="status"))
+        return "done"
+
+    def _named(self, name: str) -> dict[str, Any]:
+        return {"namespace": self._namespace, "name": name}
+
+    def _check_ours(self, existing: Object) -> None:
+        job = self._observed.job
+        if job is None or not belongs_to(existing, job["metadata"]["uid"]):
+            raise NotOursError(existing)
+
+    def _expect(self, resource: Resource, written: Mapping[str, Any]) -> None:
+        self.expectations.append(Expectation(key_of({**written, "kind": resource.kind}), version_of(written)))
+
+
+def _hash(obj: Object) -> str | None:
+    return (obj["metadata"].get("annotations") or {}).get(ANNOTATION_HASH)

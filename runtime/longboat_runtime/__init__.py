@@ -1,0 +1,1 @@
+"""The data plane: what runs in the pods of a job."""

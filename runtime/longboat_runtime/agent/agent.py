@@ -1,0 +1,125 @@
+"""The loop that all agents run: observe, decide, act."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from longboat_runtime.agent.actor_logs import ActorLogs
+from longboat_runtime.agent.decide import Action, Observation, Phase, Rules, State, next_state
+from longboat_runtime.agent.head_probe import Head
+from longboat_runtime.agent.health import serve_health
+from longboat_runtime.agent.shared_memory import sweep
+from longboat_runtime.agent.supervisor import Supervisor
+from longboat_runtime.agent.termination import termination_message, write_termination_message
+
+log = structlog.get_logger()
+
+# How often the head is asked who it is, and the shared memory is looked at, in seconds.
+_POLL_INTERVAL = 0.5
+_SWEEP_INTERVAL = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Duty:
+    """What makes one role's agent different from another's.
+
+    `head` polls the Ray head. `missing` tells what a running child still lacks to be
+    ready, None if nothing. `grace` is how long a drain may take, in seconds. `shared_memory` is swept, `actor_logs` are printed.
+    """
+
+    role: str
+    command: Sequence[str]
+    head: Callable[[], Awaitable[Head]]
+    missing: Callable[[], Awaitable[str | None]]
+    health_port: int
+    rules: Rules = field(default_factory=Rules)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    grace: float = 20.0
+    shared_memory: Path | None = None
+    actor_logs: ActorLogs | None = None
+
+
+class Agent:
+    """One agent; `run` is its life."""
+
+    def __init__(self, duty: Duty) -> None:
+        self._duty = duty
+        self._state = State()
+        self._stop = asyncio.Event()
+        self._supervisor = Supervisor()
+
+    async def run(self) -> int:
+        """Runs until SIGTERM (0) or until the child has failed too often (1)."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        server = await serve_health(self._duty.health_port, self._missing)
+        helpers = [asyncio.create_task(self._sweep())]
+        if self._duty.actor_logs is not None:
+            helpers.append(asyncio.create_task(self._duty.actor_logs.follow()))
+        try:
+            while not self._stop.is_set():
+                if not await self._turn():
+                    return 1
+                await self._wait()
+            log.info("drain", role=self._duty.role)
+            await self._supervisor.drain(self._duty.grace)
+            return 0
+        finally:
+            for helper in helpers:
+                helper.cancel()
+            server.close()
+
+    async def _turn(self) -> bool:
+        """One observation, decision and action; False when the agent gives up."""
+        supervisor = self._supervisor
+        code = supervisor.exit_code if supervisor.exited.is_set() else None
+        head = await self._duty.head()
+        seen = Observation(asyncio.get_running_loop().time(), head.cluster, head.refused, head.settled, code)
+        self._state, action = next_state(self._state, seen, self._duty.rules)
+        match action:
+            case Action.START:
+                supervisor.start(self._duty.command, self._duty.environment)
+            case Action.END:
+                log.info("end", role=self._duty.role, head=head.cluster, code=code)
+                await self._end()
+            case Action.GIVE_UP:
+                message = termination_message(self._duty.role, code, supervisor.last_lines)
+                await self._end()
+                log.error("give up", message=message)
+                write_termination_message(message)
+                return False
+            case Action.NONE:
+                return True
+        return True
+
+    async def _end(self) -> None:
+        await self._supervisor.end()
+        self._supervisor.exited.clear()
+        if self._duty.shared_memory is not None:
+            sweep(self._duty.shared_memory, everything=True)
+
+    async def _wait(self) -> None:
+        """Until the next poll is due, or earlier if the child has ended or the agent is asked to stop."""
+        waiters = [asyncio.create_task(event.wait()) for event in (self._stop, self._supervisor.exited)]
+        await asyncio.wait(waiters, timeout=_POLL_INTERVAL, return_when=asyncio.FIRST_COMPLETED)
+        for waiter in waiters:
+            waiter.cancel()
+
+    async def _sweep(self) -> None:
+        while self._duty.shared_memory is not None:
+            await asyncio.sleep(_SWEEP_INTERVAL)
+            await asyncio.to_thread(sweep, self._duty.shared_memory)
+
+    async def _missing(self) -> str | None:
+        if self._stop.is_set():
+            return "draining"
+        if self._state.phase is Phase.WAITING:
+            return "waiting for the Ray head" if self._state.failures == 0 else "restarting after a failure"
+        return await self._duty.missing()

@@ -1,0 +1,91 @@
+"""`longboat agent ROLE`: the first process of a role pod."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from longboat_crds.base import Role
+
+if TYPE_CHECKING:
+    from longboat_runtime.agent import roles
+
+app = typer.Typer(
+    no_args_is_help=True, help="First process of a role pod: runs, restarts and reaps what the pod is for."
+)
+
+Head = Annotated[str, typer.Option(help="Ray head of the job, host:port.")]
+Slots = Annotated[int, typer.Option(min=1, help="Actors of the role that this pod takes.")]
+HealthPort = Annotated[int, typer.Option(help="Port of /readyz and /healthz.")]
+
+# The head's container and the driver's share the pod's network.
+_HEALTH_PORT, _HEAD_HEALTH_PORT = 6390, 6391
+
+
+@app.command("head")
+def head(health_port: HealthPort = _HEAD_HEALTH_PORT) -> None:
+    """Runs the Ray head of a job."""
+    from longboat_runtime.agent import roles
+
+    raise typer.Exit(roles.run_agent(lambda: roles.head(_place(health_port))))
+
+
+@app.command("driver")
+def driver(
+    job: Annotated[str, typer.Option(help="Name of the RLJob.")],
+    namespace: Annotated[str, typer.Option(help="Namespace of the RLJob.")],
+    head: Head = "127.0.0.1:6379",
+    health_port: HealthPort = _HEALTH_PORT,
+) -> None:
+    """Runs the driver of a job beside its Ray head."""
+    from longboat_runtime.agent import roles
+
+    raise typer.Exit(roles.run_agent(lambda: roles.driver(_place(health_port), job, namespace, head)))
+
+
+@app.command("rollout")
+def rollout(head: Head, slots: Slots = 1, health_port: HealthPort = _HEALTH_PORT) -> None:
+    """Joins a pod of engines to the job."""
+    _worker(Role.ROLLOUT, head, slots, health_port)
+
+
+@app.command("trainer")
+def trainer(head: Head, slots: Slots = 1, health_port: HealthPort = _HEALTH_PORT) -> None:
+    """Joins a pod of a trainer rank to the job."""
+    _worker(Role.TRAINER, head, slots, health_port)
+
+
+@app.command("reward")
+def reward(
+    head: Head,
+    slots: Slots = 1,
+    socket: Annotated[Path, typer.Option(help="Where the pod's graders listen.")] = Path("/run/longboat/graders.sock"),
+    health_port: HealthPort = _HEALTH_PORT,
+) -> None:
+    """Joins a pod of graders to the job."""
+    _worker(Role.REWARD, head, slots, health_port, socket)
+
+
+def _worker(role: Role, head: str, slots: int, health_port: int, graders: Path | None = None) -> None:
+    from longboat_runtime.agent import roles
+
+    raise typer.Exit(roles.run_agent(lambda: roles.worker(role, _place(health_port), head, slots, graders)))
+
+
+def _place(health_port: int) -> roles.Place:
+    """The pod as the downward API tells it; outside a pod, this machine."""
+    from longboat_runtime.agent import roles
+    from longboat_runtime.agent.ray_command import object_store_size
+
+    name = socket.gethostname()
+    shared_memory = os.statvfs("/dev/shm")  # noqa: S108 - where Ray keeps its store
+    return roles.Place(
+        ip=os.environ.get("POD_IP") or socket.gethostbyname(name),
+        pod=os.environ.get("POD_NAME", name),
+        health_port=health_port,
+        object_store=object_store_size(shared_memory.f_blocks * shared_memory.f_frsize),
+    )

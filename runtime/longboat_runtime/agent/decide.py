@@ -1,0 +1,105 @@
+"""When an agent starts its child, ends it, and gives up. Pure.
+
+An agent follows a Ray head, whose cluster id is new at every start (a GCS without storage forgets everything): a child belongs to
+the head it was started for and is of no use to the next one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    """WAITING for the head, or for the time of the next start; DONE when the child has ended as it should."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+
+
+class Action(StrEnum):
+    """What the agent does next. END kills the child with all its descendants; GIVE_UP ends the agent."""
+
+    NONE = "none"
+    START = "start"
+    END = "end"
+    GIVE_UP = "give_up"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Times in seconds. A child that ends within `quick` of its start has failed quickly.
+
+    `patience` is how long a head may refuse connections before its child is ended. Silence isn't a refusal: a slow head or network
+    ends nothing. `restart_on_success` is for children that never end by themselves.
+    """
+
+    quick: float = 30.0
+    quick_failures: int = 3
+    backoff: float = 1.0
+    max_backoff: float = 30.0
+    patience: float = float("inf")
+    restart_on_success: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """`cluster` is the head the child was started for, `failures` counts quick failures in a row."""
+
+    phase: Phase = Phase.WAITING
+    cluster: str | None = None
+    started: float = 0.0
+    not_before: float = 0.0
+    failures: int = 0
+    refused_since: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What is known now.
+
+    `cluster` is None while the head doesn't answer, `refused` says that nobody listens there, `settled` that it takes nodes.
+    `exit_code` is the child's, if it has ended since the last observation.
+    """
+
+    now: float
+    cluster: str | None
+    refused: bool = False
+    settled: bool = True
+    exit_code: int | None = None
+
+
+def next_state(state: State, seen: Observation, rules: Rules) -> tuple[State, Action]:
+    """Applies the rules, in order.
+
+    1. A child that has ended is started again, after a wait that doubles with every quick failure; after `quick_failures` of them
+       the agent gives up, so that the kubelet counts and shows it. A child that ran long enough starts the count anew.
+    2. A child whose head has another cluster id, or refuses for longer than `patience`, is ended; that is no failure of its own.
+    3. A child is started once the head is settled and the wait is over.
+    """
+    if not seen.refused:
+        state = replace(state, refused_since=None)
+    elif state.refused_since is None:
+        state = replace(state, refused_since=seen.now)
+    if state.phase is Phase.RUNNING and seen.exit_code is not None:
+        return _ended(state, seen.now, seen.exit_code, rules)
+    if state.phase is Phase.RUNNING:
+        replaced = seen.cluster is not None and seen.cluster != state.cluster
+        gone = state.refused_since is not None and seen.now - state.refused_since >= rules.patience
+        if replaced or gone:
+            return replace(state, phase=Phase.WAITING, cluster=None, not_before=seen.now), Action.END
+        return state, Action.NONE
+    ready = seen.cluster is not None and seen.settled
+    if state.phase is Phase.WAITING and ready and seen.now >= state.not_before:
+        return replace(state, phase=Phase.RUNNING, cluster=seen.cluster, started=seen.now), Action.START
+    return state, Action.NONE
+
+
+def _ended(state: State, now: float, code: int, rules: Rules) -> tuple[State, Action]:
+    if code == 0 and not rules.restart_on_success:
+        return replace(state, phase=Phase.DONE, cluster=None), Action.END
+    failures = state.failures + 1 if now - state.started < rules.quick else 1
+    wait = min(rules.backoff * 2 ** (failures - 1), rules.max_backoff)
+    state = replace(state, phase=Phase.WAITING, cluster=None, failures=failures, not_before=now + wait)
+    return state, Action.GIVE_UP if failures >= rules.quick_failures else Action.END

@@ -1,0 +1,114 @@
+"""Asking a Ray head who it is."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import structlog
+from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
+from ray.core.generated.gcs_pb2 import GcsNodeInfo
+
+from longboat_crds.base import Role
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+# A head that is there answers in milliseconds. One that refuses our token leaves the client retrying for ever.
+_CONNECT_SECONDS = 2.0
+_ANSWER_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a poll found: the id of the cluster that is served, or that nobody listens (`refused`), or neither: silence.
+
+    `settled` says that the head's own node is up; joining before only takes its processors away from it.
+    """
+
+    cluster: str | None = None
+    refused: bool = False
+    settled: bool = False
+
+
+class HeadProbe:
+    """Polls one head. A TCP connect comes first: it is cheap, and Ray's client would wait for a port that isn't open."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        host, _, port = address.rpartition(":")
+        self._host, self._port = host, int(port)
+        self._asking: asyncio.Future[str | None] | None = None
+        self._settled: str | None = None
+        self._last_error = ""
+
+    async def poll(self) -> Head:
+        """What the head is now. A call to Ray that hangs isn't followed by another until it has come back."""
+        try:
+            _, writer = await asyncio.wait_for(asyncio.open_connection(self._host, self._port), _CONNECT_SECONDS)
+        except ConnectionRefusedError:
+            return Head(refused=True)
+        except (TimeoutError, OSError):
+            return Head()
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        if self._asking is None or self._asking.done():
+            self._asking = _in_thread(lambda: _cluster_id(self.address))
+        cluster: str | None = await self._answer(self._asking)
+        if cluster is not None and cluster != self._settled and await self._has_node("longboat.dev/role", Role.DRIVER):
+            self._settled = cluster
+        return Head(cluster, settled=cluster is not None and cluster == self._settled)
+
+    async def joined(self, pod: str) -> bool:
+        """Whether the head counts a living node with the label `longboat.dev/pod` = `pod`."""
+        return await self._has_node("longboat.dev/pod", pod)
+
+    async def _has_node(self, label: str, value: str) -> bool:
+        return bool(await self._answer(_in_thread(lambda: _has_node(self.address, label, value))))
+
+    async def _answer(self, asked: asyncio.Future[T | None]) -> T | None:
+        """What Ray says; None if it fails or takes too long, which is told once as long as it stays the same."""
+        done, _ = await asyncio.wait([asked], timeout=_ANSWER_SECONDS)
+        error = asked.exception() if done else TimeoutError(f"no answer in {_ANSWER_SECONDS:g} s")
+        if error is None:
+            return asked.result()
+        message = f"{type(error).__name__}: {error}"
+        if message != self._last_error:
+            log.info("no answer from the Ray head", head=self.address, error=message)
+        self._last_error = message
+        return None
+
+
+def _in_thread(call: Callable[[], T]) -> asyncio.Future[T]:
+    """Runs the call in a daemon thread, which can hang without keeping the process alive."""
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - whoever waits for the future gets it
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    waiting = asyncio.wrap_future(future)
+    # One that came too late is asked for its error by nobody else.
+    waiting.add_done_callback(lambda late: late.cancelled() or late.exception())
+    return waiting
+
+
+def _cluster_id(address: str) -> str | None:
+    """A new client each time: the id of an old one is that of the head it first met."""
+    cluster_id: str = GcsClient(address=address).cluster_id.hex()
+    return cluster_id
+
+
+def _has_node(address: str, label: str, value: str) -> bool | None:
+    nodes = GcsClient(address=address).get_all_node_info(timeout=_ANSWER_SECONDS).values()
+    return any(node.state == GcsNodeInfo.ALIVE and node.labels.get(label) == value for node in nodes)

@@ -1,0 +1,81 @@
+"""The command line of `ray start`, and its environment. Pure."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+# Ray refuses less than about 75 MB.
+MINIMAL_OBJECT_STORE = 80_000_000
+# What engines of one pod need of /dev/shm beside the store.
+_RESERVED_SHARED_MEMORY = 128 * 2**20
+
+
+def object_store_size(shared_memory: int) -> int:
+    """Bytes of a /dev/shm of `shared_memory` bytes that Ray's object store gets.
+
+    Weights travel through it, so a pod's template sizes it by the size of /dev/shm.
+    """
+    return max(shared_memory - _RESERVED_SHARED_MEMORY, MINIMAL_OBJECT_STORE)
+
+
+@dataclass(frozen=True, slots=True)
+class RayPorts:
+    """Ports of a Ray node; 0 lets Ray choose. The defaults are those that the operator opens."""
+
+    head: int = 6379
+    node_manager: int = 6380
+    object_manager: int = 6381
+    dashboard_agent: int = 52365
+
+
+@dataclass(frozen=True, slots=True)
+class RayNode:
+    """One Ray node. `resources` are custom ones; Ray's own CPUs are 0, as actors ask for roles. `object_store` is in bytes."""
+
+    ip: str
+    resources: Mapping[str, int]
+    labels: Mapping[str, str]
+    ports: RayPorts = field(default_factory=RayPorts)
+    object_store: int = MINIMAL_OBJECT_STORE
+    temp_dir: str = "/tmp/ray"  # noqa: S108 - Ray's own
+
+
+def head_command(node: RayNode) -> list[str]:
+    """`ray start --head`; it stays in the foreground."""
+    head = [
+        "--head",
+        f"--port={node.ports.head}",
+        f"--temp-dir={node.temp_dir}",
+        "--no-monitor",
+        "--include-dashboard=false",
+    ]
+    return [*_RAY_START, *head, *_common(node)]
+
+
+def worker_command(node: RayNode, head: str) -> list[str]:
+    """`ray start` that joins `head` (host:port); it stays in the foreground."""
+    return [*_RAY_START, f"--address={head}", *_common(node)]
+
+
+_RAY_START = [sys.executable, "-m", "ray.scripts.scripts", "start"]
+
+ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def _common(node: RayNode) -> list[str]:
+    return [
+        "--block",
+        "--disable-usage-stats",
+        "--num-cpus=0",
+        f"--node-ip-address={node.ip}",
+        f"--node-manager-port={node.ports.node_manager}",
+        f"--object-manager-port={node.ports.object_manager}",
+        f"--dashboard-agent-listen-port={node.ports.dashboard_agent}",
+        f"--object-store-memory={node.object_store}",
+        f"--resources={json.dumps(dict(node.resources))}",
+        f"--labels={','.join(f'{key}={value}' for key, value in node.labels.items())}",
+        "--include-log-monitor=false",
+    ]

@@ -1,0 +1,136 @@
+"""The duties of the roles' agents."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from longboat_crds.base import Role
+from longboat_runtime.agent.actor_logs import ActorLogs
+from longboat_runtime.agent.agent import Agent, Duty
+from longboat_runtime.agent.decide import Rules
+from longboat_runtime.agent.head_probe import Head, HeadProbe
+from longboat_runtime.agent.ray_command import (
+    ENVIRONMENT,
+    MINIMAL_OBJECT_STORE,
+    RayNode,
+    RayPorts,
+    head_command,
+    worker_command,
+)
+from longboat_runtime.reward.client import GraderClient, GradersGone
+
+_GRADERS_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the agent runs.
+
+    `ip` and `pod` come from the downward API, `object_store` is in bytes. `shared_memory` is swept, None leaves it alone.
+    """
+
+    ip: str
+    pod: str
+    ports: RayPorts = field(default_factory=RayPorts)
+    health_port: int = 6390
+    object_store: int = MINIMAL_OBJECT_STORE
+    shared_memory: Path | None = Path("/dev/shm")  # noqa: S108 - where segments are
+    temp_dir: str = "/tmp/ray"  # noqa: S108 - Ray's own
+
+
+def head(place: Place) -> Duty:
+    """The Ray head of a job. It follows nobody."""
+    node = RayNode(
+        place.ip, {"longboat-store": 1}, _labels(Role.DRIVER, place), place.ports, place.object_store, place.temp_dir
+    )
+    probe = HeadProbe(f"{place.ip}:{place.ports.head}")
+
+    async def missing() -> str | None:
+        return None if (await probe.poll()).cluster is not None else "the Ray head doesn't serve yet"
+
+    return Duty(
+        "ray-head",
+        head_command(node),
+        _no_head,
+        missing,
+        place.health_port,
+        environment=ENVIRONMENT,
+        actor_logs=ActorLogs(Path(place.temp_dir)),
+    )
+
+
+def driver(place: Place, job: str, namespace: str, address: str) -> Duty:
+    """The driver beside its head. It ends with the head at once: it may never see that by itself."""
+    probe = HeadProbe(address)
+    command = [
+        sys.executable,
+        "-m",
+        "longboat_runtime.cli",
+        "driver",
+        "--job",
+        job,
+        "--namespace",
+        namespace,
+        "--head",
+        address,
+    ]
+    rules = Rules(patience=1.0, restart_on_success=False)
+    return Duty("driver", command, probe.poll, _nothing_missing, place.health_port, rules)
+
+
+def worker(role: Role, place: Place, address: str, slots: int, socket: Path | None = None) -> Duty:
+    """A Ray node with `slots` places of its role. `socket` is where the graders of a reward pod listen."""
+    node = RayNode(place.ip, {f"longboat-{role.value}": slots}, _labels(role, place), place.ports, place.object_store)
+    probe = HeadProbe(address)
+
+    async def missing() -> str | None:
+        if not await probe.joined(place.pod):
+            return "not joined to the Ray head yet"
+        return await _graders_missing(socket) if socket is not None else None
+
+    return Duty(
+        role.value,
+        worker_command(node, address),
+        probe.poll,
+        missing,
+        place.health_port,
+        environment=ENVIRONMENT,
+        shared_memory=place.shared_memory,
+        actor_logs=ActorLogs(Path(place.temp_dir)),
+    )
+
+
+def run_agent(duty: Callable[[], Duty]) -> int:
+    """Runs an agent to its end and returns its exit code."""
+
+    async def live() -> int:
+        return await Agent(duty()).run()
+
+    return asyncio.run(live())
+
+
+def _labels(role: Role, place: Place) -> dict[str, str]:
+    return {"longboat.dev/role": role.value, "longboat.dev/pod": place.pod}
+
+
+async def _no_head() -> Head:
+    return Head(cluster="itself", settled=True)
+
+
+async def _nothing_missing() -> None:
+    return None
+
+
+async def _graders_missing(socket: Path) -> str | None:
+    client = GraderClient(socket)
+    try:
+        await asyncio.wait_for(client.state(), _GRADERS_SECONDS)
+    except (TimeoutError, GradersGone):
+        return f"no graders answer at {socket}"
+    finally:
+        await client.close()
+    return None

@@ -1,0 +1,65 @@
+"""What killed engines leave in /dev/shm: named segments and semaphores that nobody will unlink."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+log = structlog.get_logger()
+
+# Python's shared memory and semaphores, vLLM's message queues.
+_OURS = re.compile(r"^(psm_|sem\.mp-|vllm_dist_)")
+# A segment is made before it is mapped; so young a one is left alone (seconds).
+_YOUNG = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A file in the shared memory directory; `age` in seconds."""
+
+    name: str
+    age: float
+
+
+def leftovers(segments: Iterable[Segment], mapped: Collection[str]) -> list[str]:
+    """Names of segments that no living process has mapped and none is about to."""
+    return [s.name for s in segments if _OURS.match(s.name) and s.age >= _YOUNG and s.name not in mapped]
+
+
+def sweep(directory: Path, *, everything: bool = False, now: float | None = None) -> list[str]:
+    """Removes leftovers and returns their names. `everything`: all processes that could have made one are dead.
+
+    `now` is in seconds since 1970, the current time unless given.
+    """
+    now = time.time() if now is None else now
+    segments = []
+    for path in directory.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            segments.append(Segment(path.name, float("inf") if everything else now - path.stat().st_ctime))
+    if not leftovers(segments, ()):
+        return []
+    removed = leftovers(segments, () if everything else _mapped(directory))
+    for name in removed:
+        (directory / name).unlink(missing_ok=True)
+    if removed:
+        log.info("swept shared memory", files=len(removed))
+    return removed
+
+
+def _mapped(directory: Path) -> set[str]:
+    """Names of files of `directory` that a process has mapped or open."""
+    names: set[str] = set()
+    prefix = f"{directory}/"
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            maps = (process / "maps").read_text()
+            names |= {line.partition(prefix)[2] for line in maps.splitlines() if prefix in line}
+    return names

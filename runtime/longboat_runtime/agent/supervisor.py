@@ -1,0 +1,98 @@
+"""The agent's one child: started, watched, drained or killed with all its descendants, everything reaped."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+import structlog
+
+from longboat_runtime import prctl
+from longboat_runtime.agent.descendants import descendants, kill_descendants
+
+log = structlog.get_logger()
+
+_KILL_INTERVAL = 0.02
+# How much of the child's last error output is kept for the termination message.
+_TAIL_LINES = 40
+
+
+class Supervisor:
+    """Runs at most one child at a time. Made inside the agent's event loop.
+
+    `exited` is set when the child has ended, until the next `start`. The child's standard error goes through the agent, which
+    keeps its last lines.
+    """
+
+    def __init__(self) -> None:
+        self.exited = asyncio.Event()
+        self.exit_code: int | None = None
+        self.restarts = -1
+        self._child: subprocess.Popen[bytes] | None = None
+        self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
+        prctl.adopt_orphans()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        """Starts the child; the last one has ended."""
+        assert self._child is None
+        self.exited.clear()
+        self.exit_code = None
+        self.restarts += 1
+        self._tail.clear()
+        log.info("start", command=" ".join(command))
+        self._child = subprocess.Popen(command, env={**os.environ, **(environment or {})}, stderr=subprocess.PIPE)
+        assert self._child.stderr is not None
+        threading.Thread(target=self._forward, args=(self._child.stderr,), daemon=True).start()
+
+    @property
+    def running(self) -> bool:
+        """Whether a child has been started and not ended."""
+        return self._child is not None
+
+    @property
+    def last_lines(self) -> list[str]:
+        """The last lines that the child wrote to standard error."""
+        return list(self._tail)
+
+    async def end(self) -> None:
+        """Kills the child and all that came from it, and returns when none of them is left."""
+        while kill_descendants():
+            self._reap()
+            await asyncio.sleep(_KILL_INTERVAL)
+
+    async def drain(self, grace: float) -> None:
+        """Asks the child to end (SIGTERM), gives it and its descendants `grace` seconds, then kills what is left."""
+        if self._child is not None:
+            self._child.terminate()
+        deadline = asyncio.get_running_loop().time() + grace
+        while descendants() and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 - /proc tells nobody
+            await asyncio.sleep(_KILL_INTERVAL)
+        await self.end()
+
+    def _reap(self) -> None:
+        """Reaps everything that has ended: the child, and orphans, which nobody else waits for."""
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0] != 0:
+                pid, status = ended
+                if self._child is not None and pid == self._child.pid:
+                    self.exit_code = self._child.returncode = os.waitstatus_to_exitcode(status)
+                    self._child = None
+                    log.info("ended", code=self.exit_code)
+                    self.exited.set()
+
+    def _forward(self, stream: IO[bytes]) -> None:
+        """Runs in a thread until all writers have closed the stream."""
+        for line in stream:
+            sys.stderr.buffer.write(line)
+            sys.stderr.buffer.flush()
+            if text := line.decode(errors="replace").strip():
+                self._tail.append(text)

@@ -1,0 +1,49 @@
+"""A Hugging Face directory of the trained model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from longboat_runtime.checkpoint.files import fsync_directory, fsync_tree, make_directory, remove_tree
+
+CONFIG = "config.json"
+_WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
+_WEIGHT_INDEX = ".index.json"
+
+
+def export(source: Path, tensors: Mapping[str, Tensor], dtype: str, directory: Path) -> None:
+    """Writes `directory` whole or not at all: `tensors` as safetensors, and config and tokenizer of `source`.
+
+    `tensors` are whole, on the CPU, by their Hugging Face names; `dtype` is torch's name of their number format, such as
+    `bfloat16`. What was exported to `directory` before is replaced. Everybody may read the files. Raises OSError.
+    """
+    from huggingface_hub import save_torch_state_dict
+
+    make_directory(directory.parent)
+    partial = directory.with_name(f".{directory.name}.partial")
+    remove_tree(partial)
+    partial.mkdir()
+    save_torch_state_dict(dict(tensors), partial, metadata={"format": "pt"})
+    config = json.loads((source / CONFIG).read_text())
+    config.pop("torch_dtype", None)
+    (partial / CONFIG).write_text(json.dumps(config | {"dtype": dtype}, indent=2))
+    for file in source.iterdir():
+        if file.is_file() and _belongs_to_model(file.name):
+            shutil.copyfile(file, partial / file.name)
+    for file in partial.iterdir():
+        file.chmod(0o644)
+    partial.chmod(0o755)
+    fsync_tree(partial)
+    remove_tree(directory)
+    partial.rename(directory)
+    fsync_directory(directory.parent)
+
+
+def _belongs_to_model(name: str) -> bool:
+    """Tokenizer, chat template, generation defaults: all that is neither weights nor the config."""
+    return name != CONFIG and not name.endswith(_WEIGHT_INDEX) and Path(name).suffix not in _WEIGHT_SUFFIXES

@@ -1,0 +1,41 @@
+"""Where checkpoints lie: `incarnations/3/step-00000010/`. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import PurePath
+from typing import NamedTuple
+
+INCARNATIONS = "incarnations"
+_STEP = re.compile(r"step-(\d+)")
+
+
+class Position(NamedTuple):
+    """Names one checkpoint. Orders by age: a later incarnation is newer, whatever its step."""
+
+    incarnation: int
+    step: int
+
+    @property
+    def path(self) -> PurePath:
+        """Relative to the root of all checkpoints."""
+        return PurePath(INCARNATIONS) / str(self.incarnation) / f"step-{self.step:08d}"
+
+
+def parse(incarnation: str, step: str) -> Position | None:
+    """The position that two directory names stand for, or None if they are something else's."""
+    match = _STEP.fullmatch(step)
+    return Position(int(incarnation), int(match[1])) if match and incarnation.isdecimal() else None
+
+
+def removable(complete: Sequence[Position], partial: Iterable[Position], keep: int, saved: Position) -> list[Position]:
+    """What may go once `saved` is complete: all but the `keep` newest complete ones, and what nobody finished.
+
+    Nothing goes if a later incarnation has come up: it may depend on any of them. What is partial in it is its own business.
+    """
+    every = [*complete, *partial]
+    if any(position.incarnation > saved.incarnation for position in every):
+        return []
+    kept = set(sorted(complete)[-keep:]) | {saved}
+    return sorted(set(every) - kept)

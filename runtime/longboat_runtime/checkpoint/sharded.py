@@ -1,0 +1,67 @@
+"""Sharded tensors in files, by torch's distributed checkpoint: written on some number of ranks, read on any other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from longboat_crds.reasons import Reason
+from longboat_runtime.checkpoint.files import fsync_directory
+from longboat_runtime.problems import SpecProblem
+
+
+@torch.no_grad()
+def snapshot(tensors: Mapping[str, Tensor], hosts: DeviceMesh) -> dict[str, Tensor]:
+    """Copies of this rank's parts in host memory, sharded as before: the originals may change while the copies are written."""
+    return {name: _copy(tensor, hosts) for name, tensor in tensors.items()}
+
+
+def write(tensors: Mapping[str, Tensor], directory: Path, group: dist.ProcessGroup | None = None) -> None:
+    """Writes all ranks' parts into `directory` and makes them durable. A collective of `group` (its tensors on the CPU).
+
+    Raises OSError, on all ranks, if any rank couldn't write.
+    """
+    try:
+        dcp.save(dict(tensors), storage_writer=dcp.FileSystemWriter(directory, sync_files=True), process_group=group)
+    except CheckpointException as error:
+        raise _disk_error(error) or RuntimeError(str(error)) from error
+    fsync_directory(directory)
+
+
+def read(tensors: Mapping[str, Tensor], directory: Path, group: dist.ProcessGroup | None = None) -> None:
+    """Fills `tensors` in place from `directory`. A collective.
+
+    Raises OSError if files can't be read, SpecProblem if they hold other tensors than these.
+    """
+    try:
+        dcp.load(dict(tensors), storage_reader=dcp.FileSystemReader(directory), process_group=group)
+    except CheckpointException as error:
+        causes = [str(cause) for cause, _ in error.failures.values()]
+        raise _disk_error(error) or SpecProblem(
+            Reason.CHECKPOINT_MISMATCH,
+            "spec.model.path",
+            f"the checkpoint {directory} is not of this model ({causes[0]}); resume with the model it was made with, or "
+            "start a new job",
+        ) from error
+
+
+def _copy(tensor: Tensor, hosts: DeviceMesh) -> Tensor:
+    if not isinstance(tensor, DTensor):
+        return tensor.detach().cpu().clone()
+    local = tensor.to_local().detach().to("cpu", copy=True)
+    return DTensor.from_local(
+        local, hosts, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+
+
+def _disk_error(error: CheckpointException) -> OSError | None:
+    """The OSError that some rank met, if that is the cause."""
+    return next((cause for cause, _ in error.failures.values() if isinstance(cause, OSError)), None)

@@ -1,0 +1,138 @@
+"""Checkpoints of a job on its volume: one transaction each."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from longboat_crds.reasons import Reason
+from longboat_runtime.checkpoint import files, manifest
+from longboat_runtime.checkpoint.layout import INCARNATIONS, Position, parse, removable
+from longboat_runtime.interfaces import Manifest
+from longboat_runtime.problems import SpecProblem
+
+log = structlog.get_logger()
+
+STATE = "state.json"
+MODEL = "trainer"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+class CheckpointStore:
+    """Checkpoints of all incarnations below `root`; new ones are of `incarnation`. Implements `interfaces.Checkpoints`.
+
+    A checkpoint's files are written into its own directory and made durable, then its manifest is renamed into place. A
+    directory without manifest is one that was never finished.
+    """
+
+    def __init__(self, root: Path, keep: int, incarnation: int) -> None:
+        self.root, self.keep, self.incarnation = root, keep, incarnation
+
+    def newest(self, step: int | None = None) -> Manifest | None:
+        """The newest checkpoint (of `step`, if given) whose files are all as they were written. None if there is none.
+
+        Highest incarnation first, then highest step. Reads every byte of the one it returns.
+        """
+        for position in sorted(self._complete(), reverse=True):
+            if step is not None and position.step != step:
+                continue
+            try:
+                return self._open(position)
+            except (manifest.ManifestInvalid, files.FilesDamaged, ValueError) as error:
+                log.warning(
+                    "checkpoint is damaged, an older one is taken", checkpoint=str(position.path), error=str(error)
+                )
+        return None
+
+    async def save(
+        self, step: int, state: Mapping[str, Any], write_model: Callable[[Path], Awaitable[None]]
+    ) -> Manifest:
+        """One transaction: state, `write_model(directory / "trainer")`, and the manifest last. Then removes old checkpoints.
+
+        One that this incarnation has already completed is left as it is. Raises SpecProblem (CheckpointVolumeFull,
+        CheckpointVolumeNotWritable) or what `write_model` raised; earlier checkpoints are then untouched and nothing of this
+        one is left.
+        """
+        position = Position(self.incarnation, step)
+        directory = self.root / position.path
+        if (directory / manifest.NAME).is_file():
+            return await asyncio.to_thread(self._open, position)
+        try:
+            await asyncio.to_thread(self._begin, directory, state)
+            await write_model(directory / MODEL)
+            await asyncio.to_thread(self._finish, position)
+        except Exception as error:
+            await asyncio.to_thread(self._give_up, directory)
+            if isinstance(error, OSError) and (problem := _volume_problem(error)):
+                raise problem from error
+            raise
+        await asyncio.to_thread(self._prune, position)
+        return Manifest(self.incarnation, step, directory, state)
+
+    def _begin(self, directory: Path, state: Mapping[str, Any]) -> None:
+        files.remove_tree(directory)
+        files.make_directory(directory)
+        files.write_durably(directory / STATE, json.dumps(state).encode())
+
+    def _finish(self, position: Position) -> None:
+        directory = self.root / position.path
+        files.fsync_tree(directory)
+        entries = files.describe(directory)
+        content = manifest.ManifestFile(incarnation=position.incarnation, step=position.step, files=entries)
+        files.write_durably(directory / manifest.NAME, manifest.encode(content))
+
+    def _give_up(self, directory: Path) -> None:
+        try:
+            files.remove_tree(directory)
+        except OSError as error:
+            # What is left has no manifest, and goes with the next checkpoint.
+            log.warning("an unfinished checkpoint could not be removed", directory=str(directory), error=str(error))
+
+    def _prune(self, saved: Position) -> None:
+        complete, partial = self._complete(), self._partial()
+        for position in removable(complete, partial, self.keep, saved):
+            files.remove_tree(self.root / position.path)
+
+    def _open(self, position: Position) -> Manifest:
+        directory = self.root / position.path
+        content = manifest.decode((directory / manifest.NAME).read_bytes())
+        if (content.incarnation, content.step) != position:
+            raise manifest.ManifestInvalid(f"the manifest in {position.path} is that of another checkpoint")
+        files.verify(directory, content.files)
+        return Manifest(position.incarnation, position.step, directory, json.loads((directory / STATE).read_bytes()))
+
+    def _complete(self) -> list[Position]:
+        return [position for position in self._positions() if (self.root / position.path / manifest.NAME).is_file()]
+
+    def _partial(self) -> list[Position]:
+        return [position for position in self._positions() if not (self.root / position.path / manifest.NAME).exists()]
+
+    def _positions(self) -> list[Position]:
+        found = (parse(path.parent.name, path.name) for path in (self.root / INCARNATIONS).glob("*/step-*"))
+        return [position for position in found if position is not None]
+
+
+def _volume_problem(error: OSError) -> SpecProblem | None:
+    if error.errno in _FULL:
+        return SpecProblem(
+            Reason.CHECKPOINT_VOLUME_FULL,
+            "spec.checkpoint.volume.size",
+            "No space is left for a checkpoint; the newest complete one is untouched. Enlarge the claim, or lower "
+            "checkpoint.keep.",
+            fatal=False,
+        )
+    if error.errno in _NOT_WRITABLE:
+        return SpecProblem(
+            Reason.CHECKPOINT_VOLUME_NOT_WRITABLE,
+            "spec.checkpoint.volume",
+            f"The checkpoint volume can't be written ({error}). Give the directory to group 10001, or use a volume that "
+            "honours fsGroup.",
+        )
+    return None

@@ -1,0 +1,85 @@
+"""`longboat`: everything that runs in a job's pods, and jobs without Kubernetes.
+
+Nothing heavy is imported before a command is known.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from longboat_runtime.agent.commands import app as agent
+from longboat_runtime.reward.graders.commands import graders
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Reinforcement-learning post-training of language models.",
+)
+app.add_typer(agent, name="agent")
+app.command("graders")(graders)
+
+# Exit status of a driver whose process was asked to end (128 + SIGTERM): no agent takes it for the end of the job.
+_STOPPED = 143
+
+
+@app.command("driver", hidden=True)
+def driver(
+    job: Annotated[str, typer.Option(help="Name of the RLJob.")],
+    namespace: Annotated[str, typer.Option(help="Namespace of the RLJob.")],
+    head: Annotated[str, typer.Option(help="Ray head of the job, host:port.")] = "127.0.0.1:6379",
+) -> None:
+    """Drives an RLJob to its end (an agent starts this)."""
+    import asyncio
+    import traceback
+
+    from longboat_runtime.driver.main import Ending, cause_of
+    from longboat_runtime.driver.pod import drive_in_pod
+    from longboat_runtime.logs import configure
+
+    configure()
+    try:
+        ending = asyncio.run(drive_in_pod(job, namespace, head))
+    except Exception as error:  # noqa: BLE001 - told in one line, last
+        traceback.print_exc()
+        cause = cause_of(error)
+        # The agent and the pod's status show the last line.
+        typer.echo(f"driver failed: {type(cause).__name__}: {cause}".splitlines()[0], err=True)
+        raise typer.Exit(1) from None
+    typer.echo(f"driver: {ending}", err=True)
+    sys.exit(_STOPPED if ending is Ending.STOPPED else 0)
+
+
+@app.command("run")
+def run(
+    file: Annotated[Path, typer.Argument(help="YAML file with one RLJob.", exists=True, dir_okay=False)],
+    output: Annotated[
+        Path | None, typer.Option(help="Directory of checkpoints, metrics and export [default: runs/NAME].")
+    ] = None,
+    config_map: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=DIRECTORY", help="Directory that stands for a ConfigMap of rewards."),
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show the log of driver, engines and trainer.")
+    ] = False,
+) -> None:
+    """Runs an RLJob on this machine, without Kubernetes. Started again, it goes on from its newest checkpoint."""
+    from longboat_runtime.local.run import run_file
+    from longboat_runtime.logs import configure
+
+    configure(quiet=not verbose)
+    raise typer.Exit(run_file(file, output, config_map or [], verbose=verbose))
+
+
+def main() -> None:
+    """Entry point."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Columns of a row: looking them up, and values that can travel as JSON. Pure."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import difflib
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import Any
+
+
+def lookup(record: Mapping[str, Any], path: str) -> Any:
+    """The column named `path`, or a value inside one (`reward_model.ground_truth`). Raises KeyError if there is none."""
+    if path in record:
+        return record[path]
+    value: Any = record
+    for part in path.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            raise KeyError(path)
+        value = value[part]
+    return value
+
+
+def suggestion(name: str, available: Iterable[str]) -> str:
+    """` Did you mean X?` for the closest of the names, else nothing."""
+    close = difflib.get_close_matches(name, list(available), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON can carry it: dates as ISO text, decimals as text, bytes as text (base64 unless UTF-8)."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case Mapping():
+            return {str(key): plain(item) for key, item in value.items()}
+        case bytes():
+            try:
+                return value.decode()
+            except UnicodeDecodeError:
+                return base64.b64encode(value).decode()
+        case datetime.date() | datetime.time():
+            return value.isoformat()
+        case datetime.timedelta():
+            return value.total_seconds()
+        case Decimal():
+            return str(value)
+        case list() | tuple() | set() | frozenset():
+            return [plain(item) for item in value]
+        case _:
+            return str(value)

@@ -1,0 +1,64 @@
+"""The order rows are drawn in: one permutation an epoch, and a cursor that can be kept in a checkpoint. Pure.
+
+A job resumed by another version of Longboat, numpy or Python has to see the same order. So nothing here rests on a shuffle
+of a library, whose algorithm may change: keys are the raw 64-bit output of PCG64 (its stream is part of numpy's
+compatibility promise, `Generator.permutation` is not), and rows are sorted by key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from longboat_runtime.samples import PromptId
+
+
+@lru_cache(maxsize=2)
+def permutation(seed: int, epoch: int, rows: int) -> npt.NDArray[np.int64]:
+    """Row numbers 0..rows-1 in the order of `epoch`; int64 of shape (rows,).
+
+    Every (seed, epoch) has its own PCG64 stream, seeded by blake2b; equal keys keep row order.
+    """
+    digest = hashlib.blake2b(f"longboat-order/{seed}/{epoch}".encode(), digest_size=16).digest()
+    keys = np.random.PCG64(int.from_bytes(digest, "big")).random_raw(rows)
+    order = np.argsort(keys, kind="stable").astype(np.int64)
+    order.setflags(write=False)
+    return order
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The next row to draw: `position` counts drawn rows of `epoch`."""
+
+    epoch: int = 0
+    position: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """How `rows` rows are drawn: shuffled by `seed`, or as they stand when `shuffle` is off."""
+
+    rows: int
+    seed: int
+    shuffle: bool = True
+
+    def at(self, cursor: Cursor) -> PromptId:
+        """The prompt at the cursor, whose position is below `rows`."""
+        if not self.shuffle:
+            return PromptId(cursor.epoch, cursor.position)
+        return PromptId(cursor.epoch, int(permutation(self.seed, cursor.epoch, self.rows)[cursor.position]))
+
+    def draw(self, cursor: Cursor, count: int) -> tuple[list[PromptId], Cursor]:
+        """The next `count` prompts and the cursor after them. Every epoch gives each row exactly once."""
+        drawn: list[PromptId] = []
+        epoch, position = cursor.epoch, cursor.position
+        while len(drawn) < count:
+            if position == self.rows:
+                epoch, position = epoch + 1, 0
+            drawn.append(self.at(Cursor(epoch, position)))
+            position += 1
+        return drawn, Cursor(epoch, position)

@@ -1,0 +1,131 @@
+"""How a row becomes prompt text and token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+from jinja2.sandbox import SandboxedEnvironment
+
+from longboat_crds.dataset import DatasetSpec
+from longboat_crds.reasons import Reason
+from longboat_runtime.data.columns import lookup, suggestion
+from longboat_runtime.problems import SpecProblem
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Prompts:
+    """Renders rows by `promptTemplate`, the tokenizer's chat template, or as plain text, and bounds their length.
+
+    `limit` is the longest prompt in tokens: context length minus maxTokens.
+    """
+
+    def __init__(self, dataset: DatasetSpec, tokenizer: PreTrainedTokenizerBase, context: int, max_tokens: int) -> None:
+        if max_tokens >= context:
+            raise SpecProblem(
+                Reason.MAX_LENGTH_EXCEEDED,
+                "spec.rollout.sampling.maxTokens",
+                f"Responses of {max_tokens} tokens leave no room for a prompt in the model's {context} tokens. Lower maxTokens.",
+            )
+        self._column = dataset.columns.prompt
+        self._tokenizer = tokenizer
+        self._context, self._max_tokens, self.limit = context, max_tokens, context - max_tokens
+        self._template = _compile(dataset.prompt_template)
+
+    def text(self, record: Mapping[str, Any], place: str) -> tuple[str, bool]:
+        """Prompt text, and whether it already holds the tokenizer's special tokens (a rendered chat does)."""
+        if self._template is not None:
+            try:
+                return self._template.render(record), False
+            except _TEMPLATE_ERRORS as error:
+                raise SpecProblem(
+                    Reason.PROMPT_TEMPLATE_INVALID,
+                    "spec.dataset.promptTemplate",
+                    f"It fails for {place}: {error}. The row has the columns {', '.join(record)}.",
+                ) from error
+        prompt = column(record, self._column, "spec.dataset.columns.prompt", place)
+        if isinstance(prompt, str):
+            return prompt, False
+        return self._chat(prompt, place), True
+
+    def _chat(self, messages: Any, place: str) -> str:
+        if not isinstance(messages, list) or not all(
+            isinstance(m, Mapping) and {"role", "content"} <= set(m) for m in messages
+        ):
+            raise SpecProblem(
+                Reason.DATASET_INVALID,
+                "spec.dataset.columns.prompt",
+                f"{self._column!r} of {place} is neither text nor a list of messages with `role` and `content`.",
+            )
+        if self._tokenizer.chat_template is None:
+            raise SpecProblem(
+                Reason.PROMPT_TEMPLATE_INVALID,
+                "spec.dataset.promptTemplate",
+                f"{place} is a list of messages, but the tokenizer has no chat template. Add chat_template.jinja to the model's "
+                "directory, or set spec.dataset.promptTemplate.",
+            )
+        try:
+            return str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+        except _TEMPLATE_ERRORS as error:
+            raise SpecProblem(
+                Reason.PROMPT_TEMPLATE_INVALID,
+                "spec.dataset.columns.prompt",
+                f"The tokenizer's chat template refuses {place}: {error}.",
+            ) from error
+
+    def tokens(self, text: str, special: bool, place: str) -> tuple[int, ...]:
+        """Token ids of a rendered prompt; `special` as `text` returned it. Raises SpecProblem when empty or too long."""
+        ids = tuple(self._tokenizer(text, add_special_tokens=not special)["input_ids"])
+        if not ids:
+            raise SpecProblem(
+                Reason.DATASET_INVALID, "spec.dataset", f"The prompt of {place} has no tokens. Remove the row."
+            )
+        if len(ids) > self.limit:
+            raise SpecProblem(
+                Reason.PROMPT_TOO_LONG,
+                "spec.model.maxLength",
+                f"The prompt of {place} has {len(ids)} tokens; {self._context} (model) - {self._max_tokens} (maxTokens) leaves "
+                f"{self.limit}. Remove or shorten the row, lower spec.rollout.sampling.maxTokens, or raise spec.model.maxLength.",
+            )
+        return ids
+
+    def check(self, record: Mapping[str, Any], place: str) -> None:
+        """Raises SpecProblem if the row can't be launched."""
+        text, special = self.text(record, place)
+        # A token stands for at least one byte, so a text this short can't be too long and needn't be tokenized.
+        if not text or len(text.encode()) + _SPECIAL_TOKENS > self.limit:
+            self.tokens(text, special, place)
+
+
+# What a template's own expressions may raise.
+_TEMPLATE_ERRORS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+# More than tokenizers add around a text (bos, eos).
+_SPECIAL_TOKENS = 8
+
+
+def column(record: Mapping[str, Any], path: str, field: str, place: str) -> Any:
+    """The column, or a SpecProblem that names those there are."""
+    try:
+        return lookup(record, path)
+    except KeyError:
+        raise SpecProblem(
+            Reason.DATASET_COLUMN_MISSING,
+            field,
+            f"No column {path!r} in {place}.{suggestion(path, record)} It has {', '.join(record) or 'none'}.",
+        ) from None
+
+
+def _compile(template: str | None) -> jinja2.Template | None:
+    if template is None:
+        return None
+    environment = SandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    try:
+        return environment.from_string(template)
+    except jinja2.TemplateSyntaxError as error:
+        raise SpecProblem(
+            Reason.PROMPT_TEMPLATE_INVALID, "spec.dataset.promptTemplate", f"Line {error.lineno}: {error.message}."
+        ) from error

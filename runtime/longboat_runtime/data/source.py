@@ -1,0 +1,134 @@
+"""Prompt sources: the training rows in their order, and the held-out rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from longboat_crds.dataset import DatasetSpec, FilesSource, ReasoningGymSource
+from longboat_crds.model import ModelSpec
+from longboat_crds.reasons import Reason
+from longboat_runtime.data.context import context_length, load_tokenizer
+from longboat_runtime.data.gym import GymTable, shares_rows
+from longboat_runtime.data.order import Cursor, Order
+from longboat_runtime.data.prompts import Prompts, column
+from longboat_runtime.data.tables import Table, open_files
+from longboat_runtime.problems import SpecProblem
+from longboat_runtime.samples import PromptId, Row
+
+# Generated rows are made when they are asked for; so many are made and checked at the start.
+_GENERATED_ROWS_CHECKED = 32
+
+
+class TablePrompts:
+    """`interfaces.PromptSource` over a table. All rows of files are checked when it is made, generated ones as they come."""
+
+    def __init__(self, table: Table, dataset: DatasetSpec, prompts: Prompts, order: Order) -> None:
+        self._table, self._prompts, self._order = table, prompts, order
+        self._columns = dataset.columns
+        self._cursor = Cursor()
+        checked = min(len(table), _GENERATED_ROWS_CHECKED) if isinstance(table, GymTable) else len(table)
+        for row in range(checked):
+            record, place = table.record(row), table.place(row)
+            prompts.check(record, place)
+            self._meanings(record, place)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def draw(self, count: int) -> list[Row]:
+        """The next `count` rows."""
+        drawn, self._cursor = self._order.draw(self._cursor, count)
+        return [self.row(prompt.epoch, prompt.row) for prompt in drawn]
+
+    def row(self, epoch: int, row: int) -> Row:
+        """The row as a prompt of `epoch`. Raises SpecProblem if it can't be launched."""
+        record, place = self._table.record(row), self._table.place(row)
+        text, special = self._prompts.text(record, place)
+        domain, ground_truth = self._meanings(record, place)
+        return Row(
+            prompt=PromptId(epoch, row),
+            text=text,
+            token_ids=self._prompts.tokens(text, special, place),
+            domain=domain,
+            ground_truth=ground_truth,
+            columns=record,
+        )
+
+    def _meanings(self, record: Mapping[str, Any], place: str) -> tuple[str, Any]:
+        """Domain and ground truth of a row."""
+        names = self._columns
+        domain = column(record, names.domain, "spec.dataset.columns.domain", place) if names.domain else ""
+        truth = (
+            column(record, names.ground_truth, "spec.dataset.columns.groundTruth", place)
+            if names.ground_truth
+            else None
+        )
+        return str(domain), truth
+
+    def state(self) -> Mapping[str, Any]:
+        """The cursor, and what the order rests on."""
+        order = self._order
+        return {
+            "epoch": self._cursor.epoch,
+            "position": self._cursor.position,
+            "rows": order.rows,
+            "seed": order.seed,
+            "shuffle": order.shuffle,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state` was taken. Raises SpecProblem if the dataset has another number of rows or order since."""
+        order = self._order
+        if (state["rows"], state["seed"], state["shuffle"]) != (order.rows, order.seed, order.shuffle):
+            raise SpecProblem(
+                Reason.CHECKPOINT_MISMATCH,
+                "spec.dataset",
+                f"The checkpoint was made with {state['rows']} rows, shuffleSeed {state['seed']}, shuffle {state['shuffle']}; now "
+                f"there are {order.rows} rows, shuffleSeed {order.seed}, shuffle {order.shuffle}. Restore the dataset, or start "
+                "a new job.",
+            )
+        self._cursor = Cursor(int(state["epoch"]), int(state["position"]))
+
+
+def open_source(dataset: DatasetSpec, model: ModelSpec, max_tokens: int) -> TablePrompts:
+    """The training rows. `max_tokens` is the longest response (spec.rollout.sampling.maxTokens). Raises SpecProblem."""
+    prompts = _prompts(dataset, model, max_tokens)
+    table = _open_table(dataset.files, dataset.reasoning_gym, "spec.dataset")
+    return TablePrompts(table, dataset, prompts, Order(len(table), dataset.shuffle_seed, dataset.shuffle))
+
+
+def open_evaluation(dataset: DatasetSpec, model: ModelSpec, max_tokens: int) -> list[Row]:
+    """The held-out rows, at most `maxPrompts`, in the order of the file; empty without spec.dataset.evaluation."""
+    evaluation = dataset.evaluation
+    if evaluation is None:
+        return []
+    if evaluation.reasoning_gym is not None and dataset.reasoning_gym is not None:
+        _check_apart(dataset.reasoning_gym, evaluation.reasoning_gym)
+    prompts = _prompts(dataset, model, max_tokens)
+    table = _open_table(evaluation.files, evaluation.reasoning_gym, "spec.dataset.evaluation")
+    source = TablePrompts(table, dataset, prompts, Order(len(table), seed=0, shuffle=False))
+    return source.draw(min(len(table), evaluation.max_prompts))
+
+
+def _prompts(dataset: DatasetSpec, model: ModelSpec, max_tokens: int) -> Prompts:
+    longest = context_length(model)  # first, since it says plainly that there is no model
+    return Prompts(dataset, load_tokenizer(model), longest, max_tokens)
+
+
+def _check_apart(trained: ReasoningGymSource, held_out: ReasoningGymSource) -> None:
+    if shares_rows(trained, held_out):
+        raise SpecProblem(
+            Reason.DATASET_INVALID,
+            "spec.dataset.evaluation.reasoningGym.seed",
+            f"Held-out rows would be training rows: row i of {trained.task!r} is made from seed + i, and training takes the seeds "
+            f"{trained.seed} to {trained.seed + trained.size - 1}. Set it to {trained.seed + trained.size} or more.",
+        )
+
+
+def _open_table(files: FilesSource | None, gym: ReasoningGymSource | None, field: str) -> Table:
+    if files is not None and gym is None:
+        return open_files(files, f"{field}.files")
+    if gym is not None and files is None:
+        return GymTable(gym, f"{field}.reasoningGym")
+    raise SpecProblem(Reason.DATASET_INVALID, field, "Give exactly one of `files` and `reasoningGym`.")

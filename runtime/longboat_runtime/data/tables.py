@@ -1,0 +1,172 @@
+"""Rows of files by number: JSON Lines and Parquet. Values stay on disk or in Arrow memory until a row is asked for."""
+
+from __future__ import annotations
+
+import bisect
+import json
+import mmap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from longboat_crds.dataset import FileFormat, FilesSource
+from longboat_crds.reasons import Reason
+from longboat_runtime.data.columns import plain
+from longboat_runtime.problems import SpecProblem
+
+
+class Table(Protocol):
+    """Numbered rows."""
+
+    def __len__(self) -> int: ...
+
+    def record(self, row: int) -> dict[str, Any]:
+        """Column values of the row, all of them JSON values."""
+
+    def place(self, row: int) -> str:
+        """Where a person finds the row, such as `train.jsonl line 7`."""
+
+
+class JsonLines:
+    """One JSON object a line; blank lines don't count. Every line is parsed once when the file is opened."""
+
+    def __init__(self, path: Path, field: str) -> None:
+        self.path = path
+        self._lines: list[tuple[int, int, int]] = []
+        data = path.read_bytes() if path.stat().st_size == 0 else self._map(path)
+        start, number = 0, 0
+        while start < len(data):
+            number += 1
+            end = data.find(b"\n", start)
+            end = len(data) if end < 0 else end
+            if data[start:end].strip():
+                _check_line(data[start:end], path, number, field)
+                self._lines.append((start, end, number))
+            start = end + 1
+        self._data = data
+
+    @staticmethod
+    def _map(path: Path) -> mmap.mmap:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def record(self, row: int) -> dict[str, Any]:
+        """Column values of the row."""
+        start, end, _ = self._lines[row]
+        record: dict[str, Any] = json.loads(self._data[start:end])
+        return record
+
+    def place(self, row: int) -> str:
+        """Where a person finds the row."""
+        return f"{self.path} line {self._lines[row][2]}"
+
+
+def _check_line(line: bytes, path: Path, number: int, field: str) -> None:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise SpecProblem(
+            Reason.DATASET_INVALID,
+            field,
+            f"{path} line {number} is not JSON ({error}). Write one JSON object a line, or set the "
+            "file's format (`spec.dataset.files.format: Parquet`).",
+        ) from error
+    if not isinstance(value, dict):
+        raise SpecProblem(
+            Reason.DATASET_INVALID,
+            field,
+            f"{path} line {number} is a JSON {type(value).__name__}. Write one JSON object (column: value) a line.",
+        )
+
+
+class Parquet:
+    """One Parquet file."""
+
+    def __init__(self, path: Path, field: str) -> None:
+        self.path = path
+        try:
+            self._table = pq.read_table(path, memory_map=True)
+        except pa.ArrowInvalid as error:
+            raise SpecProblem(
+                Reason.DATASET_INVALID,
+                field,
+                f"{path} is not a Parquet file ({error}). Give a Parquet file, or set the file's "
+                "format (`spec.dataset.files.format: JSONL`).",
+            ) from error
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def record(self, row: int) -> dict[str, Any]:
+        """Column values of the row."""
+        (values,) = self._table.slice(row, 1).to_pylist()
+        return {name: plain(value) for name, value in values.items()}
+
+    def place(self, row: int) -> str:
+        """Where a person finds the row."""
+        return f"{self.path} row {row}"
+
+
+class Files:
+    """Several files as one table; rows are numbered through them in order."""
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        self._tables = tables
+        self._starts = [0]
+        for table in tables:
+            self._starts.append(self._starts[-1] + len(table))
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def _find(self, row: int) -> tuple[Table, int]:
+        index = bisect.bisect_right(self._starts, row) - 1
+        return self._tables[index], row - self._starts[index]
+
+    def record(self, row: int) -> dict[str, Any]:
+        """Column values of the row."""
+        table, inner = self._find(row)
+        return table.record(inner)
+
+    def place(self, row: int) -> str:
+        """Where a person finds the row."""
+        table, inner = self._find(row)
+        return table.place(inner)
+
+
+def open_files(source: FilesSource, field: str) -> Files:
+    """Opens and checks all files; `field` is the spec path of `source`, for errors. Raises SpecProblem."""
+    readers: dict[FileFormat, type[JsonLines] | type[Parquet]] = {
+        FileFormat.JSONL: JsonLines,
+        FileFormat.PARQUET: Parquet,
+    }
+    tables: list[Table] = []
+    for index, name in enumerate(source.paths):
+        path, at = Path(name), f"{field}.paths[{index}]"
+        if not path.is_file():
+            raise SpecProblem(
+                Reason.DATASET_NOT_FOUND,
+                at,
+                f"{path} is {'a directory' if path.is_dir() else 'not there'}. Name a file that the "
+                "driver pod sees: mount its volume in the runtime's driver template.",
+            )
+        try:
+            tables.append(readers[source.format](path, at))
+        except PermissionError as error:
+            raise SpecProblem(
+                Reason.DATASET_NOT_FOUND,
+                at,
+                f"{path} can't be read ({error.strerror}). Let the pod's user (or its fsGroup) read it.",
+            ) from error
+    files = Files(tables)
+    if len(files) == 0:
+        raise SpecProblem(
+            Reason.DATASET_EMPTY, f"{field}.paths", f"No rows in {', '.join(source.paths)}. Name files that have some."
+        )
+    return files

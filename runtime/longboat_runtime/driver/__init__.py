@@ -1,0 +1,1 @@
+"""The driver: one process a job that runs its rounds."""

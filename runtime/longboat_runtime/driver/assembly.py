@@ -1,0 +1,134 @@
+"""Puts the real rooms together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import ray
+import structlog
+from ray.exceptions import ActorAlreadyExistsError
+
+from longboat_crds.algorithm import resolve
+from longboat_crds.checkpoint import ResumeFrom
+from longboat_crds.job import RLJobSpec
+from longboat_crds.reasons import Reason
+from longboat_runtime.checkpoint.store import CheckpointStore
+from longboat_runtime.data.source import open_evaluation, open_source
+from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.rooms import Rooms
+from longboat_runtime.interfaces import Manifest, RewardPool, RolloutFleet, TrainerGroup
+from longboat_runtime.problems import SpecProblem
+from longboat_runtime.reward.client import SOCKET
+from longboat_runtime.reward.pool import RayRewardPool
+from longboat_runtime.rollout.fleet import RayRolloutFleet
+from longboat_runtime.rounds.synchronous import Synchronous
+from longboat_runtime.store.actor import start_store
+from longboat_runtime.store.client import StoreClient
+from longboat_runtime.trainer.group import RayTrainerGroup
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+log = structlog.get_logger()
+
+# Where the claim of `checkpoint.resumeFrom` is mounted.
+RESUME = Path("/resume")
+# How long the first engine that is up waits for the others, before the first round of a driver.
+ENGINES_SECONDS = 60.0
+# How often the name of the sample store is tried, in seconds.
+_STORE_SECONDS = 0.5
+
+
+class AdoptingStore(CheckpointStore):
+    """A job's own checkpoints; before it has any, those of the claim it resumes from."""
+
+    def __init__(self, root: Path, keep: int, incarnation: int, adopted: Path, resume: ResumeFrom) -> None:
+        super().__init__(root, keep, incarnation)
+        self._adopted, self._resume = CheckpointStore(adopted, keep, incarnation), resume
+
+    def newest(self, step: int | None = None) -> Manifest | None:
+        """Raises SpecProblem if neither has one: starting from nothing is not what was asked for."""
+        own = super().newest(step)
+        adopted = own or self._adopted.newest(self._resume.step)
+        if adopted is None:
+            wanted = "a complete checkpoint" if self._resume.step is None else f"one of step {self._resume.step}"
+            raise SpecProblem(
+                Reason.RESUME_CHECKPOINT_NOT_FOUND,
+                "spec.checkpoint.resumeFrom",
+                f"The claim {self._resume.claim_name} doesn't hold {wanted}; name another claim or step.",
+            )
+        return adopted
+
+
+@asynccontextmanager
+async def open_rooms(job: Job, socket: Path = SOCKET, resume: Path = RESUME) -> AsyncIterator[Rooms]:
+    """Opens what can be checked at once first; pods are waited for by `Rooms.ready`. Raises SpecProblem.
+
+    `ray.init` has been called. `socket` is where graders listen in every reward pod.
+    """
+    spec = job.spec
+    longest = spec.rollout.sampling.max_tokens
+    source = await asyncio.to_thread(open_source, spec.dataset, spec.model, longest)
+    evaluation = await asyncio.to_thread(open_evaluation, spec.dataset, spec.model, longest)
+    async with AsyncExitStack() as stack:
+        store = StoreClient(await _own_store())
+        stack.callback(ray.kill, store.actor)
+        rewards = RayRewardPool(spec, store, socket)
+        stack.push_async_callback(_close, rewards)
+        fleet = RayRolloutFleet(spec, store)
+        stack.push_async_callback(_close, fleet)
+        trainer = RayTrainerGroup(spec, store)
+        stack.push_async_callback(_close, trainer)
+
+        async def ready() -> None:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(rewards.start())
+                tasks.create_task(_engines_started(fleet, spec.rollout.replicas * spec.rollout.engines_per_pod))
+
+        yield Rooms(store, fleet, rewards, trainer, source, _checkpoints(job, resume), tuple(evaluation), ready)
+
+
+async def _own_store() -> ActorHandle:
+    """A new store; that of the driver before this one goes with it, which Ray may not have noticed yet."""
+    while True:
+        try:
+            return start_store()
+        except ActorAlreadyExistsError:
+            log.info("the sample store of the driver before this one is not gone yet")
+            await asyncio.sleep(_STORE_SECONDS)
+
+
+async def _close(room: RolloutFleet | RewardPool | TrainerGroup) -> None:
+    """What can't be closed any more (its pods are gone, or Ray is) ends with this process, and changes nothing about its end."""
+    try:
+        await room.close()
+    except Exception as error:  # noqa: BLE001
+        log.warning("a room could not be closed", room=type(room).__name__, error=str(error))
+
+
+async def _engines_started(fleet: RayRolloutFleet, engines: int) -> None:
+    """Waits for all engines, so that every round has the same ones; once the first is up, for the others only so long."""
+    await fleet.wait_started(1)
+    try:
+        await asyncio.wait_for(fleet.wait_started(engines), ENGINES_SECONDS)
+    except TimeoutError:
+        log.warning("not all engines are up; the others join later", wanted=engines, seconds=ENGINES_SECONDS)
+
+
+def open_policy(spec: RLJobSpec) -> Synchronous:
+    """The round policy that the spec names."""
+    algorithm = resolve(spec.algorithm)
+    return Synchronous(
+        spec.rounds.steps, spec.rounds.prompts_per_round, algorithm.group_size, algorithm.drop_zero_variance
+    )
+
+
+def _checkpoints(job: Job, resume: Path) -> CheckpointStore:
+    checkpoint = job.spec.checkpoint
+    if checkpoint.resume_from is None:
+        return CheckpointStore(job.root, checkpoint.keep, job.incarnation)
+    return AdoptingStore(job.root, checkpoint.keep, job.incarnation, resume, checkpoint.resume_from)

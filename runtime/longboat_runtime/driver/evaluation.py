@@ -1,0 +1,111 @@
+"""Held-out evaluation: rows that are never trained, made greedily (or as the spec says) and graded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from longboat_crds.dataset import EvaluationSpec
+from longboat_runtime.interfaces import RolloutFleet
+from longboat_runtime.samples import (
+    FinishedSample,
+    FinishReason,
+    Grade,
+    GradeKind,
+    LostSample,
+    Row,
+    SampleId,
+    SampleRequest,
+    Sampling,
+)
+
+# `val/accuracy` is the share of samples with at least this score: the full one of rewards between 0 and 1.
+FULL_SCORE = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedSample:
+    """One response and what it was worth."""
+
+    domain: str
+    finished: FinishedSample
+    grade: Grade
+
+
+def is_due(step: int, steps: int, every: int) -> bool:
+    """Before the first step, every so many steps, and after the last."""
+    return step % every == 0 or step == steps
+
+
+def evaluation_id(step: int, row: Row, index: int) -> SampleId:
+    """A name that no training sample and no other evaluation has: epochs below 0, one for each step."""
+    return SampleId(-1 - step, row.prompt.row, 0, index)
+
+
+class Evaluation:
+    """Runs one evaluation at a time. `seed` and `grade` are the driver's; `take` is fed what the fleet finished."""
+
+    def __init__(
+        self,
+        spec: EvaluationSpec,
+        rows: Sequence[Row],
+        sampling: Sampling,
+        fleet: RolloutFleet,
+        seed: Callable[[SampleId], int],
+        grade: Callable[[SampleId, Row], Awaitable[Grade]],
+    ) -> None:
+        self._spec, self._rows, self._fleet = spec, rows, fleet
+        self._sampling = Sampling(sampling.max_tokens, spec.temperature, 1.0, sampling.stop)
+        self._seed, self._grade = seed, grade
+        self._waiting: dict[SampleId, asyncio.Future[FinishedSample | LostSample]] = {}
+
+    async def run(self, step: int) -> dict[str, float]:
+        """Metrics `val/...` of the weights that serve. Lost samples are made again; grader errors are counted, not scored."""
+        count = self._spec.samples_per_prompt
+        samples = [(evaluation_id(step, row, index), row) for row in self._rows for index in range(count)]
+        results = await asyncio.gather(*(self._one(sample, row) for sample, row in samples))
+        return evaluation_metrics(results)
+
+    def take(self, sample: FinishedSample | LostSample) -> bool:
+        """Takes one result; False if nobody waits for it (doubled, or of an evaluation that was given up)."""
+        waiting = self._waiting.pop(sample.id, None)
+        if waiting is None or waiting.done():
+            return False
+        waiting.set_result(sample)
+        return True
+
+    async def _one(self, sample: SampleId, row: Row) -> EvaluatedSample:
+        while True:
+            waiting = self._waiting[sample] = asyncio.get_running_loop().create_future()
+            request = SampleRequest(sample, row.token_ids, self._seed(sample), self._sampling, evaluation=True)
+            await self._fleet.submit([request])
+            result = await waiting
+            if isinstance(result, LostSample) or result.finish_reason is FinishReason.ABORT:
+                continue
+            try:
+                return EvaluatedSample(row.domain, result, await self._grade(sample, row))
+            except KeyError:  # the store lost it
+                continue
+
+
+def evaluation_metrics(results: Sequence[EvaluatedSample]) -> dict[str, float]:
+    """Scores (a timeout is worth 0) in all and by reward function, lengths, grades by kind; by domain where rows have one."""
+    scored: dict[str, list[float]] = {}
+    for result in results:
+        if result.grade.kind is not GradeKind.GRADER_ERROR:
+            for name in {"", result.domain}:
+                scored.setdefault(f"val/score/{name}", []).append(result.grade.score)
+                scored.setdefault(f"val/accuracy/{name}", []).append(float(result.grade.score >= FULL_SCORE))
+                for part, score in result.grade.parts.items():
+                    scored.setdefault(f"val/reward/{part}/{name}", []).append(score)
+    lengths = [result.finished.tokens for result in results]
+    cut = sum(result.finished.finish_reason is FinishReason.LENGTH for result in results)
+    kinds = Counter(result.grade.kind for result in results)
+    return {
+        **{f"{name.removesuffix('/')}/mean": sum(scores) / len(scores) for name, scores in sorted(scored.items())},
+        "val/response_length/mean": sum(lengths) / len(lengths),
+        "val/response_length/clip_ratio": cut / len(lengths),
+        **{f"val/grades/{kind}": float(kinds[kind]) for kind in GradeKind},
+    }

@@ -1,0 +1,122 @@
+"""The event log of one incarnation: JSON lines, durable up to the last `sync`.
+
+Line 1 has the ledger that the log goes on from, and where that came from: incarnation and offset (bytes) of the manifest
+that was resumed, or null. What other incarnations wrote after that offset is dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from longboat_runtime.rounds.events import Event
+from longboat_runtime.rounds.ledger import Ledger
+from longboat_runtime.rounds.snapshot import from_snapshot
+
+LOG_NAME = "events.log"
+
+
+@dataclass(frozen=True, slots=True)
+class LogPosition:
+    """The first `offset` bytes of an incarnation's log."""
+
+    incarnation: int
+    offset: int
+
+
+def log_path(root: Path, incarnation: int) -> Path:
+    """Where an incarnation's log is, given the checkpoint directory."""
+    return root / "incarnations" / str(incarnation) / LOG_NAME
+
+
+class EventLog:
+    """Appends to a new log. Lines wait in memory until `sync`, so a failed write loses none.
+
+    Raises FileExistsError if the incarnation already has a log: two drivers must never share a number.
+    """
+
+    def __init__(
+        self, root: Path, incarnation: int, ledger: Mapping[str, Any], resumes: LogPosition | None = None
+    ) -> None:
+        path = log_path(root, incarnation)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        self._syncing = asyncio.Lock()
+        self._pending: list[bytes] = []
+        self._durable = self._end = 0
+        self.incarnation = incarnation
+        self._add({"log": 1, "resumes": asdict(resumes) if resumes else None, "ledger": ledger})
+
+    @property
+    def position(self) -> LogPosition:
+        """Behind the last event, durable or not."""
+        return LogPosition(self.incarnation, self._end)
+
+    def append(self, event: Event) -> None:
+        """Takes the event; it is on disk after the next `sync`."""
+        self._add(event.to_json())
+
+    async def sync(self) -> None:
+        """Makes all events taken so far durable, in a thread of its own.
+
+        Raises OSError (such as ENOSPC) with nothing lost: the file is cut back to what was durable, and a later call tries again.
+        """
+        async with self._syncing:
+            lines = list(self._pending)
+            data = b"".join(lines)
+            await asyncio.to_thread(self._write, data)
+            self._durable += len(data)
+            del self._pending[: len(lines)]
+
+    def close(self) -> None:
+        """Closes the file; what was not synced is gone."""
+        os.close(self._file)
+
+    def _add(self, value: dict[str, Any]) -> None:
+        line = json.dumps(value, separators=(",", ":")).encode() + b"\n"
+        self._pending.append(line)
+        self._end += len(line)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            written = 0
+            while written < len(data):
+                written += os.pwrite(self._file, data[written:], self._durable + written)
+            os.fsync(self._file)
+        except OSError:
+            os.ftruncate(self._file, self._durable)
+            raise
+
+
+def replay(root: Path, position: LogPosition) -> Ledger:
+    """The ledger at `position`. Raises FileNotFoundError if there is no such log."""
+    header, events = _read(root, position)
+    ledger = from_snapshot(header["ledger"])
+    for event in events:
+        ledger.apply(event)
+    return ledger
+
+
+def surviving(root: Path, position: LogPosition) -> Iterator[Event]:
+    """All events that led to `position`, oldest first, over the incarnations of this job."""
+    header, events = _read(root, position)
+    if header["resumes"]:
+        yield from surviving(root, LogPosition(**header["resumes"]))
+    yield from events
+
+
+def end_of(root: Path, incarnation: int) -> LogPosition:
+    """The end of an incarnation's log; a torn last line (a crash while it was written) is left out."""
+    data = log_path(root, incarnation).read_bytes()
+    return LogPosition(incarnation, data.rfind(b"\n") + 1)
+
+
+def _read(root: Path, position: LogPosition) -> tuple[dict[str, Any], Iterator[Event]]:
+    with log_path(root, position.incarnation).open("rb") as file:
+        first, *lines = file.read(position.offset).split(b"\n")[:-1]
+    return json.loads(first), (Event.from_json(json.loads(line)) for line in lines)

@@ -1,0 +1,156 @@
+"""Samples on their way through engines, graders and the store."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.rooms import Rooms
+from longboat_runtime.driver.stages import Stage, Stages
+from longboat_runtime.rounds import events
+from longboat_runtime.rounds.seeds import sample_seed
+from longboat_runtime.samples import (
+    FinishedSample,
+    FinishReason,
+    Grade,
+    GradeKind,
+    LostSample,
+    PromptId,
+    Row,
+    SampleId,
+    SampleRequest,
+)
+
+# Graders may say a lot; the event log keeps the beginning.
+_MESSAGE_LIMIT = 500
+
+
+class SampleFlow:
+    """Draws, launches, stops, grades and discards samples, and tells the loop what came of it by `happened`.
+
+    `spawn` runs a coroutine beside the loop. `identity` goes into seeds. What is asked of the fleet reaches it in order.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        rooms: Rooms,
+        stages: Stages,
+        happened: Callable[[events.Body], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        self._rooms, self._stages, self._happened, self._spawn = rooms, stages, happened, spawn
+        self._seed, self._sampling = job.spec.rounds.seed, job.sampling
+        self._rows: dict[PromptId, Row] = {}
+        self._orders: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
+        self._grading = 0
+        self.identity = job.identity
+
+    def draw(self, count: int) -> list[PromptId]:
+        """The next prompts of the source."""
+        rows = self._rooms.source.draw(count)
+        self._rows.update((row.prompt, row) for row in rows)
+        return [row.prompt for row in rows]
+
+    def seed(self, sample: SampleId) -> int:
+        """The seed of a sample of this job."""
+        return sample_seed(self.identity, self._seed, sample)
+
+    def launch(self, samples: Iterable[SampleId]) -> None:
+        """Has engines make these samples."""
+        requests = [
+            SampleRequest(sample, self._row(sample.prompt).token_ids, self.seed(sample), self._sampling)
+            for sample in samples
+        ]
+        if requests:
+            self._orders.put_nowait(partial(self._rooms.fleet.submit, requests))
+
+    def abort(self, samples: Sequence[SampleId]) -> None:
+        """Has engines stop these samples; what they made of them is discarded when it comes."""
+        if samples:
+            self._orders.put_nowait(partial(self._rooms.fleet.abort, samples))
+
+    def grade(self, sample: SampleId) -> None:
+        """Has a stored sample graded."""
+        self._spawn(self._grade(sample))
+
+    def discard(self, samples: Sequence[SampleId]) -> None:
+        """Has the store forget these samples."""
+        if samples:
+            self._spawn(self._rooms.store.delete(samples))
+
+    def forget(self, prompts: Iterable[PromptId]) -> None:
+        """These rows are not needed for now; the source has them."""
+        for prompt in prompts:
+            self._rows.pop(prompt, None)
+
+    async def send(self) -> None:
+        """Carries out what is asked of the fleet, one order after the other, forever."""
+        while True:
+            order = await self._orders.get()
+            await order()
+
+    async def collect(self, evaluated: Callable[[FinishedSample | LostSample], bool]) -> None:
+        """Takes what the fleet finished, forever. `evaluated` takes held-out samples, and says whether one was awaited."""
+        while True:
+            for item in await self._rooms.fleet.finished():
+                if item.evaluation:
+                    self._stages.move(Stage.EVALUATE)
+                    if not evaluated(item) and isinstance(item, FinishedSample):
+                        self.discard([item.id])
+                else:
+                    self._stages.move(Stage.GENERATE)
+                    if isinstance(item, FinishedSample) and item.finish_reason is FinishReason.ABORT:
+                        # The store keeps what it has: a part of a sample would stand in for the whole one.
+                        await self._rooms.store.delete([item.id])
+                    self._happened(as_event(item))
+
+    async def grade_held_out(self, sample: SampleId, row: Row) -> Grade:
+        """Grades a stored held-out sample and discards it. Raises KeyError if the store has lost it."""
+        grade = checked(await self._rooms.rewards.grade(sample, row))
+        await self._rooms.store.delete([sample])
+        return grade
+
+    async def _grade(self, sample: SampleId) -> None:
+        self._grading += 1
+        self._stages.set(Stage.REWARD, True)
+        try:
+            grade = checked(await self._rooms.rewards.grade(sample, self._row(sample.prompt)))
+        except KeyError:
+            self._happened(events.Lost(sample, "the store has lost its data"))
+        else:
+            message = grade.message[:_MESSAGE_LIMIT]
+            parts = dict(grade.parts)
+            self._happened(events.Graded(sample, grade.kind, grade.score, grade.seconds, message, parts))
+        finally:
+            self._grading -= 1
+            self._stages.move(Stage.REWARD)
+            self._stages.set(Stage.REWARD, self._grading > 0)
+
+    def _row(self, prompt: PromptId) -> Row:
+        if prompt not in self._rows:
+            self._rows[prompt] = self._rooms.source.row(*prompt)
+        return self._rows[prompt]
+
+
+def as_event(item: FinishedSample | LostSample) -> events.Generated | events.Lost:
+    """What the fleet says, as an event. A sample that an engine gave up without being asked to is lost: nobody makes it."""
+    if isinstance(item, LostSample):
+        return events.Lost(item.id, item.reason)
+    if item.finish_reason is FinishReason.ABORT:
+        return events.Lost(item.id, f"given up by {item.engine}")
+    return events.Generated(
+        item.id, item.prompt_tokens, item.tokens, item.finish_reason, tuple(item.spans), item.engine
+    )
+
+
+def checked(grade: Grade) -> Grade:
+    """The grade; a score that is no finite number is a grader error."""
+    if math.isfinite(grade.score):
+        return grade
+    message = f"the reward is {grade.score}, which is no finite number"
+    return Grade(GradeKind.GRADER_ERROR, 0.0, grade.seconds, message, {})

@@ -1,0 +1,38 @@
+"""Which job a driver runs. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from longboat_crds.job import RLJobSpec
+from longboat_runtime.samples import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One start of a driver.
+
+    `identity` goes into sample seeds: the RLJob's uid or, without Kubernetes, its name. `root` is the checkpoint directory.
+    """
+
+    identity: str
+    spec: RLJobSpec
+    root: Path
+    incarnation: int
+
+    @property
+    def home(self) -> Path:
+        """The directory that only this incarnation writes."""
+        return self.root / "incarnations" / str(self.incarnation)
+
+    @property
+    def sampling(self) -> Sampling:
+        """How training samples are drawn."""
+        spec = self.spec.rollout.sampling
+        return Sampling(spec.max_tokens, spec.temperature, spec.top_p, tuple(spec.stop))
+
+    @property
+    def full_batch(self) -> int:
+        """Samples of a step that lost none."""
+        return self.spec.rounds.prompts_per_round * self.spec.algorithm.group_size

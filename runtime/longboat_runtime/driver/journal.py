@@ -1,0 +1,28 @@
+"""Numbers events, folds them into the ledger and appends them to the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from longboat_runtime.driver.eventlog import EventLog
+from longboat_runtime.rounds.events import Body, Event
+from longboat_runtime.rounds.ledger import Ledger
+from longboat_runtime.rounds.view import View
+
+
+class Journal:
+    """The only writer of a ledger. `clock` gives Unix time in seconds. `late` counts events that had no effect."""
+
+    def __init__(self, ledger: Ledger, log: EventLog, clock: Callable[[], float]) -> None:
+        self.ledger, self.view, self.log = ledger, View(ledger), log
+        self._clock = clock
+        self.late = 0
+
+    def record(self, body: Body) -> Event | None:
+        """The event, if it had an effect; one without effect (late, doubled) gets no number and isn't logged."""
+        event = Event(self.ledger.seq + 1, self.log.incarnation, self._clock(), body)
+        if not self.ledger.apply(event):
+            self.late += 1
+            return None
+        self.log.append(event)
+        return event

@@ -1,0 +1,187 @@
+"""The broker of a job on Kubernetes: its own RLJob is the only thing it reads and writes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine
+from http import HTTPStatus
+from typing import Any
+
+import structlog
+
+from longboat_crds.status import Demand
+from longboat_runtime.driver.broker import Superseded
+from longboat_runtime.driver.own_job import NoAnswer, OwnJob, Refused
+from longboat_runtime.driver.status import DriverStatus, due
+
+log = structlog.get_logger()
+
+# Waits between tries of a request that fails, in seconds: doubling from the first to the second.
+BACKOFF = (0.5, 30.0)
+# Between two watches, in seconds, if the server ends them at once.
+_WATCH_PAUSE = 0.2
+
+
+class KubernetesBroker:
+    """Follows the job and keeps its status. Outages of the API server are waited out: training doesn't need it.
+
+    `start` comes first. `clock` is monotonic, in seconds.
+    """
+
+    def __init__(self, own: OwnJob, clock: Callable[[], float]) -> None:
+        self._own, self._clock = own, clock
+        self._demand = Demand(incarnation_request=secrets.token_hex(16))
+        self._job: dict[str, Any] = {}
+        self._before: dict[str, Any] = {}
+        self._number: int | None = None
+        self._superseded: str | None = None
+        self._signal = asyncio.Event()
+        self._wanted: DriverStatus | None = None
+        self._stored: DriverStatus | None = None
+        self._stored_at = 0.0
+        self._flushing = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> dict[str, Any]:
+        """The job; from now on it is followed. Waits until the API server answers. Raises Superseded if there is no such job."""
+        self._job = await self._persist(self._own.get)
+        self._before = self._job.get("status", {})
+        self._run(self._follow())
+        return self._job
+
+    @property
+    def previous(self) -> DriverStatus:
+        return DriverStatus.from_json(self._before)
+
+    async def incarnation(self) -> int:
+        """What an earlier start wrote stays as it is until this one has its number: lower numbers are refused."""
+        kept = {name: part for name, part in self._before.items() if name in ("training", "checkpoint")}
+        asked = {**kept, "demand": self._demand.to_json()}
+        await self._persist(lambda: self._own.apply_status(asked))
+        await self._until(lambda: self._granted() is not None)
+        self._number = self._granted()
+        assert self._number is not None
+        self._run(self._write())
+        return self._number
+
+    async def suspended(self) -> None:
+        await self._until(lambda: bool(self._job["spec"].get("suspend")))
+
+    def publish(self, status: DriverStatus) -> None:
+        self._wanted = DriverStatus(status.training, self._demand, status.checkpoint, status.problem)
+        self._notify()
+
+    async def flush(self) -> None:
+        """Raises Superseded if the status counts for nothing any more."""
+        self._flushing = True
+        self._notify()
+        await self._until(lambda: self._stored is self._wanted)
+        self._flushing = False
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._own.close()
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        async def unless_superseded() -> None:
+            try:
+                await work
+            except Superseded as error:
+                self._superseded = str(error)
+                self._notify()
+
+        self._tasks.append(asyncio.create_task(unless_superseded()))
+
+    def _notify(self) -> None:
+        """Wakes everybody who waits for a change."""
+        self._signal.set()
+        self._signal = asyncio.Event()
+
+    async def _until(self, true: Callable[[], bool]) -> None:
+        while not true():
+            if self._superseded:
+                raise Superseded(self._superseded)
+            await self._signal.wait()
+
+    def _granted(self) -> int | None:
+        """Our number, once the operator has answered our request."""
+        incarnation = self._job.get("status", {}).get("allocation", {}).get("incarnation", {})
+        return incarnation.get("number") if incarnation.get("request") == self._demand.incarnation_request else None
+
+    def _take(self, job: dict[str, Any]) -> None:
+        """Takes a newer state of the job. Raises Superseded if it is not ours any more."""
+        if job["metadata"]["uid"] != self._job["metadata"]["uid"]:
+            raise Superseded("the job was deleted, and another one has its name")
+        number = job.get("status", {}).get("allocation", {}).get("incarnation", {}).get("number", 0)
+        if self._number is not None and number > self._number:
+            raise Superseded(f"driver start {number} counts, not this one ({self._number})")
+        self._job = job
+        self._notify()
+
+    async def _persist(self, request: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+        """Asks until the answer is yes. Raises Superseded if the job is gone."""
+        wait = BACKOFF[0]
+        while True:
+            try:
+                return await request()
+            except (NoAnswer, Refused) as error:
+                if isinstance(error, Refused) and error.code == HTTPStatus.NOT_FOUND:
+                    raise Superseded("the job was deleted") from error
+                log.warning("the API server doesn't serve", error=str(error), again_in=wait)
+            await asyncio.sleep(wait * random.uniform(0.5, 1.0))
+            wait = min(2 * wait, BACKOFF[1])
+
+    async def _follow(self) -> None:
+        """Watches the job; after an outage or a compaction it is read again."""
+        while True:
+            try:
+                async for kind, job in self._own.watch(self._job["metadata"]["resourceVersion"]):
+                    match kind:
+                        case "DELETED":
+                            raise Superseded("the job was deleted")
+                        case "BOOKMARK":
+                            self._job["metadata"]["resourceVersion"] = job["metadata"]["resourceVersion"]
+                        case _:
+                            self._take(job)
+            except (NoAnswer, Refused) as error:
+                log.warning("the watch of the job ended", error=str(error))
+                self._take(await self._persist(self._own.get))
+            await asyncio.sleep(_WATCH_PAUSE)
+
+    async def _write(self) -> None:
+        """Stores the wanted status whenever that is due; after an outage, the newest one."""
+        while True:
+            wait = self._due()
+            if wait is None or wait > 0:
+                await self._changed_within(wait)
+                continue
+            await self._persist(self._apply_newest)
+            self._stored_at = self._clock()
+            self._notify()
+
+    async def _apply_newest(self) -> dict[str, Any]:
+        wanted = self._wanted
+        assert wanted is not None
+        try:
+            job = await self._own.apply_status(wanted.to_json())
+        except Refused as error:
+            if error.code == HTTPStatus.FORBIDDEN:  # perhaps since another driver counts
+                self._take(await self._own.get())
+            raise
+        self._stored = wanted
+        return job
+
+    def _due(self) -> float | None:
+        if self._wanted is None or self._stored is self._wanted:
+            return None
+        return 0.0 if self._flushing else due(self._stored, self._wanted, self._clock() - self._stored_at)
+
+    async def _changed_within(self, seconds: float | None) -> None:
+        try:
+            await asyncio.wait_for(self._signal.wait(), seconds)
+        except TimeoutError:
+            return

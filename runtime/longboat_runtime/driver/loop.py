@@ -1,0 +1,243 @@
+"""The round loop of one job.
+
+Rooms say what happened; the journal numbers it, the ledger folds it, the policy decides, and the driver carries it out:
+open, launch, (as samples finish) grade, close, advantages, train, commit, publish weights, checkpoint, report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from enum import StrEnum
+from typing import Any
+
+from longboat_crds.reasons import Reason
+from longboat_crds.status import TrainingState
+from longboat_runtime.driver.boundary import take
+from longboat_runtime.driver.broker import Broker
+from longboat_runtime.driver.evaluation import Evaluation
+from longboat_runtime.driver.flow import SampleFlow
+from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.lane import Task
+from longboat_runtime.driver.reporter import Reporter
+from longboat_runtime.driver.resume import Beginning, begin
+from longboat_runtime.driver.rooms import Rooms
+from longboat_runtime.driver.stages import Stage
+from longboat_runtime.driver.steps import Steps
+from longboat_runtime.driver.volume import volume_full
+from longboat_runtime.driver.watchdog import Watchdog
+from longboat_runtime.metrics.record import Record
+from longboat_runtime.problems import SpecProblem
+from longboat_runtime.rounds import events
+from longboat_runtime.rounds.decisions import PolicyError, bodies, stopped_by
+from longboat_runtime.rounds.ledger import STORED
+from longboat_runtime.rounds.policy import Action, Policy
+from longboat_runtime.rounds.records import State
+from longboat_runtime.samples import FinishedSample, GradeKind, LostSample, PromptId, SampleId
+
+# Below the checkpoint directory.
+EXPORT_DIRECTORY = "export"
+
+
+class Outcome(StrEnum):
+    """How a driver's run ended."""
+
+    DONE = "done"
+    SUSPENDED = "suspended"
+    STOPPED = "stopped"
+    """As suspended, but nobody asked the job to be: its driver's process must end."""
+
+
+class Driver:
+    """Runs a job from its newest checkpoint to its last step, or to its suspension. `clock` is Unix time in seconds."""
+
+    def __init__(
+        self, job: Job, rooms: Rooms, policy: Policy, reporter: Reporter, broker: Broker, clock: Callable[[], float]
+    ) -> None:
+        self._job, self._rooms, self._policy = job, rooms, policy
+        self._reporter, self._broker, self._clock = reporter, broker, clock
+        self._inbox: asyncio.Queue[events.Body | Outcome] = asyncio.Queue()
+        self._flow = SampleFlow(job, rooms, reporter.stages, self._inbox.put_nowait, self._spawn)
+        self._evaluation = self._held_out()
+        self._steps = Steps(job, rooms, reporter, self._evaluation, self._inbox.put_nowait, self._reported)
+        self._watchdog = Watchdog(job, rooms, reporter)
+        self._beside: set[asyncio.Task[None]] = set()
+        self._starting: asyncio.Task[Beginning] | None = None
+        self._interrupted: Outcome | None = None
+        self._suspending = False
+
+    async def run(self) -> Outcome:
+        """Raises SpecProblem, Superseded, or what else ended the run; the next start goes on from the newest checkpoint."""
+        async with asyncio.TaskGroup() as self._tasks:
+            for work in (self._watchdog.run(), self._suspension()):
+                self._spawn(work)
+            outcome = await self._begin() or await self._rounds()
+            for task in self._beside:
+                task.cancel()
+        if outcome is Outcome.DONE and self._job.spec.checkpoint.export:
+            await self._export()
+        if outcome is not Outcome.STOPPED:
+            self._reporter.become(TrainingState.SUCCEEDED if outcome is Outcome.DONE else TrainingState.SUSPENDED)
+        return outcome
+
+    def stop(self) -> None:
+        """Has `run` save the last step boundary and return STOPPED."""
+        self._interrupt(Outcome.STOPPED)
+
+    async def _begin(self) -> Outcome | None:
+        """Goes back to the newest checkpoint; an outcome if that was interrupted."""
+        self._starting = asyncio.create_task(begin(self._job, self._rooms, self._clock))
+        with self._reporter.stages.running(Stage.START):
+            try:
+                beginning = await self._starting
+            except asyncio.CancelledError:
+                if self._interrupted is None:
+                    raise
+                return self._interrupted
+        self._journal, self._view, self._boundary = beginning.journal, beginning.journal.view, beginning.boundary
+        self._flow.identity = self._boundary.identity
+        self._steps.go_on(self._journal, beginning.saved, beginning.evaluated)
+        self._reporter.go_on(self._view, beginning.saved)
+        for sample in beginning.missing:
+            self._inbox.put_nowait(events.Lost(sample, "the store has lost its data"))
+        return None
+
+    async def _rounds(self) -> Outcome:
+        """Rooms report into the inbox; one event after another is dealt with, until the last step or an interruption."""
+        for work in (self._flow.collect(self._evaluated), self._flow.send()):
+            self._spawn(work)
+        self._happened(events.Started(self._view.step))
+        self._steps.introduce(self._view.step)
+        self._working = self._spawn(self._steps.lane.run())
+        while True:
+            body = await self._inbox.get()
+            if isinstance(body, Outcome):
+                if body is not Outcome.DONE:
+                    await self._suspend()
+                return body
+            self._happened(body)
+
+    def _happened(self, body: events.Body) -> None:
+        """Numbers and folds what happened, and has the policy decide until it decides nothing more."""
+        event = self._journal.record(body)
+        if event is None:
+            return self._discard_if_unwanted(body)
+        match body:
+            case events.Generated(sample=sample):
+                self._grade_if_it_counts(sample)
+            case events.Graded(kind=GradeKind.GRADER_ERROR, message=message):
+                self._reporter.troubles.put(Reason.GRADER_ERRORS, "spec.rewards", message or "A grader failed.")
+            case events.StepCommitted():
+                self._commit(body)
+        while not self._suspending and (actions := self._policy.decide(self._view, event)):
+            for action in actions:
+                self._carry_out(action)
+        return self._reporter.stages.set(Stage.GENERATE, self._view.counts[State.RUNNING] > 0)
+
+    def _carry_out(self, action: Action) -> None:
+        """Records what the policy decided, and sets it going."""
+        stopped = stopped_by(self._view, action)
+        for body in bodies(self._view, action, self._flow.draw):
+            given_up = self._group(body.prompt) if isinstance(body, events.GroupDropped | events.GroupDeferred) else {}
+            if self._journal.record(body) is None:
+                raise PolicyError(f"{action} is against the state of the ledger")
+            match body:
+                case events.Launched(prompt=prompt):
+                    self._flow.launch(self._group(prompt))
+                case events.Relaunched(sample=sample):
+                    self._flow.launch([sample])
+                case events.GroupDropped(prompt=prompt) | events.GroupDeferred(prompt=prompt):
+                    self._flow.discard([sample for sample, state in given_up.items() if state in STORED])
+                    self._flow.forget([prompt])
+                case events.StepStarted(step=step, round=number):
+                    self._steps.train(step, number)
+                case events.PublishStarted(version=version):
+                    self._steps.publish(version)
+        self._flow.abort(stopped)
+
+    def _commit(self, body: events.StepCommitted) -> None:
+        """The step boundary: what a checkpoint will hold is taken before anything else happens."""
+        source, position = self._rooms.source.state(), self._journal.log.position
+        self._boundary = take(self._flow.identity, self._journal.ledger, source, position)
+        self._flow.discard(body.samples)
+        self._flow.forget({sample.prompt for sample in body.samples})
+        self._steps.finish(self._boundary)
+
+    def _grade_if_it_counts(self, sample: SampleId) -> None:
+        record = self._view.sample(sample)
+        if record and record.state is State.GENERATED:
+            self._flow.grade(sample)
+        else:
+            self._flow.discard([sample])
+
+    def _discard_if_unwanted(self, body: events.Body) -> None:
+        """Data that comes late, of a sample that is no part of a live group any more."""
+        if isinstance(body, events.Generated | events.Lost):
+            record = self._view.sample(body.sample)
+            if record is None or record.state is State.SURPLUS:
+                self._flow.discard([body.sample])
+
+    async def _export(self) -> None:
+        """The finished model as a Hugging Face directory beside the checkpoints."""
+        with self._reporter.stages.running(Stage.EXPORT):
+            try:
+                await self._rooms.trainer.export(self._job.root / EXPORT_DIRECTORY)
+            except Exception as error:
+                message = f"The model could not be exported: {error}. The checkpoint of the last step is complete."
+                raise volume_full(error) or SpecProblem(Reason.EXPORT_FAILED, None, message) from error
+        self._reporter.exported(EXPORT_DIRECTORY)
+
+    def _reported(self, record: Record) -> None:
+        if record.step == self._job.spec.rounds.steps:
+            self._inbox.put_nowait(Outcome.DONE)
+
+    async def _suspension(self) -> None:
+        await self._broker.suspended()
+        self._interrupt(Outcome.SUSPENDED)
+
+    def _interrupt(self, outcome: Outcome) -> None:
+        """Has the run end with `outcome`: at once while it starts, else at the step boundary."""
+        self._interrupted = outcome
+        if self._starting is not None:
+            self._starting.cancel()
+        self._inbox.put_nowait(outcome)
+
+    async def _suspend(self) -> None:
+        """Lets a step that is being computed finish, gives up open rounds, and saves the last boundary."""
+        self._suspending = True
+        self._flow.abort([sample for prompt in self._view.groups for sample in self._running(prompt)])
+        self._steps.lane.clear()
+        if self._steps.lane.current in (Task.TRAIN, Task.SAVE):
+            await self._steps.lane.rest()
+        self._working.cancel()
+        while not self._inbox.empty():
+            body = self._inbox.get_nowait()
+            if isinstance(body, events.StepCommitted):
+                self._happened(body)
+        if self._boundary.step > (self._steps.saved.step if self._steps.saved else 0):
+            await self._steps.save(self._boundary, needed=True)
+
+    def _running(self, prompt: PromptId) -> list[SampleId]:
+        return [sample for sample, state in self._group(prompt).items() if state is State.RUNNING]
+
+    def _group(self, prompt: PromptId) -> dict[SampleId, State]:
+        """Samples of a live group with their states."""
+        group = self._view.group(prompt)
+        return {i: r.state for i, r in zip(group.sample_ids, group.samples, strict=True)} if group else {}
+
+    def _held_out(self) -> Evaluation | None:
+        spec, rows = self._job.spec.dataset.evaluation, self._rooms.evaluation
+        if spec is None or not rows:
+            return None
+        flow = self._flow
+        return Evaluation(spec, rows, self._job.sampling, self._rooms.fleet, flow.seed, flow.grade_held_out)
+
+    def _evaluated(self, sample: FinishedSample | LostSample) -> bool:
+        return self._evaluation is not None and self._evaluation.take(sample)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Runs `work` beside the loop; an error in it ends the run."""
+        task = self._tasks.create_task(work)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+        return task

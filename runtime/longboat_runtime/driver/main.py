@@ -1,0 +1,96 @@
+"""One start of a driver: what it works with, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+
+import structlog
+
+from longboat_crds.status import TrainingState
+from longboat_runtime.driver.assembly import RESUME, open_policy, open_rooms
+from longboat_runtime.driver.broker import Broker, Superseded
+from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.loop import Driver
+from longboat_runtime.driver.reporter import Reporter
+from longboat_runtime.driver.stages import Stages
+from longboat_runtime.driver.volume import volume_problem
+from longboat_runtime.metrics.jsonl import JsonLines
+from longboat_runtime.metrics.record import Sink
+from longboat_runtime.metrics.reports import Reports
+from longboat_runtime.metrics.tensorboard import TensorBoard
+from longboat_runtime.problems import SpecProblem, spec_problem_in
+from longboat_runtime.reward.client import SOCKET
+
+log = structlog.get_logger()
+
+RAY_NAMESPACE = "longboat"
+
+
+class Ending(StrEnum):
+    """How a start ended, apart from errors that the next start may overcome."""
+
+    DONE = "done"
+    SUSPENDED = "suspended"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    SUPERSEDED = "superseded"
+
+
+async def drive(
+    job: Job, broker: Broker, sinks: Sequence[Sink] = (), socket: Path = SOCKET, resume: Path = RESUME
+) -> tuple[Ending, SpecProblem | None]:
+    """Runs the job to its end; what the end is stands in the status before this returns. SIGTERM saves and stops.
+
+    Raises what the next start may overcome: a lost trainer, a lost store, a lost head.
+    """
+    reports = Reports([], time.time)
+    reporter = Reporter(job, broker, reports, Stages(time.monotonic), time.time)
+    reporter.tell()
+    try:
+        reports.sinks = [*_files(job), *sinks]
+        async with open_rooms(job, socket, resume) as rooms:
+            driver = Driver(job, rooms, open_policy(job.spec), reporter, broker, time.time)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, driver.stop)
+            outcome = await driver.run()
+            await broker.flush()
+        return Ending(outcome), None
+    except Exception as error:
+        if superseded(error):
+            log.warning("this driver doesn't count any more", error=str(error))
+            return Ending.SUPERSEDED, None
+        problem = spec_problem_in(error)
+        if problem is None or not problem.fatal:
+            raise
+        log.error("the job can't go on", problem=str(problem))
+        reporter.become(TrainingState.FAILED, problem.status)
+        await broker.flush()
+        return Ending.FAILED, problem
+    finally:
+        reports.close()
+
+
+def _files(job: Job) -> list[Sink]:
+    """Metrics on the checkpoint volume. Raises SpecProblem if it can't be written."""
+    try:
+        return [JsonLines(job.home / "metrics.jsonl"), TensorBoard(job.home / "tensorboard")]
+    except OSError as error:
+        raise volume_problem(error) or error from error
+
+
+def superseded(error: BaseException) -> bool:
+    """Whether `error` is, or a group holds, Superseded (pure)."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(superseded(inner) for inner in error.exceptions)
+    return isinstance(error, Superseded)
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """The first error in nested groups (pure)."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,73 @@
+"""The driver of an RLJob, in its pod beside the Ray head."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+import structlog
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.config import load_incluster_config
+from pydantic import ValidationError
+
+from longboat_crds.job import RLJobSpec
+from longboat_crds.reasons import Reason
+from longboat_crds.status import Problem, Training, TrainingState
+from longboat_runtime.driver.broker import Superseded
+from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.kubernetes_broker import KubernetesBroker
+from longboat_runtime.driver.main import RAY_NAMESPACE, Ending, drive
+from longboat_runtime.driver.own_job import OwnJob
+from longboat_runtime.driver.status import DriverStatus
+from longboat_runtime.metrics.prometheus import Prometheus
+
+log = structlog.get_logger()
+
+METRICS_PORT = 6392
+CHECKPOINT = Path("/checkpoint")
+
+
+async def drive_in_pod(name: str, namespace: str, head: str) -> Ending:
+    """Runs the job from its newest checkpoint; `head` is the Ray head's host:port.
+
+    Raises what the next start of the process may overcome.
+    """
+    configuration = Configuration()
+    load_incluster_config(configuration)
+    broker = KubernetesBroker(OwnJob(configuration, namespace, name), time.monotonic)
+    try:
+        found = await broker.start()
+        number = await broker.incarnation()
+        log.info("driver starts", job=f"{namespace}/{name}", incarnation=number)
+        try:
+            spec = RLJobSpec.model_validate(found["spec"])
+        except ValidationError as error:
+            return await _refuse(broker, number, error)
+        ray.init(address=head, namespace=RAY_NAMESPACE, log_to_driver=False)
+        job = Job(found["metadata"]["uid"], spec, CHECKPOINT, number)
+        ending, _ = await drive(job, broker, [Prometheus(METRICS_PORT)])
+    except Superseded as error:
+        log.warning("this driver doesn't count any more", error=str(error))
+        return Ending.SUPERSEDED
+    finally:
+        await broker.close()
+    return ending
+
+
+async def _refuse(broker: KubernetesBroker, number: int, error: ValidationError) -> Ending:
+    """Fails a job whose spec this version can't read."""
+    first: Any = error.errors()[0]
+    field = ".".join(("spec", *map(str, first["loc"])))
+    message = (
+        f"{first['msg']}: this version of the runtime doesn't understand the field. Use one that matches the CRDs."
+    )
+    broker.publish(
+        DriverStatus(
+            Training(incarnation=number, state=TrainingState.FAILED),
+            problem=Problem(reason=Reason.SPEC_INVALID, field=field, message=message, fatal=True),
+        )
+    )
+    await broker.flush()
+    return Ending.FAILED

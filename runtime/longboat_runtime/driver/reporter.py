@@ -1,0 +1,113 @@
+"""Keeps the job's status: state, progress, the newest checkpoint, problems."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping
+
+from longboat_crds.status import CheckpointStatus, Problem, Training, TrainingState
+from longboat_runtime.driver.broker import Broker
+from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.stages import Stages
+from longboat_runtime.driver.status import DriverStatus
+from longboat_runtime.driver.troubles import Troubles
+from longboat_runtime.interfaces import Manifest
+from longboat_runtime.metrics.record import Record
+from longboat_runtime.metrics.reports import Reports
+from longboat_runtime.rounds.view import View
+
+
+class Reporter:
+    """`tell` hands the present status to the broker; every change of stage does so too. `clock` is Unix time in seconds."""
+
+    def __init__(self, job: Job, broker: Broker, reports: Reports, stages: Stages, clock: Callable[[], float]) -> None:
+        self.reports, self.stages, self.troubles = reports, stages, Troubles()
+        self._job, self._broker, self._clock = job, broker, clock
+        self._state = TrainingState.STARTING
+        self._fatal: Problem | None = None
+        self._before = broker.previous.training
+        self._checkpoint: CheckpointStatus | None = broker.previous.checkpoint
+        self._view: View | None = None
+        self._metrics: dict[str, float] = {}
+        stages.changed = self.tell
+
+    def go_on(self, view: View, saved: Manifest | None) -> None:
+        """The job runs from here; progress is read from this view."""
+        self._view, self._state = view, TrainingState.RUNNING
+        if saved:
+            self.saved(saved)
+        self.tell()
+
+    @property
+    def samples(self) -> str:
+        """How many samples are in which state."""
+        counts = self._view.counts if self._view else {}
+        return ", ".join(f"{count} {state}" for state, count in sorted(counts.items()) if count) or "none"
+
+    def become(self, state: TrainingState, fatal: Problem | None = None) -> None:
+        """The job is in another state; `fatal` says why it failed."""
+        self._state, self._fatal = state, fatal
+        self.tell()
+
+    def saved(self, manifest: Manifest) -> None:
+        """There is a newer complete checkpoint."""
+        self._checkpoint = CheckpointStatus(
+            incarnation=manifest.incarnation,
+            step=manifest.step,
+            path=str(manifest.directory.relative_to(self._job.root)),
+            time=self._now(),
+        )
+        self.tell()
+
+    def exported(self, path: str) -> None:
+        """The finished model is at `path` below the checkpoint directory."""
+        if self._checkpoint:
+            self._checkpoint = self._checkpoint.model_copy(update={"export": path})
+        self.tell()
+
+    def remember(self, metrics: Mapping[str, float]) -> None:
+        """Values that the status shows until newer ones come."""
+        self._metrics.update(metrics)
+
+    def finish_step(self, step: int, *, timed: bool) -> Record:
+        """Writes the record of `step` and tells the progress."""
+        record = self.reports.finish(step, timed=timed)
+        self.remember(record.metrics)
+        self.tell()
+        return record
+
+    def tell(self) -> None:
+        """Publishes the status as it is now."""
+        self._broker.publish(
+            DriverStatus(
+                training=self._training(),
+                checkpoint=self._checkpoint,
+                problem=self._fatal or self.troubles.foremost,
+            )
+        )
+
+    def _training(self) -> Training:
+        view, before, foremost = self._view, self._before, self.stages.foremost
+        kinds = [round_.kind for round_ in view.rounds.values()] if view else []
+        return Training(
+            incarnation=self._job.incarnation,
+            state=self._state,
+            step=view.step if view else before.step if before else 0,
+            steps=self._job.spec.rounds.steps,
+            stage=str(foremost) if foremost else None,
+            reward=self._text("critic/score/mean", ".4g", before.reward if before else None),
+            accuracy=self._text("val/accuracy/mean", ".4g", before.accuracy if before else None),
+            tokens_per_second=round(self._metrics["perf/throughput"]) if "perf/throughput" in self._metrics else None,
+            step_seconds=self._text("timing_s/step", ".1f"),
+            weight_version=view.serving if view else None,
+            parity=self._text("sync/parity_max", ".1e"),
+            updated=self._now(),
+            **({"round_kind": str(kinds[-1])} if kinds else {}),
+        )
+
+    def _text(self, metric: str, form: str, otherwise: str | None = None) -> str | None:
+        return format(self._metrics[metric], form) if metric in self._metrics else otherwise
+
+    def _now(self) -> str:
+        moment = datetime.datetime.fromtimestamp(self._clock(), tz=datetime.UTC)
+        return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

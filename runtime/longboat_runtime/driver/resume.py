@@ -1,0 +1,83 @@
+"""The start of a driver: everything back to the newest complete checkpoint, or to nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from longboat_runtime.driver.boundary import Boundary, Evaluated, read, take
+from longboat_runtime.driver.eventlog import EventLog, LogPosition
+from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.journal import Journal
+from longboat_runtime.driver.rooms import Rooms
+from longboat_runtime.driver.volume import volume_problem
+from longboat_runtime.interfaces import Manifest
+from longboat_runtime.rounds.ledger import STORED, Ledger
+from longboat_runtime.rounds.snapshot import to_snapshot
+from longboat_runtime.samples import SampleId
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where a driver begins.
+
+    `saved` is the newest checkpoint of this job, `missing` are samples of the ledger that the store doesn't hold any more.
+    """
+
+    journal: Journal
+    boundary: Boundary
+    saved: Manifest | None
+    evaluated: Evaluated | None
+    missing: list[SampleId]
+
+
+async def begin(job: Job, rooms: Rooms, clock: Callable[[], float]) -> Beginning:
+    """Loads the model, restores the newest checkpoint and opens this incarnation's log. Raises SpecProblem.
+
+    A checkpoint of another job (`checkpoint.resumeFrom`) is a start and not a part of this job's past: its log stays where it
+    is, and incarnations count from this job's own.
+    """
+    manifest = await asyncio.to_thread(rooms.checkpoints.newest)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(rooms.ready())
+        loading = tasks.create_task(rooms.trainer.load())
+    info = loading.result()
+    log.info("model is loaded", parameters=info.parameters, max_length=info.max_length)
+    if manifest is None:
+        ledger, evaluated, identity, resumes = Ledger(job.spec.algorithm.group_size), None, job.identity, None
+    else:
+        await rooms.trainer.restore(manifest.model)
+        boundary, ledger, evaluated = read(manifest.state, job.spec.algorithm.group_size)
+        rooms.source.restore(boundary.source)
+        identity, resumes = boundary.identity, boundary.log
+        if not manifest.directory.is_relative_to(job.root):
+            ledger.incarnation, manifest, resumes = 0, None, None
+        log.info("resumed", step=ledger.step, incarnation=boundary.log.incarnation)
+    journal = _open_journal(job, ledger, resumes, clock)
+    held = set(await rooms.store.held())
+    wanted = _stored(ledger)
+    await rooms.store.delete(sorted(held - wanted))
+    boundary = take(identity, ledger, rooms.source.state(), journal.log.position)
+    return Beginning(journal, boundary, manifest, evaluated, sorted(wanted - held))
+
+
+def _open_journal(job: Job, ledger: Ledger, resumes: LogPosition | None, clock: Callable[[], float]) -> Journal:
+    try:
+        log_ = EventLog(job.root, job.incarnation, to_snapshot(ledger), resumes)
+    except OSError as error:
+        raise volume_problem(error) or error from error
+    return Journal(ledger, log_, clock)
+
+
+def _stored(ledger: Ledger) -> set[SampleId]:
+    return {
+        group.sample_id(record.index)
+        for group in ledger.groups.values()
+        for record in group.samples
+        if record.state in STORED
+    }

@@ -1,0 +1,39 @@
+"""The rooms of the runtime that a driver works with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from longboat_runtime.interfaces import (
+    Checkpoints,
+    PromptSource,
+    RewardPool,
+    RolloutFleet,
+    SampleStore,
+    TrainerGroup,
+)
+from longboat_runtime.samples import Row
+
+
+async def _at_once() -> None:
+    return
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """Everything but the driver itself.
+
+    `evaluation` are the held-out rows, empty if there are none. `ready` returns once the others can work; the trainer loads
+    meanwhile.
+    """
+
+    store: SampleStore
+    fleet: RolloutFleet
+    rewards: RewardPool
+    trainer: TrainerGroup
+    source: PromptSource
+    checkpoints: Checkpoints
+    evaluation: tuple[Row, ...] = ()
+    ready: Callable[[], Coroutine[Any, Any, None]] = _at_once

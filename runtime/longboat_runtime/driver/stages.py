@@ -1,0 +1,82 @@
+"""What the driver is busy with, since when, and how long each stage of a step took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Stage(StrEnum):
+    """Stages of a job, in the order in which the foremost of several is named."""
+
+    START = "start"
+    EXPORT = "export"
+    TRAIN = "train"
+    PUBLISH = "publish"
+    EVALUATE = "evaluate"
+    CHECKPOINT = "checkpoint"
+    GENERATE = "generate"
+    REWARD = "reward"
+
+
+@dataclass(slots=True)
+class Activity:
+    """Times of `clock`: `counted` is up to where the stage's seconds were taken, `moved` its last sign of life."""
+
+    counted: float
+    moved: float
+
+
+class Stages:
+    """Stages that run now; several may. `clock` is monotonic, in seconds; `changed` is told of each beginning and end."""
+
+    def __init__(self, clock: Callable[[], float], changed: Callable[[], None] = lambda: None) -> None:
+        self._clock, self.changed = clock, changed
+        self._seconds: dict[Stage, float] = {}
+        self.active: dict[Stage, Activity] = {}
+
+    @property
+    def foremost(self) -> Stage | None:
+        return next((stage for stage in Stage if stage in self.active), None)
+
+    def set(self, stage: Stage, active: bool) -> None:
+        """Begins or ends a stage; nothing happens if it already is so."""
+        if active is (stage in self.active):
+            return
+        now = self._clock()
+        if active:
+            self.active[stage] = Activity(now, now)
+        else:
+            activity = self.active.pop(stage)
+            self._seconds[stage] = self._seconds.get(stage, 0.0) + now - activity.counted
+        self.changed()
+
+    def move(self, stage: Stage) -> None:
+        """The stage made progress."""
+        if stage in self.active:
+            self.active[stage].moved = self._clock()
+
+    @contextmanager
+    def running(self, stage: Stage) -> Iterator[None]:
+        """Within the block, the stage runs."""
+        self.set(stage, True)
+        try:
+            yield
+        finally:
+            self.set(stage, False)
+
+    def take(self) -> dict[Stage, float]:
+        """Seconds that each stage ran since the last call."""
+        now, taken = self._clock(), self._seconds
+        for stage, activity in self.active.items():
+            taken[stage] = taken.get(stage, 0.0) + now - activity.counted
+            activity.counted = now
+        self._seconds = {}
+        return taken
+
+    def stuck(self, deadline: float) -> dict[Stage, float]:
+        """Stages that did not move for longer than `deadline` seconds, and for how long."""
+        now = self._clock()
+        return {stage: now - a.moved for stage, a in self.active.items() if now - a.moved > deadline}

@@ -1,0 +1,225 @@
+"""What the trainer does for each step, one thing at a time: train, publish and evaluate, save, report."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
+
+import structlog
+
+from longboat_crds.algorithm import resolve
+from longboat_crds.reasons import Reason
+from longboat_runtime.driver.batch import kept_samples, train_request
+from longboat_runtime.driver.boundary import Boundary, Evaluated
+from longboat_runtime.driver.evaluation import Evaluation, is_due
+from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.journal import Journal
+from longboat_runtime.driver.lane import Lane, Task
+from longboat_runtime.driver.reporter import Reporter
+from longboat_runtime.driver.rooms import Rooms
+from longboat_runtime.driver.stages import Stage
+from longboat_runtime.driver.volume import volume_full
+from longboat_runtime.interfaces import Manifest, PublicationReport
+from longboat_runtime.metrics.batch import batch_metrics, round_metrics, staleness
+from longboat_runtime.metrics.record import Record
+from longboat_runtime.problems import SpecProblem
+from longboat_runtime.rounds import events
+from longboat_runtime.samples import GradeKind, SampleId
+from longboat_runtime.trainer.errors import TrainerLost
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+# verl's names of the stages.
+_TIMINGS = {
+    Stage.GENERATE: "gen",
+    Stage.REWARD: "reward",
+    Stage.TRAIN: "update_actor",
+    Stage.PUBLISH: "update_weights",
+    Stage.EVALUATE: "testing",
+    Stage.CHECKPOINT: "save_checkpoint",
+}
+
+
+class Steps:
+    """Queues and does the work of steps, and tells the loop what came of it by `happened`; `reported` gets each record."""
+
+    def __init__(
+        self,
+        job: Job,
+        rooms: Rooms,
+        reporter: Reporter,
+        evaluation: Evaluation | None,
+        happened: Callable[[events.Body], None],
+        reported: Callable[[Record], None],
+    ) -> None:
+        self._job, self._spec, self._rooms, self._reporter = job, job.spec, rooms, reporter
+        self._stages, self._evaluation = reporter.stages, evaluation
+        self._happened, self._reported = happened, reported
+        self._algorithm = resolve(job.spec.algorithm)
+        self.lane = Lane()
+        self.saved: Manifest | None = None
+
+    def go_on(self, journal: Journal, saved: Manifest | None, evaluated: Evaluated | None) -> None:
+        """Where the driver begins."""
+        self._journal, self.saved, self._evaluated = journal, saved, evaluated
+
+    def train(self, step: int, round_: int) -> None:
+        """Queues the optimizer step."""
+        self.lane.put(step, Task.TRAIN, partial(self._train, step, round_))
+
+    def publish(self, version: int) -> None:
+        """Queues a publication of the weights."""
+        self.lane.put(version, Task.PUBLISH, partial(self._publish, version))
+
+    def finish(self, boundary: Boundary) -> None:
+        """Queues what follows a commit: a checkpoint if it is time for one, and the report."""
+        step, last = boundary.step, boundary.step == self._spec.rounds.steps
+        if last or step % self._spec.checkpoint.every_steps == 0:
+            self.lane.put(step, Task.SAVE, partial(self.save, boundary, needed=last))
+        self.lane.put(step, Task.REPORT, partial(self._report, step, timed=True))
+
+    def introduce(self, step: int) -> None:
+        """Queues the record of what is known before this driver's first step: first publication and evaluation."""
+        self.lane.put(step, Task.REPORT, partial(self._report, step, timed=False))
+
+    async def _train(self, step: int, number: int) -> None:
+        """Advantages and one optimizer step from what the round kept; without a sample to learn from, the weights stay."""
+        round_, queued = self._journal.view.rounds[number], len(self._journal.view.queue)
+        batch = kept_samples(self._journal.view, round_)
+        if not batch and round_.grades.get(GradeKind.GRADER_ERROR) and len(round_.grades) == 1:
+            message = "No sample of the round could be graded. Correct the reward function; its last error: "
+            last = self._reporter.troubles.get(Reason.GRADER_ERRORS)
+            raise SpecProblem(Reason.GRADER_ERRORS, "spec.rewards", message + (last.message if last else "unknown"))
+        samples, reports = list(batch.values()), self._reporter.reports
+        with self._stages.running(Stage.TRAIN):
+            request = train_request(step, batch, self._algorithm, self._job.full_batch)
+            reports.add(step, batch_metrics(samples, [sample.advantage for sample in request.samples]))
+            reports.add(step, {**staleness(samples, step - 1), **round_metrics(round_, queued)})
+            try:
+                if batch:
+                    report = await self._surviving(step - 1, lambda: self._rooms.trainer.train(request))
+                    reports.add(step, report.metrics)
+            except Exception:
+                if not await self._data_lost(step, number, set(batch)):
+                    raise
+                return
+        self._happened(events.StepCommitted(step, step, number, tuple(batch)))
+
+    async def _surviving(self, committed: int, work: Callable[[], Awaitable[T]]) -> T:
+        """Does `work` on the trainer's state after step `committed`, once more if the trainer is lost and that state is not.
+
+        It is not if nothing was trained yet, or if the newest checkpoint is of just that step. Else TrainerLost ends the run, and
+        the next start goes back to the newest checkpoint.
+        """
+        try:
+            return await work()
+        except TrainerLost as lost:
+            if committed and (self.saved is None or self.saved.step != committed):
+                raise
+            log.warning("the trainer is lost; its state is loaded again", step=committed, error=str(lost))
+            message = f"{lost}; the state of step {committed} is loaded again, and nothing is lost."
+            self._reporter.troubles.put(Reason.TRAINER_LOST, None, message)
+            self._reporter.tell()
+        await self._rooms.trainer.load()
+        if committed and self.saved:
+            await self._rooms.trainer.restore(self.saved.model)
+        result = await work()
+        self._reporter.troubles.clear(Reason.TRAINER_LOST)
+        return result
+
+    async def _data_lost(self, step: int, number: int, batch: set[SampleId]) -> bool:
+        """Whether the trainer failed because the store has lost samples of the batch; they are then made again."""
+        lost = sorted(batch - set(await self._rooms.store.held()))
+        if lost:
+            log.warning("the batch is incomplete; the step will be computed again", step=step, lost=len(lost))
+            self._happened(events.StepFailed(step, number, "the store has lost data"))
+        for sample in lost:
+            self._happened(events.Lost(sample, "the store has lost its data"))
+        return bool(lost)
+
+    async def _publish(self, version: int) -> None:
+        """Makes the commit durable, moves the weights to the engines, and evaluates them if it is time."""
+        await self._sync_log()
+        with self._stages.running(Stage.PUBLISH):
+            publication = await self._surviving(version, lambda: self._rooms.trainer.publish(version))
+            report = await self._rooms.fleet.publish(publication)
+        self._tell_publication(report)
+        await self._evaluate(version)
+        self._happened(events.Published(version))
+
+    async def _sync_log(self) -> None:
+        try:
+            await self._journal.log.sync()
+        except OSError as error:
+            self._tell_full_volume(error)
+
+    def _tell_publication(self, report: PublicationReport) -> None:
+        troubles = self._reporter.troubles
+        refused = "; ".join(f"{engine}: {why}" for engine, why in sorted(report.refused.items()))
+        troubles.set(
+            Reason.ENGINE_REFUSED, None, f"Engines that don't serve step {report.version}: {refused}", bool(refused)
+        )
+        troubles.set(Reason.NO_ENGINES, "spec.rollout.replicas", "No engine serves; rounds wait.", not report.serving)
+        metrics = {"bytes": report.bytes, "seconds": report.seconds, "parity_max": report.parity}
+        counts = {"engines": len(report.serving), "refused": len(report.refused)}
+        self._reporter.reports.add(report.version, {f"sync/{n}": float(v) for n, v in {**metrics, **counts}.items()})
+
+    async def _evaluate(self, step: int) -> None:
+        spec = self._spec.dataset.evaluation
+        done = self._evaluated is not None and self._evaluated.step == step
+        if (
+            spec is None
+            or self._evaluation is None
+            or done
+            or not is_due(step, self._spec.rounds.steps, spec.every_steps)
+        ):
+            return
+        with self._stages.running(Stage.EVALUATE):
+            metrics = await self._evaluation.run(step)
+        self._evaluated = Evaluated(step, metrics.get("val/score/mean"))
+        self._reporter.reports.add(step, metrics)
+        self._reporter.remember(metrics)
+
+    async def save(self, boundary: Boundary, *, needed: bool) -> None:
+        """A checkpoint of the boundary.
+
+        A full volume is told and tried again at the next one: the newest complete checkpoint is untouched, and training can go
+        on. It ends the job only if this checkpoint is `needed` (the last step, a suspension), where going on would lose steps.
+        """
+        with self._stages.running(Stage.CHECKPOINT):
+            try:
+                await self._journal.log.sync()
+                state = boundary.to_state(self._evaluated)
+                self.saved = await self._rooms.checkpoints.save(boundary.step, state, self._rooms.trainer.save)
+            except Exception as error:
+                problem = self._tell_full_volume(error)
+                if needed:
+                    raise SpecProblem(problem.reason, problem.field, problem.message) from error
+                return
+        self._reporter.troubles.clear(Reason.CHECKPOINT_VOLUME_FULL)
+        self._reporter.saved(self.saved)
+
+    def _tell_full_volume(self, error: BaseException) -> SpecProblem:
+        """Tells that the volume is full, if that is what `error` means; raises it if not."""
+        problem = volume_full(error)
+        if problem is None:
+            raise error
+        log.warning("nothing could be saved", problem=problem.message)
+        self._reporter.troubles.put(Reason.CHECKPOINT_VOLUME_FULL, problem.field, problem.message)
+        self._reporter.tell()
+        return problem
+
+    async def _report(self, step: int, *, timed: bool) -> None:
+        """The step's record, once everything of the step is done; `timed` if this driver made the step."""
+        seconds = self._stages.take()
+        if timed:
+            timings = {f"timing_s/{name}": seconds.get(stage, 0.0) for stage, name in _TIMINGS.items()}
+            self._reporter.reports.add(step, {**timings, "training/late_events": float(self._journal.late)})
+        record = self._reporter.finish_step(step, timed=timed)
+        if not record.metrics.get(f"reward/grades/{GradeKind.GRADER_ERROR}"):
+            self._reporter.troubles.clear(Reason.GRADER_ERRORS)
+        log.info("step", step=step, reward=record.metrics.get("critic/score/mean"), seconds=sum(seconds.values()))
+        self._reported(record)

@@ -1,0 +1,42 @@
+"""Tells what is wrong with the checkpoint volume from other failures. Pure."""
+
+from __future__ import annotations
+
+import errno
+
+from longboat_crds.reasons import Reason
+from longboat_runtime.problems import SpecProblem, spec_problem_in
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def volume_problem(error: BaseException) -> SpecProblem | None:
+    """The problem to tell if `error` means that the volume is full or can't be written; None for any other error."""
+    problem = spec_problem_in(error)
+    if problem is not None:
+        of_volume = (Reason.CHECKPOINT_VOLUME_FULL, Reason.CHECKPOINT_VOLUME_NOT_WRITABLE)
+        return problem if problem.reason in of_volume else None
+    if not isinstance(error, OSError):
+        return None
+    if error.errno in _FULL:
+        return SpecProblem(
+            Reason.CHECKPOINT_VOLUME_FULL,
+            "spec.checkpoint.volume.size",
+            "No space is left for a checkpoint; the newest complete one is untouched. Enlarge the claim, or lower "
+            "checkpoint.keep.",
+        )
+    if error.errno in _NOT_WRITABLE:
+        return SpecProblem(
+            Reason.CHECKPOINT_VOLUME_NOT_WRITABLE,
+            "spec.checkpoint.volume",
+            f"The checkpoint volume can't be written ({error}). Give the directory to group 10001, or use a volume that "
+            "honours fsGroup.",
+        )
+    return None
+
+
+def volume_full(error: BaseException) -> SpecProblem | None:
+    """The problem if `error` means that no space is left; None for any other error."""
+    problem = volume_problem(error)
+    return problem if problem is not None and problem.reason == Reason.CHECKPOINT_VOLUME_FULL else None

@@ -1,0 +1,96 @@
+"""Notices stages that hang, and says where."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+
+import structlog
+
+from longboat_crds.reasons import Reason
+from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.reporter import Reporter
+from longboat_runtime.driver.rooms import Rooms
+from longboat_runtime.driver.stages import Stage
+from longboat_runtime.interfaces import Inspectable
+from longboat_runtime.stacks import thread_stacks
+
+log = structlog.get_logger()
+
+# How long processes are waited for that are asked for their stacks, in seconds.
+STACKS_TIMEOUT = 10.0
+# The watchdog looks so often within one deadline, but no more than once a second.
+_LOOKS_PER_DEADLINE = 10
+# `status.problem.message` has room for this much of each process's stacks: the innermost frames.
+_EXCERPT = 600
+_STANDARD_ERROR = 2
+
+
+class Watchdog:
+    """Reports a stage that has not moved for `rounds.stageDeadlineSeconds`, with stacks, until it moves again."""
+
+    def __init__(self, job: Job, rooms: Rooms, reporter: Reporter) -> None:
+        self._deadline = float(job.spec.rounds.stage_deadline_seconds)
+        self._rooms, self._reporter = rooms, reporter
+        self._reported: set[Stage] = set()
+
+    async def run(self) -> None:
+        """Looks forever. If the driver's own loop hangs, faulthandler writes its stacks to the log after the deadline."""
+        pause = max(1.0, self._deadline / _LOOKS_PER_DEADLINE)
+        try:
+            while True:
+                faulthandler.dump_traceback_later(self._deadline + pause, file=_STANDARD_ERROR)
+                await asyncio.sleep(pause)
+                await self.look()
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    async def look(self) -> None:
+        """Reports newly stuck stages; clears the report once none is stuck."""
+        stuck = self._reporter.stages.stuck(self._deadline)
+        if stuck.keys() - self._reported:
+            stacks = await self._stacks()
+            names = " and ".join(f"{stage} ({seconds:.0f} s)" for stage, seconds in stuck.items())
+            for process, text in stacks.items():
+                log.warning("a stage is stuck", stages=names, process=process, stacks=text)
+            text = message(names, self._reporter.samples, stacks)
+            self._reporter.troubles.put(Reason.STAGE_STUCK, "spec.rounds.stageDeadlineSeconds", text)
+            self._reporter.tell()
+        elif self._reported and not stuck:
+            log.info("no stage is stuck any more")
+            self._reporter.troubles.clear(Reason.STAGE_STUCK)
+            self._reporter.tell()
+        self._reported = set(stuck)
+
+    async def _stacks(self) -> dict[str, str]:
+        """Stacks by process, the driver's own last. A room that doesn't answer is said to."""
+        rooms = {"rollout": self._rooms.fleet, "reward": self._rooms.rewards, "trainer": self._rooms.trainer}
+        found: dict[str, str] = {}
+        for name, room in rooms.items():
+            if isinstance(room, Inspectable):
+                try:
+                    found |= await asyncio.wait_for(room.stacks(), STACKS_TIMEOUT)
+                except Exception as error:  # noqa: BLE001 - whatever keeps it from answering is the finding
+                    found[name] = f"gave no stacks: {error!r}"
+        found["driver"] = thread_stacks() + "\n" + _waiting_tasks()
+        return found
+
+
+def message(stages: str, samples: str, stacks: dict[str, str]) -> str:
+    """What status says: the stages, how many samples are in which state, and where each process stands."""
+    parts = [
+        f"No progress for longer than stageDeadlineSeconds in stage {stages}. Samples: {samples}.",
+        "Whole stacks are in the driver's log; their ends:",
+        *(f"{process}: ...{text[-_EXCERPT:]}" for process, text in stacks.items()),
+    ]
+    return "\n".join(parts)
+
+
+def _waiting_tasks() -> str:
+    """Where each of the driver's own tasks waits."""
+    lines = []
+    for task in asyncio.all_tasks():
+        frames = task.get_stack(limit=1)
+        place = f"{frames[0].f_code.co_filename}:{frames[0].f_lineno}" if frames else "nowhere yet"
+        lines.append(f"{getattr(task.get_coro(), '__qualname__', task.get_name())} waits at {place}")
+    return "\n".join(sorted(lines))

@@ -1,0 +1,226 @@
+"""Protocols between the rooms of the runtime: what the driver may ask of each, and nothing else.
+
+The driver runs one asyncio loop. Everything here is called from that loop; implementations hide Ray behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from longboat_runtime.samples import FinishedSample, GeneratedSample, Grade, LostSample, Row, SampleId, SampleRequest
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """One engine at one moment. `kv_usage` is a share (0..1); counters count from the engine's start."""
+
+    name: str
+    running: int
+    waiting: int
+    kv_usage: float
+    preemptions: int
+    generated_tokens: int
+    weight_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPublication:
+    """Weights of one version, ready to be fetched by engines.
+
+    `payload` is opaque to the driver (object references); `checksum` is over names, shapes and bytes of all tensors in the
+    trainer's order. `probe_logprobs` are the trainer's log-probs of `probe_ids` (tokens 1..n given those before them).
+    """
+
+    version: int
+    checksum: str
+    payload: Any
+    probe_ids: tuple[int, ...]
+    probe_logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PublicationReport:
+    """What one publication did. `parity` is the largest |engine - trainer| log-prob on the probe over serving engines."""
+
+    version: int
+    seconds: float
+    bytes: int
+    parity: float
+    serving: tuple[str, ...]
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """One vLLM instance of one tensor-parallel size, inside its actor's process. Only its own step loop touches vLLM."""
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None: ...
+
+    def abort(self, ids: Sequence[SampleId]) -> None:
+        """Ends samples; each comes back through `drain_finished` with reason ABORT (or its own reason if it had ended)."""
+
+    def drain_finished(self, timeout: float) -> list[GeneratedSample]:
+        """Waits up to `timeout` seconds for at least one finished sample."""
+
+    def update_weights(self, publication: WeightPublication) -> float:
+        """Loads, verifies checksum, resets the prefix cache, probes; returns the parity. Raises and stops serving if not equal."""
+
+    def stats(self) -> EngineStats: ...
+
+    def shutdown(self) -> None: ...
+
+
+class SampleStore(Protocol):
+    """Holds generated samples until they are trained or given up. Lives in a pod that outlives engines."""
+
+    async def put(self, samples: Sequence[GeneratedSample]) -> None: ...
+
+    async def get(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
+        """Raises KeyError naming the ids that are missing."""
+
+    async def delete(self, ids: Sequence[SampleId]) -> None: ...
+
+    async def held(self) -> list[SampleId]: ...
+
+
+class RolloutFleet(Protocol):
+    """All engines behind one router."""
+
+    async def submit(self, requests: Sequence[SampleRequest]) -> None: ...
+
+    async def abort(self, ids: Sequence[SampleId]) -> None: ...
+
+    async def finished(self) -> list[FinishedSample | LostSample]:
+        """Waits for at least one event. Samples named here are held by the store, unless lost."""
+
+    async def publish(self, publication: WeightPublication) -> PublicationReport:
+        """Every engine serves the new version or stops serving. Engines that join later get the last publication first."""
+
+    async def stats(self) -> list[EngineStats]: ...
+
+    async def close(self) -> None: ...
+
+
+class RewardPool(Protocol):
+    """All graders behind one queue."""
+
+    async def grade(self, sample: SampleId, row: Row) -> Grade:
+        """Grades a stored sample. A grader error has been retried on another worker before it is returned."""
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSample:
+    """One sample of a training batch: data by id from the store, its advantage from the driver."""
+
+    id: SampleId
+    advantage: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrainRequest:
+    """One optimizer step. `samples` are sorted by id; `denominator` is the constant number of samples of a full batch."""
+
+    step: int
+    samples: tuple[TrainSample, ...]
+    denominator: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainReport:
+    """Scalars of one optimizer step by verl's names (`actor/pg_loss`, `actor/grad_norm`, ...)."""
+
+    step: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the trainer knows once the model is loaded."""
+
+    parameters: int
+    max_length: int
+    vocabulary: int
+
+
+class TrainerGroup(Protocol):
+    """All FSDP2 ranks as one."""
+
+    async def load(self) -> ModelInfo: ...
+
+    async def train(self, request: TrainRequest) -> TrainReport:
+        """Computes and applies the step on all ranks. Not durable and not published until the driver says so."""
+
+    async def publish(self, version: int) -> WeightPublication: ...
+
+    async def save(self, directory: Path) -> None:
+        """Writes model, optimizer and RNG state of all ranks; returns once files and directory are fsynced."""
+
+    async def restore(self, directory: Path) -> None: ...
+
+    async def export(self, directory: Path) -> None:
+        """Writes a Hugging Face directory."""
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A complete checkpoint of one step boundary.
+
+    `directory` holds it; `state` is the driver's part as JSON values (data cursor, ledger, log position, weight version).
+    """
+
+    incarnation: int
+    step: int
+    directory: Path
+    state: Mapping[str, Any]
+
+    @property
+    def model(self) -> Path:
+        """What `TrainerGroup.save` wrote and `restore` reads."""
+        return self.directory / "trainer"
+
+
+class Checkpoints(Protocol):
+    """The complete checkpoints of all incarnations of a job, and the way to make another one."""
+
+    def newest(self) -> Manifest | None:
+        """Highest incarnation first, then highest step: what a lost driver still writes never counts. None if there is none."""
+
+    async def save(
+        self, step: int, state: Mapping[str, Any], write_model: Callable[[Path], Awaitable[None]]
+    ) -> Manifest:
+        """One transaction: `write_model(directory / "trainer")`, then files, directory and manifest, the manifest last.
+
+        Then removes checkpoints beyond `keep`. Raises SpecProblem (CheckpointVolumeFull) or OSError with the earlier ones
+        untouched and nothing half-made left behind.
+        """
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    """A room that can say where its processes hang. Fleet, pool and trainer group implement it where they can."""
+
+    async def stacks(self) -> Mapping[str, str]:
+        """`stacks.thread_stacks()` of every process of the room, by name (`engine-0`, `trainer-1`).
+
+        Actors answer from a concurrency group of their own, so that one that is stuck in a call answers too.
+        """
+
+
+class PromptSource(Protocol):
+    """Rows in a resumable order."""
+
+    def draw(self, count: int) -> list[Row]:
+        """The next rows; wraps into a new epoch with its own permutation."""
+
+    def row(self, epoch: int, row: int) -> Row:
+        """The row again, for a relaunch or after a restart."""
+
+    def state(self) -> Mapping[str, Any]: ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...

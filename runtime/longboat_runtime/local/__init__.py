@@ -1,0 +1,1 @@
+"""Jobs without Kubernetes: the same driver on a local Ray."""

@@ -1,0 +1,90 @@
+"""What a person sees of a local run: what the driver does now, a line a step, and a table at the end."""
+
+from __future__ import annotations
+
+import math
+from types import TracebackType
+
+from rich.console import Console
+from rich.table import Table
+
+from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.status import DriverStatus
+from longboat_runtime.metrics.record import Record
+
+# Heading, metric, format: what people look at first.
+COLUMNS = (
+    ("reward", "critic/score/mean", ".3f"),
+    ("held-out", "val/score/mean", ".3f"),
+    ("accuracy", "val/accuracy/mean", ".3f"),
+    ("length", "response_length/mean", ".0f"),
+    ("longest", "response_length/max", ".0f"),
+    ("grad", "actor/grad_norm", ".3f"),
+    ("parity", "sync/parity_max", ".0e"),
+    ("gen s", "timing_s/gen", ".1f"),
+    ("train s", "timing_s/update_actor", ".1f"),
+    ("sync s", "timing_s/update_weights", ".1f"),
+    ("step s", "timing_s/step", ".1f"),
+)
+_WIDTH = 9
+
+
+class Display:
+    """A metrics sink that prints a line for each record, under a line that says what goes on."""
+
+    def __init__(self, job: Job, console: Console) -> None:
+        self._job, self._console = job, console
+        self._records: list[Record] = []
+        self.now = "starting"
+        self._line = console.status(self.now)
+
+    def __enter__(self) -> Display:
+        self._console.print(
+            f"job {self._job.identity}, {self._job.spec.rounds.steps} steps, in {self._job.root}", highlight=False
+        )
+        self._line.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._line.stop()
+
+    def show(self, status: DriverStatus) -> None:
+        """The driver's status has changed."""
+        training, problem = status.training, status.problem
+        step = f"step {training.step} of {training.steps}: {training.stage or 'waiting'}" if training else "starting"
+        self.now = f"{step}  [yellow]{problem.reason}: {problem.message}[/yellow]" if problem else step
+        self._line.update(self.now)
+
+    def write(self, record: Record) -> None:
+        if not self._records:
+            self._console.print(heading(), highlight=False, soft_wrap=True)
+        self._records.append(record)
+        self._console.print(line(record), highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    def summarise(self) -> None:
+        """Prints first, last and mean of every column."""
+        table = Table(box=None, header_style="bold")
+        for title in ("", "first", "last", "mean"):
+            table.add_column(title, justify="left" if not title else "right")
+        for title, name, form in COLUMNS:
+            values = [record.metrics[name] for record in self._records if name in record.metrics]
+            if values:
+                mean = math.fsum(values) / len(values)
+                table.add_row(title, *(format(value, form) for value in (values[0], values[-1], mean)))
+        self._console.print(table)
+
+
+def heading() -> str:
+    """Titles over the lines (pure)."""
+    return f"{'step':>6}" + "".join(f"{title:>{_WIDTH}}" for title, _, _ in COLUMNS)
+
+
+def line(record: Record) -> str:
+    """One step (pure)."""
+    values = [format(record.metrics[name], form) if name in record.metrics else "" for _, name, form in COLUMNS]
+    return f"{record.step:>6}" + "".join(f"{value:>{_WIDTH}}" for value in values)

@@ -1,0 +1,25 @@
+"""Where the runtime's own processes write their log: standard error, a line an event, for people."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+
+
+def configure(*, quiet: bool = False) -> None:
+    """Everything from INFO on, or only errors if `quiet`. The standard library's loggers go the same way."""
+    level = logging.ERROR if quiet else logging.INFO
+    colours = sys.stderr.isatty()
+    logging.basicConfig(stream=sys.stderr, level=max(level, logging.WARNING), format="%(name)s: %(message)s")
+    logging.getLogger("longboat_runtime").setLevel(level)
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.dev.ConsoleRenderer(colors=colours),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )

@@ -1,0 +1,75 @@
+"""What a training batch says about the model: rewards, lengths, versions. Pure. Names are verl's where verl has the metric."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from longboat_runtime.metrics.statistics import percentile, spread
+from longboat_runtime.rounds.events import DropReason, RoundKind
+from longboat_runtime.rounds.view import RoundView, SampleView
+from longboat_runtime.samples import FinishReason, GradeKind
+
+
+def batch_metrics(samples: Sequence[SampleView], advantages: Sequence[float]) -> dict[str, float]:
+    """Metrics of the samples that are trained in one step, `advantages` in the same order."""
+    scores = [sample.score for sample in samples]
+    names = sorted({name for sample in samples for name in sample.parts})
+    parts = {name: [sample.parts[name] for sample in samples if name in sample.parts] for name in names}
+    metrics = {
+        "training/samples": float(len(samples)),
+        **spread("critic/score", scores),
+        **spread("critic/rewards", scores),
+        **spread("critic/advantages", advantages),
+        **spread("prompt_length", [float(sample.prompt_tokens) for sample in samples]),
+        **response_lengths(samples),
+        **spread("reward/seconds", [sample.grading_seconds for sample in samples]),
+        "perf/total_num_tokens": float(sum(sample.prompt_tokens + sample.tokens for sample in samples)),
+    }
+    for name, values in parts.items():
+        metrics |= spread(f"reward/parts/{name}", values)
+    return metrics
+
+
+def response_lengths(samples: Sequence[SampleView]) -> dict[str, float]:
+    """`response_length/*` in tokens; `clip_ratio` is the share cut by maxTokens, `tail_ratio` the longest over the median."""
+    if not samples:
+        return {}
+    lengths = [float(sample.tokens) for sample in samples]
+    cut = sum(sample.finish_reason is FinishReason.LENGTH for sample in samples)
+    middle = percentile(lengths, 0.5)
+    return {
+        **spread("response_length", lengths),
+        "response_length/p50": middle,
+        "response_length/p90": percentile(lengths, 0.9),
+        "response_length/p99": percentile(lengths, 0.99),
+        "response_length/tail_ratio": max(lengths) / max(middle, 1.0),
+        "response_length/clip_ratio": cut / len(lengths),
+    }
+
+
+def staleness(samples: Sequence[SampleView], version: int) -> dict[str, float]:
+    """Steps between the weights that drew a sample's first token and those that are trained (`version`), and its versions."""
+    firsts = [float(version - min(span.version for span in sample.spans)) for sample in samples if sample.spans]
+    spans = [float(len({span.version for span in sample.spans})) for sample in samples if sample.spans]
+    return {
+        **spread("training/off_policy/trajectory_staleness", firsts),
+        **spread("training/off_policy/trajectory_spans", spans),
+    }
+
+
+def round_metrics(round_: RoundView, queued: int) -> dict[str, float]:
+    """What became of everything the round launched, decided groups included."""
+    grades = sum(round_.grades.values())
+    return {
+        "rollout/launched_groups": float(round_.launched),
+        "rollout/generated": float(round_.generated),
+        "rollout/surplus": float(round_.surplus),
+        "rollout/lost": float(round_.lost),
+        "rollout/kept_groups": float(len(round_.kept)),
+        "rollout/deferred_groups": float(sum(round_.deferred.values())),
+        **{f"rollout/dropped_groups/{reason}": float(round_.dropped.get(reason, 0)) for reason in DropReason},
+        **{f"reward/grades/{kind}": float(round_.grades.get(kind, 0)) for kind in GradeKind},
+        "reward/timeout_rate": round_.grades.get(GradeKind.TIMEOUT, 0) / max(grades, 1),
+        "tail/round_kind": float(round_.kind is RoundKind.LONG),
+        "tail/queue_len": float(queued),
+    }

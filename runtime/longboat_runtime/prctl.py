@@ -1,0 +1,34 @@
+"""What a process asks the kernel about itself (prctl). Constants: linux/prctl.h."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+_SET_PDEATHSIG, _SET_DUMPABLE, _SET_CHILD_SUBREAPER, _SET_NO_NEW_PRIVS = 1, 4, 36, 38
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(value), 0, 0, 0):
+        raise OSError(ctypes.get_errno(), f"prctl {option}: {os.strerror(ctypes.get_errno())}")
+
+
+def die_with_parent() -> None:
+    """The kernel kills this process when its parent ends."""
+    _prctl(_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def hide_memory() -> None:
+    """No process of the same uid may read or write this process' memory; forked children inherit that."""
+    _prctl(_SET_DUMPABLE, 0)
+
+
+def adopt_orphans() -> None:
+    """Descendants whose parent ends become this process' children."""
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+
+
+def gain_no_privileges() -> None:
+    """No program started from here on has more rights than this process (no set-uid); seccomp and Landlock require it."""
+    _prctl(_SET_NO_NEW_PRIVS, 1)

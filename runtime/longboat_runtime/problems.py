@@ -1,0 +1,47 @@
+"""What is wrong with a job, told to a person: reason, field of the spec and cure. Pure."""
+
+from __future__ import annotations
+
+from longboat_crds.status import Problem
+
+
+class SpecProblem(Exception):
+    """A setting of the job or its surroundings that no code can cure.
+
+    `reason` is one CamelCase word for machines (`longboat_crds.reasons.Reason` lists them), `field` the path of the spec
+    field to change, `message` says what is wrong and what to do. `fatal` means that no restart can help: the job fails.
+    """
+
+    def __init__(self, reason: str, field: str | None, message: str, fatal: bool = True) -> None:
+        # All arguments go to Exception so that the error survives pickling, which is how actors hand it on.
+        super().__init__(reason, field, message, fatal)
+        self.reason = reason
+        self.field = field
+        self.message = message
+        self.fatal = fatal
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.field}: {self.message}" if self.field else f"{self.reason}: {self.message}"
+
+    @property
+    def status(self) -> Problem:
+        """The form it takes in the job's status (a message there has at most 4096 characters)."""
+        return Problem(reason=self.reason, field=self.field, message=self.message[:4096], fatal=self.fatal)
+
+
+def spec_problem_in(error: BaseException) -> SpecProblem | None:
+    """The SpecProblem that caused `error`, if one did: looks through causes, Ray's wrapped causes and exception groups."""
+    pending: list[BaseException] = [error]
+    seen: set[int] = set()
+    while pending:
+        current = pending.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        if isinstance(current, SpecProblem):
+            return current
+        causes = (current.__cause__, current.__context__, getattr(current, "cause", None))
+        pending += [cause for cause in causes if isinstance(cause, BaseException)]
+        if isinstance(current, BaseExceptionGroup):
+            pending += current.exceptions
+    return None

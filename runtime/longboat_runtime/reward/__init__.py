@@ -1,0 +1,5 @@
+"""What responses are worth: reward functions, the graders that run them, and the pool that the driver asks.
+
+Modules that graders import (`sample`, `result`, `outcome`, `functions`, `adapters`, `graders`) import neither torch nor ray nor numpy:
+a grade is a fork of a small warm process.
+"""

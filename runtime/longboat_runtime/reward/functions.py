@@ -1,0 +1,106 @@
+"""Finding the function that a job's `rewards` names."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from longboat_crds.reasons import Reason
+from longboat_crds.rewards import RewardSpec
+from longboat_runtime.problems import SpecProblem
+
+# Where the graders' container sees the ConfigMaps that rewards name: <root>/<ConfigMap>/<key>.
+CONFIG_MAPS = Path("/etc/longboat/rewards")
+
+
+def load_function(reward: RewardSpec, field: str, config_maps: Path = CONFIG_MAPS) -> Callable[..., Any]:
+    """Imports and returns the function. `field` is the spec path of `reward`, for errors. Raises SpecProblem."""
+    if reward.function is not None:
+        target, _, name = reward.function.rpartition(":")
+        at = f"{field}.function"
+        module = _file(Path(target), at) if target.startswith("/") else _module(target, at)
+    elif reward.config_map is not None:
+        name, at = reward.config_map.function, f"{field}.configMap"
+        module = _file(config_maps / reward.config_map.name / reward.config_map.key, at)
+    else:
+        raise SpecProblem(
+            Reason.REWARD_FUNCTION_NOT_FOUND,
+            field,
+            "No function is named. Set `function` or `configMap`, or `style: ReasoningGym`.",
+        )
+    function = getattr(module, name, None)
+    if function is None:
+        available = sorted(n for n, value in vars(module).items() if callable(value) and not n.startswith("_"))
+        close = difflib.get_close_matches(name, available, n=1)
+        raise SpecProblem(
+            Reason.REWARD_FUNCTION_NOT_FOUND,
+            at,
+            f"{_place(module)} has no function {name!r}.{f' Did you mean {close[0]!r}?' if close else ''} "
+            f"It has {', '.join(available) or 'none'}.",
+        )
+    if not callable(function):
+        raise SpecProblem(
+            Reason.REWARD_FUNCTION_INVALID,
+            at,
+            f"{name!r} of {_place(module)} is a {type(function).__name__}, not a function.",
+        )
+    found: Callable[..., Any] = function
+    return found
+
+
+def _place(module: ModuleType) -> str:
+    return module.__file__ or module.__name__
+
+
+def _module(name: str, field: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise _failed(name, field, error) from error
+        raise SpecProblem(
+            Reason.REWARD_FUNCTION_NOT_FOUND,
+            field,
+            f"There is no module {error.name!r} where the graders run. Install it in the runtime's image, or give the file as "
+            "`/path/file.py:function` or by `configMap`.",
+        ) from error
+    except Exception as error:
+        raise _failed(name, field, error) from error
+
+
+def _file(path: Path, field: str) -> ModuleType:
+    """Runs the file as a module; files beside it can be imported from it."""
+    if not path.is_file():
+        raise SpecProblem(
+            Reason.REWARD_FUNCTION_NOT_FOUND,
+            field,
+            f"There is no file {path} where the graders run. Mount it in the runtime's `graders` container, or give it by `configMap`.",
+        )
+    spec = importlib.util.spec_from_file_location(f"longboat_reward_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise SpecProblem(Reason.REWARD_FUNCTION_INVALID, field, f"{path} is not a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))
+    # Dataclasses and pickles look their module up by name.
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise _failed(str(path), field, error) from error
+    return module
+
+
+def _failed(where: str, field: str, error: Exception) -> SpecProblem:
+    """The error that importing `where` ended in, with the line of the user's code it came from."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    line = f" ({frame.filename} line {frame.lineno})" if not isinstance(error, SyntaxError) else ""
+    return SpecProblem(
+        Reason.REWARD_FUNCTION_INVALID, field, f"Importing {where} fails: {type(error).__name__}: {error}{line}."
+    )

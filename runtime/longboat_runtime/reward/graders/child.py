@@ -1,0 +1,81 @@
+"""The life of one grade: a process forked from the zygote that locks itself in, scores, answers and ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, NoReturn
+
+from longboat_runtime import prctl
+from longboat_runtime.reward.adapters import Scorer
+from longboat_runtime.reward.graders import frames, sandbox
+from longboat_runtime.reward.graders.limits import Limits
+from longboat_runtime.reward.outcome import Outcome, OutcomeKind
+from longboat_runtime.reward.result import RewardResult
+from longboat_runtime.reward.sample import RewardSample
+
+# Longest message of an outcome, so that a frame fits into a pipe and nothing blocks.
+MESSAGE_CHARACTERS = 2000
+_ANSWER_FD = 3
+
+
+def run_grade(
+    score: Scorer,
+    sample: RewardSample,
+    *,
+    answer: int,
+    output: IO[bytes],
+    directory: Path,
+    limits: Limits,
+    protected: Sequence[int],
+) -> NoReturn:
+    """Never returns. `answer` is a pipe's end for one outcome frame, `output` takes standard output and error."""
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        prctl.die_with_parent()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        _arrange_files(answer, output)
+        outcome = _graded(score, sample, directory, limits, protected)
+        os.write(_ANSWER_FD, frames.encode(outcome.to_json()))
+        code = 0
+    finally:
+        # Whatever happened, a child never goes on as a zygote.
+        os._exit(code)
+
+
+def _arrange_files(answer: int, output: IO[bytes]) -> None:
+    """Standard streams, the answer at a fixed number that programs started from here don't inherit, nothing else."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(output.fileno(), 1)
+    os.dup2(output.fileno(), 2)
+    os.dup2(answer, _ANSWER_FD, inheritable=False)
+    os.closerange(_ANSWER_FD + 1, os.sysconf("SC_OPEN_MAX"))
+
+
+def _graded(score: Scorer, sample: RewardSample, directory: Path, limits: Limits, protected: Sequence[int]) -> Outcome:
+    try:
+        sandbox.enter(directory, limits, protected)
+        result = score(sample)
+    # SystemExit and the like also come from graded code, and end nothing but this grade.
+    except BaseException as error:  # noqa: BLE001
+        return Outcome(OutcomeKind.GRADER_ERROR, message=describe(error))
+    return _outcome(result)
+
+
+def _outcome(result: RewardResult | None) -> Outcome:
+    if result is None:
+        return Outcome(OutcomeKind.NOT_APPLICABLE)
+    return Outcome(OutcomeKind.SCORED if result.format_ok else OutcomeKind.WRONG_FORMAT, float(result.score))
+
+
+def describe(error: BaseException) -> str:
+    """One line: the error and where it came from."""
+    frames_of_error = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames_of_error[-1].filename} line {frames_of_error[-1].lineno})" if frames_of_error else ""
+    return f"{type(error).__name__}: {error}"[: MESSAGE_CHARACTERS // 2] + place[-MESSAGE_CHARACTERS // 2 :]

@@ -1,0 +1,23 @@
+"""`longboat graders`: the process that runs reward functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from longboat_runtime.reward.functions import CONFIG_MAPS
+
+
+def graders(
+    socket: Annotated[Path, typer.Option(help="Unix socket to listen on.")],
+    processes: Annotated[int, typer.Option(min=1, help="Grades that run at once.")] = 1,
+    config_maps: Annotated[
+        Path, typer.Option(help="Directory with the files of rewards given by ConfigMap.")
+    ] = CONFIG_MAPS,
+) -> None:
+    """Runs reward functions, each grade in a process that can be killed."""
+    from longboat_runtime.reward.graders.server import main
+
+    main(socket, processes, config_maps)

@@ -1,0 +1,86 @@
+"""Landlock: writing only below one directory, TCP nowhere, signals to nobody outside. Constants: linux/landlock.h.
+
+It is there from kernel 5.13 on if switched on; what a kernel doesn't know is left out of the ruleset, so an older one protects less.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_VERSION_QUERY, _PATH_BENEATH = 1, 1
+
+_WRITE_FILE = 1 << 1
+# REMOVE_DIR, REMOVE_FILE and the seven MAKE_*.
+_CHANGE_DIRECTORY = sum(1 << bit for bit in range(4, 13))
+_REFER, _TRUNCATE, _IOCTL_DEVICE = 1 << 13, 1 << 14, 1 << 15
+_TCP = 0b11
+_SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS = 0b11
+# Device files that programs write to without harm.
+_DEVICES = ("/dev/null", "/dev/zero")
+
+
+@cache
+def version() -> int:
+    """The kernel's Landlock version (its ABI), 0 if it has none."""
+    return max(_syscall(_CREATE_RULESET, None, 0, _VERSION_QUERY), 0)
+
+
+def write_accesses(abi: int) -> int:
+    """All ways to change the file system that version `abi` knows, as bits of LANDLOCK_ACCESS_FS."""
+    return (
+        _WRITE_FILE
+        | _CHANGE_DIRECTORY
+        | (_REFER if abi >= 2 else 0)
+        | (_TRUNCATE if abi >= 3 else 0)
+        | (_IOCTL_DEVICE if abi >= 5 else 0)
+    )
+
+
+def restrict(writable: Path) -> None:
+    """Lets this process and all it will start write only below `writable`. Does nothing where the kernel has no Landlock.
+
+    Needs no_new_privs. Raises OSError if the kernel refuses.
+    """
+    abi = version()
+    if abi == 0:
+        return
+    accesses = write_accesses(abi)
+    ruleset = struct.pack(
+        "=QQQ", accesses, _TCP if abi >= 4 else 0, _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS if abi >= 6 else 0
+    )
+    size = 24 if abi >= 6 else 16 if abi >= 4 else 8
+    fd = _checked(_CREATE_RULESET, ruleset, size, 0)
+    try:
+        _allow(fd, [writable], accesses)
+        _allow(fd, [Path(device) for device in _DEVICES], accesses & (_WRITE_FILE | _TRUNCATE))
+        _checked(_RESTRICT_SELF, fd, 0)
+    finally:
+        os.close(fd)
+
+
+def _allow(ruleset: int, paths: Sequence[Path], accesses: int) -> None:
+    for path in paths:
+        target = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            _checked(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", accesses, target), 0)
+        finally:
+            os.close(target)
+
+
+def _syscall(call: int, *arguments: bytes | int | None) -> int:
+    converted = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
+    result: int = ctypes.CDLL(None, use_errno=True).syscall(ctypes.c_long(call), *converted)
+    return result
+
+
+def _checked(call: int, *arguments: bytes | int | None) -> int:
+    result = _syscall(call, *arguments)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), f"Landlock: {os.strerror(ctypes.get_errno())}")
+    return result

@@ -1,0 +1,120 @@
+"""The system calls a grade may not make: a seccomp filter in classic BPF, built here and installed through ctypes.
+
+It denies; what it lets through stands under the pod's own filter (RuntimeDefault), which allows only what is known. It takes away
+the network, ways around the file rules, ways to keep processes or state beyond the grade, and signals to those who watch over it.
+Constants: linux/filter.h, linux/seccomp.h, linux/audit.h, linux/sched.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+from collections.abc import Sequence
+
+from longboat_runtime.reward.graders.syscalls import number
+
+_LOAD, _AND, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
+_ALLOW, _ERROR, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
+_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_X32 = 0x40000000
+_NUMBER, _ARCHITECTURE = 0, 4
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
+
+# Denied whatever their arguments.
+DENIED = (
+    # The network. io_uring would make any call without passing this filter.
+    *("socket", "connect", "bind", "listen", "accept", "accept4"),
+    *("io_uring_setup", "io_uring_enter", "io_uring_register"),
+    # Leaving the process group, by which a grade is killed.
+    *("setsid", "setpgid"),
+    # Other processes.
+    *("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd", "pidfd_send_signal", "process_madvise"),
+    *("process_mrelease", "migrate_pages", "move_pages", "setpriority", "ioprio_set", "sched_setparam"),
+    *("sched_setscheduler", "sched_setattr"),
+    # State that outlives processes.
+    *("shmget", "semget", "msgget", "mq_open", "add_key", "request_key", "keyctl"),
+    # Namespaces, mounts and the machine.
+    *("unshare", "setns", "chroot", "pivot_root", "mount", "umount2", "open_tree", "move_mount", "fsopen", "fsconfig"),
+    *("fsmount", "fspick", "mount_setattr", "name_to_handle_at", "open_by_handle_at", "bpf", "perf_event_open"),
+    *("userfaultfd", "personality", "kexec_load", "kexec_file_load", "init_module", "finit_module", "delete_module"),
+    *("reboot", "swapon", "swapoff", "acct", "quotactl", "syslog", "settimeofday", "clock_settime", "clock_adjtime"),
+    *("sethostname", "setdomainname"),
+)
+# Calls whose first argument is a process that gets a signal.
+_SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
+_CLONE_NAMESPACES = 0x7E020000
+_AF_UNIX, _SOCK_STREAM, _SOCK_TYPE_MASK = 1, 1, 0xF
+
+Instruction = tuple[int, int, int, int]
+
+
+def filter_program(group: int, protected: Sequence[int], machine: str) -> list[Instruction]:
+    """The filter as BPF instructions (code, jump if true, jump if false, constant).
+
+    `group` is the grade's process group, which may be signalled as a whole; `protected` are processes that may not be
+    signalled. A call denied fails with EPERM; one of another architecture kills.
+    """
+    deny = _ERROR | errno.EPERM
+    program: list[Instruction] = [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_JUMP_EQUAL, 1, 0, _ARCHITECTURES[machine]),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NUMBER),
+    ]
+    if machine == "x86_64":
+        program += [(_JUMP_GREATER_EQUAL, 0, 1, _X32), (_RETURN, 0, 0, _KILL)]
+    for name in DENIED:
+        program += [(_JUMP_EQUAL, 0, 1, number(name, machine)), (_RETURN, 0, 0, deny)]
+    # clone3 has its flags in memory, out of the filter's sight; without it the C library takes clone.
+    program += [(_JUMP_EQUAL, 0, 1, number("clone3", machine)), (_RETURN, 0, 0, _ERROR | errno.ENOSYS)]
+    program += _when(
+        "clone", machine, [_load(0), (_AND, 0, 0, _CLONE_NAMESPACES), (_JUMP_EQUAL, 1, 0, 0), (_RETURN, 0, 0, deny)]
+    )
+    # A pair of connected streams reaches nobody else; asyncio needs one.
+    program += _when(
+        "socketpair",
+        machine,
+        [
+            _load(0),
+            (_JUMP_EQUAL, 1, 0, _AF_UNIX),
+            (_RETURN, 0, 0, deny),
+            _load(1),
+            (_AND, 0, 0, _SOCK_TYPE_MASK),
+            (_JUMP_EQUAL, 1, 0, _SOCK_STREAM),
+            (_RETURN, 0, 0, deny),
+        ],
+    )
+    for name in ("prlimit64", "sched_setaffinity"):
+        program += _when(name, machine, [_load(0), (_JUMP_EQUAL, 1, 0, 0), (_RETURN, 0, 0, deny)])
+    signal: list[Instruction] = [_load(0)]
+    for pid in protected:
+        signal += [(_JUMP_EQUAL, 0, 1, pid), (_RETURN, 0, 0, deny)]
+    # Negative: a whole group (ours is let through) or, at -1, everybody.
+    signal += [(_JUMP_EQUAL, 2, 0, 2**32 - group), (_JUMP_GREATER_EQUAL, 0, 1, 2**31), (_RETURN, 0, 0, deny)]
+    for name in _SIGNALS:
+        program += _when(name, machine, signal)
+    program.append((_RETURN, 0, 0, _ALLOW))
+    return program
+
+
+def _load(argument: int) -> Instruction:
+    """Loads the lower half of an argument (both machines are little endian)."""
+    return (_LOAD, 0, 0, 16 + 8 * argument)
+
+
+def _when(name: str, machine: str, body: list[Instruction]) -> list[Instruction]:
+    """`body` for the call `name`; what it doesn't return is allowed."""
+    body = [*body, (_RETURN, 0, 0, _ALLOW)]
+    return [(_JUMP_EQUAL, 0, len(body), number(name, machine)), *body]
+
+
+def install(group: int, protected: Sequence[int]) -> None:
+    """Puts this process and all it will start under the filter, for good. Needs no_new_privs; raises OSError if refused."""
+    program = filter_program(group, protected, platform.machine())
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *instruction) for instruction in program))
+    header = struct.pack("@HP", len(program), ctypes.addressof(code))
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header, 0, 0):
+        raise OSError(ctypes.get_errno(), f"seccomp: {os.strerror(ctypes.get_errno())}")

@@ -1,0 +1,54 @@
+"""The scorer that comes with a reasoning-gym task."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from longboat_crds.dataset import ReasoningGymSource
+from longboat_crds.reasons import Reason
+from longboat_runtime.data.gym import ORIGIN, create_task
+from longboat_runtime.problems import SpecProblem
+from longboat_runtime.reward.result import RewardResult
+from longboat_runtime.reward.sample import RewardSample
+
+
+def gym_scorer(parameters: Mapping[str, Any], field: str) -> Callable[[RewardSample], RewardResult]:
+    """Scores by the task's `score_answer`.
+
+    The one parameter, `tag`, names the tag the answer stands in (`answer` for `<answer>4</answer>`; the last one counts, a
+    response without it is of the wrong form). Without it the whole response, stripped, is the answer.
+    """
+    unknown = sorted(set(parameters) - {"tag"})
+    if unknown:
+        raise SpecProblem(
+            Reason.REWARD_FUNCTION_INVALID,
+            f"{field}.parameters.{unknown[0]}",
+            f"The style ReasoningGym has no parameter {unknown[0]!r}. It has `tag`.",
+        )
+    tag = parameters.get("tag")
+    pattern = re.compile(rf"<{re.escape(tag)}>(.*?)</{re.escape(tag)}>", re.DOTALL) if tag else None
+
+    def score(sample: RewardSample) -> RewardResult:
+        if ORIGIN not in sample.columns:
+            raise ValueError(
+                "the row is not from reasoning-gym: set spec.dataset.reasoningGym, or another reward style"
+            )
+        origin = sample.columns[ORIGIN]
+        answers = pattern.findall(sample.text) if pattern else [sample.text]
+        if not answers:
+            return RewardResult(0.0, format_ok=False)
+        task = _task(ReasoningGymSource.model_validate(origin["source"]).model_dump_json())
+        return RewardResult(float(task.score_answer(answers[-1].strip(), task[origin["row"]])))
+
+    # Imported here, once, so that grades needn't.
+    import reasoning_gym  # noqa: F401
+
+    return score
+
+
+@lru_cache(maxsize=16)
+def _task(source: str) -> Any:
+    return create_task(ReasoningGymSource.model_validate_json(source), "spec.dataset.reasoningGym")

@@ -1,0 +1,170 @@
+"""All reward workers of a job behind one queue: `interfaces.RewardPool` on Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import structlog
+from ray.exceptions import RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from longboat_crds.job import RLJobSpec
+from longboat_crds.rewards import RewardSpec
+from longboat_runtime.interfaces import SampleStore
+from longboat_runtime.problems import SpecProblem
+from longboat_runtime.reward.client import SOCKET
+from longboat_runtime.reward.combine import applicable, combine
+from longboat_runtime.reward.outcome import Outcome, OutcomeKind
+from longboat_runtime.reward.roster import RESOURCE, Slots, choose, reward_nodes
+from longboat_runtime.reward.worker import GradeRequest, RewardWorker
+from longboat_runtime.samples import Grade, Row, SampleId
+
+log = structlog.get_logger()
+
+# A function that fails on a sample is run this often in all, each time on another worker where there is one.
+GRADE_ATTEMPTS = 2
+# How often Ray is asked which reward nodes there are, in seconds.
+_WATCH_INTERVAL = 1.0
+# A node whose worker couldn't be made ready is left alone so long, in seconds.
+_REFUSED_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class _Worker(Slots):
+    actor: Any = None
+
+
+class RayRewardPool:
+    """Keeps one worker on every reward node, as nodes come and go, and spreads grades over them.
+
+    `start` must have returned before `grade` is called. `socket` is where graders listen on every reward node.
+    """
+
+    def __init__(self, spec: RLJobSpec, store: SampleStore, socket: Path = SOCKET) -> None:
+        self._rewards: list[RewardSpec] = list(spec.rewards)
+        self._prompt_column = spec.dataset.columns.prompt
+        self._store, self._socket = store, socket
+        self._workers: dict[str, _Worker] = {}
+        self._changed = asyncio.Condition()
+        self._problem: SpecProblem | None = None
+        self._joining: dict[str, asyncio.Task[None]] = {}
+        # Node -> loop time before which it isn't tried again.
+        self._refused: dict[str, float] = {}
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Waits for the first worker that has loaded all functions. Raises SpecProblem if one can't be found or imported."""
+        self._watching = asyncio.create_task(self._watch())
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._workers or self._problem is not None)
+        if self._problem is not None:
+            await self.close()
+            raise self._problem
+
+    async def grade(self, sample: SampleId, row: Row) -> Grade:
+        """The weighted sum of the functions for the row's domain.
+
+        What ends in a grader error is tried on another worker. A worker that is lost costs no attempt. Raises KeyError if the
+        store has lost the sample.
+        """
+        rewards = applicable(self._rewards, row.domain)
+        outcomes: dict[str, Outcome] = {}
+        tried: set[str] = set()
+        for _ in range(GRADE_ATTEMPTS):
+            todo = tuple(
+                (reward.name, reward.timeout_seconds) for reward in rewards if reward.name not in _settled(outcomes)
+            )
+            if not todo:
+                break
+            outcomes |= await self._run(GradeRequest(sample, row, self._prompt_column, todo), tried)
+        return combine(rewards, outcomes)
+
+    async def close(self) -> None:
+        """Ends all workers."""
+        tasks = [task for task in (self._watching, *self._joining.values()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for worker in self._workers.values():
+            ray.kill(worker.actor)
+        self._workers.clear()
+
+    async def _run(self, request: GradeRequest, tried: set[str]) -> dict[str, Outcome]:
+        """One attempt on a worker not in `tried`, which then is; goes to the next one as long as workers are lost."""
+        while True:
+            worker = await self._acquire(tried)
+            try:
+                outcomes: dict[str, Outcome] = await worker.actor.grade.remote(request)
+            except RayActorError as error:
+                await self._lose(worker, error)
+            else:
+                tried.add(worker.node)
+                return outcomes
+            finally:
+                await self._release(worker)
+
+    async def _acquire(self, tried: set[str]) -> _Worker:
+        async with self._changed:
+            while (worker := choose(self._workers.values(), tried)) is None:
+                await self._changed.wait()
+            worker.running += 1
+            return self._workers[worker.node]
+
+    async def _release(self, worker: _Worker) -> None:
+        async with self._changed:
+            worker.running -= 1
+            self._changed.notify_all()
+
+    async def _lose(self, worker: _Worker, error: Exception) -> None:
+        async with self._changed:
+            if self._workers.get(worker.node) is worker:
+                log.warning("a reward worker is lost", node=worker.node, error=str(error))
+                del self._workers[worker.node]
+                self._changed.notify_all()
+
+    async def _watch(self) -> None:
+        while True:
+            nodes = reward_nodes(await asyncio.to_thread(ray.nodes))
+            for node in set(self._workers) - set(nodes):
+                await self._lose(self._workers[node], ConnectionError("its node is gone"))
+            self._joining = {node: task for node, task in self._joining.items() if not task.done()}
+            now = asyncio.get_running_loop().time()
+            self._refused = {node: until for node, until in self._refused.items() if until > now}
+            for node in set(nodes) - set(self._workers) - set(self._joining) - set(self._refused):
+                self._joining[node] = asyncio.create_task(self._join(node, nodes[node]))
+            await asyncio.sleep(_WATCH_INTERVAL)
+
+    async def _join(self, node: str, slots: int) -> None:
+        """Starts a worker on the node and has its graders load all functions; it grades from then on."""
+        actor = (
+            ray.remote(RewardWorker)
+            .options(
+                num_cpus=0,
+                resources={RESOURCE: 1},
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+            )
+            .remote(self._store, self._socket)
+        )
+        try:
+            problem = await actor.load.remote(self._rewards)
+        except RayActorError as error:
+            log.warning("a reward worker didn't start", node=node, error=str(error))
+            return
+        async with self._changed:
+            if problem is None:
+                self._workers[node] = _Worker(node, slots, actor=actor)
+            else:
+                log.warning("a reward worker can't grade", node=node, problem=str(problem))
+                self._refused[node] = asyncio.get_running_loop().time() + _REFUSED_SECONDS
+                ray.kill(actor)
+                if isinstance(problem, SpecProblem):
+                    self._problem = problem
+            self._changed.notify_all()
+
+
+def _settled(outcomes: dict[str, Outcome]) -> set[str]:
+    return {name for name, outcome in outcomes.items() if outcome.kind is not OutcomeKind.GRADER_ERROR}

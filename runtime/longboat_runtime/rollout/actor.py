@@ -1,0 +1,77 @@
+"""One engine as a Ray actor in a rollout pod."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from longboat_runtime.interfaces import Engine, EngineStats, WeightPublication
+from longboat_runtime.rollout.engine import EngineConfig
+from longboat_runtime.samples import FinishedSample, GeneratedSample, SampleId, SampleRequest
+from longboat_runtime.stacks import thread_stacks
+from longboat_runtime.store.client import StoreClient
+
+# How long `finished` waits before it returns nothing, so that a caller that has gone does not leave it waiting for ever.
+POLL_SECONDS = 30.0
+
+
+class EngineActor:
+    """Ray runs its methods on one event loop, in the order one caller made them; what takes time runs in threads.
+
+    Nothing here imports torch or vLLM before `start` has set their environment.
+    """
+
+    def __init__(self, config: EngineConfig, index: int, engines: int, store: StoreClient) -> None:
+        self._config = config
+        self._index = index
+        self._engines = engines
+        self._store = store
+        self._unstored: list[GeneratedSample] = []
+        self._engine: Engine | None = None
+
+    async def start(self) -> None:
+        """Starts the engine (seconds to minutes). Raises SpecProblem for what a person has to change."""
+        from longboat_runtime.rollout.factory import start_engine
+        from longboat_runtime.weights.handover import sweep
+
+        sweep()
+        self._engine = await asyncio.to_thread(start_engine, self._config, index=self._index, engines=self._engines)
+
+    async def submit(self, requests: Sequence[SampleRequest]) -> None:
+        self._started.submit(requests)
+
+    async def abort(self, ids: Sequence[SampleId]) -> None:
+        self._started.abort(ids)
+
+    async def finished(self) -> list[FinishedSample]:
+        """Waits for finished samples, at most `POLL_SECONDS`; returns them once the store holds them.
+
+        If the store fails they are kept, and offered to it again by the next call.
+        """
+        if not self._unstored:
+            self._unstored = await asyncio.to_thread(self._started.drain_finished, POLL_SECONDS)
+        if self._unstored:
+            await self._store.put(self._unstored)
+        stored, self._unstored = self._unstored, []
+        return [sample.summary for sample in stored]
+
+    async def update_weights(self, publication: WeightPublication) -> float:
+        """Returns the parity; raises PublicationRefused."""
+        return await asyncio.to_thread(self._started.update_weights, publication)
+
+    async def stats(self) -> EngineStats:
+        return self._started.stats()
+
+    async def stacks(self) -> str:
+        """Stacks of all threads, the engine's own among them."""
+        return await asyncio.to_thread(thread_stacks)
+
+    async def shutdown(self) -> None:
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.shutdown)
+
+    @property
+    def _started(self) -> Engine:
+        if self._engine is None:
+            raise RuntimeError(f"engine {self._config.name} has not been started")
+        return self._engine

@@ -1,0 +1,57 @@
+"""vLLM's arguments for an engine. Pure.
+
+Written against one version of vLLM, whose interface for reinforcement learning changes from release to release.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from longboat_runtime.rollout.engine import EngineConfig
+
+VLLM_VERSION = "0.32.0"
+
+# On CPU vLLM's own default is nine tenths of the node's memory, whatever the pod may use.
+CPU_KV_CACHE_BYTES = 2**30
+
+# Names of `longboat_runtime.weights.backend`, which can't be imported without vLLM.
+WEIGHT_BACKEND = "longboat"
+WORKER_EXTENSION = "longboat_runtime.weights.backend.WeightReceipts"
+
+
+def check_version(version: str) -> None:
+    """Raises RuntimeError if the installed vLLM is not the one this package was written against."""
+    if version.split("+", maxsplit=1)[0] != VLLM_VERSION:
+        raise RuntimeError(
+            f"vLLM {version} is installed, Longboat needs {VLLM_VERSION}; install the extra [cpu] or [gpu]"
+        )
+
+
+def engine_arguments(config: EngineConfig, *, max_length: int, accelerator: bool) -> dict[str, Any]:
+    """Arguments of vLLM's `EngineArgs`.
+
+    Log-probs are those of the distribution tokens are drawn from (`processed_logprobs`), which the loss needs. Requests
+    have priorities so that the parity probe can go first. On CPU a prompt is never cut in chunks: vLLM 0.32
+    rewinds a seeded generator after each but the last chunk, which a CPU generator can't do, and the engine dies.
+    """
+    arguments: dict[str, Any] = {
+        "model": config.model,
+        "dtype": config.dtype,
+        "max_model_len": max_length,
+        "max_num_seqs": config.max_sequences,
+        "tensor_parallel_size": config.tensor_parallel,
+        "enforce_eager": config.enforce_eager,
+        "logprobs_mode": "processed_logprobs",
+        "scheduling_policy": "priority",
+        "weight_transfer_config": {"backend": WEIGHT_BACKEND},
+        "worker_extension_cls": WORKER_EXTENSION,
+    }
+    if config.tensor_parallel > 1:
+        arguments["distributed_executor_backend"] = "mp"
+    if config.kv_cache_bytes is not None:
+        arguments["kv_cache_memory_bytes"] = config.kv_cache_bytes
+    if not accelerator:
+        arguments.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
+        arguments["enable_chunked_prefill"] = False
+        arguments["max_num_batched_tokens"] = max(max_length, 2048)
+    return arguments

@@ -1,0 +1,95 @@
+"""What both kinds of engine share: the samples that run, those that have finished, and what came of publications."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from longboat_runtime.interfaces import EngineStats, WeightPublication
+from longboat_runtime.rollout.engine import NO_VERSION, EngineConfig
+from longboat_runtime.rollout.outbox import Outbox
+from longboat_runtime.rollout.requests import check_request, generated_sample, unstarted_sample
+from longboat_runtime.samples import GeneratedSample, SampleRequest
+from longboat_runtime.weights.gate import PublicationRefused, check_parity, parity
+
+if TYPE_CHECKING:
+    from longboat_runtime.rollout.counters import EngineCounters
+
+
+class BaseEngine:
+    """State of an engine. `_running` holds the running samples' requests by name, which is the sample id as text."""
+
+    _counters: EngineCounters
+    _tokenizer: Any
+    _vocabulary: int
+
+    def __init__(self, config: EngineConfig, arguments: dict[str, Any]) -> None:
+        self._config = config
+        self._arguments = arguments
+        self._outbox = Outbox()
+        self._running: dict[str, SampleRequest] = {}
+        self._version = NO_VERSION
+        self._calibrated: float | None = None
+        self._refused: str | None = None
+
+    def drain_finished(self, timeout: float) -> list[GeneratedSample]:
+        """Raises EngineDead once vLLM has failed and nothing finished is left."""
+        return self._outbox.take(timeout)
+
+    def stats(self) -> EngineStats:
+        known = len(self._running)
+        running = min(self._counters.running, known)
+        return EngineStats(
+            name=self._config.name,
+            running=running,
+            waiting=known - running,
+            kv_usage=self._counters.kv_usage,
+            preemptions=self._counters.preemptions,
+            generated_tokens=self._counters.generated_tokens,
+            weight_version=self._version,
+        )
+
+    def _check_requests(self, requests: Sequence[SampleRequest]) -> None:
+        """Raises PublicationRefused if the engine serves nothing, ValueError for a request it can't take."""
+        if self._refused is not None:
+            raise PublicationRefused(self._refused)
+        for request in requests:
+            check_request(request, self._arguments["max_model_len"], self._vocabulary)
+
+    def _startable(self, requests: Sequence[SampleRequest]) -> list[SampleRequest]:
+        """Those that do not run yet; none, given back without a token, if a publication was refused since they were taken."""
+        if self._refused is None:
+            return [request for request in requests if str(request.id) not in self._running]
+        for request in requests:
+            self._outbox.put(unstarted_sample(request, self._config.name))
+        return []
+
+    def _finish(self, request: SampleRequest, output: Any) -> None:
+        self._outbox.put(generated_sample(request, output, self._config.name, self._tokenizer))
+
+    def _check_probe(self, publication: WeightPublication) -> None:
+        """Refuses a publication whose probe the engine can't score, before anything is changed."""
+        ids = publication.probe_ids
+        if not 2 <= len(ids) < self._arguments["max_model_len"] or not 0 <= min(ids) <= max(ids) < self._vocabulary:
+            raise PublicationRefused(f"the probe of {len(ids)} tokens can't be scored")
+
+    def _check_parity(self, publication: WeightPublication, scored: Sequence[float]) -> float:
+        """Returns the parity of the probe's log-probs; raises PublicationRefused if it is beyond the bound."""
+        measured = parity(scored, publication.probe_logprobs)
+        check_parity(measured, self._config.dtype, self._calibrated)
+        return measured
+
+    def _serve(self, publication: WeightPublication, measured: float) -> None:
+        """The gate has passed."""
+        if self._calibrated is None:
+            self._calibrated = measured
+        self._version = publication.version
+        self._refused = None
+        self._outbox.release()
+
+    def _refuse(self, publication: WeightPublication, reason: str) -> PublicationRefused:
+        """The gate has not passed: nothing is served, and nothing drawn since leaves. The error names what is lost."""
+        self._refused = f"engine {self._config.name} refused version {publication.version}: {reason}"
+        lost = [request.id for request in self._running.values()] + self._outbox.drop()
+        self._running.clear()
+        return PublicationRefused(self._refused, lost)

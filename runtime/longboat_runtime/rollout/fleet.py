@@ -1,0 +1,179 @@
+"""All engines of a job behind one router: engines come and go with rollout pods, samples are never forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ray.exceptions import RayError
+
+from longboat_crds.job import RLJobSpec
+from longboat_runtime.interfaces import EngineStats, PublicationReport, WeightPublication
+from longboat_runtime.rollout.engine import EngineDead
+from longboat_runtime.rollout.keeper import EngineKeeper
+from longboat_runtime.rollout.member import Member
+from longboat_runtime.rollout.requests import unstarted_sample
+from longboat_runtime.rollout.router import Router
+from longboat_runtime.samples import (
+    FinishedSample,
+    LostSample,
+    SampleId,
+    SampleRequest,
+)
+from longboat_runtime.store.client import StoreClient
+from longboat_runtime.weights.gate import PublicationRefused
+
+# How long an engine may take to answer a call that only reads, or to end.
+CALL_SECONDS = 10.0
+
+
+class RayRolloutFleet:
+    """`RolloutFleet` on Ray. Everything runs on the driver's loop; looking for engines begins with the first call.
+
+    A sample is in one place: waiting here for an engine, running in one (the router knows), or reported. What ran in an engine
+    that died or refused a publication is reported lost. All calls that wait raise SpecProblem if engines can't start because of
+    what a person has to change, and StoreUnreachable if the store is gone.
+    """
+
+    def __init__(self, spec: RLJobSpec, store: StoreClient) -> None:
+        self._store = store
+        self._keeper = EngineKeeper(spec, store, self)
+        self._router = Router()
+        self._waiting: dict[SampleId, SampleRequest] = {}
+        self._running: dict[SampleId, SampleRequest] = {}
+        self._events: list[FinishedSample | LostSample] = []
+        self._calls: set[asyncio.Task[None]] = set()
+
+    async def submit(self, requests: Sequence[SampleRequest]) -> None:
+        """Requests wait here until an engine serves. One that no engine can take makes `finished` raise ValueError."""
+        self._keeper.watch()
+        self._waiting.update({request.id: request for request in requests})
+        self._dispatch()
+
+    async def abort(self, ids: Sequence[SampleId]) -> None:
+        """Running samples come back with their tokens, waiting ones without any; others are passed over."""
+        for engine, there in self._router.engines_of(ids).items():
+            self._call(self._abort_in(self._keeper.members[engine], there))
+        unlaunched = [unstarted_sample(self._waiting.pop(sample), "") for sample in ids if sample in self._waiting]
+        if unlaunched:
+            await self._store.put(unlaunched)
+            self._report([sample.summary for sample in unlaunched])
+
+    async def finished(self) -> list[FinishedSample | LostSample]:
+        self._keeper.watch()
+        await self._keeper.until(lambda: bool(self._events))
+        events, self._events = self._events, []
+        return events
+
+    async def publish(self, publication: WeightPublication) -> PublicationReport:
+        """Waits until there is an engine to publish to. Engines that are still starting get the publication when they are up."""
+        self._keeper.watch()
+        began = time.monotonic()
+        self._keeper.publication = publication
+        await self.wait_started(1)
+        members = self._keeper.started
+        reasons = await asyncio.gather(*(self._keeper.update(member, publication) for member in members))
+        refused = {member.name: reason for member, reason in zip(members, reasons, strict=True) if reason is not None}
+        serving = [member for member in members if member.name not in refused]
+        return PublicationReport(
+            version=publication.version,
+            seconds=time.monotonic() - began,
+            bytes=publication.payload.nbytes,
+            parity=max((member.parity for member in serving), default=0.0),
+            serving=tuple(sorted(member.name for member in serving)),
+            refused=refused,
+        )
+
+    async def stats(self) -> list[EngineStats]:
+        """Of the engines that are up and answer."""
+        answers = await self._ask("stats", self._keeper.started)
+        return [answers[name] for name in sorted(answers)]
+
+    async def stacks(self) -> dict[str, str]:
+        """Stacks of all threads of each engine's actor, also of those that are still starting."""
+        return await self._ask("stacks", [*self._keeper.members.values()])
+
+    async def wait_started(self, engines: int) -> None:
+        """Waits until so many engines are up. A run is repeated bit for bit only if each round has the same engines."""
+        self._keeper.watch()
+        await self._keeper.until(lambda: len(self._keeper.started) >= engines)
+
+    async def close(self) -> None:
+        """Ends all engines; what runs in them is forgotten."""
+        await self._ask("shutdown", self._keeper.started)
+        await self._keeper.close()
+
+    # What the keeper tells
+
+    def opened(self, member: Member) -> None:
+        self._router.add(member.name)
+        self._dispatch()
+
+    def refused(self, member: Member, lost: Sequence[SampleId], reason: str) -> None:
+        self._router.drain(member.name)
+        self._lose(member.name, lost, reason)
+
+    def died(self, member: Member, reason: str) -> None:
+        self._lose(member.name, self._router.running(member.name), reason)
+        self._router.remove(member.name)
+
+    def finished_in(self, member: Member, samples: Sequence[FinishedSample]) -> None:
+        self._report([sample for sample in samples if self._ended(member.name, sample.id) is not None])
+
+    # Samples
+
+    def _dispatch(self) -> None:
+        """Sends what waits to engines, in one call for each: an engine starts what comes in one call in one batch."""
+        if not self._waiting or not self._router.open:
+            return
+        requests, self._waiting = self._waiting, {}
+        self._running.update(requests)
+        for engine, ids in self._router.route(list(requests)).items():
+            self._call(self._submit_to(self._keeper.members[engine], [requests[sample] for sample in ids]))
+
+    def _call(self, call: Any) -> None:
+        task = asyncio.create_task(call)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _submit_to(self, member: Member, requests: Sequence[SampleRequest]) -> None:
+        try:
+            await member.actor.submit.remote(requests)
+        except ValueError as error:
+            self._keeper.fail(error)
+        except PublicationRefused as refused:
+            self._lose(member.name, [request.id for request in requests], refused.reason)
+        except (RayError, EngineDead) as error:
+            self._lose(member.name, [request.id for request in requests], f"engine {member.name} died: {error}")
+
+    async def _abort_in(self, member: Member, ids: Sequence[SampleId]) -> None:
+        try:
+            await member.actor.abort.remote(ids)
+        except (RayError, EngineDead) as error:
+            self._lose(member.name, ids, f"engine {member.name} died: {error}")
+
+    def _ended(self, engine: str, sample: SampleId) -> SampleRequest | None:
+        """The request of a sample that ran in `engine` and no longer does; None for a late or doubled report."""
+        return self._running.pop(sample) if self._router.finished(engine, sample) else None
+
+    def _lose(self, engine: str, ids: Sequence[SampleId], reason: str) -> None:
+        ended = [request for sample in ids if (request := self._ended(engine, sample)) is not None]
+        self._report([LostSample(request.id, reason, request.evaluation) for request in ended])
+
+    def _report(self, events: Sequence[FinishedSample | LostSample]) -> None:
+        self._events += events
+        self._keeper.tell()
+
+    async def _ask(self, method: str, members: Sequence[Member]) -> dict[str, Any]:
+        """Answers of engines to a call without arguments; one that does not answer in time is left out."""
+
+        async def ask(member: Member) -> Any:
+            return await getattr(member.actor, method).remote()
+
+        answers = await asyncio.gather(
+            *(asyncio.wait_for(ask(member), CALL_SECONDS) for member in members), return_exceptions=True
+        )
+        named = zip(members, answers, strict=True)
+        return {member.name: answer for member, answer in named if not isinstance(answer, BaseException)}

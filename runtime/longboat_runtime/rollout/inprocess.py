@@ -1,0 +1,182 @@
+"""vLLM in this process, stepped by a thread of our own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from longboat_runtime.interfaces import WeightPublication
+from longboat_runtime.rollout.base import BaseEngine
+from longboat_runtime.rollout.commands import Commands
+from longboat_runtime.rollout.engine import NO_VERSION, EngineConfig, EngineDead
+from longboat_runtime.rollout.requests import (
+    PROBE_PRIORITY,
+    probe_logprobs,
+    probe_params,
+    sampling_params,
+    tokens,
+)
+from longboat_runtime.samples import SampleId, SampleRequest
+from longboat_runtime.weights.gate import PublicationRefused, check_receipts
+from longboat_runtime.weights.handover import handed_over
+from longboat_runtime.weights.payload import fetched
+
+if TYPE_CHECKING:
+    from vllm import LLMEngine, RequestOutput
+
+PROBE = "probe"
+
+
+class InProcessEngine(BaseEngine):
+    """Its thread alone touches vLLM: it applies commands (submit, abort, update) between steps and steps while samples run.
+
+    Commands that are waiting are all applied before the next step, so what is submitted in one call starts in one batch:
+    the same requests on the same weights give the same tokens and log-probs, bit for bit.
+    """
+
+    def __init__(self, config: EngineConfig, arguments: dict[str, Any]) -> None:
+        """Starts vLLM (seconds) with `arguments` of `rollout.arguments`. Raises what vLLM raises."""
+        super().__init__(config, arguments)
+        self._commands = Commands()
+        self._own_names: dict[str, str] = {}  # vLLM's own names of running samples
+        self._arrivals = 0
+        self._closing = False
+        started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(started,), name=f"engine {config.name}", daemon=True)
+        self._thread.start()
+        started.result()
+
+    # Called from other threads
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        """Raises ValueError for a request the engine can't take; then none is taken. A running sample's id is passed over."""
+        self._check_requests(requests)
+        self._commands.give(partial(self._submit, tuple(requests)))
+
+    def abort(self, ids: Sequence[SampleId]) -> None:
+        self._commands.give(partial(self._abort, tuple(ids)))
+
+    def update_weights(self, publication: WeightPublication) -> float:
+        """Raises PublicationRefused if the gate does not pass; then nothing is served until a later publication does."""
+        return self._commands.call(partial(self._update_weights, publication), PublicationRefused)
+
+    def shutdown(self) -> None:
+        """Ends vLLM and the thread; samples that run are forgotten."""
+        with suppress(EngineDead):  # it has ended already
+            self._commands.give(self._close)
+        self._thread.join()
+
+    # The engine's thread
+
+    def _run(self, started: Future[None]) -> None:
+        try:
+            self._start()
+        except BaseException as error:  # noqa: BLE001 - whoever waits for the start gets it
+            started.set_exception(error)
+            return
+        started.set_result(None)
+        reason = EngineDead(f"engine {self._config.name} was shut down")
+        try:
+            while not self._closing:
+                self._commands.apply(wait=not self._running)
+                if self._running:
+                    self._step()
+        except Exception as error:
+            reason = EngineDead(f"engine {self._config.name} has failed: {error}")
+            reason.__cause__ = error
+            raise
+        finally:
+            self._commands.end(reason)
+            self._outbox.fail(reason)
+            self._vllm.engine_core.shutdown()
+
+    def _start(self) -> None:
+        from vllm import EngineArgs, LLMEngine
+
+        from longboat_runtime.rollout.counters import EngineCounters
+
+        self._vllm: LLMEngine = LLMEngine.from_engine_args(EngineArgs(**self._arguments), stat_loggers=[EngineCounters])
+        self._vllm.set_weight_version(str(NO_VERSION))
+        assert self._vllm.logger_manager is not None
+        (self._counters,) = self._vllm.logger_manager.stat_loggers
+        self._vocabulary = self._vllm.model_config.get_vocab_size()
+        self._tokenizer = self._vllm.get_tokenizer()
+        # The first request sets kernels up lazily, for seconds.
+        self._probe([1, 1])
+
+    def _submit(self, requests: Sequence[SampleRequest]) -> None:
+        for request in self._startable(requests):
+            name = str(request.id)
+            self._own_names[name] = self._add(name, tokens(request.prompt_ids), sampling_params(request))
+            self._running[name] = request
+
+    def _add(self, name: str, prompt: Any, params: Any, priority: int = 0) -> str:
+        """Gives vLLM a request; arrivals are numbered, not timed, so that the order is the same in every run."""
+        self._arrivals += 1
+        return self._vllm.add_request(name, prompt, params, arrival_time=float(self._arrivals), priority=priority)
+
+    def _abort(self, ids: Sequence[SampleId]) -> None:
+        from vllm.v1.engine import FinishReason
+
+        for name in [str(sample) for sample in ids if str(sample) in self._running]:
+            # What AsyncLLM does on abort; LLMEngine throws the output away.
+            own_name = self._own_names.pop(name)
+            state = self._vllm.output_processor.request_states[own_name]
+            output = state.make_request_output([], None, FinishReason.ABORT, None)
+            self._vllm.abort_request([own_name], internal=True)
+            self._finish(self._running.pop(name), output)
+
+    def _step(self) -> RequestOutput | None:
+        """One step of vLLM; returns the probe's output if it has come."""
+        probe = None
+        for output in self._vllm.step():
+            if output.request_id == PROBE:
+                probe = output
+            else:
+                del self._own_names[output.request_id]
+                self._finish(self._running.pop(output.request_id), output)
+        return probe
+
+    def _update_weights(self, publication: WeightPublication) -> float:
+        self._outbox.hold()
+        try:
+            self._check_probe(publication)
+            check_receipts(self._load(publication), publication.checksum)
+            self._vllm.set_weight_version(str(publication.version))
+            # Running samples go on, on keys and values of the new weights.
+            self._vllm.reset_prefix_cache(reset_running_requests=True)
+            measured = self._check_parity(publication, self._probe(publication.probe_ids))
+        except PublicationRefused as refused:
+            self._vllm.abort_request([*self._own_names.values()], internal=True)
+            self._own_names.clear()
+            raise self._refuse(publication, refused.reason) from refused
+        self._serve(publication, measured)
+        return measured
+
+    def _load(self, publication: WeightPublication) -> list[dict[str, Any]]:
+        """Has all workers load the publication; returns their receipts."""
+        call = self._vllm.collective_rpc
+        contents = fetched(publication.payload)
+        call("start_weight_update")
+        for bucket in contents:
+            if self._config.tensor_parallel == 1:
+                call("update_weights", args=({"entries": bucket.entries, "data": bucket.data},))
+            else:
+                with handed_over(bucket) as path:
+                    call("update_weights", args=({"entries": bucket.entries, "path": path},))
+        call("finish_weight_update")
+        return call("weight_receipt")
+
+    def _probe(self, ids: Sequence[int]) -> list[float]:
+        """Log-probs of the probe; running samples may go on meanwhile."""
+        self._add(PROBE, tokens(ids), probe_params(), PROBE_PRIORITY)
+        while (output := self._step()) is None:
+            pass
+        return probe_logprobs(ids, output)
+
+    def _close(self) -> None:
+        self._closing = True

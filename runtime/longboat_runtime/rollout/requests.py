@@ -1,0 +1,128 @@
+"""Between our requests and samples and vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from longboat_runtime.samples import FinishReason, GeneratedSample, SampleRequest, VersionSpan
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput, SamplingParams
+    from vllm.inputs import TokensInput
+    from vllm.outputs import WeightVersionSpan
+
+# Lower goes first: the parity probe runs before samples that wait.
+PROBE_PRIORITY = -1
+
+
+def check_request(request: SampleRequest, max_length: int, vocabulary: int) -> None:
+    """Raises ValueError if the engine could not draw a single token."""
+    if any(not 0 <= token < vocabulary for token in request.prompt_ids):
+        raise ValueError(f"sample {request.id} has prompt tokens outside the vocabulary of {vocabulary}")
+    if not request.prompt_ids:
+        raise ValueError(f"sample {request.id} has an empty prompt")
+    if len(request.prompt_ids) >= max_length:
+        raise ValueError(
+            f"sample {request.id} has a prompt of {len(request.prompt_ids)} tokens; prompt and response may have {max_length}"
+        )
+
+
+def tokens(ids: Sequence[int]) -> TokensInput:
+    """A prompt that is tokens already."""
+    from vllm.inputs import TokensInput
+
+    return TokensInput(type="token", prompt_token_ids=list(ids))
+
+
+def sampling_params(request: SampleRequest) -> SamplingParams:
+    """Only the final output is asked for: it has all tokens, log-probs and version spans, also of an aborted request.
+
+    Text is decoded by vLLM only if it has to look for stop strings, since that costs time at every token.
+    """
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    sampling = request.sampling
+    return SamplingParams(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        stop=list(sampling.stop),
+        seed=request.seed,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=bool(sampling.stop),
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def probe_params() -> SamplingParams:
+    """Log-probs of a prompt, and one token that is thrown away."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        prompt_logprobs=0,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def generated_sample(request: SampleRequest, output: RequestOutput, engine: str, tokenizer: Any) -> GeneratedSample:
+    """What became of a request. `output` is its final output."""
+    completion = output.outputs[0]
+    token_ids = np.asarray(completion.token_ids, dtype=np.int32)
+    text = completion.text if request.sampling.stop else tokenizer.decode(token_ids.tolist(), skip_special_tokens=True)
+    return GeneratedSample(
+        id=request.id,
+        prompt_ids=np.asarray(request.prompt_ids, dtype=np.int32),
+        token_ids=token_ids,
+        logprobs=_sampled_logprobs(completion.logprobs, len(token_ids)),
+        spans=_spans(completion.weight_versions or ()),
+        finish_reason=FinishReason(completion.finish_reason),
+        text=text,
+        engine=engine,
+        evaluation=request.evaluation,
+    )
+
+
+def unstarted_sample(request: SampleRequest, engine: str) -> GeneratedSample:
+    """An aborted sample without a token."""
+    return GeneratedSample(
+        id=request.id,
+        prompt_ids=np.asarray(request.prompt_ids, dtype=np.int32),
+        token_ids=np.zeros(0, dtype=np.int32),
+        logprobs=np.zeros(0, dtype=np.float32),
+        spans=(),
+        finish_reason=FinishReason.ABORT,
+        text="",
+        engine=engine,
+        evaluation=request.evaluation,
+    )
+
+
+def probe_logprobs(ids: Sequence[int], output: RequestOutput) -> list[float]:
+    """Log-probs of tokens 1..n of the probe, from a request made with `probe_params`."""
+    scored = output.prompt_logprobs
+    if scored is None or len(scored) != len(ids):
+        raise RuntimeError(f"vLLM scored {0 if scored is None else len(scored)} of {len(ids)} probe tokens")
+    return [float(scored[i][token].logprob) for i, token in enumerate(ids) if i > 0]
+
+
+def _sampled_logprobs(flat: Any, count: int) -> np.ndarray:
+    """The drawn token's log-prob comes first at each position."""
+    if count == 0:
+        return np.zeros(0, dtype=np.float32)
+    positions = flat.start_indices
+    if len(positions) != count:
+        raise RuntimeError(f"vLLM gave {len(positions)} log-probs for {count} tokens")
+    return np.asarray([flat.logprobs[i] for i in positions], dtype=np.float32)
+
+
+def _spans(spans: Iterable[WeightVersionSpan]) -> tuple[VersionSpan, ...]:
+    return tuple(VersionSpan(int(span.version), span.start, span.end) for span in spans)

@@ -1,0 +1,195 @@
+"""vLLM's own asynchronous engine, whose core is a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from longboat_runtime.interfaces import WeightPublication
+from longboat_runtime.rollout.base import BaseEngine
+from longboat_runtime.rollout.engine import NO_VERSION, EngineConfig, EngineDead
+from longboat_runtime.rollout.requests import (
+    PROBE_PRIORITY,
+    probe_logprobs,
+    probe_params,
+    sampling_params,
+    tokens,
+)
+from longboat_runtime.samples import SampleId, SampleRequest
+from longboat_runtime.weights.gate import PublicationRefused, check_receipts
+from longboat_runtime.weights.handover import handed_over
+from longboat_runtime.weights.payload import fetched
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.output_processor import RequestOutputCollector
+
+T = TypeVar("T")
+
+
+class SpawnedEngine(BaseEngine):
+    """An event loop in a thread of its own speaks to the core; commands take turns by a lock, in the order they came.
+
+    Samples submitted in one call may start in different steps. Tokens are drawn by their own seeds all the same, but in
+    the last bits log-probs may differ from run to run.
+    """
+
+    def __init__(self, config: EngineConfig, arguments: dict[str, Any]) -> None:
+        """Starts vLLM (tens of seconds) with `arguments` of `rollout.arguments`. Raises what vLLM raises."""
+        super().__init__(config, arguments)
+        self._collectors: set[asyncio.Task[None]] = set()
+        self._failed: EngineDead | None = None
+        self._loop = asyncio.new_event_loop()
+        self._turn = asyncio.Lock()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"engine {config.name}", daemon=True)
+        self._thread.start()
+        try:
+            self._call(self._start())
+        except BaseException:
+            self._end_loop()
+            raise
+
+    # Called from other threads
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        """Raises ValueError for a request the engine can't take; then none is taken. A running sample's id is passed over."""
+        self._check_alive()
+        self._check_requests(requests)
+        self._give(self._submit(tuple(requests)))
+
+    def abort(self, ids: Sequence[SampleId]) -> None:
+        self._check_alive()
+        self._give(self._abort(tuple(ids)))
+
+    def update_weights(self, publication: WeightPublication) -> float:
+        """Raises PublicationRefused if the gate does not pass; then nothing is served until a later publication does."""
+        self._check_alive()
+        return self._call(self._guard(self._update_weights(publication)))
+
+    def shutdown(self) -> None:
+        """Ends vLLM and the thread; samples that run are forgotten."""
+        if self._thread.is_alive():
+            self._call(self._stop())
+            self._end_loop()
+
+    def _check_alive(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+
+    def _give(self, command: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(self._guard(command), self._loop)
+
+    def _call(self, command: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(command, self._loop).result()
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    # On the event loop
+
+    async def _start(self) -> None:
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        from longboat_runtime.rollout.counters import EngineCounters
+
+        self._vllm: AsyncLLM = AsyncLLM.from_engine_args(
+            AsyncEngineArgs(**self._arguments), stat_loggers=[EngineCounters]
+        )
+        assert self._vllm.logger_manager is not None
+        (self._counters,) = self._vllm.logger_manager.stat_loggers
+        self._vocabulary = self._vllm.model_config.get_vocab_size()
+        self._tokenizer = self._vllm.get_tokenizer()
+        await self._vllm.update_weight_version(str(NO_VERSION))
+        # The first request sets kernels up lazily, for seconds.
+        await self._probe([1, 1])
+
+    async def _guard(self, command: Coroutine[Any, Any, T]) -> T:
+        """Any failure of vLLM ends the engine; a refusal is none."""
+        try:
+            return await command
+        except PublicationRefused:
+            raise
+        except Exception as error:
+            self._failed = EngineDead(f"engine {self._config.name} has failed: {error}")
+            self._outbox.fail(self._failed)
+            raise self._failed from error
+
+    async def _submit(self, requests: Sequence[SampleRequest]) -> None:
+        async with self._turn:
+            for request in self._startable(requests):
+                name = str(request.id)
+                collector = await self._vllm.add_request(name, tokens(request.prompt_ids), sampling_params(request))
+                self._running[name] = request
+                task = asyncio.create_task(self._collect(request, collector))
+                self._collectors.add(task)
+                task.add_done_callback(self._collectors.discard)
+
+    async def _collect(self, request: SampleRequest, collector: RequestOutputCollector) -> None:
+        try:
+            output = await self._guard(_final_output(collector))
+        except EngineDead:
+            return  # the guard has told whoever waits for samples
+        # Another request of that name may run by now: this one was lost with a refused publication.
+        if self._running.get(str(request.id)) is request:
+            del self._running[str(request.id)]
+            self._finish(request, output)
+
+    async def _abort(self, ids: Sequence[SampleId]) -> None:
+        async with self._turn:
+            await self._vllm.abort([str(sample) for sample in ids if str(sample) in self._running])
+
+    async def _update_weights(self, publication: WeightPublication) -> float:
+        async with self._turn:
+            await self._vllm.pause_generation(mode="keep", clear_cache=False)
+            self._outbox.hold()
+            try:
+                self._check_probe(publication)
+                check_receipts(await self._load(publication), publication.checksum)
+                # Running samples go on, on keys and values of the new weights.
+                await self._vllm.reset_prefix_cache(reset_running_requests=True)
+                await self._vllm.resume_generation()
+                measured = self._check_parity(publication, await self._probe(publication.probe_ids))
+            except PublicationRefused as refused:
+                names = [*self._running]
+                error = self._refuse(publication, refused.reason)
+                await self._vllm.resume_generation()
+                await self._vllm.abort(names)
+                raise error from refused
+            self._serve(publication, measured)
+            return measured
+
+    async def _load(self, publication: WeightPublication) -> list[dict[str, Any]]:
+        """Has all workers load the publication; returns their receipts."""
+        call = self._vllm.collective_rpc
+        contents = fetched(publication.payload)
+        await call("start_weight_update")
+        for bucket in contents:
+            with handed_over(bucket) as path:
+                await call("update_weights", args=({"entries": bucket.entries, "path": path},))
+        await self._vllm.finish_weight_update(str(publication.version))
+        return await call("weight_receipt")
+
+    async def _probe(self, ids: Sequence[int]) -> list[float]:
+        """Log-probs of the probe; running samples may go on meanwhile."""
+        collector = await self._vllm.add_request("probe", tokens(ids), probe_params(), priority=PROBE_PRIORITY)
+        return probe_logprobs(ids, await _final_output(collector))
+
+    async def _stop(self) -> None:
+        for task in self._collectors:
+            task.cancel()
+        reason = EngineDead(f"engine {self._config.name} was shut down")
+        self._failed = self._failed or reason
+        self._outbox.fail(reason)
+        self._vllm.shutdown()
+
+
+async def _final_output(collector: RequestOutputCollector) -> RequestOutput:
+    """The only output there is (`FINAL_ONLY`)."""
+    output: RequestOutput = await collector.get()
+    return output

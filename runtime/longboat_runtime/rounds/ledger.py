@@ -1,0 +1,316 @@
+"""The ledger: one owner of every sample's state, a fold over events. Pure.
+
+Each event costs O(1), but for those that name many samples (O(their number)) and `Started` (O(samples in flight)). An event that
+doesn't fit the state (late, doubled, of a moved or aborted sample, of an older incarnation) has no effect at all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import singledispatchmethod
+
+from longboat_runtime.rounds import events
+from longboat_runtime.rounds.events import DeferReason, DropReason, Event
+from longboat_runtime.rounds.records import GroupRecord, RoundRecord, RoundState, SampleRecord, State
+from longboat_runtime.samples import GradeKind, PromptId, SampleId
+
+# States in which the store has the sample's data.
+STORED = (State.GENERATED, State.REWARDED, State.KEPT)
+
+
+class Ledger:
+    """Folds events. Read it through `view.View`; nothing but `apply` changes it.
+
+    `queue` maps prompts that wait for a launch to their next attempt, oldest first. `lost` are samples that nobody makes any
+    more. `counts` counts samples of live groups by state.
+    """
+
+    def __init__(self, group_size: int) -> None:
+        self.group_size = group_size
+        self.seq = 0
+        self.incarnation = 0
+        self.step = 0
+        self.serving: int | None = None
+        self.publishing: int | None = None
+        self.last_round = 0
+        self.drawn = 0
+        self.trained = 0
+        self.dropped: Counter[DropReason] = Counter()
+        self.deferred: Counter[DeferReason] = Counter()
+        self.queue: dict[PromptId, int] = {}
+        self.groups: dict[PromptId, GroupRecord] = {}
+        self.rounds: dict[int, RoundRecord] = {}
+        self.lost: dict[SampleId, None] = {}
+        self.counts: Counter[State] = Counter()
+
+    def apply(self, event: Event) -> bool:
+        """Folds `event` if it is the next number and fits the state; says whether it did."""
+        starts = isinstance(event.body, events.Started)
+        newer = event.incarnation > self.incarnation if starts else event.incarnation == self.incarnation
+        if event.seq != self.seq + 1 or not newer or not self._fold(event.body, event.seq):
+            return False
+        self.seq, self.incarnation = event.seq, event.incarnation
+        return True
+
+    def sample(self, sample: SampleId) -> SampleRecord | None:
+        """The record of a sample of a live group and of its current attempt."""
+        group = self.group(sample.prompt, sample.attempt)
+        return group.samples[sample.index] if group and 0 <= sample.index < len(group.samples) else None
+
+    def group(self, prompt: PromptId, attempt: int) -> GroupRecord | None:
+        group = self.groups.get(prompt)
+        return group if group and group.attempt == attempt else None
+
+    def _move(self, record: SampleRecord, state: State) -> None:
+        self.counts[record.state] -= 1
+        self.counts[state] += 1
+        record.state = state
+
+    def _open_round(self, number: int) -> RoundRecord | None:
+        found = self.rounds.get(number)
+        return found if found and found.state is RoundState.OPEN else None
+
+    @singledispatchmethod
+    def _fold(self, body: events.Body, seq: int) -> bool:
+        raise TypeError(f"not an event body: {body!r}")
+
+    @_fold.register
+    def _(self, body: events.Started, seq: int) -> bool:
+        self.serving = self.publishing = None
+        for group in self.groups.values():
+            for record in group.samples:
+                if record.state is State.RUNNING:
+                    self._lose(group, record)
+        for round_ in self.rounds.values():
+            if round_.state is RoundState.TRAINING:
+                round_.state = RoundState.CLOSED
+        return True
+
+    @_fold.register
+    def _(self, body: events.Drawn, seq: int) -> bool:
+        known = any(prompt in self.queue or prompt in self.groups for prompt in body.prompts)
+        if body.position != self.drawn or known or len(set(body.prompts)) != len(body.prompts):
+            return False
+        self.drawn += len(body.prompts)
+        self.queue.update((prompt, 0) for prompt in body.prompts)
+        return True
+
+    @_fold.register
+    def _(self, body: events.RoundOpened, seq: int) -> bool:
+        if body.round != self.last_round + 1 or body.version != self.serving:
+            return False
+        self.last_round = body.round
+        self.rounds[body.round] = RoundRecord(body.round, body.kind, body.version)
+        return True
+
+    @_fold.register
+    def _(self, body: events.Launched, seq: int) -> bool:
+        round_ = self._open_round(body.round)
+        if not round_ or self.queue.get(body.prompt) != body.attempt or body.samples < self.group_size:
+            return False
+        del self.queue[body.prompt]
+        samples = [SampleRecord(index) for index in range(body.samples)]
+        self.groups[body.prompt] = GroupRecord(body.prompt, body.attempt, body.round, samples)
+        self.counts[State.RUNNING] += body.samples
+        round_.groups[body.prompt] = None
+        round_.launched += 1
+        return True
+
+    @_fold.register
+    def _(self, body: events.Generated, seq: int) -> bool:
+        group, record = self.groups.get(body.sample.prompt), self.sample(body.sample)
+        if not group or not record or record.state is not State.RUNNING:
+            return False
+        round_ = self.rounds[group.round]
+        round_.generated += 1
+        record.seq = record.seq or seq
+        record.prompt_tokens, record.tokens, record.finish_reason = body.prompt_tokens, body.tokens, body.finish_reason
+        record.spans, record.engine = body.spans, body.engine
+        if not record.counts:
+            if group.completed is not None:
+                round_.surplus += 1
+                self._move(record, State.SURPLUS)
+                return True
+            record.counts = True
+            group.counted.append(record.index)
+            if len(group.counted) == self.group_size:
+                group.completed = seq
+                round_.completed[group.prompt] = None
+        self._move(record, State.GENERATED)
+        return True
+
+    @_fold.register
+    def _(self, body: events.Graded, seq: int) -> bool:
+        group, record = self.groups.get(body.sample.prompt), self.sample(body.sample)
+        if not group or not record or record.state is not State.GENERATED:
+            return False
+        round_ = self.rounds[group.round]
+        round_.grades[body.kind] = round_.grades.get(body.kind, 0) + 1
+        record.kind, record.score, record.parts, record.grading_seconds = (
+            body.kind,
+            body.score,
+            body.parts,
+            body.seconds,
+        )
+        group.graded += 1
+        error = body.kind is GradeKind.GRADER_ERROR
+        group.errors += error
+        if group.state is State.KEPT and not error:
+            round_.missing -= 1
+            self._move(record, State.KEPT)
+        else:
+            self._move(record, State.REWARDED)
+        return True
+
+    def _lose(self, group: GroupRecord, record: SampleRecord) -> None:
+        if record.kind is not None:
+            group.graded -= 1
+            group.errors -= record.kind is GradeKind.GRADER_ERROR
+            record.kind, record.score, record.parts, record.grading_seconds = None, 0.0, {}, 0.0
+        round_ = self.rounds[group.round]
+        if record.state is State.KEPT:
+            round_.missing += 1
+        round_.lost += 1
+        self.lost[group.sample_id(record.index)] = None
+        self._move(record, State.LOST)
+
+    @_fold.register
+    def _(self, body: events.Lost, seq: int) -> bool:
+        group, record = self.groups.get(body.sample.prompt), self.sample(body.sample)
+        if not group or not record or record.state not in (State.RUNNING, *STORED):
+            return False
+        self._lose(group, record)
+        return True
+
+    @_fold.register
+    def _(self, body: events.Relaunched, seq: int) -> bool:
+        record = self.sample(body.sample)
+        if not record or record.state is not State.LOST:
+            return False
+        del self.lost[body.sample]
+        self._move(record, State.RUNNING)
+        return True
+
+    @_fold.register
+    def _(self, body: events.Aborted, seq: int) -> bool:
+        stopped = [record for sample in body.samples if (record := self._surplus(sample))]
+        if len(stopped) != len(body.samples) or not stopped:
+            return False
+        for sample, record in zip(body.samples, stopped, strict=True):
+            self.lost.pop(sample, None)
+            self.rounds[self.groups[sample.prompt].round].surplus += 1
+            self._move(record, State.SURPLUS)
+        return True
+
+    def _surplus(self, sample: SampleId) -> SampleRecord | None:
+        """The sample if its group is complete without it, so that it may be stopped."""
+        group, record = self.groups.get(sample.prompt), self.sample(sample)
+        stoppable = group and record and group.completed is not None and not record.counts
+        return record if stoppable and record and record.state in (State.RUNNING, State.LOST) else None
+
+    @_fold.register
+    def _(self, body: events.GroupKept, seq: int) -> bool:
+        group = self.group(body.prompt, body.attempt)
+        if not group or group.state is not State.RUNNING or not group.rewarded or group.errors:
+            return False
+        group.state = State.KEPT
+        self.rounds[group.round].kept[group.prompt] = None
+        for index in group.counted:
+            self._move(group.samples[index], State.KEPT)
+        return True
+
+    def _given_up(self, prompt: PromptId, attempt: int) -> GroupRecord | None:
+        """Takes out a group that is undecided, or kept with data that is gone, unless it is being trained; else None."""
+        group = self.group(prompt, attempt)
+        if not group or (group.state is State.KEPT and group.rewarded and not group.errors):
+            return None
+        round_ = self.rounds[group.round]
+        if round_.state is RoundState.TRAINING:
+            return None
+        if group.state is State.KEPT:
+            round_.missing -= sum(group.samples[index].state is not State.KEPT for index in group.counted)
+        for index in (round_.groups, round_.completed, round_.kept):
+            index.pop(prompt, None)
+        self._forget(group)
+        return group
+
+    def _forget(self, group: GroupRecord) -> None:
+        del self.groups[group.prompt]
+        for record in group.samples:
+            self.counts[record.state] -= 1
+            if record.state is State.LOST:
+                self.lost.pop(group.sample_id(record.index), None)
+
+    @_fold.register
+    def _(self, body: events.GroupDeferred, seq: int) -> bool:
+        group = self._given_up(body.prompt, body.attempt)
+        if not group:
+            return False
+        round_ = self.rounds[group.round]
+        round_.deferred[body.reason] = round_.deferred.get(body.reason, 0) + 1
+        self.deferred[body.reason] += 1
+        self.queue[body.prompt] = body.attempt + 1
+        return True
+
+    @_fold.register
+    def _(self, body: events.GroupDropped, seq: int) -> bool:
+        group = self._given_up(body.prompt, body.attempt)
+        if not group:
+            return False
+        round_ = self.rounds[group.round]
+        round_.dropped[body.reason] = round_.dropped.get(body.reason, 0) + 1
+        self.dropped[body.reason] += 1
+        return True
+
+    @_fold.register
+    def _(self, body: events.RoundClosed, seq: int) -> bool:
+        round_ = self._open_round(body.round)
+        if not round_ or round_.undecided:
+            return False
+        round_.state = RoundState.CLOSED
+        return True
+
+    @_fold.register
+    def _(self, body: events.StepStarted, seq: int) -> bool:
+        round_ = self.rounds.get(body.round)
+        if not round_ or not round_.trainable or body.step != self.step + 1:
+            return False
+        round_.state = RoundState.TRAINING
+        return True
+
+    @_fold.register
+    def _(self, body: events.StepFailed, seq: int) -> bool:
+        round_ = self.rounds.get(body.round)
+        if not round_ or round_.state is not RoundState.TRAINING or body.step != self.step + 1:
+            return False
+        round_.state = RoundState.CLOSED
+        return True
+
+    @_fold.register
+    def _(self, body: events.StepCommitted, seq: int) -> bool:
+        round_ = self.rounds.get(body.round)
+        if not round_ or round_.state is not RoundState.TRAINING or body.step != self.step + 1:
+            return False
+        kept = [self.groups[prompt] for prompt in round_.kept]
+        if sorted(sample for group in kept for sample in group.counted_ids) != list(body.samples):
+            return False
+        for group in kept:
+            self._forget(group)
+        del self.rounds[body.round]
+        self.trained += len(kept)
+        self.step = body.step
+        return True
+
+    @_fold.register
+    def _(self, body: events.PublishStarted, seq: int) -> bool:
+        if self.publishing is not None or body.version != self.step or body.version == self.serving:
+            return False
+        self.publishing = body.version
+        return True
+
+    @_fold.register
+    def _(self, body: events.Published, seq: int) -> bool:
+        if body.version != self.publishing:
+            return False
+        self.serving, self.publishing = body.version, None
+        return True

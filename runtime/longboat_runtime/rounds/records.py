@@ -1,0 +1,147 @@
+"""What the ledger remembers of a sample, a group and a round. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import BeforeValidator, PlainSerializer
+
+from longboat_runtime.rounds.events import DeferReason, DropReason, RoundKind
+from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan
+
+# Prompts in a fixed order; a list in JSON.
+PromptSet = Annotated[
+    dict[PromptId, None],
+    PlainSerializer(lambda prompts: [list(prompt) for prompt in prompts]),
+    BeforeValidator(lambda prompts: {PromptId(*prompt): None for prompt in prompts}),
+]
+
+
+class State(StrEnum):
+    """Where a prompt or a sample is. Samples of a queued, deferred, dropped or trained prompt have no record any more."""
+
+    QUEUED = "queued"
+    """Drawn or deferred, and not launched."""
+    RUNNING = "running"
+    GENERATED = "generated"
+    """The store holds it and it counts; not graded yet."""
+    REWARDED = "rewarded"
+    KEPT = "kept"
+    SURPLUS = "surplus"
+    """Beyond the first `groupSize` responses of its group, or stopped as such."""
+    DEFERRED = "deferred"
+    LOST = "lost"
+    TRAINED = "trained"
+    DROPPED = "dropped"
+
+
+class RoundState(StrEnum):
+    """Open rounds launch and decide; closed ones wait to be trained, or are."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+    TRAINING = "training"
+
+
+@dataclass(slots=True)
+class SampleRecord:
+    """One response.
+
+    `seq` is the number of its first `generated` event, `counts` whether that was among the group's first `groupSize`; grade
+    fields are set while it is graded.
+    """
+
+    index: int
+    state: State = State.RUNNING
+    seq: int | None = None
+    counts: bool = False
+    prompt_tokens: int = 0
+    tokens: int = 0
+    finish_reason: FinishReason | None = None
+    spans: tuple[VersionSpan, ...] = ()
+    engine: str = ""
+    kind: GradeKind | None = None
+    score: float = 0.0
+    parts: Mapping[str, float] = field(default_factory=dict)
+    grading_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class GroupRecord:
+    """One attempt at one prompt. `state` is RUNNING until it is decided, then KEPT.
+
+    `counted` are the indices of the first `groupSize` samples in the order of their `generated` events: they count, whatever
+    happens later. `completed` is the number of the event that filled it. `graded` and `errors` count its grades.
+    """
+
+    prompt: PromptId
+    attempt: int
+    round: int
+    samples: list[SampleRecord]
+    state: State = State.RUNNING
+    counted: list[int] = field(default_factory=list)
+    completed: int | None = None
+    graded: int = 0
+    errors: int = 0
+
+    def sample_id(self, index: int) -> SampleId:
+        return SampleId(self.prompt.epoch, self.prompt.row, self.attempt, index)
+
+    @property
+    def counted_ids(self) -> list[SampleId]:
+        return [self.sample_id(index) for index in self.counted]
+
+    @property
+    def sample_ids(self) -> list[SampleId]:
+        return [self.sample_id(sample.index) for sample in self.samples]
+
+    @property
+    def rewarded(self) -> bool:
+        """Every sample that counts has its grade."""
+        return self.completed is not None and self.graded == len(self.counted)
+
+    @property
+    def scores(self) -> list[float]:
+        """Rewards of the samples that count, by index."""
+        return [self.samples[index].score for index in sorted(self.counted)]
+
+    @property
+    def zero_variance(self) -> bool:
+        scores = self.scores
+        return min(scores) == max(scores)
+
+
+@dataclass(slots=True)
+class RoundRecord:
+    """One round. `groups` are its undecided and kept groups; `completed` its groups in the order they were filled.
+
+    `missing` counts samples of kept groups whose data or grade is gone: it can't be trained before they are made again.
+    The counters are over the whole round, decided groups included: `grades` by kind, `dropped` and `deferred` by reason.
+    """
+
+    number: int
+    kind: RoundKind
+    version: int
+    state: RoundState = RoundState.OPEN
+    groups: PromptSet = field(default_factory=dict)
+    completed: PromptSet = field(default_factory=dict)
+    kept: PromptSet = field(default_factory=dict)
+    missing: int = 0
+    launched: int = 0
+    generated: int = 0
+    surplus: int = 0
+    lost: int = 0
+    grades: dict[GradeKind, int] = field(default_factory=dict)
+    dropped: dict[DropReason, int] = field(default_factory=dict)
+    deferred: dict[DeferReason, int] = field(default_factory=dict)
+
+    @property
+    def undecided(self) -> int:
+        return len(self.groups) - len(self.kept)
+
+    @property
+    def trainable(self) -> bool:
+        return self.state is RoundState.CLOSED and not self.missing

@@ -1,0 +1,47 @@
+"""The ledger as JSON, for checkpoints. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from longboat_runtime.rounds.events import DeferReason, DropReason
+from longboat_runtime.rounds.ledger import Ledger
+from longboat_runtime.rounds.records import GroupRecord, RoundRecord
+from longboat_runtime.samples import PromptId, SampleId
+
+_SCALARS = ("seq", "incarnation", "step", "serving", "publishing", "last_round", "drawn", "trained")
+_GROUPS = TypeAdapter(list[GroupRecord])
+_ROUNDS = TypeAdapter(list[RoundRecord])
+
+
+def to_snapshot(ledger: Ledger) -> dict[str, Any]:
+    """Plain JSON values; two ledgers are equal if and only if their snapshots are."""
+    return {
+        "group_size": ledger.group_size,
+        **{name: getattr(ledger, name) for name in _SCALARS},
+        "dropped": {str(reason): count for reason, count in sorted(ledger.dropped.items())},
+        "deferred": {str(reason): count for reason, count in sorted(ledger.deferred.items())},
+        "queue": [[*prompt, attempt] for prompt, attempt in ledger.queue.items()],
+        "groups": _GROUPS.dump_python(list(ledger.groups.values()), mode="json"),
+        "rounds": _ROUNDS.dump_python(list(ledger.rounds.values()), mode="json"),
+        "lost": [list(sample) for sample in ledger.lost],
+    }
+
+
+def from_snapshot(snapshot: Mapping[str, Any]) -> Ledger:
+    """Inverse of `to_snapshot`. Raises KeyError or ValueError if it isn't one."""
+    ledger = Ledger(snapshot["group_size"])
+    for name in _SCALARS:
+        setattr(ledger, name, snapshot[name])
+    ledger.dropped = Counter({DropReason(reason): count for reason, count in snapshot["dropped"].items()})
+    ledger.deferred = Counter({DeferReason(reason): count for reason, count in snapshot["deferred"].items()})
+    ledger.queue = {PromptId(epoch, row): attempt for epoch, row, attempt in snapshot["queue"]}
+    ledger.groups = {group.prompt: group for group in _GROUPS.validate_python(snapshot["groups"])}
+    ledger.rounds = {round_.number: round_ for round_ in _ROUNDS.validate_python(snapshot["rounds"])}
+    ledger.lost = {SampleId(*sample): None for sample in snapshot["lost"]}
+    ledger.counts = Counter(record.state for group in ledger.groups.values() for record in group.samples)
+    return ledger

@@ -1,0 +1,89 @@
+"""The synchronous policy: one round at a time, every response waited for, strictly on-policy. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from longboat_runtime.rounds import events
+from longboat_runtime.rounds.events import DeferReason, DropReason, Event
+from longboat_runtime.rounds.policy import Action, Close, Defer, Drop, Keep, Launch, Open, Publish, Train
+from longboat_runtime.rounds.records import RoundState, State
+from longboat_runtime.rounds.recovery import recover
+from longboat_runtime.rounds.view import GroupView, RoundView, View
+from longboat_runtime.samples import SampleId
+
+# With dropZeroVariance a round draws new prompts for dropped groups until it has drawn so many times `promptsPerRound`, and
+# then trains smaller: DAPO's dynamic sampling with the bound of verl's recipe (`max_num_gen_batches: 10`).
+MAX_DRAWS_PER_ROUND = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Synchronous:
+    """Launches `prompts_per_round` groups of exactly `group_size` samples, waits for all of them, trains, publishes, repeats.
+
+    Nothing races: what a round keeps depends on prompts, seeds and rewards, never on the order in which samples finish.
+    A group with a grader error is dropped and not replaced, so the batch trains smaller against the same denominator; with
+    `drop_zero_variance` a group of equal rewards is dropped and replaced by the next prompt. How many are replaced
+    depends only on how many of the drawn prompts were dropped, so the order of grading doesn't matter either.
+    """
+
+    steps: int
+    prompts_per_round: int
+    group_size: int
+    drop_zero_variance: bool = False
+
+    def decide(self, view: View, event: Event) -> Sequence[Action]:
+        if view.serving != view.step:
+            return [Publish(view.step)] if view.publishing is None else []
+        round_ = next(iter(view.rounds.values()), None)
+        if round_ is None:
+            return [Open()] if view.step < self.steps else []
+        if actions := recover(view):
+            return actions
+        match event.body:
+            case events.Generated(sample=sample) if off_version(view, sample):
+                return [Defer(sample.prompt, DeferReason.OFF_VERSION)]
+            case events.Graded(sample=sample) if verdict := self._judge(view.group(sample.prompt)):
+                return [verdict]
+        return self._settle(view, round_)
+
+    def _judge(self, group: GroupView | None) -> Action | None:
+        if group is None:
+            return None
+        if group.errors:
+            return Drop(group.prompt, DropReason.GRADER_ERROR)
+        if not group.rewarded or group.state is State.KEPT:
+            return None
+        if self.drop_zero_variance and group.zero_variance:
+            return Drop(group.prompt, DropReason.ZERO_VARIANCE)
+        return Keep(group.prompt)
+
+    def _settle(self, view: View, round_: RoundView) -> Sequence[Action]:
+        """Fills the round, closes it once every group is decided, and trains it unless kept data is being made again."""
+        if round_.trainable:
+            return [Train(round_.number)]
+        if round_.state is not RoundState.OPEN:
+            return []
+        if missing := self._missing(round_):
+            queued = tuple(islice(view.queue, missing))
+            return [Launch(round_.number, self.group_size, queued, missing - len(queued))]
+        return [] if round_.undecided else [Close(round_.number)]
+
+    def _missing(self, round_: RoundView) -> int:
+        """Prompts to launch: those of the round and one for each dropped for zero variance, less those that were launched."""
+        wanted = self.prompts_per_round
+        if self.drop_zero_variance:
+            redrawn = wanted + round_.dropped.get(DropReason.ZERO_VARIANCE, 0)
+            wanted = min(redrawn, wanted * MAX_DRAWS_PER_ROUND)
+        return wanted - (round_.launched - sum(round_.deferred.values()))
+
+
+def off_version(view: View, sample: SampleId) -> bool:
+    """The sample has tokens of other weights than its round's."""
+    group, record = view.group(sample.prompt), view.sample(sample)
+    if group is None or record is None:
+        return False
+    version = view.rounds[group.round].version
+    return any(span.version != version for span in record.spans)

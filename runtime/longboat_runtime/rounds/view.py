@@ -1,0 +1,183 @@
+"""What a round policy may see: the ledger, read-only. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Protocol
+
+from longboat_runtime.rounds.events import DeferReason, DropReason, RoundKind
+from longboat_runtime.rounds.ledger import Ledger
+from longboat_runtime.rounds.records import RoundState, State
+from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan
+
+
+class SampleView(Protocol):
+    """See `records.SampleRecord`."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def state(self) -> State: ...
+    @property
+    def seq(self) -> int | None: ...
+    @property
+    def counts(self) -> bool: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def finish_reason(self) -> FinishReason | None: ...
+    @property
+    def spans(self) -> tuple[VersionSpan, ...]: ...
+    @property
+    def kind(self) -> GradeKind | None: ...
+    @property
+    def score(self) -> float: ...
+    @property
+    def parts(self) -> Mapping[str, float]: ...
+    @property
+    def grading_seconds(self) -> float: ...
+
+
+class GroupView(Protocol):
+    """See `records.GroupRecord`."""
+
+    @property
+    def prompt(self) -> PromptId: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def round(self) -> int: ...
+    @property
+    def state(self) -> State: ...
+    @property
+    def samples(self) -> Sequence[SampleView]: ...
+    @property
+    def counted(self) -> Sequence[int]: ...
+    @property
+    def counted_ids(self) -> Sequence[SampleId]: ...
+    @property
+    def sample_ids(self) -> Sequence[SampleId]: ...
+    @property
+    def completed(self) -> int | None: ...
+    @property
+    def errors(self) -> int: ...
+    @property
+    def rewarded(self) -> bool: ...
+    @property
+    def scores(self) -> Sequence[float]: ...
+    @property
+    def zero_variance(self) -> bool: ...
+
+
+class RoundView(Protocol):
+    """See `records.RoundRecord`."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def kind(self) -> RoundKind: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def state(self) -> RoundState: ...
+    @property
+    def groups(self) -> Collection[PromptId]: ...
+    @property
+    def completed(self) -> Collection[PromptId]: ...
+    @property
+    def kept(self) -> Collection[PromptId]: ...
+    @property
+    def undecided(self) -> int: ...
+    @property
+    def trainable(self) -> bool: ...
+    @property
+    def launched(self) -> int: ...
+    @property
+    def generated(self) -> int: ...
+    @property
+    def surplus(self) -> int: ...
+    @property
+    def lost(self) -> int: ...
+    @property
+    def grades(self) -> Mapping[GradeKind, int]: ...
+    @property
+    def dropped(self) -> Mapping[DropReason, int]: ...
+    @property
+    def deferred(self) -> Mapping[DeferReason, int]: ...
+
+
+class View:
+    """A window onto one ledger; always shows its present state."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps committed."""
+        return self._ledger.step
+
+    @property
+    def serving(self) -> int | None:
+        """The weight version that serves; None between a driver's start and its first publication."""
+        return self._ledger.serving
+
+    @property
+    def publishing(self) -> int | None:
+        """The weight version that engines are being given."""
+        return self._ledger.publishing
+
+    @property
+    def training(self) -> bool:
+        """A step is being computed."""
+        return any(round_.state is RoundState.TRAINING for round_ in self._ledger.rounds.values())
+
+    @property
+    def last_round(self) -> int:
+        return self._ledger.last_round
+
+    @property
+    def group_size(self) -> int:
+        return self._ledger.group_size
+
+    @property
+    def drawn(self) -> int:
+        """Prompts taken from the source so far, over all epochs."""
+        return self._ledger.drawn
+
+    @property
+    def queue(self) -> Mapping[PromptId, int]:
+        """Prompts that wait for a launch, oldest first, with their next attempt."""
+        return self._ledger.queue
+
+    @property
+    def rounds(self) -> Mapping[int, RoundView]:
+        """Rounds that are open, or closed and not trained, by number, oldest first."""
+        return self._ledger.rounds
+
+    @property
+    def lost(self) -> Collection[SampleId]:
+        return self._ledger.lost.keys()
+
+    @property
+    def counts(self) -> Mapping[State, int]:
+        """Samples of live groups by state."""
+        return self._ledger.counts
+
+    @property
+    def groups(self) -> Collection[PromptId]:
+        """Prompts with a live (undecided or kept) group, oldest launch first."""
+        return self._ledger.groups.keys()
+
+    def group(self, prompt: PromptId) -> GroupView | None:
+        """The live (undecided or kept) group of a prompt."""
+        return self._ledger.groups.get(prompt)
+
+    def sample(self, sample: SampleId) -> SampleView | None:
+        """A sample of a live group; None if its attempt is over."""
+        return self._ledger.sample(sample)
+
+    def open_rounds(self) -> Iterator[RoundView]:
+        return (round_ for round_ in self._ledger.rounds.values() if round_.state is RoundState.OPEN)

@@ -1,0 +1,167 @@
+"""Names and shapes of prompts and samples, shared by all rooms of the runtime. Pure.
+
+A prompt's identity is (epoch, dataset row), never its text. `attempt` counts launches of the prompt's group, `index` the
+samples of one attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+
+
+class PromptId(NamedTuple):
+    """One drawing of one dataset row."""
+
+    epoch: int
+    row: int
+
+    def __str__(self) -> str:
+        return f"e{self.epoch}r{self.row}"
+
+
+class SampleId(NamedTuple):
+    """One response to one prompt. Orders by epoch, row, attempt, index: the order samples are packed in."""
+
+    epoch: int
+    row: int
+    attempt: int
+    index: int  # type: ignore[assignment]  # hides the method of tuples
+
+    @property
+    def prompt(self) -> PromptId:
+        return PromptId(self.epoch, self.row)
+
+    def __str__(self) -> str:
+        return f"e{self.epoch}r{self.row}a{self.attempt}s{self.index}"
+
+
+class FinishReason(StrEnum):
+    """Why an engine stopped. ABORT carries the tokens made so far; REPETITION marks a loop ended by the engine."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    REPETITION = "repetition"
+
+
+class VersionSpan(NamedTuple):
+    """Response tokens `start` (inclusive) to `end` (exclusive) were drawn from the weights of `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A dataset row ready to be launched."""
+
+    prompt: PromptId
+    text: str
+    token_ids: tuple[int, ...]
+    domain: str = ""
+    ground_truth: Any = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn. `temperature` 0 is greedy (held-out evaluation only)."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """What an engine needs to make one sample. The same request on the same weights gives the same tokens."""
+
+    id: SampleId
+    prompt_ids: tuple[int, ...]
+    seed: int
+    sampling: Sampling
+    evaluation: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedSample:
+    """A finished (or aborted) response with all its data; it goes to the sample store, never through the driver.
+
+    `token_ids` and `logprobs` have one entry per response token; `logprobs` are natural logs of the probability the engine
+    drew the token with. `text` is the decoded response without special tokens.
+    """
+
+    id: SampleId
+    prompt_ids: IntArray
+    token_ids: IntArray
+    logprobs: FloatArray
+    spans: tuple[VersionSpan, ...]
+    finish_reason: FinishReason
+    text: str
+    engine: str
+    evaluation: bool = False
+
+    @property
+    def summary(self) -> FinishedSample:
+        return FinishedSample(
+            id=self.id,
+            prompt_tokens=len(self.prompt_ids),
+            tokens=len(self.token_ids),
+            finish_reason=self.finish_reason,
+            spans=self.spans,
+            engine=self.engine,
+            evaluation=self.evaluation,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedSample:
+    """What the driver learns of a generated sample once the store holds it: ids and scalars."""
+
+    id: SampleId
+    prompt_tokens: int
+    tokens: int
+    finish_reason: FinishReason
+    spans: tuple[VersionSpan, ...]
+    engine: str
+    evaluation: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LostSample:
+    """A running sample whose engine is gone, or a stored one whose data is gone."""
+
+    id: SampleId
+    reason: str
+    evaluation: bool = False
+
+
+class GradeKind(StrEnum):
+    """What came of a grading. The four are counted apart; only SCORED and WRONG_FORMAT carry a score."""
+
+    SCORED = "scored"
+    WRONG_FORMAT = "wrong_format"
+    TIMEOUT = "timeout"
+    GRADER_ERROR = "grader_error"
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """The result of one reward function on one sample, or of all of them together (weighted sum)."""
+
+    kind: GradeKind
+    score: float
+    seconds: float
+    message: str = ""
+    parts: Mapping[str, float] = field(default_factory=dict)

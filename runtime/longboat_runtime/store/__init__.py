@@ -1,0 +1,1 @@
+"""The sample store: holds generated samples in a pod that outlives engines."""

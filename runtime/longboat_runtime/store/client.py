@@ -1,0 +1,49 @@
+"""The store as the rest of the runtime sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ray.exceptions import ActorDiedError
+
+from longboat_runtime.samples import GeneratedSample, SampleId
+from longboat_runtime.store.actor import StoreReport
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+
+class StoreUnreachable(Exception):
+    """The store's actor is gone, and with it what it held."""
+
+
+class StoreClient:
+    """`SampleStore` over the actor's handle; it may be handed to other actors. All calls raise StoreUnreachable."""
+
+    def __init__(self, actor: ActorHandle) -> None:
+        self.actor = actor
+
+    async def put(self, samples: Sequence[GeneratedSample]) -> None:
+        await self._call("put", list(samples))
+
+    async def get(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
+        samples, missing = await self._call("get", list(ids))
+        if missing:
+            raise KeyError(*missing)
+        return samples
+
+    async def delete(self, ids: Sequence[SampleId]) -> None:
+        await self._call("delete", list(ids))
+
+    async def held(self) -> list[SampleId]:
+        return await self._call("held")
+
+    async def report(self) -> StoreReport:
+        return await self._call("report")
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        try:
+            return await getattr(self.actor, method).remote(*arguments)
+        except ActorDiedError as error:
+            raise StoreUnreachable(f"the sample store is gone: {error}") from error

@@ -1,0 +1,98 @@
+"""The Ray actor around one rank."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import ray
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from longboat_crds.job import RLJobSpec
+from longboat_runtime.checkpoint import sharded
+from longboat_runtime.checkpoint.export import export
+from longboat_runtime.interfaces import ModelInfo, SampleStore, TrainReport, TrainRequest, WeightPublication
+from longboat_runtime.samples import GeneratedSample, SampleId
+from longboat_runtime.stacks import thread_stacks
+from longboat_runtime.trainer import process_group
+from longboat_runtime.trainer.rank import TrainerRank
+from longboat_runtime.trainer.sharding import TORCH_DTYPES
+from longboat_runtime.trainer.threads import available_threads
+from longboat_runtime.weights.publish import publish
+
+# Checkpoints are written while the next round is trained; `stacks` answers while another call hangs.
+CONCURRENCY_GROUPS = {"write": 1, "stacks": 1}
+
+
+class TrainerActor:
+    """One rank of a trainer group. Calls but `address` and `stacks` are collectives: the group makes them on all ranks."""
+
+    def __init__(self, spec: RLJobSpec, rank: int, world_size: int, store: SampleStore) -> None:
+        self._spec, self._rank, self._world_size, self._store = spec, rank, world_size, store
+        self._snapshot: dict[str, Tensor] = {}
+        torch.set_num_threads(available_threads())
+
+    def address(self) -> str:
+        """Where the group can meet, if this is rank 0."""
+        return process_group.free_address(ray.util.get_node_ip_address())
+
+    def load(self, address: str) -> ModelInfo:
+        """Joins the group and loads the model. Raises SpecProblem."""
+        self._trainer = TrainerRank(self._spec, self._rank, self._world_size, address)
+        # Collectives of `write` must not mix with those of a step.
+        self._writers = dist.new_group(backend="gloo")
+        return self._trainer.load()
+
+    def train(self, request: TrainRequest) -> TrainReport:
+        """One step. Raises SpecProblem, or KeyError for samples the store doesn't hold."""
+        return self._trainer.train(request, self._fetch)
+
+    def publish(self, version: int, probe_ids: Sequence[int]) -> WeightPublication | None:
+        """Rank 0's answer is the publication; the others help to gather it."""
+        probe = self._trainer.probe(probe_ids)
+        weights = self._trainer.weights()
+        if self._rank == 0:
+            return publish(weights, version, probe_ids, probe)
+        for _ in weights:
+            pass
+        return None
+
+    def snapshot(self) -> None:
+        """Copies the state into host memory, for `write`."""
+        self._snapshot = self._trainer.snapshot()
+
+    @ray.method(concurrency_group="write")
+    def write(self, directory: Path) -> None:
+        """Writes the last snapshot and lets it go. Raises OSError."""
+        try:
+            sharded.write(self._snapshot, directory, self._writers)
+        finally:
+            self._snapshot = {}
+
+    def restore(self, directory: Path) -> None:
+        """Takes the state from a checkpoint. Raises SpecProblem if it is one of another model, and OSError."""
+        self._trainer.restore(directory)
+
+    def export(self, directory: Path) -> None:
+        """Rank 0 writes a Hugging Face directory; the others help to gather it."""
+        weights = ((name, weight.cpu()) for name, weight in self._trainer.weights())
+        if self._rank == 0:
+            dtype = str(TORCH_DTYPES[self._spec.model.dtype]).removeprefix("torch.")
+            export(Path(self._spec.model.path), dict(weights), dtype, directory)
+        else:
+            for _ in weights:
+                pass
+
+    @ray.method(concurrency_group="stacks")
+    def stacks(self) -> str:
+        """Where this process is."""
+        return thread_stacks()
+
+    def _fetch(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
+        async def get() -> list[GeneratedSample]:
+            return await self._store.get(ids)
+
+        return asyncio.run(get())

@@ -1,0 +1,80 @@
+"""Advantages: how much better a sample is than what was expected of it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
+
+from longboat_crds.algorithm import AdvantageBaseline, AdvantageScale
+
+if TYPE_CHECKING:
+    from longboat_crds.algorithm import ResolvedAlgorithm
+
+# Added to a standard deviation before dividing, so that a group of equal rewards gives zeros.
+STD_EPSILON = 1e-6
+
+
+def advantages(rewards: Sequence[float], groups: Sequence[Hashable], algorithm: ResolvedAlgorithm) -> list[float]:
+    """One advantage for each sample: (reward - baseline) / scale.
+
+    `rewards[i]` is the reward of sample i and `groups[i]` names its group (its prompt and attempt).
+
+    Baselines: GroupMean (GRPO, arXiv 2402.03300 §4.1.1), LeaveOneOut, the mean of the group's other samples (RLOO, arXiv
+    2402.14740 §3.3; a group of one has baseline 0), BatchMean (REINFORCE++, arXiv 2501.03262).
+    Scales: None (Dr. GRPO, arXiv 2503.20783 §3.2), GroupStd (GRPO), BatchStd, the deviation of the centred rewards of the
+    batch (REINFORCE++). Deviations have n - 1 in the denominator. Sums are exactly rounded: the order of samples is irrelevant.
+
+    Raises ValueError if the lengths differ or a reward is not finite.
+    """
+    if len(rewards) != len(groups):
+        raise ValueError(f"{len(rewards)} rewards for {len(groups)} group names")
+    if not all(map(math.isfinite, rewards)):
+        raise ValueError(
+            "rewards must be finite numbers; a sample without a score must be dropped with its group before"
+        )
+    members: dict[Hashable, list[int]] = {}
+    for position, group in enumerate(groups):
+        members.setdefault(group, []).append(position)
+    centred = _centre(rewards, list(members.values()), algorithm.advantage_baseline)
+    return _scale(rewards, centred, list(members.values()), algorithm.advantage_scale)
+
+
+def _centre(rewards: Sequence[float], groups: list[list[int]], baseline: AdvantageBaseline) -> list[float]:
+    centred = [0.0] * len(rewards)
+    if baseline is AdvantageBaseline.BATCH_MEAN:
+        groups = [[position for group in groups for position in group]]
+    for group in groups:
+        values = [rewards[position] for position in group]
+        total = math.fsum(values)
+        for position, value in zip(group, values, strict=True):
+            if baseline is AdvantageBaseline.LEAVE_ONE_OUT:
+                others = len(values) - 1
+                centred[position] = value - (total - value) / others if others else value
+            else:
+                centred[position] = value - total / len(values)
+    return centred
+
+
+def _scale(
+    rewards: Sequence[float], centred: list[float], groups: list[list[int]], scale: AdvantageScale
+) -> list[float]:
+    if scale is AdvantageScale.NONE:
+        return centred
+    if scale is AdvantageScale.BATCH_STD:
+        divisor = standard_deviation(centred) + STD_EPSILON
+        return [value / divisor for value in centred]
+    scaled = list(centred)
+    for group in groups:
+        divisor = standard_deviation([rewards[position] for position in group]) + STD_EPSILON
+        for position in group:
+            scaled[position] = centred[position] / divisor
+    return scaled
+
+
+def standard_deviation(values: Sequence[float]) -> float:
+    """Square root of the unbiased variance (n - 1 in the denominator); 0 for fewer than two values."""
+    if len(values) < 2:
+        return 0.0
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))

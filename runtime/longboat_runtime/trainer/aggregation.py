@@ -1,0 +1,33 @@
+"""Weights that turn token losses into one number. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from longboat_crds.algorithm import Aggregation
+
+
+def sample_weights(
+    aggregation: Aggregation, tokens: Sequence[int], counted: Sequence[bool], denominator: int, max_tokens: int
+) -> list[float]:
+    """What every response token of a sample counts in the step's loss: loss = sum over tokens of weight * token loss.
+
+    `tokens[i]` is the number of response tokens of sample i, `counted[i]` says if it is in the loss, `denominator` is the
+    constant number N of samples of a full batch and `max_tokens` the longest response allowed.
+
+    A weight depends on the step alone, never on how the samples are split into micro-batches or ranks, and a sample that is
+    missing or not counted takes nothing from and adds nothing to the others (their share of the gradient is zero):
+
+    * SequenceMean, GRPO (arXiv 2402.03300 eq. 3): 1 / (N * tokens of the sample).
+    * SequenceSum, Dr. GRPO (arXiv 2503.20783 §3.2): 1 / (N * max_tokens), the same for long and short samples.
+    * TokenMean, DAPO (arXiv 2503.14476 §3.3): (n / N) / T, where T tokens stand in the n samples counted.
+    """
+    if denominator < len(tokens):
+        raise ValueError(f"{len(tokens)} samples, but the denominator of a full batch is {denominator}")
+    used = [count if inside else 0 for count, inside in zip(tokens, counted, strict=True)]
+    if aggregation is Aggregation.SEQUENCE_MEAN:
+        return [1.0 / (denominator * count) if count else 0.0 for count in used]
+    if aggregation is Aggregation.SEQUENCE_SUM:
+        return [1.0 / (denominator * max_tokens) if count else 0.0 for count in used]
+    samples, total = sum(1 for count in used if count), sum(used)
+    return [samples / (denominator * total) if count else 0.0 for count in used]

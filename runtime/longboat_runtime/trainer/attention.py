@@ -1,0 +1,70 @@
+"""Attention within the samples of a packed sequence, for transformers' attention interface.
+
+Transformers' own packing gives SDPA a dense mask over all packed tokens: its cost grows with the square of the bin. Here every
+sample is attended by itself, so the cost is that of the samples alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+NAME = "longboat_packed"
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packed_lengths: tuple[int, ...],
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention of each sample to itself.
+
+    `query` is (1, heads, T, head size), `key` and `value` (1, key heads, T, head size); `packed_lengths` add up to T. Gives
+    (1, T, heads, head size). Raises NotImplementedError for what this does not compute (soft caps, attention sinks, dropout).
+    """
+    if softcap is not None or s_aux is not None or dropout or attention_mask is not None:
+        raise NotImplementedError("attention with a soft cap, sinks, dropout or a mask of its own")
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    parts = zip(
+        query.split(packed_lengths, 2), key.split(packed_lengths, 2), value.split(packed_lengths, 2), strict=True
+    )
+    attended = [_causal(q, k, v, scaling, sliding_window) for q, k, v in parts]
+    return torch.cat(attended, 2).transpose(1, 2).contiguous(), None
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, sliding_window: int | None) -> Tensor:
+    length = query.shape[2]
+    if sliding_window is None or length <= sliding_window:
+        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+    position = torch.arange(length, device=query.device)
+    distance = position[:, None] - position[None, :]
+    visible = (distance >= 0) & (distance < sliding_window)
+    return scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scaling)
+
+
+def register() -> None:
+    """Makes `attn_implementation=NAME` known to transformers; a model's forward then needs `packed_lengths`."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionInterface.register(NAME, packed_attention)
+    AttentionMaskInterface.register(NAME, _no_mask)
+
+
+def _no_mask(*_args: Any, **_kwargs: Any) -> None:
+    """The lengths say everything."""

@@ -1,0 +1,7 @@
+"""What the driver must tell apart."""
+
+from __future__ import annotations
+
+
+class TrainerLost(Exception):
+    """The trainer's ranks and the state in them are gone. The group can be loaded again, and restored from a checkpoint."""

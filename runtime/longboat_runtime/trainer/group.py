@@ -1,0 +1,148 @@
+"""All ranks as one: `interfaces.TrainerGroup` on Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+import structlog
+from ray.exceptions import RayTaskError
+
+from longboat_crds.job import RLJobSpec
+from longboat_runtime.interfaces import ModelInfo, SampleStore, TrainReport, TrainRequest, WeightPublication
+from longboat_runtime.problems import SpecProblem
+from longboat_runtime.store.client import StoreUnreachable
+from longboat_runtime.trainer.actor import CONCURRENCY_GROUPS, TrainerActor
+from longboat_runtime.trainer.errors import TrainerLost
+
+log = structlog.get_logger()
+
+RESOURCE = "longboat-trainer"
+# When one rank fails the others do too, or hang in a collective with it. They get so long to answer, in seconds.
+ANSWER_SECONDS = 5.0
+# What a rank raises with its state as it was: settings, samples that are gone, files.
+HARMLESS = (SpecProblem, KeyError, StoreUnreachable, OSError)
+# How often Ray is asked for the trainer's nodes, in seconds.
+NODES_SECONDS = 0.5
+# Tokens of the probe by which engines are compared with the trainer.
+PROBE_TOKENS = 32
+
+
+class RayTrainerGroup:
+    """One actor for each rank, on nodes with the resource `longboat-trainer`.
+
+    Any method raises TrainerLost once a rank is gone, or failed in a way that leaves its state in doubt: all ranks are then
+    ended, and `load` starts new ones, as soon as Ray has nodes for them.
+    """
+
+    def __init__(self, spec: RLJobSpec, store: SampleStore) -> None:
+        self._spec, self._store = spec, store
+        self._actors: list[Any] = []
+        self._info: ModelInfo | None = None
+
+    async def load(self) -> ModelInfo:
+        """Starts the ranks and loads the model. Raises SpecProblem if it can't be trained as the spec says."""
+        self._end()
+        count = self._spec.trainer.replicas
+        options = {
+            "num_cpus": 0,
+            "num_gpus": await _gpus_of_a_rank(count),
+            "resources": {RESOURCE: 1},
+        }
+        actor = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(TrainerActor).options(**options)
+        self._actors = [actor.remote(self._spec, rank, count, self._store) for rank in range(count)]
+        [address] = await self._gather([self._actors[0].address.remote()])
+        self._info, *_ = await self._call("load", address)
+        return self._info
+
+    async def train(self, request: TrainRequest) -> TrainReport:
+        """See interfaces.TrainerGroup. Raises KeyError, and has changed nothing, if the store lacks a sample."""
+        report, *_ = await self._call("train", request)
+        return report
+
+    async def publish(self, version: int) -> WeightPublication:
+        """See interfaces.TrainerGroup."""
+        assert self._info is not None, "load the model first"
+        publication, *_ = await self._call("publish", version, probe_ids(self._info))
+        return publication
+
+    async def save(self, directory: Path) -> None:
+        """Copies the state now; steps may follow while it is written."""
+        await self._call("snapshot")
+        await self._call("write", directory)
+
+    async def restore(self, directory: Path) -> None:
+        """See interfaces.TrainerGroup."""
+        await self._call("restore", directory)
+
+    async def export(self, directory: Path) -> None:
+        """See interfaces.TrainerGroup."""
+        await self._call("export", directory)
+
+    async def stacks(self) -> Mapping[str, str]:
+        """See interfaces.Inspectable."""
+        actors = self._actors
+        answers = await asyncio.gather(*(actor.stacks.remote() for actor in actors), return_exceptions=True)
+        return {f"trainer-{rank}": str(answer) for rank, answer in enumerate(answers)}
+
+    async def close(self) -> None:
+        """Ends the ranks."""
+        self._end()
+
+    async def _call(self, method: str, *arguments: Any) -> list[Any]:
+        """The answers of all ranks, rank 0 first."""
+        return await self._gather([getattr(actor, method).remote(*arguments) for actor in self._actors])
+
+    async def _gather(self, answers: Sequence[Any]) -> list[Any]:
+        """Raises TrainerLost for every failure but those that all ranks have answered and that leave their state alone."""
+        if not answers:
+            raise TrainerLost("the trainer is not loaded")
+        waiting = [asyncio.ensure_future(_result(answer)) for answer in answers]
+        _, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
+        if pending:
+            await asyncio.wait(pending, timeout=ANSWER_SECONDS)
+        errors = [task.exception() for task in waiting if task.done()]
+        if len(errors) == len(waiting) and not any(errors):
+            return [task.result() for task in waiting]
+        for task in waiting:
+            task.cancel()
+        failures = [error for error in errors if error is not None]
+        if len(errors) == len(waiting) and all(isinstance(error, HARMLESS) for error in failures):
+            raise failures[0]
+        self._end()
+        problem = next((error for error in failures if isinstance(error, SpecProblem)), None)
+        if problem is not None:
+            raise problem
+        log.warning("the trainer is lost", errors=[repr(error) for error in failures])
+        raise TrainerLost(f"a trainer rank failed: {failures[0]!r}") from failures[0]
+
+    def _end(self) -> None:
+        for actor in self._actors:
+            ray.kill(actor)
+        self._actors = []
+
+
+def probe_ids(info: ModelInfo) -> tuple[int, ...]:
+    """Tokens spread over the vocabulary, the same for every publication. Pure."""
+    count = min(PROBE_TOKENS, info.max_length)
+    return tuple((position * 7919 + 1) % info.vocabulary for position in range(count))
+
+
+async def _result(answer: Any) -> Any:
+    """What the rank returned or raised, without Ray's wrapping."""
+    try:
+        return await answer
+    except RayTaskError as error:
+        raise error.cause from error
+
+
+async def _gpus_of_a_rank(ranks: int) -> int:
+    """Waits for the trainer's nodes; one if they have any, since an actor that asks for none sees none."""
+    while True:
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and RESOURCE in node["Resources"]]
+        if sum(node[RESOURCE] for node in nodes) >= ranks:
+            return int(any(node.get("GPU") for node in nodes))
+        await asyncio.sleep(NODES_SECONDS)

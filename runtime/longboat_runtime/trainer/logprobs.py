@@ -1,0 +1,56 @@
+"""Log-probabilities of chosen tokens, a few rows of logits at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Rows of logits in float32 at one time: 512 rows of a vocabulary of 152,000 are 300 MiB.
+CHUNK_ROWS = 512
+
+
+class _ChosenLogprobs(torch.autograd.Function):
+    """log softmax(logits / temperature) of one token a row, and the entropy of each row (without gradient).
+
+    Nothing of the size of the logits is kept besides the logits: their gradient is computed from them again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, temperature: float, rows: int) -> tuple[Tensor, Tensor]:
+        chosen = logits.new_empty(len(targets), dtype=torch.float32)
+        normalisers, entropy = torch.empty_like(chosen), torch.empty_like(chosen)
+        for start in range(0, len(targets), rows):
+            part = slice(start, start + rows)
+            scaled = logits[part].float() / temperature
+            normaliser = scaled.logsumexp(-1)
+            normalisers[part] = normaliser
+            chosen[part] = scaled.gather(-1, targets[part, None])[:, 0] - normaliser
+            entropy[part] = torch.special.entr(scaled.sub(normaliser[:, None]).exp()).sum(-1)
+        ctx.save_for_backward(logits, targets, normalisers)
+        ctx.temperature, ctx.rows = temperature, rows
+        ctx.mark_non_differentiable(entropy)
+        return chosen, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        logits, targets, normalisers = ctx.saved_tensors
+        result = torch.empty_like(logits)
+        for start in range(0, len(targets), ctx.rows):
+            part = slice(start, start + ctx.rows)
+            scale = gradients[0][part, None] / ctx.temperature
+            gradient = (logits[part].float() / ctx.temperature - normalisers[part, None]).exp() * -scale
+            gradient.scatter_add_(-1, targets[part, None], scale)
+            result[part] = gradient.to(logits.dtype)
+        return result, None, None, None
+
+
+def chosen_logprobs(
+    logits: Tensor, targets: Tensor, temperature: float = 1.0, rows: int = CHUNK_ROWS
+) -> tuple[Tensor, Tensor]:
+    """Natural log-probabilities (K) of `targets` (K) under `logits` (K, vocabulary), and entropies (K) in nats; float32.
+
+    `rows` bounds how many rows are held in float32 at once. The entropy carries no gradient.
+    """
+    return _ChosenLogprobs.apply(logits, targets, temperature, rows)

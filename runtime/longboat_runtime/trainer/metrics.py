@@ -1,0 +1,38 @@
+"""From sums over tokens to metrics by verl's names. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# Metrics that are a mean over the tokens in the loss, and the sum each is made from.
+TOKEN_MEANS = {
+    "actor/entropy": "entropy",
+    "actor/ppo_kl": "ppo_kl",
+    "actor/pg_clipfrac": "clipped",
+    "training/rollout_probs_diff_mean": "probs_diff",
+    "mismatch_kl/k1": "mismatch_k1",
+    "mismatch_kl/k3": "mismatch_k3",
+    "rollout_corr/rollout_is_mean": "weight",
+    "rollout_corr/rollout_is_ratio_fraction_high": "capped",
+}
+
+
+def step_metrics(sums: Mapping[str, float], minibatches: int, kl_coefficient: float) -> dict[str, float]:
+    """Metrics of one step from the sums over all ranks, bins and minibatches (names: `objective`).
+
+    `actor/pg_loss` and `actor/kl_loss` are means over minibatches; the others are means over the tokens in the loss.
+    """
+    tokens = max(sums["tokens"], 1.0)
+    metrics = {name: sums[key] / tokens for name, key in TOKEN_MEANS.items()}
+    metrics["training/rollout_probs_diff_max"] = sums["probs_diff_max"]
+    metrics["actor/pg_loss"] = sums["pg_loss"] / minibatches
+    metrics["actor/loss_tokens"] = sums["tokens"]
+    if kl_coefficient > 0:
+        metrics["actor/kl_loss"] = sums["kl_loss"] / minibatches
+        metrics["actor/kl_coef"] = kl_coefficient
+    return metrics
+
+
+def is_maximum(name: str) -> bool:
+    """Whether the "sum" of this name is a maximum."""
+    return name.endswith("_max")

@@ -1,0 +1,39 @@
+"""The ranks' process group: gloo for the CPU, NCCL where there are GPUs."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+# A collective that waits longer has lost a rank that didn't close its connections.
+TIMEOUT = timedelta(minutes=30)
+
+
+def free_address(host: str) -> str:
+    """`host:port` with a port nobody listens on now, for rank 0."""
+    with socket.socket() as listener:
+        listener.bind((host, 0))
+        return f"{host}:{listener.getsockname()[1]}"
+
+
+def device_type() -> str:
+    """Where this process trains."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def join(address: str, rank: int, world_size: int) -> tuple[DeviceMesh, DeviceMesh]:
+    """Joins the group that meets at rank 0's `address`. Gives the mesh of devices and the mesh of the hosts' memory."""
+    backend = "cpu:gloo,cuda:nccl" if device_type() == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"tcp://{address}", rank=rank, world_size=world_size, timeout=TIMEOUT)
+    hosts = init_device_mesh("cpu", (world_size,))
+    return (init_device_mesh("cuda", (world_size,)) if device_type() == "cuda" else hosts), hosts
+
+
+def leave() -> None:
+    """Ends the group of this process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

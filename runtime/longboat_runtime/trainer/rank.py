@@ -1,0 +1,164 @@
+"""One FSDP2 rank: loads its shards, computes its part of every step, saves and restores its state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from longboat_crds.job import RLJobSpec
+from longboat_crds.reasons import Reason
+from longboat_runtime.checkpoint import sharded
+from longboat_runtime.interfaces import ModelInfo, TrainReport, TrainRequest
+from longboat_runtime.problems import SpecProblem
+from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId
+from longboat_runtime.trainer import process_group
+from longboat_runtime.trainer.batch import PackedBatch, WeightedSample, pack_batch, token_sample
+from longboat_runtime.trainer.forward import frozen_logprobs
+from longboat_runtime.trainer.full_weights import full_weights
+from longboat_runtime.trainer.model import longest_sequence
+from longboat_runtime.trainer.packing import SampleTooLong
+from longboat_runtime.trainer.sharding import TORCH_DTYPES, load_sharded, parameter_count
+from longboat_runtime.trainer.step_plan import SampleSize, StepPlan, plan_step
+from longboat_runtime.trainer.updates import Updates
+
+Fetch = Callable[[Sequence[SampleId]], list[GeneratedSample]]
+
+
+class TrainerRank:
+    """Every method is a collective: all ranks must call it, in the same order and with the same arguments."""
+
+    def __init__(self, spec: RLJobSpec, rank: int, world_size: int, address: str) -> None:
+        """Joins the group that meets at `address` (host:port on rank 0)."""
+        torch.manual_seed(spec.rounds.seed)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        self.spec, self.rank, self.world_size = spec, rank, world_size
+        self.mesh, self.hosts = process_group.join(address, rank, world_size)
+        self.device = torch.device(self.mesh.device_type)
+
+    def load(self) -> ModelInfo:
+        """Reads and shards the model. Raises SpecProblem if it can't be trained as the spec says."""
+        model = load_sharded(self.spec.model, self.mesh)
+        longest = longest_sequence(self.spec.model, model.config)
+        check_bins(self.spec)
+        if self.spec.trainer.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        reference = None
+        if self.spec.algorithm.kl_coefficient > 0:
+            reference = load_sharded(self.spec.model, self.mesh).requires_grad_(False)
+        self.model = model.train()
+        self.updates = Updates(self.spec, model, reference)
+        return ModelInfo(parameter_count(model), longest, model.config.get_text_config().vocab_size)
+
+    def train(self, request: TrainRequest, fetch: Fetch) -> TrainReport:
+        """One step. `fetch` gives samples by id, in order; a rank fetches a share and what its bins need besides.
+
+        Raises, on all ranks alike, what `fetch` raised on any, and SpecProblem if a sample doesn't fit a bin (nothing has
+        changed then) or a gradient is not finite.
+        """
+        plan, samples = self._plan(request, fetch)
+        minibatches = [
+            [self._batch(request, plan, samples, members) for members in ranks[self.rank]] for ranks in plan.minibatches
+        ]
+        return TrainReport(request.step, self.updates.run(request.step, minibatches))
+
+    def probe(self, ids: Sequence[int]) -> list[float]:
+        """Log-probs, at temperature 1, of `ids[1:]`, each given those before it."""
+        sample = token_sample(np.asarray(ids, np.int32), prompt_tokens=1)
+        batch = pack_batch([WeightedSample(sample, 0.0, 0.0)], self.device)
+        return [float(value) for value in frozen_logprobs(self.model, batch)]
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole weights in the spec's number format by their Hugging Face names; every rank must run through it."""
+        return full_weights(self.model, TORCH_DTYPES[self.spec.model.dtype])
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """A copy in host memory of everything that `restore` brings back, for `checkpoint.sharded.write`."""
+        return sharded.snapshot(self._state(), self.hosts)
+
+    def restore(self, directory: Path) -> None:
+        """Takes weights, optimizer and RNG state from a snapshot written by any number of ranks."""
+        state = self._state()
+        sharded.read(state, directory)
+        for of_parameter in self.updates.optimizer.state.values():
+            of_parameter["step"].copy_(state["updates"])
+        torch.set_rng_state(state["rng"])
+        self.updates.loss_scale = float(state["loss_scale"])
+
+    def _state(self) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = {}
+        for name, parameter in self.updates.parameters.items():
+            of_parameter = self.updates.optimizer.state[parameter]
+            state[f"model.{name}"] = parameter.detach()
+            state[f"exp_avg.{name}"] = of_parameter["exp_avg"]
+            state[f"exp_avg_sq.{name}"] = of_parameter["exp_avg_sq"]
+            state["updates"] = of_parameter["step"].clone()
+        state["rng"] = torch.get_rng_state()
+        state["loss_scale"] = torch.tensor(self.updates.loss_scale, dtype=torch.float64)
+        return state
+
+    def _plan(self, request: TrainRequest, fetch: Fetch) -> tuple[StepPlan, dict[int, GeneratedSample]]:
+        share = range(self.rank, len(request.samples), self.world_size)
+        samples = self._fetch(request, fetch, share)
+        gathered: list[dict[int, SampleSize]] = [{} for _ in range(self.world_size)]
+        dist.all_gather_object(gathered, {position: _size(sample) for position, sample in samples.items()})
+        sizes = {position: size for of_rank in gathered for position, size in of_rank.items()}
+        try:
+            plan = plan_step(
+                [sizes[position] for position in range(len(request.samples))],
+                self.updates.algorithm,
+                denominator=request.denominator,
+                max_tokens=self.spec.rollout.sampling.max_tokens,
+                capacity=self.spec.trainer.max_tokens_per_bin,
+                ranks=self.world_size,
+                minibatches=self.spec.trainer.minibatches,
+            )
+        except SampleTooLong as error:
+            raise _bin_problem(error.tokens, error.capacity) from error
+        missing = [position for position in plan.positions(self.rank) if position not in samples]
+        return plan, samples | self._fetch(request, fetch, missing)
+
+    def _fetch(self, request: TrainRequest, fetch: Fetch, positions: Sequence[int]) -> dict[int, GeneratedSample]:
+        """Samples by position; an error on any rank is raised on all, so that none waits for the others."""
+        samples: list[GeneratedSample] = []
+        failure: Exception | None = None
+        try:
+            samples = fetch([request.samples[position].id for position in positions])
+        except Exception as error:  # noqa: BLE001 - raised below, on all ranks
+            failure = error
+        failures: list[Exception | None] = [None] * self.world_size
+        dist.all_gather_object(failures, failure)
+        for failed in failures:
+            if failed is not None:
+                raise failed
+        return dict(zip(positions, samples, strict=True))
+
+    def _batch(
+        self, request: TrainRequest, plan: StepPlan, samples: dict[int, GeneratedSample], members: Sequence[int]
+    ) -> PackedBatch:
+        entries = [WeightedSample(samples[i], request.samples[i].advantage, plan.weights[i]) for i in members]
+        return pack_batch(entries, self.device)
+
+
+def _size(sample: GeneratedSample) -> SampleSize:
+    return SampleSize(len(sample.prompt_ids), len(sample.token_ids), sample.finish_reason is FinishReason.LENGTH)
+
+
+def check_bins(spec: RLJobSpec) -> None:
+    """Raises SpecProblem if samples that the spec allows can't fit a bin. Pure."""
+    needed = spec.model.max_length or spec.rollout.sampling.max_tokens + 1
+    if needed > spec.trainer.max_tokens_per_bin:
+        raise _bin_problem(needed, spec.trainer.max_tokens_per_bin)
+
+
+def _bin_problem(needed: int, capacity: int) -> SpecProblem:
+    return SpecProblem(
+        Reason.SPEC_INVALID,
+        "spec.trainer.maxTokensPerBin",
+        f"a sample may have {needed} tokens, a bin holds {capacity}; raise it to the longest prompt plus response, at least "
+        f"{needed}",
+    )

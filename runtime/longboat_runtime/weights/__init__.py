@@ -1,0 +1,1 @@
+"""Weights from trainer to engines: published once, moved once per node, verified before they serve."""

@@ -1,0 +1,59 @@
+"""The trainer's side: full tensors in Hugging Face names become a publication."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+
+from longboat_runtime.interfaces import WeightPublication
+from longboat_runtime.weights.bucket import BUCKET_BYTES, Bucket, buckets
+from longboat_runtime.weights.checksum import WeightChecksum
+from longboat_runtime.weights.payload import Packed, Stored, StoredBucket
+
+
+def pack(named_tensors: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int = BUCKET_BYTES) -> Packed:
+    """Packs full tensors into buckets in this process's memory (a second copy of the model)."""
+    checksum = WeightChecksum()
+    contents = tuple(_summed(buckets(named_tensors, bucket_bytes), checksum))
+    return Packed(contents, checksum.hexdigest())
+
+
+def publish(
+    named_tensors: Iterable[tuple[str, torch.Tensor]],
+    version: int,
+    probe_ids: Sequence[int],
+    probe_logprobs: Sequence[float],
+    bucket_bytes: int = BUCKET_BYTES,
+) -> WeightPublication:
+    """Puts full tensors into Ray's object store, bucket by bucket, and returns what the engines need to fetch and check them.
+
+    `named_tensors` are in Hugging Face names and the dtype of `spec.model.dtype`, on any device; tied tensors come once.
+    `probe_logprobs[i]` is the log-prob of `probe_ids[i + 1]` given those before it, at temperature 1, in float32, from the
+    same weights. The calling process (trainer rank 0) owns the objects: they are gone when it ends.
+    """
+    import ray
+
+    if len(probe_logprobs) != len(probe_ids) - 1:
+        raise ValueError(
+            f"{len(probe_ids)} probe tokens need {len(probe_ids) - 1} log-probs, not {len(probe_logprobs)}"
+        )
+    checksum = WeightChecksum()
+    contents = []
+    nbytes = 0
+    for bucket in _summed(buckets(named_tensors, bucket_bytes), checksum):
+        contents.append(StoredBucket(bucket.entries, ray.put(bucket.data)))
+        nbytes += len(bucket.data)
+    return WeightPublication(
+        version=version,
+        checksum=checksum.hexdigest(),
+        payload=Stored(tuple(contents), nbytes),
+        probe_ids=tuple(int(token) for token in probe_ids),
+        probe_logprobs=tuple(float(logprob) for logprob in probe_logprobs),
+    )
+
+
+def _summed(contents: Iterable[Bucket], checksum: WeightChecksum) -> Iterator[Bucket]:
+    for bucket in contents:
+        bucket.feed(checksum)
+        yield bucket

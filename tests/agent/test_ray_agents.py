@@ -1,0 +1,142 @@
+"""Agents with real Ray processes: a head that dies, a raylet that dies, a drain.
+
+Every agent is PID 1 of a PID namespace, as in its pod; that also hides the other nodes' processes from Ray, which looks at all
+there are.
+"""
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import ray.util
+
+from longboat_runtime.agent.descendants import children
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(shutil.which("unshare") is None, reason="needs PID namespaces (util-linux)"),
+]
+
+# What the agents of a head, a rollout and a driver do; the driver's own program writes down when it was started, and waits.
+AGENT = """
+import sys
+from dataclasses import replace
+from longboat_crds.base import Role
+from longboat_runtime.agent import roles
+from longboat_runtime.agent.ray_command import RayPorts
+
+role, ip, base, directory = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+offset = {"head": 0, "rollout": 10, "driver": 20}[role]
+ports = RayPorts(base, base + offset + 1, base + offset + 2, base + offset + 3)
+place = roles.Place(
+    ip, f"pod-{role}", ports, health_port=base + offset + 4, shared_memory=None, temp_dir=f"{directory}/ray"
+)
+program = f"import os, time; open('{directory}/started', 'a').write('x'); time.sleep(1e6)"
+
+def duty():
+    if role == "head":
+        return roles.head(place)
+    if role == "rollout":
+        return roles.worker(Role.ROLLOUT, place, f"{ip}:{base}", 2)
+    return replace(roles.driver(place, "job", "default", f"{ip}:{base}"), command=[sys.executable, "-c", program])
+
+sys.exit(roles.run_agent(duty))
+"""
+
+
+@dataclass
+class Agent:
+    """One agent; `pid` is that of the `unshare` that keeps its namespace."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+
+    def ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=10) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def find(self, program: str) -> list[int]:
+        """Descendants whose command line holds `program`."""
+        found, pending = [], [self.process.pid]
+        while pending:
+            pid = pending.pop()
+            pending += children(pid)
+            try:
+                if program in Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace"):
+                    found.append(pid)
+            except OSError:
+                continue
+        return found
+
+    def ask_to_stop(self) -> None:
+        (agent,) = children(self.process.pid)
+        os.kill(agent, signal.SIGTERM)
+
+
+def until(what: str, agents: dict[str, Agent], condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 400
+    while not condition():
+        assert time.monotonic() < deadline, what
+        assert all(agent.process.poll() is None for agent in agents.values()), "an agent has ended"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def agents() -> Iterator[dict[str, Agent]]:
+    directory = Path(tempfile.mkdtemp(prefix="lb-"))
+    token = directory / "token"
+    token.write_text(secrets.token_hex(32))
+    environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    # Between the ports of Ray's workers and those that the kernel gives out.
+    base = 20_000 + secrets.randbelow(12_000)
+    namespace = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if os.getuid() != 0:
+        namespace += ["--user", "--map-root-user"]
+    started = {}
+    for role, offset in (("head", 0), ("rollout", 10), ("driver", 20)):
+        arguments = [role, ray.util.get_node_ip_address(), str(base), str(directory)]
+        process = subprocess.Popen([*namespace, sys.executable, "-c", AGENT, *arguments], env=environment)
+        started[role] = Agent(process, base + offset + 4)
+    yield started
+    for agent in started.values():
+        agent.process.kill()
+        agent.process.wait()
+    shutil.rmtree(directory)
+
+
+def test_agents_follow_the_head_through_its_deaths(agents: dict[str, Agent]) -> None:
+    head, rollout, driver = agents["head"], agents["rollout"], agents["driver"]
+    until("all are ready", agents, lambda: all(agent.ready() for agent in agents.values()))
+    (first_raylet,), (first_driver,) = rollout.find("raylet/raylet"), driver.find("started")[-1:]
+
+    (gcs,) = head.find("gcs/gcs_server")
+    os.kill(gcs, signal.SIGKILL)
+    until("the driver has ended", agents, lambda: first_driver not in driver.find("started"))
+    until("the head is back", agents, lambda: head.find("gcs/gcs_server") not in ([], [gcs]) and head.ready())
+    until("the old raylet has ended", agents, lambda: first_raylet not in rollout.find("raylet/raylet"))
+    until("all are ready again", agents, lambda: all(agent.ready() for agent in agents.values()))
+
+    (second_raylet,) = rollout.find("raylet/raylet")
+    os.kill(second_raylet, signal.SIGKILL)
+    until("a new raylet runs", agents, lambda: rollout.find("raylet/raylet") not in ([], [second_raylet]))
+    until("it has joined", agents, rollout.ready)
+    assert all(agent.process.poll() is None for agent in agents.values())
+
+    for role in ("rollout", "driver", "head"):
+        agents[role].ask_to_stop()
+    assert [agents[role].process.wait(60) for role in agents] == [0, 0, 0]

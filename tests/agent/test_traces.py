@@ -1,0 +1,78 @@
+"""What agents leave behind for people, and what they clean up."""
+
+import io
+import mmap
+import os
+from multiprocessing import shared_memory
+from pathlib import Path
+
+from longboat_runtime.agent.actor_logs import ActorLogs
+from longboat_runtime.agent.shared_memory import Segment, leftovers, sweep
+from longboat_runtime.agent.termination import termination_message, write_termination_message
+
+
+def test_only_old_unmapped_segments_of_engines_are_leftovers() -> None:
+    segments = [
+        Segment("psm_1", 60.0),
+        Segment("psm_mapped", 60.0),
+        Segment("psm_young", 1.0),
+        Segment("sem.mp-1", 60.0),
+        Segment("vllm_dist_1", 60.0),
+        Segment("plasma", 60.0),
+        Segment("somebody-elses", 60.0),
+    ]
+    assert leftovers(segments, {"psm_mapped"}) == ["psm_1", "sem.mp-1", "vllm_dist_1"]
+
+
+def test_sweep_removes_what_nobody_maps(tmp_path: Path) -> None:
+    for name in ("psm_left", "psm_used", "other"):
+        (tmp_path / name).write_bytes(b"x" * 4096)
+    with (tmp_path / "psm_used").open("r+b") as file, mmap.mmap(file.fileno(), 4096) as used:
+        assert used[0] == ord("x")
+        assert sweep(tmp_path) == []
+        now = os.stat_result((tmp_path / "psm_left").stat()).st_ctime
+        assert sweep(tmp_path, now=now + 60) == ["psm_left"]
+    assert sweep(tmp_path, everything=True) == ["psm_used"]
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+def test_names_of_segments_are_those_python_gives() -> None:
+    segment = shared_memory.SharedMemory(create=True, size=16)
+    try:
+        assert leftovers([Segment(segment.name, 60.0)], ()) == [segment.name]
+    finally:
+        segment.close()
+        segment.unlink()
+
+
+def test_actor_output_is_printed_once_by_whole_lines(tmp_path: Path) -> None:
+    logs = tmp_path / "session_1" / "logs"
+    logs.mkdir(parents=True)
+    (tmp_path / "session_latest").symlink_to("session_1")
+    old = logs / "worker-aa-01000000-1.out"
+    old.write_text("before the agent\n")
+    out = io.StringIO()
+    follower = ActorLogs(tmp_path, out)
+    new = logs / "worker-bb-01000000-77.err"
+    new.write_text(":job_id:01000000\nfirst\nsec")
+    (logs / "raylet.err").write_text("not an actor\n")
+    follower.print_new()
+    with new.open("a") as file:
+        file.write("ond\n")
+    follower.print_new()
+    follower.print_new()
+    assert out.getvalue() == "(pid=77) first\n(pid=77) second\n"
+
+
+def test_the_last_line_is_the_cause(tmp_path: Path) -> None:
+    lines = ["Traceback (most recent call last):", '  File "x.py", line 1', "ValueError: no model at /model", ""]
+    message = termination_message("driver", 1, lines)
+    assert message == "driver exited with code 1 again and again: ValueError: no model at /model"
+    assert termination_message("rollout", -9, []).startswith("rollout was killed by signal 9")
+    assert len(termination_message("driver", 1, ["x" * 10_000])) == 1000
+    log = tmp_path / "termination-log"
+    write_termination_message(message, log)
+    assert not log.exists()
+    log.touch()
+    write_termination_message(message, log)
+    assert log.read_text() == message

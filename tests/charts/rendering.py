@@ -1,0 +1,60 @@
+"""The chart as Helm renders it."""
+
+import json
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from e2e.cluster.binaries import HELM
+
+CHART = Path(__file__).parents[2] / "charts" / "longboat"
+RELEASE, NAMESPACE = "release", "longboat-system"
+
+
+def helm(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run Helm: the test cluster's, else the one on the path."""
+    program = str(HELM.path) if HELM.path.exists() else shutil.which("helm")
+    if program is None:
+        pytest.skip("Helm is missing: `make binaries` builds it")
+    return subprocess.run([program, *arguments], input=stdin, text=True, capture_output=True, check=False)
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """Objects of one rendering."""
+
+    objects: list[dict[str, Any]]
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        """All objects of a kind."""
+        return [body for body in self.objects if body["kind"] == kind]
+
+    def one(self, kind: str, name: str | None = None) -> dict[str, Any]:
+        """The only object of a kind, or of a kind and name."""
+        [body] = [body for body in self.of_kind(kind) if name in (None, body["metadata"]["name"])]
+        return body
+
+
+def render(values: dict[str, Any] | None = None) -> Rendered:
+    """`helm template` with values; fails the test with Helm's words."""
+    done = _template(json.dumps(values or {}))
+    assert done.returncode == 0, done.stderr
+    return Rendered([body for body in yaml.load_all(done.stdout, yaml.CSafeLoader) if body])
+
+
+def refusal(values: dict[str, Any]) -> str:
+    """Why Helm refuses values."""
+    done = _template(json.dumps(values))
+    assert done.returncode != 0
+    return done.stderr
+
+
+@cache
+def _template(values: str) -> subprocess.CompletedProcess[str]:
+    return helm("template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--values", "-", stdin=values)

@@ -1,0 +1,219 @@
+"""The chart renders what a careful platform team would accept, and refuses values it doesn't know."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from longboat_operator.cli import _parser
+from longboat_operator.kube.resources import (
+    CHILDREN,
+    CLUSTER_RL_RUNTIME,
+    EVENT,
+    LEASE,
+    POD,
+    RL_JOB,
+    RL_RUNTIME,
+    SECRET,
+    Resource,
+)
+from longboat_operator.pods.access import driver_role
+from longboat_operator.pods.names import JobRef
+from tests.charts.rendering import CHART, NAMESPACE, RELEASE, Rendered, helm, refusal, render
+
+NAME = f"{RELEASE}-longboat"
+READS = {"get", "list", "watch"}
+MODES: list[dict[str, Any]] = [{}, {"watchNamespaces": ["team-a", "team-b"]}]
+
+
+@pytest.fixture
+def default() -> Rendered:
+    return render()
+
+
+def test_lint() -> None:
+    done = helm("lint", "--strict", str(CHART))
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_operator_meets_restricted_pod_security(default: Rendered) -> None:
+    pod = default.one("Deployment")["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] == 10001
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+    assert all(set(volume) <= {"name", "emptyDir"} for volume in pod["volumes"])
+    for container in pod["containers"]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert container["resources"]["limits"]["memory"]
+
+
+def test_probes_and_ports_are_those_that_the_operator_serves(default: Rendered) -> None:
+    [container] = default.one("Deployment")["spec"]["template"]["spec"]["containers"]
+    options = _parser().parse_args(container["args"])
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {"metrics": options.metrics_port, "health": options.health_port}
+    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "health"}
+    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "health"}
+
+
+@pytest.mark.parametrize("mode", MODES, ids=["cluster", "namespaces"])
+def test_the_operators_command_line_takes_the_arguments(mode: dict[str, Any]) -> None:
+    rendered = render(mode)
+    [container] = rendered.one("Deployment")["spec"]["template"]["spec"]["containers"]
+    options = _parser().parse_args(container["args"])
+    assert options.namespace == mode.get("watchNamespaces", [])
+    assert options.leader_election
+    [lease_rules] = [rules for rules in _rules(rendered, f"{NAME}-lease") if "resourceNames" in rules]
+    assert lease_rules["resourceNames"] == [options.lease_name]
+
+
+def _rules(rendered: Rendered, name: str = NAME) -> list[dict[str, Any]]:
+    roles = [*rendered.of_kind("ClusterRole"), *rendered.of_kind("Role")]
+    return next(role["rules"] for role in roles if role["metadata"]["name"] == name)
+
+
+def _verbs(rules: list[dict[str, Any]], resource: Resource, subresource: str = "") -> set[str]:
+    name = f"{resource.plural}/{subresource}" if subresource else resource.plural
+    return {
+        verb
+        for rule in rules
+        for verb in rule["verbs"]
+        if resource.group in rule["apiGroups"] and name in rule["resources"]
+    }
+
+
+@pytest.mark.parametrize("mode", MODES, ids=["cluster", "namespaces"])
+def test_the_operator_has_the_rights_that_it_uses(mode: dict[str, Any]) -> None:
+    rendered = render(mode)
+    rules = _rules(rendered)
+    for resource in CHILDREN:
+        writes = {"create", "delete"} if resource is POD else {"create", "patch"}
+        assert _verbs(rules, resource) == READS | writes
+    assert _verbs(rules, SECRET) == {"create"}
+    assert _verbs(rules, POD, "resize") == {"patch"}
+    assert _verbs(rules, RL_JOB) == READS | {"delete"}
+    assert _verbs(rules, RL_JOB, "status") == {"patch"}
+    assert _verbs(rules, RL_RUNTIME) == READS
+    assert _verbs(rules, CLUSTER_RL_RUNTIME) == (set() if mode else READS)
+    assert _verbs(rules, EVENT) == {"get", "create", "patch"}
+    assert _verbs(_rules(rendered, f"{NAME}-lease"), LEASE) == {"get", "create", "update"}
+
+
+def test_the_operator_holds_what_it_gives_to_drivers(default: Rendered) -> None:
+    """Else the API server would refuse the Roles it makes."""
+    for granted in driver_role(JobRef("ns", "job", "uid"))["rules"]:
+        for name in granted["resources"]:
+            plural, _, subresource = name.partition("/")
+            held = _verbs(_rules(default), Resource("", plural, granted["apiGroups"][0]), subresource)
+            assert set(granted["verbs"]) <= held
+
+
+def test_no_right_is_without_bounds(default: Rendered) -> None:
+    for role in [*default.of_kind("ClusterRole"), *default.of_kind("Role")]:
+        for rule in role["rules"]:
+            assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+            assert not {"escalate", "bind", "impersonate"} & set(rule["verbs"])
+
+
+def test_a_namespaced_release_has_roles_only_where_it_serves() -> None:
+    rendered = render(MODES[1] | {"crds": {"install": False}, "policies": {"install": False}})
+    assert rendered.of_kind("ClusterRole") == []
+    assert rendered.of_kind("ClusterRoleBinding") == []
+    bound = [
+        (binding["metadata"]["namespace"], binding["roleRef"]["name"], binding["subjects"])
+        for binding in rendered.of_kind("RoleBinding")
+    ]
+    account = [{"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}]
+    assert bound == [("team-a", NAME, account), ("team-b", NAME, account), (NAMESPACE, f"{NAME}-lease", account)]
+
+
+def test_the_definitions_are_those_of_the_tree(default: Rendered) -> None:
+    files = sorted((CHART.parents[1] / "crds").glob("*.yaml"))
+    assert len(files) == 3
+    for file in files:
+        definition = yaml.safe_load(file.read_text())
+        rendered = default.one("CustomResourceDefinition", definition["metadata"]["name"])
+        assert rendered["spec"] == definition["spec"]
+        assert rendered["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+
+
+def test_definitions_and_policies_can_be_left_out() -> None:
+    rendered = render({"crds": {"install": False}, "policies": {"install": False}})
+    assert rendered.of_kind("CustomResourceDefinition") == []
+    assert rendered.of_kind("ValidatingAdmissionPolicy") == []
+    assert rendered.of_kind("ValidatingAdmissionPolicyBinding") == []
+    kept = render({"crds": {"keep": False}}).of_kind("CustomResourceDefinition")
+    assert [body for body in kept if "annotations" in body["metadata"]] == []
+
+
+def test_several_replicas_get_a_disruption_budget() -> None:
+    assert render().of_kind("PodDisruptionBudget") == []
+    rendered = render({"replicas": 2})
+    budget, deployment = rendered.one("PodDisruptionBudget")["spec"], rendered.one("Deployment")["spec"]
+    assert budget["minAvailable"] == 1
+    assert budget["selector"] == deployment["selector"]
+
+
+def test_selectors_select_the_operators_pods_only(default: Rendered) -> None:
+    deployment = default.one("Deployment")["spec"]
+    labels = deployment["template"]["metadata"]["labels"]
+    selectors = [
+        deployment["selector"]["matchLabels"],
+        default.one("Service")["spec"]["selector"],
+        default.one("NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
+    ]
+    for selector in selectors:
+        assert selector.items() <= labels.items()
+        assert selector["app.kubernetes.io/component"] == "operator"
+
+
+def test_the_service_monitor_finds_the_metrics() -> None:
+    monitor = {"metrics": {"serviceMonitor": {"enabled": True}}}
+    rendered = render(monitor)
+    selector = rendered.one("ServiceMonitor")["spec"]["selector"]["matchLabels"]
+    service = rendered.one("Service")
+    assert selector.items() <= service["metadata"]["labels"].items()
+    assert rendered.one("ServiceMonitor")["spec"]["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
+    alone = {"metrics": {"service": False, **monitor["metrics"]}}
+    assert "needs metrics.service: true" in refusal(alone)
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        (MODES[0], [("ClusterRLRuntime", None)]),
+        (MODES[1], [("RLRuntime", "team-a"), ("RLRuntime", "team-b")]),
+    ],
+    ids=["cluster", "namespaces"],
+)
+def test_runtime_templates(mode: dict[str, Any], expected: list[tuple[str, str | None]]) -> None:
+    rendered = render({**mode, "runtimes": {"cpu": {"image": "longboat:1", "command": ["/bin/longboat"]}}})
+    runtimes = [body for body in rendered.objects if body["kind"].endswith("RLRuntime")]
+    assert [(body["kind"], body["metadata"].get("namespace")) for body in runtimes] == expected
+    assert all(body["spec"] == {"image": "longboat:1", "command": ["/bin/longboat"]} for body in runtimes)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"replicaCount": 2}, "replicaCount"),
+        ({"replicas": "2"}, "/replicas"),
+        ({"image": {"repo": "x"}}, "repo"),
+        ({"watchNamespaces": ["Team_A"]}, "/watchNamespaces/0"),
+        ({"runtimes": {"cpu": {}}}, "image"),
+        ({"serviceAccount": {"name": "my-driver"}}, "/serviceAccount/name"),
+    ],
+)
+def test_values_it_does_not_know_are_refused(values: dict[str, Any], words: str) -> None:
+    assert words in refusal(values)
+
+
+def test_the_readme_lists_every_value() -> None:
+    text = (CHART / "README.md").read_text()
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert [name for name in values if f"`{name}" not in text] == []

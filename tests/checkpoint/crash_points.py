@@ -1,0 +1,127 @@
+"""Kills a saving process before each of its file operations and prints what the next one finds, as JSON lines.
+
+Runs as a script of its own, since it forks and so must not have started threads. Each child is killed at one operation; then,
+for a loss of power, what it hadn't synced is taken away: names from directories, halves from files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from longboat_runtime.checkpoint.store import CheckpointStore
+
+KILLED = 9
+CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir"}
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+class Disk:
+    """Counts file operations below `root`, ends the process before number `deadline`, and notes what has been synced."""
+
+    def __init__(self, root: Path, deadline: int, notes: Path) -> None:
+        self.root, self.deadline, self.notes = str(root), deadline, notes
+        self.count = 0
+        self.synced_files: set[int] = set()
+        self.synced_names: dict[str, list[str]] = {}
+        self.fsync = os.fsync
+        os.fsync = self._synced
+        sys.addaudithook(self._audit)
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        changes = event in CHANGES or (event == "open" and arguments[2] & WRITING)
+        if changes and str(arguments[0]).startswith(self.root):
+            self._operation()
+
+    def _operation(self) -> None:
+        self.count += 1
+        if self.count == self.deadline:
+            self.stop(KILLED)
+
+    def _synced(self, descriptor: int) -> None:
+        self._operation()
+        self.fsync(descriptor)
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if path.is_dir():
+            self.synced_names[str(path)] = [entry.name for entry in path.iterdir()]
+        else:
+            self.synced_files.add(os.fstat(descriptor).st_ino)
+
+    def stop(self, code: int) -> None:
+        """Ends the process at once, leaving notes for `lose_power`."""
+        self.root = "/nowhere"
+        self.notes.write_text(json.dumps([sorted(self.synced_files), self.synced_names]))
+        os._exit(code)
+
+
+async def write_model(directory: Path) -> None:
+    """What trainers write, and sync themselves."""
+    write_ranks(directory)
+
+
+def write_ranks(directory: Path) -> None:
+    """Two files."""
+    directory.mkdir()
+    for rank in range(2):
+        with (directory / f"rank-{rank}").open("wb") as file:
+            file.write(os.urandom(1000))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def save(root: Path, incarnation: int, step: int) -> None:
+    """One checkpoint, of which the two newest are kept."""
+    asyncio.run(CheckpointStore(root, 2, incarnation).save(step, {"step": step}, write_model))
+
+
+def lose_power(root: Path, before: dict[str, list[str]], notes: Path) -> None:
+    """Takes away what was not durable; `before` are the names that were there before the process started."""
+    files, names = json.loads(notes.read_text())
+    for directory, subdirectories, entries in os.walk(root):
+        durable = set(names.get(directory, [])) | set(before.get(directory, []))
+        for name in [*subdirectories, *entries]:
+            path = Path(directory) / name
+            if name not in durable:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            elif path.is_file() and name not in before.get(directory, []) and path.stat().st_ino not in files:
+                os.truncate(path, path.stat().st_size // 2)
+        subdirectories[:] = [name for name in subdirectories if name in durable]
+
+
+def main(scratch: Path) -> None:
+    """For each kind of death and each operation: die there, then look, then save again."""
+    template = scratch / "template"
+    for step in (10, 20):
+        save(template, 1, step)
+    for power in (False, True):
+        code, operation = KILLED, 0
+        while code == KILLED:
+            operation += 1
+            root = scratch / f"{'power' if power else 'kill'}-{operation}"
+            shutil.copytree(template, root)
+            before = {directory: [*subs, *entries] for directory, subs, entries in os.walk(root)}
+            notes = scratch / "notes"
+            child = os.fork()
+            if child == 0:
+                disk = Disk(root, operation, notes)
+                save(root, 2, 30)
+                disk.stop(0)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            if power:
+                lose_power(root, before, notes)
+            found = CheckpointStore(root, 2, 3).newest()
+            save(root, 3, 40)
+            left = sorted(str(path.relative_to(root)) for path in root.glob("incarnations/*/step-*"))
+            line = {"power": power, "operation": operation, "died": code == KILLED, "left": left}
+            line["found"] = [found.incarnation, found.step, found.state["step"]] if found else None
+            print(json.dumps(line))
+            shutil.rmtree(root)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,182 @@
+import asyncio
+import errno
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from longboat_crds.reasons import Reason
+from longboat_runtime.checkpoint.store import CheckpointStore
+from longboat_runtime.problems import SpecProblem
+
+SCRIPT = Path(__file__).with_name("crash_points.py")
+
+
+def write(directory: Path, content: bytes = b"0123456789" * 100) -> None:
+    directory.mkdir()
+    (directory / "weights").write_bytes(content)
+
+
+async def write_model(directory: Path) -> None:
+    write(directory)
+
+
+async def saved(root: Path, *steps: int, incarnation: int = 1, keep: int = 2) -> CheckpointStore:
+    store = CheckpointStore(root, keep, incarnation)
+    for step in steps:
+        await store.save(step, {"ledger": {"step": step}}, write_model)
+    return store
+
+
+def directories(root: Path) -> list[str]:
+    return sorted(path.name for path in root.glob("incarnations/*/*"))
+
+
+async def test_what_was_saved_is_found_again(tmp_path: Path) -> None:
+    await saved(tmp_path, 10)
+    found = CheckpointStore(tmp_path, 2, 2).newest()
+    assert found is not None
+    assert (found.incarnation, found.step, found.state) == (1, 10, {"ledger": {"step": 10}})
+    assert (found.model / "weights").read_bytes() == b"0123456789" * 100
+
+
+def test_there_may_be_none(tmp_path: Path) -> None:
+    assert CheckpointStore(tmp_path / "missing", 2, 1).newest() is None
+
+
+async def test_the_highest_incarnation_is_newest_whatever_its_step(tmp_path: Path) -> None:
+    await saved(tmp_path, 30, incarnation=1)
+    await saved(tmp_path, 20, incarnation=2)
+    found = CheckpointStore(tmp_path, 2, 3).newest()
+    assert found is not None
+    assert (found.incarnation, found.step) == (2, 20)
+
+
+async def test_a_step_can_be_asked_for(tmp_path: Path) -> None:
+    store = await saved(tmp_path, 10, 20)
+    found = store.newest(step=10)
+    assert found is not None
+    assert found.step == 10
+    assert store.newest(step=15) is None
+
+
+async def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    await saved(tmp_path, 10, 20, 30, 40)
+    assert directories(tmp_path) == ["step-00000030", "step-00000040"]
+    await saved(tmp_path, 10, incarnation=2)
+    assert directories(tmp_path) == ["step-00000010", "step-00000040"]
+
+
+async def test_a_lost_driver_removes_nothing(tmp_path: Path) -> None:
+    await saved(tmp_path, 10, keep=1)
+    await saved(tmp_path, 20, incarnation=2, keep=1)
+    await saved(tmp_path, 11, 12, 13, incarnation=1, keep=1)
+    found = CheckpointStore(tmp_path, 1, 3).newest()
+    assert found is not None
+    assert (found.incarnation, found.step) == (2, 20)
+
+
+@pytest.mark.parametrize("file", ["trainer/weights", "state.json", "manifest.json"])
+@pytest.mark.parametrize("damage", ["truncated", "one byte changed", "missing"])
+async def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, file: str, damage: str) -> None:
+    store = await saved(tmp_path, 10, 20)
+    path = tmp_path / "incarnations" / "1" / "step-00000020" / file
+    content = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    elif damage == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    else:
+        path.write_bytes(content[:5] + bytes([content[5] ^ 1]) + content[6:])
+    found = store.newest()
+    assert found is not None
+    assert found.step == 10
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+async def test_a_full_volume_is_a_problem_that_names_the_cure_and_loses_nothing(tmp_path: Path, number: int) -> None:
+    store = await saved(tmp_path, 10)
+
+    async def fail(directory: Path) -> None:
+        await write_model(directory)
+        raise OSError(number, "no space")
+
+    with pytest.raises(SpecProblem, match="Enlarge the claim") as problem:
+        await store.save(20, {}, fail)
+    assert problem.value.reason == Reason.CHECKPOINT_VOLUME_FULL
+    assert not problem.value.fatal
+    assert directories(tmp_path) == ["step-00000010"]
+    found = store.newest()
+    assert found is not None
+    assert found.step == 10
+    await store.save(20, {}, write_model)
+    assert directories(tmp_path) == ["step-00000010", "step-00000020"]
+
+
+async def test_a_really_full_volume(small_volume: Path) -> None:
+    """A file system of 1 MiB."""
+    store = await saved(small_volume, 10)
+
+    async def fill(directory: Path) -> None:
+        write(directory, bytes(4 << 20))
+
+    with pytest.raises(SpecProblem) as problem:
+        await store.save(20, {}, fill)
+    assert problem.value.reason == Reason.CHECKPOINT_VOLUME_FULL
+    assert directories(small_volume) == ["step-00000010"]
+    assert store.newest() is not None
+
+
+async def test_an_error_of_the_trainer_leaves_nothing_half_made(tmp_path: Path) -> None:
+    store = await saved(tmp_path, 10)
+
+    async def fail(directory: Path) -> None:
+        await write_model(directory)
+        raise RuntimeError("a rank ended")
+
+    with pytest.raises(RuntimeError, match="a rank ended"):
+        await store.save(20, {}, fail)
+    assert directories(tmp_path) == ["step-00000010"]
+
+
+async def test_the_same_step_twice_keeps_the_first(tmp_path: Path) -> None:
+    store = await saved(tmp_path, 10)
+    again = await store.save(10, {"ledger": "other"}, write_model)
+    assert again.state == {"ledger": {"step": 10}}
+
+
+async def test_training_goes_on_while_the_model_is_written(tmp_path: Path) -> None:
+    released = asyncio.Event()
+
+    async def slow(directory: Path) -> None:
+        await write_model(directory)
+        await released.wait()
+
+    store = CheckpointStore(tmp_path, 2, 1)
+    saving = asyncio.create_task(store.save(10, {}, slow))
+    await asyncio.sleep(0)
+    assert store.newest() is None
+    released.set()
+    assert (await saving).step == 10
+    assert store.newest() is not None
+
+
+def test_death_at_any_point_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
+    result = subprocess.run([sys.executable, SCRIPT, tmp_path], capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    for power in (False, True):
+        points = [line for line in lines if line["power"] is power]
+        assert len(points) > 20
+        assert not points[-1]["died"]
+        assert points[-1]["found"] == [2, 30, 30]
+        found = [line["found"] for line in points]
+        assert all(one in ([1, 20, 20], [2, 30, 30]) for one in found)
+        # Once complete, it stays so.
+        assert found == sorted(found)
+        assert found[0] == [1, 20, 20]
+    # The next checkpoint clears away what the dead process left, and keeps two.
+    for line in lines:
+        newest = "incarnations/2/step-00000030" if line["found"] == [2, 30, 30] else "incarnations/1/step-00000020"
+        assert line["left"] == [newest, "incarnations/3/step-00000040"]

@@ -1,0 +1,60 @@
+"""Changes to the minimal job, and the one field they are refused at (None: accepted), by models and API server alike."""
+
+from typing import Any
+
+GYM = {"spec.dataset": {"reasoningGym": {"task": "chain_sum"}}}
+SCORER = {"spec.rewards": [{"name": "scorer", "style": "ReasoningGym"}]}
+
+CASES: list[tuple[dict[str, Any], str | None]] = [
+    ({}, None),
+    ({"spec.dataset.files": None}, "spec.dataset.files"),
+    (GYM, None),
+    (GYM | SCORER, None),
+    (SCORER, "spec.rewards"),
+    (GYM | SCORER | {"spec.dataset.evaluation": {"reasoningGym": {"task": "chain_sum", "seed": 1}}}, None),
+    (GYM | SCORER | {"spec.dataset.evaluation": {"files": {"paths": ["/t"]}}}, "spec.dataset.evaluation"),
+    ({"spec.dataset.evaluation": {}}, "spec.dataset.evaluation.files"),
+    (
+        GYM | {"spec.rewards": [{"name": "s", "style": "ReasoningGym", "function": "m:f"}]},
+        "spec.rewards[0].function",
+    ),
+    (
+        {"spec.rewards.0.configMap": {"name": "code", "key": "r.py", "function": "f"}},
+        "spec.rewards[0].function",
+    ),
+    ({"spec.rewards": [{"name": "r", "configMap": {"name": "c", "key": "r.py", "function": "f"}}]}, None),
+    ({"spec.rewards.0.domains": ["math"]}, "spec.rewards"),
+    ({"spec.rewards.0.domains": ["math"], "spec.dataset.columns.domain": "topic"}, None),
+    (
+        {"spec.rewards.0.domains": ["a", "a"], "spec.dataset.columns.domain": "topic"},
+        "spec.rewards[0].domains[1]",
+    ),
+    ({"spec.model.maxLength": 65}, None),
+    ({"spec.model.maxLength": 64}, "spec.rollout.sampling.maxTokens"),
+    ({"spec.trainer.maxTokensPerBin": 64}, "spec.trainer.maxTokensPerBin"),
+    ({"spec.trainer.maxTokensPerBin": 100, "spec.model.maxLength": 101}, "spec.trainer.maxTokensPerBin"),
+    ({"spec.trainer.maxTokensPerBin": 100, "spec.model.maxLength": 100}, None),
+    ({"spec.rounds.promptsPerRound": 65_536}, "spec.rounds.promptsPerRound"),
+    ({"spec.rounds.promptsPerRound": 8192}, None),
+    (
+        {"spec.rounds.promptsPerRound": 1, "spec.algorithm.groupSize": 4, "spec.trainer.minibatches": 5},
+        "spec.trainer.minibatches",
+    ),
+    ({"spec.rollout.enginesPerPod": 8, "spec.rollout.tensorParallel": 8}, None),
+    ({"spec.rollout.enginesPerPod": 9, "spec.rollout.tensorParallel": 8}, "spec.rollout.tensorParallel"),
+    ({"spec.failurePolicy.maxBackoffSeconds": 5}, "spec.failurePolicy.maxBackoffSeconds"),
+    ({"spec.checkpoint.claimName": "mine"}, None),
+    (
+        {"spec.checkpoint.claimName": "a", "spec.checkpoint.reclaimPolicy": "Delete"},
+        "spec.checkpoint.reclaimPolicy",
+    ),
+    ({"spec.checkpoint.reclaimPolicy": "Delete"}, None),
+    ({"spec.checkpoint.resumeFrom": {"claimName": "a"}}, None),
+    (
+        {"spec.checkpoint.claimName": "a", "spec.checkpoint.resumeFrom": {"claimName": "a"}},
+        "spec.checkpoint.resumeFrom",
+    ),
+    ({"metadata.name": "1st"}, "metadata.name"),
+    ({"metadata.name": "a" * 46}, None),
+    ({"metadata.name": "a" * 47}, "metadata.name"),
+]

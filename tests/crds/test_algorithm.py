@@ -1,0 +1,73 @@
+"""Presets stand for the knobs of their papers; a knob that is given wins."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longboat_crds.algorithm import (
+    PRESETS,
+    AdvantageBaseline,
+    AdvantageScale,
+    Aggregation,
+    AlgorithmName,
+    AlgorithmSpec,
+    resolve,
+)
+
+KNOBS = st.fixed_dictionaries(
+    {},
+    optional={
+        "advantage_baseline": st.sampled_from(AdvantageBaseline),
+        "advantage_scale": st.sampled_from(AdvantageScale),
+        "aggregation": st.sampled_from(Aggregation),
+        "clip_low": st.floats(0.01, 0.9),
+        "clip_high": st.floats(0.01, 9.0),
+        "drop_zero_variance": st.booleans(),
+        "mask_truncated": st.booleans(),
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "baseline", "scale", "aggregation", "clip_high", "filters"),
+    [
+        ("GRPO", "GroupMean", "GroupStd", "SequenceMean", 0.2, False),
+        ("DrGRPO", "GroupMean", "None", "SequenceSum", 0.2, False),
+        ("RLOO", "LeaveOneOut", "None", "SequenceSum", 0.2, False),
+        ("ReinforcePlusPlus", "BatchMean", "BatchStd", "TokenMean", 0.2, False),
+        ("DAPO", "GroupMean", "GroupStd", "TokenMean", 0.28, True),
+    ],
+)
+def test_presets(name: str, baseline: str, scale: str, aggregation: str, clip_high: float, filters: bool) -> None:
+    resolved = resolve(AlgorithmSpec(name=AlgorithmName(name)))
+    assert (resolved.advantage_baseline, resolved.advantage_scale, resolved.aggregation) == (
+        baseline,
+        scale,
+        aggregation,
+    )
+    assert (resolved.clip_low, resolved.clip_high) == (0.2, clip_high)
+    assert (resolved.drop_zero_variance, resolved.mask_truncated) == (filters, filters)
+
+
+def test_every_name_has_a_preset() -> None:
+    assert set(PRESETS) == set(AlgorithmName)
+
+
+@given(name=st.sampled_from(AlgorithmName), knobs=KNOBS)
+def test_a_given_knob_wins_and_an_unset_one_is_the_presets(name: AlgorithmName, knobs: dict[str, object]) -> None:
+    resolved = resolve(AlgorithmSpec.model_validate({"name": name, "group_size": 4, **knobs}))
+    for knob in (
+        "advantage_baseline",
+        "advantage_scale",
+        "aggregation",
+        "clip_low",
+        "clip_high",
+        "drop_zero_variance",
+        "mask_truncated",
+    ):
+        assert getattr(resolved, knob) == knobs.get(knob, getattr(PRESETS[name], knob))
+
+
+def test_importance_cap_zero_is_off() -> None:
+    assert resolve(AlgorithmSpec(importance_cap=0.0)).importance_cap is None
+    assert resolve(AlgorithmSpec()).importance_cap == 2.0

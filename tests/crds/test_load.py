@@ -1,0 +1,141 @@
+"""What a person writes becomes a job, or one line for each fault: field, what is wrong, cure."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from longboat_crds.load import ApiError, load, load_job
+from longboat_crds.yaml_text import dump, parse
+from tests.crds.malformed_jobs import Malformed, malformed
+from tests.crds.manifests import MINIMAL, changed
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("**/*.yaml"))
+
+
+@pytest.mark.parametrize("case", malformed(), ids=lambda case: case.name)
+def test_a_malformed_job_is_refused_at_its_field(case: Malformed) -> None:
+    with pytest.raises(ApiError) as caught:
+        load_job(case.text)
+    assert [problem.partition(": ")[0] for problem in caught.value.problems] == [case.path]
+
+
+def test_defaults_are_filled_in() -> None:
+    job = load_job(dump(MINIMAL))
+    assert job.metadata.name == "minimal"
+    assert job.spec.algorithm.group_size == 8
+    assert job.spec.checkpoint.volume.size == "10Gi"
+
+
+def test_what_was_loaded_loads_again() -> None:
+    job = load_job(dump(MINIMAL))
+    assert load_job(dump(job.to_json())) == job
+    assert load_job(json.dumps(job.to_json())) == job
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"spec.rolout": {}}, "spec.rolout: no such field; did you mean rollout?"),
+        ({"spec.rewards.0.wieght": 2}, "spec.rewards[0].wieght: no such field; did you mean weight?"),
+        (
+            {"spec.model.zzz": 1},
+            "spec.model.zzz: no such field; known fields are path, dtype, maxLength",
+        ),
+        ({"spec.model.path": None}, "spec.model.path: is required: give it"),
+        ({"spec.model.path": 7}, "spec.model.path: must be a text; put it in quotes (it is 7)"),
+        ({"spec.suspend": "no"}, "spec.suspend: must be true or false (it is 'no')"),
+        ({"spec.rounds.steps": 0}, "spec.rounds.steps: must be greater than or equal to 1 (it is 0)"),
+        (
+            {"spec.model.dtype": "bf16"},
+            "spec.model.dtype: must be 'Float32', 'BFloat16' or 'Float16', not 'bf16'",
+        ),
+        (
+            {"apiVersion": "longboat.dev/v1"},
+            "apiVersion: must be longboat.dev/v1alpha1, not longboat.dev/v1",
+        ),
+        ({"kind": "RlJob"}, "kind: must be one of RLJob, RLRuntime, ClusterRLRuntime, not RlJob"),
+        (
+            {"spec.rewards.0.function": None},
+            "spec.rewards[0].function: give exactly one of function and configMap",
+        ),
+    ],
+)
+def test_a_problem_names_field_and_cure(changes: dict[str, object], problem: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        load_job(dump(changed(changes)))
+    assert caught.value.problems == [problem]
+
+
+def test_every_fault_is_told_at_once() -> None:
+    with pytest.raises(ApiError) as caught:
+        load_job(dump(changed({"spec.rounds.steps": 0, "spec.model.dtype": "bf16", "spec.rolout": {}})))
+    assert len(caught.value.problems) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "one object"),
+        ("- 1", "one object"),
+        ("a: 1\n---\nb: 2", "one object"),
+        ("a: [1", "not valid YAML"),
+        ("a: 1\na: 2", "field a is given twice"),
+        ("[a]: 1", "must be a text"),
+    ],
+)
+def test_text_that_holds_no_object_is_refused(text: str, words: str) -> None:
+    with pytest.raises(ApiError, match=words):
+        load_job(text)
+
+
+def test_a_runtime_is_no_job() -> None:
+    runtime = {
+        "apiVersion": "longboat.dev/v1alpha1",
+        "kind": "ClusterRLRuntime",
+        "metadata": {"name": "cpu"},
+        "spec": {"image": "longboat:1"},
+    }
+    assert load(dump(runtime)).metadata.name == "cpu"
+    with pytest.raises(ApiError, match="kind: is ClusterRLRuntime; an RLJob is needed"):
+        load_job(dump(runtime))
+
+
+def test_a_pod_template_has_its_containers_in_spec() -> None:
+    runtime = {
+        "apiVersion": "longboat.dev/v1alpha1",
+        "kind": "RLRuntime",
+        "metadata": {"name": "cpu"},
+        "spec": {"image": "longboat:1", "common": {"template": {"containers": []}}},
+    }
+    with pytest.raises(ApiError, match=r"spec\.common\.template\.containers: .*stand in spec"):
+        load(dump(runtime))
+
+
+def test_null_is_a_field_not_given() -> None:
+    text = dump(MINIMAL).replace("spec:", "spec:\n  trainer:\n  ttlSecondsAfterFinished: null", 1)
+    assert load_job(text).spec == load_job(dump(MINIMAL)).spec
+
+
+def test_scalars_are_read_as_kubernetes_reads_them() -> None:
+    text = "{rate: 1e-6, half: .5, date: 2026-01-01, word: on, no: no, yes: true, count: -3, none: ~, octal: 0o7}"
+    assert parse(text) == [
+        {
+            "rate": 1e-6,
+            "half": 0.5,
+            "date": "2026-01-01",
+            "word": "on",
+            "no": "no",
+            "yes": True,
+            "count": -3,
+            "none": None,
+            "octal": "0o7",
+        }
+    ]
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
+def test_examples_load(file: Path) -> None:
+    for document in parse(file.read_text()):
+        if document and str(document.get("apiVersion", "")).startswith("longboat.dev/"):
+            load(dump(document))

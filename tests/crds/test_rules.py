@@ -1,0 +1,91 @@
+"""Rules between fields, as pydantic enforces them. The API server's side of the same rules: e2e/tests/test_api.py."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from longboat_crds.algorithm import AdvantageBaseline, AdvantageScale, AlgorithmName, AlgorithmSpec, resolve
+from longboat_crds.expressions import Expression, both, constant, either, equals, field, negation, present
+from longboat_crds.load import ApiError, load_job
+from longboat_crds.objects import RLJob
+from longboat_crds.rules import Refusal, Rule
+from longboat_crds.yaml_text import dump
+from tests.crds.manifests import changed
+from tests.crds.rule_cases import CASES
+
+
+def refused_at(changes: dict[str, Any]) -> str | None:
+    """Path of the first refusal; None: it is accepted."""
+    try:
+        load_job(dump(changed(changes)))
+    except ApiError as error:
+        return error.problems[0].partition(": ")[0]
+    return None
+
+
+@pytest.mark.parametrize(("changes", "path"), CASES)
+def test_rules(changes: dict[str, Any], path: str | None) -> None:
+    assert refused_at(changes) == path
+
+
+def test_the_longest_name_leaves_room_for_every_derived_one() -> None:
+    assert len("a" * 46 + "-trainer-4095-a99") == 63
+
+
+@given(
+    name=st.sampled_from(AlgorithmName),
+    group_size=st.integers(1, 4),
+    baseline=st.none() | st.sampled_from(AdvantageBaseline),
+    scale=st.none() | st.sampled_from(AdvantageScale),
+    drop=st.none() | st.booleans(),
+)
+def test_a_group_of_one_is_refused_exactly_where_the_resolved_knobs_need_a_group(
+    name: AlgorithmName,
+    group_size: int,
+    baseline: AdvantageBaseline | None,
+    scale: AdvantageScale | None,
+    drop: bool | None,
+) -> None:
+    spec = AlgorithmSpec(
+        name=name,
+        group_size=group_size,
+        advantage_baseline=baseline,
+        advantage_scale=scale,
+        drop_zero_variance=drop,
+    )
+    resolved = resolve(spec)
+    needs_group = (
+        resolved.advantage_baseline is not AdvantageBaseline.BATCH_MEAN
+        or resolved.advantage_scale is AdvantageScale.GROUP_STD
+        or resolved.drop_zero_variance
+    )
+    body = changed({"spec.algorithm": spec.to_json()})
+    if needs_group and group_size == 1:
+        with pytest.raises(ValidationError, match="a group of one has no mean"):
+            RLJob.model_validate(body)
+    else:
+        RLJob.model_validate(body)
+
+
+def test_an_expression_is_cel_and_python() -> None:
+    expression = either(negation(present("a.b")), both(equals(field("a.b"), constant("it's"))))
+    assert expression.cel == r"(!(has(self.a) && has(self.a.b)) || ((self.a.b == 'it\'s')))"
+    assert [expression.evaluate({"self": s}) for s in ({}, {"a": {}}, {"a": {"b": "it's"}}, {"a": {"b": ""}})] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+
+
+def test_a_rule_sheds_outer_parentheses_only() -> None:
+    yes = constant(True)
+
+    def text(cel: str) -> str:
+        return str(Rule(Expression(cel, yes.evaluate), "m", "f", Refusal.INVALID).to_cel()["rule"])
+
+    assert text("((a) && (b))") == "(a) && (b)"
+    assert text("(a) && (b)") == "(a) && (b)"

@@ -1,0 +1,44 @@
+"""The examples are what the API takes, and the reasoning-gym one asks and scores as it says."""
+
+from pathlib import Path
+
+import pytest
+
+from longboat_crds.job import RLJobSpec
+from longboat_crds.load import load, load_job
+from longboat_crds.model import DType, ModelSpec
+from longboat_runtime.data.source import open_evaluation, open_source
+from longboat_runtime.reward.adapters import load_scorer
+from longboat_runtime.reward.result import RewardResult
+from longboat_runtime.reward.sample import RewardSample
+from longboat_runtime.samples import Row
+from tests.support.tiny_model import build_tiny_model
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+MANIFESTS = sorted(path for path in EXAMPLES.rglob("*.yaml") if path.name != "kustomization.yaml")
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: str(path.relative_to(EXAMPLES)))
+def test_examples_are_valid(path: Path) -> None:
+    assert load(path.read_text()).metadata is not None
+
+
+@pytest.fixture(scope="module")
+def job() -> RLJobSpec:
+    return load_job((EXAMPLES / "reasoning-gym" / "rljob.yaml").read_text()).spec
+
+
+def test_reasoning_gym_example_asks_and_scores(job: RLJobSpec, tmp_path: Path) -> None:
+    model = ModelSpec(path=str(build_tiny_model(tmp_path, max_length=1024)), dtype=DType.FLOAT32)
+    max_tokens = job.rollout.sampling.max_tokens
+    trained: list[Row] = open_source(job.dataset, model, max_tokens).draw(64)
+    held_out = list(open_evaluation(job.dataset, model, max_tokens))
+    assert len(held_out) == 256
+    assert not {row.columns["question"] for row in trained} & {row.columns["question"] for row in held_out}
+    score = load_scorer(job.rewards[0], "spec.rewards[0]")
+    for row in (trained[0], held_out[0]):
+        right = RewardSample(f"so <answer>{row.ground_truth}</answer>", row.text, columns=row.columns)
+        assert score(right) == RewardResult(1.0)
+        assert score(RewardSample(row.ground_truth, row.text, columns=row.columns)) == RewardResult(
+            0.0, format_ok=False
+        )

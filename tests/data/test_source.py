@@ -1,0 +1,227 @@
+"""Datasets as a user brings them: what comes out, and what a person is told when something is wrong."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from longboat_crds.dataset import DatasetSpec
+from longboat_crds.model import ModelSpec
+from longboat_runtime.data.source import TablePrompts, open_evaluation, open_source
+from longboat_runtime.problems import SpecProblem
+from tests.support.tiny_model import build_tiny_model
+
+Rows = list[Mapping[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    return ModelSpec(path=str(build_tiny_model(tmp_path_factory.mktemp("model"), max_length=64)))
+
+
+@pytest.fixture
+def open_rows(model: ModelSpec, tmp_path: Path) -> Callable[..., TablePrompts]:
+    def open_rows(rows: Rows, max_tokens: int = 32, **spec: Any) -> TablePrompts:
+        path = tmp_path / "rows.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return open_source(DatasetSpec.model_validate({"files": {"paths": [str(path)]}, **spec}), model, max_tokens)
+
+    return open_rows
+
+
+def test_rows_of_jsonl_become_prompts(open_rows: Callable[..., TablePrompts]) -> None:
+    source = open_rows(
+        [
+            {"prompt": "1+1=", "answer": {"value": 2}, "kind": "sum"},
+            {"prompt": "2*3=", "answer": {"value": 6}, "kind": "product"},
+        ],
+        columns={"groundTruth": "answer.value", "domain": "kind"},
+        shuffle=False,
+    )
+    first, second = source.draw(2)
+    assert (first.text, first.ground_truth, first.domain) == ("1+1=", 2, "sum")
+    assert (second.text, second.ground_truth, second.domain) == ("2*3=", 6, "product")
+    assert len(first.token_ids) == 4
+    assert first.columns["answer"] == {"value": 2}
+    assert source.row(0, 1) == second
+
+
+def test_parquet_and_several_files_are_numbered_through(model: ModelSpec, tmp_path: Path) -> None:
+    paths = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    for path, prompts in zip(paths, (["a", "b"], ["c"]), strict=True):
+        pq.write_table(pa.table({"prompt": prompts, "raw": [b"x"] * len(prompts)}), path)
+    spec = DatasetSpec.model_validate(
+        {"files": {"paths": [str(p) for p in paths], "format": "Parquet"}, "shuffle": False}
+    )
+    rows = open_source(spec, model, 32).draw(4)
+    assert [(row.prompt.epoch, row.prompt.row, row.text) for row in rows] == [
+        (0, 0, "a"),
+        (0, 1, "b"),
+        (0, 2, "c"),
+        (1, 0, "a"),
+    ]
+    assert rows[0].columns["raw"] == "x"
+
+
+def test_chat_messages_use_the_chat_template(open_rows: Callable[..., TablePrompts]) -> None:
+    (row,) = open_rows([{"prompt": [{"role": "user", "content": "hi"}]}]).draw(1)
+    assert row.text == "<user>hi<assistant>"
+    assert len(row.token_ids) == 4
+
+
+def test_prompt_template_sees_all_columns(open_rows: Callable[..., TablePrompts]) -> None:
+    (row,) = open_rows([{"a": 1, "b": 2}], promptTemplate="{{ a }}+{{ b }}=").draw(1)
+    assert row.text == "1+2="
+
+
+def test_restart_goes_on_with_the_next_row(open_rows: Callable[..., TablePrompts]) -> None:
+    rows = [{"prompt": str(i)} for i in range(7)]
+    whole, first, resumed = (open_rows(rows, shuffleSeed=5) for _ in range(3))
+    expected = whole.draw(20)
+    begun = first.draw(9)
+    resumed.restore(json.loads(json.dumps(first.state())))
+    assert begun + resumed.draw(11) == expected
+    changed = open_rows(rows[:6], shuffleSeed=5)
+    with pytest.raises(SpecProblem, match=r"made with 7 rows.*now there are 6 rows"):
+        changed.restore(first.state())
+
+
+def test_evaluation_takes_the_first_rows(model: ModelSpec, tmp_path: Path) -> None:
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"prompt": f"{name}{i}"}) + "\n" for i in range(5)))
+    spec = DatasetSpec.model_validate(
+        {
+            "files": {"paths": [f"{tmp_path}/train.jsonl"]},
+            "evaluation": {"files": {"paths": [f"{tmp_path}/test.jsonl"]}, "maxPrompts": 3},
+        }
+    )
+    assert [row.text for row in open_evaluation(spec, model, 32)] == ["test0", "test1", "test2"]
+    assert open_evaluation(spec.model_copy(update={"evaluation": None}), model, 32) == []
+
+
+def test_reasoning_gym_rows_name_their_origin(model: ModelSpec) -> None:
+    spec = DatasetSpec.model_validate(
+        {
+            "reasoningGym": {"task": "chain_sum", "size": 20, "seed": 3, "config": {"max_terms": 2, "max_digits": 1}},
+            "columns": {"groundTruth": "answer", "domain": "domain"},
+            "promptTemplate": "{{ metadata.expression }}=",
+        }
+    )
+    (row,) = open_source(spec, model, 32).draw(1)
+    assert row.domain == "chain_sum"
+    assert int(row.ground_truth) == eval(row.text[:-1])  # noqa: S307 - an arithmetic expression of the task
+    assert row.columns["reasoning_gym"]["row"] == row.prompt.row
+
+
+@pytest.mark.parametrize(("seed", "refused"), [(1, True), (19, True), (20, False), (1000, False)])
+def test_held_out_rows_that_are_trained_are_refused(model: ModelSpec, seed: int, refused: bool) -> None:
+    gym = {"task": "chain_sum", "size": 20, "seed": 0, "config": {"min_terms": 3, "min_digits": 2}}
+    spec = DatasetSpec.model_validate(
+        {
+            "reasoningGym": gym,
+            "promptTemplate": "{{ metadata.expression }}=",
+            "evaluation": {"reasoningGym": {**gym, "seed": seed, "size": 10}},
+        }
+    )
+    if refused:
+        with pytest.raises(SpecProblem, match="Set it to 20 or more") as caught:
+            open_evaluation(spec, model, 16)
+        assert caught.value.field == "spec.dataset.evaluation.reasoningGym.seed"
+        return
+    trained = {row.text for row in open_source(spec, model, 16).draw(20)}
+    assert not trained & {row.text for row in open_evaluation(spec, model, 16)}
+
+
+@pytest.mark.parametrize(
+    ("spec", "rows", "reason", "message"),
+    [
+        (
+            {},
+            [{"promt": "hi"}],
+            "DatasetColumnMissing",
+            r"No column 'prompt' in .*line 1\. Did you mean 'promt'\? It has promt\.",
+        ),
+        ({}, [{"prompt": "a"}, {"x": 1}], "DatasetColumnMissing", "line 2"),
+        ({"columns": {"groundTruth": "a.b"}}, [{"prompt": "hi", "a": 1}], "DatasetColumnMissing", "No column 'a.b'"),
+        ({"promptTemplate": "{{ a"}, [{"prompt": "hi"}], "PromptTemplateInvalid", "Line 1"),
+        (
+            {"promptTemplate": "{{ a }}"},
+            [{"prompt": "hi"}],
+            "PromptTemplateInvalid",
+            "'a' is undefined.*columns prompt",
+        ),
+        ({"promptTemplate": "{{ ''.__class__.__mro__ }}"}, [{"prompt": "hi"}], "PromptTemplateInvalid", "unsafe"),
+        (
+            {},
+            [{"prompt": "ok"}, {"prompt": "x" * 33}],
+            "PromptTooLong",
+            r"line 2 has 33 tokens; 64 \(model\) - 32 \(maxTokens\)",
+        ),
+        ({}, [{"prompt": ""}], "DatasetInvalid", "line 1 has no tokens"),
+        ({}, [{"prompt": 5}], "DatasetInvalid", "neither text nor a list of messages"),
+        ({}, [], "DatasetEmpty", "No rows"),
+    ],
+)
+def test_bad_rows_are_named_with_their_cure(
+    open_rows: Callable[..., TablePrompts], spec: dict[str, Any], rows: Rows, reason: str, message: str
+) -> None:
+    with pytest.raises(SpecProblem, match=message) as caught:
+        open_rows(rows, **spec)
+    assert caught.value.reason == reason
+    assert caught.value.field is not None
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"prompt": "a"}\n\n{"prompt": \n', "line 3 is not JSON"),
+        (b'["a"]\n', "line 1 is a JSON list"),
+        (b"\xff\n", "line 1 is not JSON"),
+    ],
+)
+def test_bad_lines_are_named(model: ModelSpec, tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(SpecProblem, match=message) as caught:
+        open_source(DatasetSpec.model_validate({"files": {"paths": [str(path)]}}), model, 32)
+    assert caught.value.field == "spec.dataset.files.paths[0]"
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "message"),
+    [
+        ({"files": {"paths": ["/nothing.jsonl"]}}, "spec.dataset.files.paths[0]", "not there"),
+        ({"reasoningGym": {"task": "chain_sun"}}, "spec.dataset.reasoningGym.task", "Did you mean 'chain_sum'"),
+        (
+            {"reasoningGym": {"task": "chain_sum", "config": {"min_term": 2}}},
+            "spec.dataset.reasoningGym.config.min_term",
+            "'min_terms'",
+        ),
+    ],
+)
+def test_missing_sources_are_named(model: ModelSpec, spec: dict[str, Any], field: str, message: str) -> None:
+    with pytest.raises(SpecProblem, match=message) as caught:
+        open_source(DatasetSpec.model_validate(spec), model, 32)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("model_spec", "max_tokens", "field"),
+    [
+        ({"path": "/nowhere"}, 8, "spec.model.path"),
+        ({"maxLength": 65}, 8, "spec.model.maxLength"),
+        ({"maxLength": 32}, 32, "spec.rollout.sampling.maxTokens"),
+    ],
+)
+def test_lengths_the_model_cannot_hold_are_refused(
+    model: ModelSpec, tmp_path: Path, model_spec: dict[str, Any], max_tokens: int, field: str
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
+    spec = DatasetSpec.model_validate({"files": {"paths": [f"{tmp_path}/rows.jsonl"]}})
+    with pytest.raises(SpecProblem) as caught:
+        open_source(spec, ModelSpec.model_validate({"path": model.path, **model_spec}), max_tokens)
+    assert caught.value.field == field

@@ -1,0 +1,323 @@
+"""Rooms in memory: deterministic engines, graders and a trainer, with failures on request."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from longboat_crds.job import RLJobSpec
+from longboat_runtime.checkpoint.store import CheckpointStore
+from longboat_runtime.driver.broker import LocalBroker
+from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.loop import Driver
+from longboat_runtime.driver.reporter import Reporter
+from longboat_runtime.driver.rooms import Rooms
+from longboat_runtime.driver.stages import Stages
+from longboat_runtime.driver.status import DriverStatus
+from longboat_runtime.interfaces import (
+    EngineStats,
+    ModelInfo,
+    PublicationReport,
+    TrainReport,
+    TrainRequest,
+    WeightPublication,
+)
+from longboat_runtime.metrics.jsonl import JsonLines
+from longboat_runtime.metrics.reports import Reports
+from longboat_runtime.rounds.policy import Policy
+from longboat_runtime.rounds.synchronous import Synchronous
+from longboat_runtime.samples import (
+    FinishedSample,
+    FinishReason,
+    GeneratedSample,
+    Grade,
+    GradeKind,
+    LostSample,
+    PromptId,
+    Row,
+    SampleId,
+    SampleRequest,
+    VersionSpan,
+)
+from longboat_runtime.trainer.errors import TrainerLost
+
+
+class Crash(Exception):
+    """What ends a driver in these tests."""
+
+
+def digest(*parts: Any) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=6).digest(), "big")
+
+
+class FakeStore:
+    def __init__(self) -> None:
+        self.samples: dict[SampleId, GeneratedSample] = {}
+
+    async def put(self, samples: Sequence[GeneratedSample]) -> None:
+        for sample in samples:
+            self.samples.setdefault(sample.id, sample)
+
+    async def get(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
+        missing = [i for i in ids if i not in self.samples]
+        if missing:
+            raise KeyError(missing)
+        return [self.samples[i] for i in ids]
+
+    async def delete(self, ids: Sequence[SampleId]) -> None:
+        for i in ids:
+            self.samples.pop(i, None)
+
+    async def held(self) -> list[SampleId]:
+        return list(self.samples)
+
+
+@dataclass
+class FakeFleet:
+    """A sample's tokens are a function of its seed and the weights. `shuffle` gives the order in which samples finish."""
+
+    store: FakeStore
+    shuffle: random.Random = field(default_factory=lambda: random.Random(0))
+    lose: Counter = field(default_factory=Counter)
+    hang: set = field(default_factory=set)
+    weights: str = ""
+    version: int = -1
+    requests: list[SampleRequest] = field(default_factory=list)
+    aborted: list[SampleId] = field(default_factory=list)
+    published: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.done: asyncio.Queue[FinishedSample | LostSample] = asyncio.Queue()
+        self.running: dict[SampleId, asyncio.Task] = {}
+
+    async def submit(self, requests: Sequence[SampleRequest]) -> None:
+        assert self.version >= 0, "nothing was published"
+        for request in requests:
+            self.requests.append(request)
+            self.running[request.id] = asyncio.create_task(self._make(request))
+
+    async def _make(self, request: SampleRequest) -> None:
+        first = self.version, self.weights
+        for _ in range(self.shuffle.randrange(20)):
+            await asyncio.sleep(0)
+        if request.id in self.hang:
+            await asyncio.Event().wait()
+        if self.lose[request.id] > 0:
+            self.lose[request.id] -= 1
+            self.done.put_nowait(LostSample(request.id, "its engine is gone", request.evaluation))
+            return
+        value = digest(request.seed, request.prompt_ids, first[1], self.weights)
+        length = 1 + value % 7
+        spans = [VersionSpan(first[0], 0, length)]
+        if self.version != first[0]:
+            spans = [VersionSpan(first[0], 0, 1), VersionSpan(self.version, 1, max(length, 2))]
+        sample = GeneratedSample(
+            request.id,
+            np.array(request.prompt_ids, np.int32),
+            np.array([value % 250] * length, np.int32),
+            np.zeros(length, np.float32),
+            tuple(spans),
+            FinishReason.LENGTH if length == 7 else FinishReason.STOP,
+            str(value),
+            "engine-0",
+            request.evaluation,
+        )
+        await self.store.put([sample])
+        self.running.pop(request.id, None)
+        self.done.put_nowait(sample.summary)
+
+    async def abort(self, ids: Sequence[SampleId]) -> None:
+        for i in ids:
+            self.aborted.append(i)
+            if task := self.running.pop(i, None):
+                task.cancel()
+                part = GeneratedSample(
+                    i,
+                    np.zeros(1, np.int32),
+                    np.zeros(1, np.int32),
+                    np.zeros(1, np.float32),
+                    (VersionSpan(self.version, 0, 1),),
+                    FinishReason.ABORT,
+                    "3",
+                    "engine-0",
+                )
+                await self.store.put([part])
+                self.done.put_nowait(part.summary)
+
+    async def finished(self) -> list[FinishedSample | LostSample]:
+        return [await self.done.get()]
+
+    async def publish(self, publication: WeightPublication) -> PublicationReport:
+        self.version, self.weights = publication.version, publication.checksum
+        self.published.append(publication.version)
+        return PublicationReport(publication.version, 0.01, 100, 1e-6, ("engine-0",))
+
+    async def stats(self) -> list[EngineStats]:
+        return []
+
+    async def close(self) -> None: ...
+
+
+@dataclass
+class FakeRewards:
+    store: FakeStore
+    shuffle: random.Random = field(default_factory=lambda: random.Random(1))
+    errors: set[PromptId] = field(default_factory=set)
+    timeouts: set[PromptId] = field(default_factory=set)
+    flat: bool = False
+    graded: Counter = field(default_factory=Counter)
+
+    async def grade(self, sample: SampleId, row: Row) -> Grade:
+        for _ in range(self.shuffle.randrange(10)):
+            await asyncio.sleep(0)
+        (stored,) = await self.store.get([sample])
+        self.graded[sample] += 1
+        if sample.prompt in self.errors:
+            return Grade(GradeKind.GRADER_ERROR, 0.0, 0.1, "the grader crashed")
+        if sample.prompt in self.timeouts:
+            return Grade(GradeKind.TIMEOUT, 0.0, 1.0)
+        score = 0.5 if self.flat else float(int(stored.text) % 4)
+        return Grade(GradeKind.SCORED, score, 0.1, parts={"main": score})
+
+    async def close(self) -> None: ...
+
+
+@dataclass
+class FakeTrainer:
+    """Weights are a digest of everything that was trained. `crash` says at which step it dies, and whether after the update."""
+
+    store: FakeStore
+    crash: tuple[int, str] | None = None
+    full: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)
+    loads: int = 0
+    weights: str = "start"
+    requests: list[TrainRequest] = field(default_factory=list)
+    saves: int = 0
+
+    async def load(self) -> ModelInfo:
+        self.loads += 1
+        self.weights = "start"
+        return ModelInfo(1, 100, 256)
+
+    async def train(self, request: TrainRequest) -> TrainReport:
+        if request.step in self.lost:
+            self.lost.remove(request.step)
+            self.weights = "in doubt"
+            raise TrainerLost("a trainer rank failed")
+        if self.crash == (request.step, "before"):
+            raise Crash("a rank died")
+        data = await self.store.get([sample.id for sample in request.samples])
+        await asyncio.sleep(0)
+        tokens = [(d.id, d.token_ids.tolist()) for d in data]
+        self.weights = f"{digest(self.weights, request, tokens):x}"
+        self.requests.append(request)
+        if self.crash == (request.step, "after"):
+            raise Crash("the driver died between train and commit")
+        return TrainReport(request.step, {"actor/pg_loss": 0.5, "actor/grad_norm": 1.0})
+
+    async def publish(self, version: int) -> WeightPublication:
+        return WeightPublication(version, self.weights, None, (), ())
+
+    async def save(self, directory: Path) -> None:
+        self.saves += 1
+        if self.saves in self.full:
+            raise OSError(28, "No space left on device")
+        await self.export(directory)
+
+    async def restore(self, directory: Path) -> None:
+        self.weights = (directory / "weights").read_text()
+
+    async def export(self, directory: Path) -> None:
+        await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
+        (directory / "weights").write_text(self.weights)
+
+    async def close(self) -> None: ...
+
+
+class FakeSource:
+    def __init__(self, rows: int = 5) -> None:
+        self.rows, self.position = rows, 0
+
+    def draw(self, count: int) -> list[Row]:
+        drawn = [self.row(*divmod(self.position + i, self.rows)) for i in range(count)]
+        self.position += count
+        return drawn
+
+    def row(self, epoch: int, row: int) -> Row:
+        return Row(PromptId(epoch, row), f"prompt {row}", (row,), "odd" if row % 2 else "even")
+
+    def state(self) -> Mapping[str, Any]:
+        return {"position": self.position}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.position = state["position"]
+
+
+def make_spec(**rounds: Any) -> RLJobSpec:
+    """A small job; keyword arguments go to `rounds`, except `algorithm`, `checkpoint` and `evaluation`."""
+    algorithm = {"group_size": 2, **rounds.pop("algorithm", {})}
+    checkpoint = {"every_steps": 2, "keep": 10, **rounds.pop("checkpoint", {})}
+    dataset: dict[str, Any] = {"files": {"paths": ["/data/train.jsonl"]}}
+    if "evaluation" in rounds:
+        dataset["evaluation"] = {"files": {"paths": ["/data/test.jsonl"]}, **rounds.pop("evaluation")}
+    return RLJobSpec.model_validate(
+        {
+            "runtime_ref": {"name": "local"},
+            "model": {"path": "/models/tiny"},
+            "dataset": dataset,
+            "algorithm": algorithm,
+            "rounds": {"steps": 5, "prompts_per_round": 2, **rounds},
+            "rollout": {"sampling": {"max_tokens": 7}},
+            "rewards": [{"name": "main", "function": "rewards:main"}],
+            "checkpoint": checkpoint,
+        }
+    )
+
+
+class Site:
+    """A job's checkpoint directory, and drivers that come and go."""
+
+    def __init__(self, root: Path, spec: RLJobSpec, policy: Policy | None = None) -> None:
+        self.root, self.spec = root, spec
+        drop = bool(spec.algorithm.drop_zero_variance)
+        rounds, size = spec.rounds, spec.algorithm.group_size
+        self.policy = policy or Synchronous(rounds.steps, rounds.prompts_per_round, size, drop)
+        self.incarnation = 0
+
+    def driver(self, order: int = 0, previous: DriverStatus | None = None) -> Driver:
+        """The next incarnation with new rooms; `order` seeds the order in which things finish."""
+        self.incarnation += 1
+        self.store = FakeStore()
+        self.fleet = FakeFleet(self.store, random.Random(order))
+        self.rewards = FakeRewards(self.store, random.Random(order + 1))
+        self.trainer = FakeTrainer(self.store)
+        self.source = FakeSource()
+        self.checkpoints = CheckpointStore(self.root, self.spec.checkpoint.keep, self.incarnation)
+        held_out = [Row(PromptId(0, row), f"test {row}", (100 + row,), "") for row in range(3)]
+        evaluation = tuple(held_out) if self.spec.dataset.evaluation else ()
+        rooms = Rooms(self.store, self.fleet, self.rewards, self.trainer, self.source, self.checkpoints, evaluation)
+        job = Job("job-uid", self.spec, self.root, self.incarnation)
+        self.broker = LocalBroker(self.incarnation)
+        self.broker.previous = previous or DriverStatus()
+        self.seconds = 0.0
+        self.reporter = Reporter(
+            job,
+            self.broker,
+            Reports([JsonLines(job.home / "metrics.jsonl")], self.clock),
+            Stages(self.clock),
+            self.clock,
+        )
+        return Driver(job, rooms, self.policy, self.reporter, self.broker, self.clock)
+
+    def clock(self) -> float:
+        self.seconds += 0.001
+        return 1_700_000_000.0 + self.seconds

@@ -1,0 +1,239 @@
+"""The driver's channel to a real API server, with the rights a driver has and the admission policy in front."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import pytest
+import yaml
+from kubernetes.aio.client.configuration import Configuration
+
+from e2e.cluster import Cluster
+from longboat_crds.policies import policies
+from longboat_crds.status import CheckpointStatus, Problem, Training, TrainingState
+from longboat_operator.pods import access
+from longboat_operator.pods.names import JobRef
+from longboat_runtime.driver import kubernetes_broker, own_job
+from longboat_runtime.driver.broker import Superseded
+from longboat_runtime.driver.kubernetes_broker import KubernetesBroker
+from longboat_runtime.driver.own_job import OwnJob, Refused
+from longboat_runtime.driver.status import DriverStatus
+from tests.driver.cuttable_link import CuttableLink
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).parents[2]
+SPEC = {
+    "runtimeRef": {"name": "tiny"},
+    "model": {"path": "/models/tiny"},
+    "dataset": {"files": {"paths": ["/data/train.jsonl"]}},
+    "rounds": {"steps": 5, "promptsPerRound": 2},
+    "rollout": {"sampling": {"maxTokens": 8}},
+    "rewards": [{"name": "main", "function": "rewards:main"}],
+}
+
+
+def apply(cluster: Cluster, *objects: Any) -> None:
+    cluster.kubectl(
+        "apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all([json.loads(json.dumps(o)) for o in objects])
+    )
+
+
+@pytest.fixture(scope="module")
+def prepared(cluster: Cluster) -> Cluster:
+    for crd in sorted((ROOT / "crds").glob("*.yaml")):
+        cluster.kubectl("apply", "--server-side", "-f", str(crd))
+    for objects in policies().values():
+        apply(cluster, *objects)
+    cluster.kubectl("wait", "--for=condition=Established", "crd/rljobs.longboat.dev")
+    return cluster
+
+
+class Api:
+    """The cluster as the operator and as people use it, for one job."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self.cluster, self.namespace = cluster, namespace
+
+    def job(self) -> dict[str, Any]:
+        return json.loads(self.cluster.kubectl("get", "rljob", "job", "-n", self.namespace, "-o", "json"))
+
+    def patch(self, value: dict[str, Any], *flags: str) -> None:
+        self.cluster.kubectl(
+            "patch", "rljob", "job", "-n", self.namespace, "--type=merge", "-p", json.dumps(value), *flags
+        )
+
+    def grant(self, number: int) -> None:
+        request = self.job()["status"]["demand"]["incarnationRequest"]
+        incarnation = {"number": number, "request": request}
+        self.patch({"status": {"allocation": {"incarnation": incarnation}}}, "--subresource=status")
+
+
+@pytest.fixture
+async def api(prepared: Cluster) -> AsyncIterator[Api]:
+    namespace = f"broker-{uuid.uuid4().hex[:8]}"
+    prepared.kubectl("create", "namespace", namespace)
+    job = {"apiVersion": "longboat.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "job", "namespace": namespace}}
+    apply(prepared, {**job, "spec": SPEC})
+    made = Api(prepared, namespace)
+    ref = JobRef(namespace, "job", made.job()["metadata"]["uid"])
+    apply(prepared, access.driver_account(ref), access.driver_role(ref), access.driver_role_binding(ref))
+    yield made
+    prepared.kubectl("delete", "namespace", namespace, "--wait=false")
+
+
+@pytest.fixture
+async def link(prepared: Cluster) -> AsyncIterator[CuttableLink]:
+    server = urlparse(yaml.safe_load(prepared.kubeconfig.read_text())["clusters"][0]["cluster"]["server"])
+    made = CuttableLink(server.hostname or "", server.port or 443)
+    made.port = await made.start()
+    yield made
+    await made.stop()
+
+
+@pytest.fixture
+async def brokers(api: Api, link: CuttableLink, tmp_path: Path) -> AsyncIterator[Callable[[], KubernetesBroker]]:
+    """Makes brokers with the token of the driver's account; they reach the server by the link."""
+    kubeconfig = yaml.safe_load(api.cluster.kubeconfig.read_text())["clusters"][0]["cluster"]
+    authority = tmp_path / "ca.pem"
+    authority.write_bytes(certificate(kubeconfig))
+    token = api.cluster.kubectl("create", "token", "job-driver", "-n", api.namespace).strip()
+    made: list[KubernetesBroker] = []
+
+    def make() -> KubernetesBroker:
+        configuration = Configuration(host=f"https://127.0.0.1:{link.port}", ssl_ca_cert=str(authority))
+        configuration.tls_server_name = urlparse(kubeconfig["server"]).hostname
+        configuration.api_key["BearerToken"] = f"Bearer {token}"
+        broker = KubernetesBroker(OwnJob(configuration, api.namespace, "job"), time.monotonic)
+        made.append(broker)
+        return broker
+
+    yield make
+    for broker in made:
+        await broker.close()
+
+
+def certificate(kubeconfig: dict[str, Any]) -> bytes:
+    encoded = kubeconfig.get("certificate-authority-data")
+    return base64.b64decode(encoded) if encoded else Path(kubeconfig["certificate-authority"]).read_bytes()
+
+
+async def started(broker: KubernetesBroker, api: Api, number: int) -> KubernetesBroker:
+    """The broker with its number, given by a pretended operator."""
+    await broker.start()
+    asking = asyncio.create_task(broker.incarnation())
+    await until(lambda: api.job().get("status", {}).get("demand", {}).get("incarnationRequest") == token_of(broker))
+    api.grant(number)
+    assert await asking == number
+    return broker
+
+
+def token_of(broker: KubernetesBroker) -> str | None:
+    return broker._demand.incarnation_request
+
+
+async def until(true: Callable[[], Any], seconds: float = 60.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not await asyncio.to_thread(true):  # noqa: ASYNC110 - the API server tells us nothing
+            await asyncio.sleep(0.05)
+
+
+def progress(incarnation: int, step: int, stage: str = "generate") -> DriverStatus:
+    training = Training(incarnation=incarnation, state=TrainingState.RUNNING, step=step, steps=5, stage=stage)
+    return DriverStatus(training, checkpoint=CheckpointStatus(incarnation=incarnation, step=step))
+
+
+async def test_a_start_gets_its_number_and_writes_only_what_is_its_own(
+    api: Api, brokers: Callable[[], KubernetesBroker]
+) -> None:
+    broker = await started(brokers(), api, 1)
+    broker.publish(progress(1, 2))
+    await broker.flush()
+    job = api.job()
+    assert (job["status"]["training"]["step"], job["status"]["checkpoint"]["step"]) == (2, 2)
+    assert job["status"]["demand"] == {"incarnationRequest": token_of(broker)}
+    assert job["status"]["allocation"]["incarnation"]["number"] == 1
+    broker.publish(DriverStatus(progress(1, 3).training, problem=Problem(reason="StageStuck", message="train")))
+    await broker.flush()
+    status = api.job()["status"]
+    assert status["problem"]["reason"] == "StageStuck"
+    assert "checkpoint" not in status, "what is left out is gone"
+
+
+async def test_a_later_start_keeps_what_the_first_wrote_and_ends_it(
+    api: Api, brokers: Callable[[], KubernetesBroker]
+) -> None:
+    first = await started(brokers(), api, 1)
+    first.publish(progress(1, 4))
+    await first.flush()
+    second = brokers()
+    await second.start()
+    asking = asyncio.create_task(second.incarnation())
+    await until(lambda: api.job()["status"]["demand"]["incarnationRequest"] == token_of(second))
+    assert api.job()["status"]["training"]["step"] == 4
+    assert second.previous == DriverStatus(progress(1, 4).training, checkpoint=progress(1, 4).checkpoint)
+    api.grant(2)
+    assert await asking == 2
+    with pytest.raises(Superseded, match="driver start 2 counts"):
+        await first.suspended()
+    second.publish(progress(2, 4))
+    await second.flush()
+    first.publish(progress(1, 5))
+    with pytest.raises(Superseded):
+        await first.flush()
+    assert api.job()["status"]["training"] == progress(2, 4).training.to_json()
+
+
+async def test_an_outage_is_waited_out(
+    api: Api, link: CuttableLink, brokers: Callable[[], KubernetesBroker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes_broker, "BACKOFF", (0.05, 0.2))
+    monkeypatch.setattr(own_job, "REQUEST_TIMEOUT", 5.0)
+    broker = await started(brokers(), api, 1)
+    suspended = asyncio.create_task(broker.suspended())
+    link.cut()
+    for step in (1, 2, 3):
+        broker.publish(progress(1, step))
+        await asyncio.sleep(0.1)
+    api.patch({"spec": {"suspend": True}})
+    link.mend()
+    await broker.flush()
+    assert api.job()["status"]["training"]["step"] == 3
+    await asyncio.wait_for(suspended, 60)
+
+
+async def test_a_job_that_is_deleted_ends_its_driver(api: Api, brokers: Callable[[], KubernetesBroker]) -> None:
+    broker = await started(brokers(), api, 1)
+    ending = asyncio.create_task(broker.suspended())
+    api.cluster.kubectl("delete", "rljob", "job", "-n", api.namespace, "--wait=false")
+    with pytest.raises(Superseded, match="the job was deleted"):
+        await asyncio.wait_for(ending, 60)
+
+
+async def test_only_what_matters_is_written_at_once(api: Api, brokers: Callable[[], KubernetesBroker]) -> None:
+    broker = await started(brokers(), api, 1)
+    broker.publish(progress(1, 1))
+    await until(lambda: api.job()["status"].get("training", {}).get("step") == 1)
+    before = api.job()["metadata"]["resourceVersion"]
+    broker.publish(progress(1, 1, stage="reward"))
+    await asyncio.sleep(1.0)
+    assert api.job()["metadata"]["resourceVersion"] == before, "a stage can wait"
+    broker.publish(progress(1, 2, stage="train"))
+    await until(lambda: api.job()["status"]["training"] == progress(1, 2, stage="train").training.to_json())
+
+
+async def test_the_policy_refuses_a_number_that_was_not_granted(
+    api: Api, brokers: Callable[[], KubernetesBroker]
+) -> None:
+    broker = await started(brokers(), api, 1)
+    refusal: Awaitable[Any] = broker._own.apply_status(progress(7, 1).to_json())
+    with pytest.raises(Refused, match=r"higher than status\.allocation"):
+        await refusal

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+from longboat_runtime.driver.stages import Stage
+from longboat_runtime.driver.watchdog import Watchdog
+from longboat_runtime.samples import SampleId
+from tests.driver.fakes import Site, make_spec
+from tests.driver.test_loop import until
+
+
+async def test_a_stage_that_hangs_is_named_with_stacks_until_it_moves(tmp_path: Path) -> None:
+    """A sample never finishes: told once the deadline is over, with where everybody stands; gone when it goes on."""
+    site = Site(tmp_path, make_spec(steps=1, stage_deadline_seconds=100))
+    driver = site.driver()
+    hanging = SampleId(0, 0, 0, 0)
+    site.fleet.hang = {hanging}
+
+    async def stacks() -> Mapping[str, str]:
+        return {"engine-0": "Thread main:\n  step of the engine"}
+
+    site.fleet.stacks = stacks
+    running = asyncio.create_task(driver.run())
+    await until(lambda: site.reporter.samples == "2 kept, 1 rewarded, 1 running", running)
+    watchdog = Watchdog(driver._job, driver._rooms, site.reporter)
+    await watchdog.look()
+    assert site.broker.status.problem is None
+    site.seconds += 101
+    await watchdog.look()
+    problem = site.broker.status.problem
+    assert (problem.reason, problem.fatal) == ("StageStuck", False)
+    assert "in stage generate (101 s)." in problem.message
+    assert "step of the engine" in problem.message
+    assert "1 running" in problem.message
+    assert "SampleFlow.collect waits at" in problem.message
+    assert site.broker.status.training.stage == "generate"
+    site.fleet.hang = set()
+    request = next(request for request in site.fleet.requests if request.id == hanging)
+    await site.fleet.submit([request])
+    await until(lambda: Stage.GENERATE not in site.reporter.stages.active, running)
+    await watchdog.look()
+    assert site.broker.status.problem is None
+    await running
+
+
+async def test_a_room_that_does_not_answer_is_said_to(tmp_path: Path) -> None:
+    site = Site(tmp_path, make_spec(stage_deadline_seconds=1))
+    driver = site.driver()
+
+    async def broken() -> Mapping[str, str]:
+        raise ConnectionError("the actor is gone")
+
+    site.trainer.stacks = broken
+    site.reporter.stages.set(Stage.TRAIN, True)
+    site.seconds += 2
+    await Watchdog(driver._job, driver._rooms, site.reporter).look()
+    assert "trainer: ...gave no stacks: ConnectionError('the actor is gone')" in site.broker.status.problem.message

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from longboat_crds.status import Problem, Training, TrainingState
+from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.status import DriverStatus
+from longboat_runtime.local.display import Display, heading, line
+from longboat_runtime.local.picture import draw, points
+from longboat_runtime.local.run import on_one_node
+from longboat_runtime.metrics.jsonl import JsonLines
+from longboat_runtime.metrics.record import Record
+from tests.driver.fakes import make_spec
+
+METRICS = {"critic/score/mean": 0.5, "response_length/mean": 12.0, "timing_s/step": 1.25, "sync/parity_max": 2e-6}
+
+
+def test_one_machine_hosts_all_engines_and_graders() -> None:
+    spec = make_spec()
+    rollout = spec.rollout.model_copy(update={"replicas": 3, "engines_per_pod": 2})
+    pool = spec.reward_pool.model_copy(update={"replicas": 2, "graders_per_pod": 4})
+    local = on_one_node(spec.model_copy(update={"rollout": rollout, "reward_pool": pool}))
+    assert (local.rollout.replicas, local.rollout.engines_per_pod) == (1, 6)
+    assert (local.reward_pool.replicas, local.reward_pool.graders_per_pod) == (1, 8)
+    assert local.rounds == spec.rounds
+
+
+def test_lines_stand_under_their_titles() -> None:
+    titles, shown = heading(), line(Record(7, 0.0, METRICS))
+    for title, value in (("reward", "0.500"), ("length", "12"), ("parity", "2e-06"), ("step s", "1.2")):
+        end = titles.index(f" {title}") + len(title) + 1
+        assert shown[:end].endswith(value)
+
+
+def test_a_problem_stands_beside_the_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    display = Display(Job("small", make_spec(), tmp_path, 1), Console(width=200))
+    training = Training(incarnation=1, state=TrainingState.RUNNING, step=2, steps=5, stage="train")
+    display.show(DriverStatus(training, problem=Problem(reason="StageStuck", message="no progress")))
+    assert display.now == "step 2 of 5: train  [yellow]StageStuck: no progress[/yellow]"
+    display.write(Record(1, 0.0, METRICS))
+    display.summarise()
+    assert "reward" in capsys.readouterr().out
+
+
+def test_the_picture_shows_what_was_recorded(tmp_path: Path) -> None:
+    sink = JsonLines(tmp_path / "incarnations" / "1" / "metrics.jsonl")
+    records = [Record(step, 0.0, METRICS if step else {"val/score/mean": 0.1}) for step in range(3)]
+    for record in records:
+        sink.write(record)
+    sink.close()
+    assert points(records, "critic/score/mean") == ([1, 2], [0.5, 0.5])
+    assert draw(tmp_path).read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,107 @@
+"""`longboat run` with everything real: Ray, vLLM, FSDP2, graders in their sandbox."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+from safetensors.torch import load_file
+
+from longboat_crds.job import RLJobSpec
+from longboat_runtime.driver.broker import LocalBroker
+from longboat_runtime.driver.eventlog import end_of, surviving
+from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.main import Ending, drive
+from longboat_runtime.local.graders import local_graders
+from longboat_runtime.local.ray import start_ray
+from longboat_runtime.metrics.record import read_records
+from longboat_runtime.rounds import events
+from tests.support.tiny_model import build_tiny_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+REWARD = """
+def letters(sample):
+    return sum(letter == sample.ground_truth for letter in sample.text) / max(len(sample.text), 1)
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    build_tiny_model(folder / "model", max_length=64)
+    rows = [{"prompt": letter, "answer": letter} for letter in "abcdefgh"]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
+    (folder / "rewards.py").write_text(REWARD)
+    return folder
+
+
+def job(data: Path, root: Path, incarnation: int, steps: int) -> Job:
+    spec = {
+        "runtimeRef": {"name": "local"},
+        "model": {"path": str(data / "model"), "dtype": "Float32"},
+        "dataset": {
+            "files": {"paths": [str(data / "train.jsonl")]},
+            "columns": {"prompt": "prompt", "groundTruth": "answer"},
+            "evaluation": {"files": {"paths": [str(data / "test.jsonl")]}, "everySteps": 10},
+        },
+        "algorithm": {"name": "DrGRPO", "groupSize": 4},
+        "rounds": {"steps": steps, "promptsPerRound": 4},
+        "rollout": {"sampling": {"maxTokens": 8}, "kvCache": "16Mi", "enforceEager": True},
+        "rewards": [{"name": "letters", "function": f"{data}/rewards.py:letters"}],
+        "trainer": {"optimizer": {"learningRate": 1e-3}, "maxTokensPerBin": 256},
+    }
+    return Job("letters", RLJobSpec.model_validate(spec), root, incarnation)
+
+
+@pytest.fixture(scope="module")
+def socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Ray and graders for all runs of this module; the path must be short enough for a socket."""
+    folder = tmp_path_factory.mktemp("g")
+    start_ray({"longboat-store": 1, "longboat-rollout": 1, "longboat-reward": 1, "longboat-trainer": 1})
+    with local_graders(1, folder / "s", folder):
+        yield folder / "s"
+    ray.shutdown()
+
+
+async def run(job_: Job, socket: Path) -> None:
+    assert await drive(job_, LocalBroker(job_.incarnation), socket=socket) == (Ending.DONE, None)
+
+
+async def test_a_resumed_run_is_the_run_that_never_stopped(data: Path, socket: Path, tmp_path: Path) -> None:
+    """Two steps, a checkpoint, a new start and a third step give, bit for bit, what three steps in one go give."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    await run(job(data, whole, 1, steps=3), socket)
+    await run(job(data, broken, 1, steps=2), socket)
+    await run(job(data, broken, 2, steps=3), socket)
+    assert batches(broken, 2) == batches(whole, 1)
+    ours, theirs = load_file(broken / "export" / "model.safetensors"), load_file(whole / "export" / "model.safetensors")
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    before = load_file(data / "model" / "model.safetensors")
+    assert not all(torch.equal(ours[name], before[name]) for name in ours), "something was learned"
+    records = {record.step: record.metrics for record in read_records(broken)}
+    assert list(records) == [0, 1, 2, 3]
+    assert "val/score/mean" in records[0]
+    assert all(record["sync/parity_max"] < 1e-4 for record in records.values())
+    assert records[3]["reward/grades/scored"] == 16
+
+
+def batches(root: Path, incarnation: int) -> list[tuple]:
+    """What was trained in each step: samples with tokens and rewards."""
+    seen: dict = {}
+    found = []
+    for event in surviving(root, end_of(root, incarnation)):
+        match event.body:
+            case events.Generated(sample=sample, tokens=tokens):
+                seen[sample] = (sample, tokens)
+            case events.Graded(sample=sample, score=score):
+                seen[sample] += (score,)
+            case events.StepCommitted(step=step, samples=samples):
+                found.append((step, [seen[sample] for sample in samples]))
+    return found

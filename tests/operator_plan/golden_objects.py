@@ -1,0 +1,62 @@
+"""Every object the operator makes for a job, as YAML.
+
+`python -m tests.operator_plan.golden_objects` writes what tests compare.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from longboat_crds.base import Role
+from longboat_crds.job import RLJobSpec
+from longboat_crds.runtime import RLRuntimeSpec
+from longboat_operator.pods.access import driver_account, driver_role, driver_role_binding
+from longboat_operator.pods.claim import checkpoint_claim, pins_to_one_node
+from longboat_operator.pods.names import JobRef
+from longboat_operator.pods.network import job_network, reward_network
+from longboat_operator.pods.pod import build_pod
+from longboat_operator.pods.revision import runtime_revision
+from longboat_operator.pods.service import head_service
+from longboat_operator.pods.token import ray_token
+
+GOLDEN = Path(__file__).parent / "golden"
+JOB = JobRef("research", "sums", "5f0c2a1e-9a51-4a5e-8a5b-0f7c5f2f1c11")
+
+
+def objects(case: str, job: JobRef = JOB) -> dict[str, list[Any]]:
+    """Objects by the file they are kept in."""
+    given = yaml.safe_load((GOLDEN / case / "in.yaml").read_text())
+    spec = RLJobSpec.model_validate(given["job"])
+    runtime = RLRuntimeSpec.model_validate(given["runtime"])
+    one_node = pins_to_one_node(spec.checkpoint, None)
+    around = [
+        runtime_revision(job, 1, runtime), driver_account(job), driver_role(job), driver_role_binding(job),
+        head_service(job), job_network(job), reward_network(job), checkpoint_claim(job, spec.checkpoint),
+        ray_token(job),
+    ]  # fmt: skip
+    pods = {
+        f"{role}-pod": [build_pod(job, spec, runtime, job.revision(1), role, 0, 2, one_node=one_node)] for role in Role
+    }
+    return {"around": around, **pods}
+
+
+def text(bodies: list[Any]) -> str:
+    """As kept."""
+
+    class Plain(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    return yaml.dump_all(bodies, Dumper=Plain, sort_keys=False, width=120)
+
+
+def main() -> None:
+    """Writes all cases."""
+    for case in sorted(path.name for path in GOLDEN.iterdir()):
+        for name, bodies in objects(case).items():
+            (GOLDEN / case / f"{name}.yaml").write_text(text(bodies))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,396 @@
+"""A small API server with kubelets, a driver and a user, in memory: enough of each to drive plans through a life."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from longboat_crds.base import Role
+from longboat_crds.explanations import explain
+from longboat_crds.job import RLJobSpec
+from longboat_crds.status import DRIVER_FIELDS, OPERATOR_FIELDS, RLJobStatus
+from longboat_operator.model import (
+    LABEL_INDEX,
+    LABEL_JOB,
+    LABEL_ROLE,
+    ApplyObject,
+    CreateObject,
+    DeleteObject,
+    EmitEvent,
+    JobKey,
+    Object,
+    Observed,
+    Plan,
+    PublishStatus,
+    belongs_to,
+)
+from longboat_operator.observe import observe
+from longboat_operator.plan import plan
+from longboat_operator.status.times import stamp
+
+KEY = JobKey("research", "sums")
+KINDS = (
+    "Pod", "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "NetworkPolicy", "PersistentVolumeClaim",
+    "ControllerRevision",
+)  # fmt: skip
+
+
+def spec_of(**changes: Any) -> dict[str, Any]:
+    """A small job's spec as the API server keeps it; `changes` are laid over its sections."""
+    spec: dict[str, Any] = {
+        "runtimeRef": {"kind": "ClusterRLRuntime", "name": "cpu"},
+        "model": {"path": "/models/tiny"},
+        "dataset": {"reasoningGym": {"task": "chain_sum"}},
+        "rounds": {"steps": 100, "promptsPerRound": 4},
+        "rollout": {"replicas": 2, "sampling": {"maxTokens": 16}},
+        "trainer": {"replicas": 2},
+        "rewards": [{"name": "exact", "style": "ReasoningGym"}],
+        "failurePolicy": {"backoffSeconds": 10, "startDeadlineSeconds": 600},
+    }
+    for section, values in changes.items():
+        spec[section] = spec.get(section, {}) | values if isinstance(values, dict) else values
+    return RLJobSpec.model_validate(spec).to_json()
+
+
+def runtime_of(image: str = "longboat:1", **spec: Any) -> dict[str, Any]:
+    """A runtime template."""
+    return {"kind": "ClusterRLRuntime", "metadata": {"name": "cpu"}, "spec": {"image": image, **spec}}
+
+
+class Refused(Exception):
+    """The API server says no."""
+
+
+@dataclass
+class SimulatedCluster:
+    """One namespace with one job."""
+
+    spec: dict[str, Any] = field(default_factory=spec_of)
+    runtime: dict[str, Any] | None = field(default_factory=runtime_of)
+    now: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+    pod_quota: int | None = None
+    invalid_image: str | None = None
+
+    def __post_init__(self) -> None:
+        self._uids = 0
+        self._version = 0
+        self.children: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in KINDS}
+        self.events: list[EmitEvent] = []
+        self.created: list[dict[str, Any]] = []
+        self.statuses: list[dict[str, Any]] = []
+        self.refusals: dict[str, str] = {}
+        self.writes = 0
+        self.tokens = 0
+        self.job: dict[str, Any] | None = {
+            "kind": "RLJob",
+            "metadata": {"namespace": KEY.namespace, "name": KEY.name, "uid": self.uid(), "generation": 1},
+            "spec": self.spec,
+            "status": {},
+        }
+        self._touch()
+
+    def uid(self) -> str:
+        """A new uid."""
+        self._uids += 1
+        return f"{self._uids:08d}-uid"
+
+    # What observe reads.
+
+    def observed(self) -> Observed:
+        """A snapshot, as the shell takes it."""
+        seen = observe(_Cache(copy.deepcopy(self.job), copy.deepcopy(self.children), copy.deepcopy(self.runtime)), KEY)
+        return Observed(seen.key, seen.job, seen.children, seen.runtime, dict(self.refusals))
+
+    @property
+    def status(self) -> RLJobStatus:
+        """The job's status."""
+        assert self.job is not None
+        return RLJobStatus.model_validate(self.job["status"])
+
+    def pods(self, role: Role | None = None, *, ours: bool = True) -> list[dict[str, Any]]:
+        """Pods, of one role if given."""
+        assert self.job is not None
+        uid = self.job["metadata"]["uid"]
+        return [
+            pod
+            for pod in self.children["Pod"].values()
+            if (belongs_to(pod, uid) or not ours)
+            and (role is None or pod["metadata"]["labels"].get(LABEL_ROLE) == role)
+        ]
+
+    # The shell.
+
+    def reconcile(self, cut: int | None = None) -> Plan:
+        """One plan, carried out; `cut` stops after so many actions, as a crash does."""
+        made = plan(self.observed(), self.now)
+        self.carry_out(made, cut)
+        return made
+
+    def carry_out(self, made: Plan, cut: int | None = None, version: str | None = None) -> None:
+        """As apply does: dry runs before the first create that asks for one; a status write is guarded by the version."""
+        version = version or self.version
+        asked = {a.body["metadata"]["name"] for a in made.actions if isinstance(a, CreateObject | ApplyObject)}
+        self.refusals = {name: text for name, text in self.refusals.items() if name in asked}
+        held = checked = False
+        for action in made.actions[:cut]:
+            self.writes += 1
+            if isinstance(action, CreateObject) and action.dry_run and not checked:
+                checked = True
+                dry = [a.body for a in made.actions if isinstance(a, CreateObject) and a.dry_run]
+                answers = [self._tried(body, dry=True) for body in dry]
+                held = any(answers)
+            match action:
+                case CreateObject(body=body) | ApplyObject(body=body):
+                    if not held and self._tried(body) and body["kind"] != "Pod":
+                        held = True
+                case DeleteObject():
+                    self._delete(action)
+                case PublishStatus(status=status):
+                    if self.job is None or self.version != version:
+                        return
+                    self._publish(status)
+                    version = self.version
+                case EmitEvent():
+                    self.events.append(action)
+
+    def settle(self, limit: int = 60) -> None:
+        """Reconciles until nothing is left to do now."""
+        for _ in range(limit):
+            if self.job is None or self.reconcile().empty:
+                return
+        raise AssertionError(f"no end after {limit} plans")
+
+    @property
+    def version(self) -> str:
+        """The job's resourceVersion."""
+        return str(self.job["metadata"]["resourceVersion"]) if self.job else ""
+
+    def _touch(self) -> None:
+        assert self.job is not None
+        self._version += 1
+        self.job["metadata"]["resourceVersion"] = str(self._version)
+
+    def _publish(self, status: Object) -> None:
+        assert self.job is not None
+        assert set(status) <= OPERATOR_FIELDS, "writes what is the driver's"
+        for condition in RLJobStatus.model_validate(status).conditions or ():
+            meaning = explain(condition.reason)
+            assert meaning, f"{condition.reason} is not documented"
+            assert condition.type in meaning.conditions, f"{condition.reason} is not documented for {condition.type}"
+        drivers = {k: v for k, v in self.job["status"].items() if k in DRIVER_FIELDS}
+        self.job["status"] = drivers | copy.deepcopy(dict(status))
+        self.statuses.append(copy.deepcopy(self.job["status"]))
+        self._touch()
+
+    def _tried(self, body: Object, *, dry: bool = False) -> bool:
+        """Whether the API server refused it."""
+        name = body["metadata"]["name"]
+        try:
+            self._write(copy.deepcopy(dict(body)), dry=dry)
+        except Refused as refused:
+            self.refusals[name] = f"{body['kind']} {name}: {refused}"
+            return True
+        self.refusals.pop(name, None)
+        return False
+
+    def _write(self, body: dict[str, Any], *, dry: bool) -> None:
+        kind, name = body["kind"], body["metadata"]["name"]
+        assert self.job is not None
+        existing = self.children[kind].get(name)
+        if existing and not belongs_to(existing, self.job["metadata"]["uid"]):
+            raise Refused(f"{kind} {name} belongs to something else")
+        if kind == "Pod":
+            if existing:
+                return
+            images = {c["image"] for c in body["spec"]["containers"]}
+            if self.invalid_image in images:
+                raise Refused(f'Pod "{name}" is invalid: spec.containers[0].image: Invalid value')
+            if self.pod_quota is not None and len(self.pods()) >= self.pod_quota:
+                raise Refused(f'pods "{name}" is forbidden: exceeded quota: pods')
+        if dry:
+            return
+        if existing:
+            body["metadata"]["uid"] = existing["metadata"]["uid"]
+        else:
+            body["metadata"] |= {"uid": self.uid(), "creationTimestamp": stamp(self.now)}
+        if kind == "Pod":
+            body["status"] = {"phase": "Pending", "conditions": []}
+            self.created.append(body)
+        self.children[kind][name] = body
+
+    def _delete(self, action: DeleteObject) -> None:
+        if action.kind == "RLJob":
+            assert self.job is not None
+            assert self.job["metadata"]["uid"] == action.uid
+            self.delete_job()
+            return
+        found = self.children[action.kind].get(action.name)
+        if found is None or found["metadata"]["uid"] != action.uid:
+            return
+        assert belongs_to(found, self.job["metadata"]["uid"]) if self.job else False
+        self.delete_pod(action.name, grace=30 if action.grace_seconds is None else action.grace_seconds)
+
+    def delete_job(self) -> None:
+        """The job and, by the garbage collector, what it owns."""
+        assert self.job is not None
+        uid = self.job["metadata"]["uid"]
+        for kind, found in self.children.items():
+            self.children[kind] = {
+                name: child
+                for name, child in found.items()
+                if uid not in {r["uid"] for r in child["metadata"].get("ownerReferences", ())}
+            }
+        self.job = None
+
+    # Kubelets and the scheduler.
+
+    def delete_pod(self, name: str, grace: int = 30, reason: str | None = None) -> None:
+        """A pod with a node ends gracefully; one without, or by force, is gone at once."""
+        pod = self.children["Pod"][name]
+        if grace == 0 or "nodeName" not in pod["spec"]:
+            del self.children["Pod"][name]
+            return
+        pod["metadata"].setdefault("deletionTimestamp", stamp(self.now + timedelta(seconds=grace)))
+        if reason:
+            _set_condition(pod, "DisruptionTarget", "True", reason=reason)
+
+    def lose_node_of(self, name: str) -> None:
+        """Its kubelet is gone: the taint manager deletes the pod, and nobody ends it."""
+        self.children["Pod"][name]["lost"] = True
+        _set_condition(self.children["Pod"][name], "Ready", "False")
+        self.delete_pod(name, reason="DeletionByTaintManager")
+
+    def schedule(self, name: str) -> None:
+        """Gives the pod a node."""
+        pod = self.children["Pod"][name]
+        pod["spec"]["nodeName"] = "node0"
+        _set_condition(pod, "PodScheduled", "True")
+
+    def unschedulable(self, name: str, message: str = "0/2 nodes are available: 2 Insufficient cpu.") -> None:
+        """The scheduler finds no node."""
+        pod = self.children["Pod"][name]
+        _set_condition(pod, "PodScheduled", "False", reason="Unschedulable", message=message)
+
+    def start(self, name: str) -> None:
+        """The pod becomes ready."""
+        pod = self.children["Pod"][name]
+        if "deletionTimestamp" in pod["metadata"] or pod["status"]["phase"] == "Failed":
+            return
+        self.schedule(name)
+        pod["status"]["phase"] = "Running"
+        _set_condition(pod, "Ready", "True")
+
+    def crash(self, name: str, container: int = 0, code: int = 1, reason: str = "Error", message: str = "boom") -> None:
+        """A container ends and is started again in its place."""
+        pod = self.children["Pod"][name]
+        self.schedule(name)
+        pod["status"]["phase"] = "Running"
+        _set_condition(pod, "Ready", "False")
+        statuses = pod["status"].setdefault(
+            "containerStatuses", [{"name": c["name"], "restartCount": 0} for c in pod["spec"]["containers"]]
+        )
+        ended = {"exitCode": code, "reason": reason, "message": message, "finishedAt": stamp(self.now)}
+        statuses[container]["restartCount"] += 1
+        statuses[container]["lastState"] = {"terminated": ended}
+
+    def evict(self, name: str) -> None:
+        """The kubelet gives the pod up."""
+        status = self.children["Pod"][name]["status"]
+        status |= {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
+        _set_condition(self.children["Pod"][name], "Ready", "False")
+
+    def end_deleted(self) -> None:
+        """Kubelets that answer end what is being deleted."""
+        for name, pod in list(self.children["Pod"].items()):
+            if "deletionTimestamp" in pod["metadata"] and not pod.get("lost"):
+                del self.children["Pod"][name]
+
+    def start_all(self) -> None:
+        """All pods become ready."""
+        for pod in self.pods():
+            self.start(pod["metadata"]["name"])
+
+    def advance(self, seconds: float) -> None:
+        """Time goes on."""
+        self.now += timedelta(seconds=seconds)
+
+    # The driver.
+
+    def drive(self, **fields: Any) -> None:
+        """The driver applies its part of the status, all of it every time."""
+        assert self.job is not None
+        rest = {k: v for k, v in self.job["status"].items() if k not in DRIVER_FIELDS}
+        mine = {k: v for k, v in self.job["status"].items() if k in DRIVER_FIELDS} | fields
+        status = rest | {k: v for k, v in mine.items() if v is not None}
+        RLJobStatus.model_validate(status)
+        self.job["status"] = status
+        self._touch()
+
+    def start_driver(self) -> None:
+        """A driver begins: it asks for a number, gets it, and says Running."""
+        self.tokens += 1
+        self.drive(demand={"incarnationRequest": f"token-{self.tokens}"})
+        self.reconcile()
+        self.train(0)
+
+    def train(self, steps: int = 1, state: str = "Running", **more: Any) -> None:
+        """The driver that counts reports so many more steps."""
+        step = (self.status.training.step if self.status.training else 0) + steps
+        self.drive(training={"incarnation": self.number, "state": state, "step": step}, **more)
+
+    @property
+    def number(self) -> int:
+        """The granted incarnation number."""
+        allocation = self.status.allocation
+        return allocation.incarnation.number if allocation and allocation.incarnation else 0
+
+    # The user.
+
+    def edit(self, **changes: Any) -> None:
+        """Changes sections of the spec."""
+        assert self.job is not None
+        for section, values in changes.items():
+            old = self.job["spec"].get(section)
+            self.job["spec"][section] = old | values if isinstance(old, dict) else values
+        self.job["metadata"]["generation"] += 1
+        self._touch()
+
+    def up(self) -> None:
+        """Brings the job to Running."""
+        self.settle()
+        self.start_all()
+        self.settle()
+        self.start_driver()
+        self.settle()
+
+
+@dataclass(frozen=True)
+class _Cache:
+    kept: Any
+    kinds: dict[str, dict[str, Any]]
+    template: Any
+
+    def job(self, key: JobKey) -> Any:
+        return self.kept
+
+    def children(self, key: JobKey) -> Any:
+        return {
+            kind: {n: c for n, c in found.items() if c["metadata"].get("labels", {}).get(LABEL_JOB) == key.name}
+            for kind, found in self.kinds.items()
+        }
+
+    def runtime(self, kind: str, namespace: str, name: str) -> Any:
+        return self.template if (kind, name) == ("ClusterRLRuntime", "cpu") else None
+
+
+def place(pod: Object) -> tuple[str, int]:
+    """Role and index of a pod."""
+    labels = pod["metadata"]["labels"]
+    return labels[LABEL_ROLE], int(labels[LABEL_INDEX])
+
+
+def _set_condition(pod: dict[str, Any], kind: str, status: str, **more: str) -> None:
+    conditions = [c for c in pod["status"]["conditions"] if c["type"] != kind]
+    pod["status"]["conditions"] = [*conditions, {"type": kind, "status": status, **more}]

@@ -1,0 +1,250 @@
+"""Whatever kubelets, nodes, the driver, the user and the operator's own crashes do: invariants hold, and it converges."""
+
+import copy
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from longboat_crds.base import Role
+from longboat_crds.reasons import ConditionType
+from longboat_crds.status import Phase
+from longboat_operator.model import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_ROLE
+from longboat_operator.plan import plan
+from longboat_operator.status.conditions import holds
+from tests.operator_plan.simulated_cluster import SimulatedCluster, place, spec_of
+
+PICK = st.integers(0, 1_000)
+
+
+def foreign_pod() -> dict[str, object]:
+    """A pod of an earlier job of the same name that the garbage collector has not reached yet."""
+    labels = {LABEL_JOB: "sums", LABEL_ROLE: "trainer", LABEL_INDEX: "0", LABEL_ATTEMPT: "7"}
+    owner = {"kind": "RLJob", "name": "sums", "uid": "an-earlier-job"}
+    metadata = {"name": "sums-trainer-0-a7", "uid": "foreign", "labels": labels, "ownerReferences": [owner]}
+    return {"kind": "Pod", "metadata": metadata, "spec": {}, "status": {"phase": "Running", "conditions": []}}
+
+
+class JobLife(RuleBasedStateMachine):
+    """Each rule is one thing that happens; plans come in between, whole, cut short, or made from an old snapshot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        spec = spec_of(failurePolicy={f"max{role}Restarts": 8 for role in ("Driver", "Rollout", "Reward", "Trainer")})
+        self.cluster = SimulatedCluster(spec)
+        self.foreign = foreign_pod()
+        self.cluster.children["Pod"]["sums-trainer-0-a7"] = copy.deepcopy(self.foreign)  # type: ignore[assignment]
+        self.numbers: dict[str, int] = {}
+        self.ended: Phase | None = None
+        self.created_at_end = 0
+        self.checked_created = 0
+
+    def pod(self, pick: int, *, recorded: bool = False) -> str | None:
+        pods = self.cluster.pods()
+        if recorded:
+            pods = [pod for pod in pods if self.is_recorded(pod)]
+        return pods[pick % len(pods)]["metadata"]["name"] if pods else None
+
+    def is_recorded(self, pod: dict) -> bool:
+        role, index = place(pod)
+        status = getattr(self.cluster.status.roles, role) if self.cluster.status.roles else None
+        attempt = int(pod["metadata"]["labels"][LABEL_ATTEMPT])
+        return bool(status) and any((r.index, r.attempt) == (index, attempt) for r in status.pods or ())
+
+    @initialize(up=st.booleans())
+    def begin(self, up: bool) -> None:
+        if up:
+            self.cluster.up()
+
+    # The operator.
+
+    @rule()
+    def reconcile(self) -> None:
+        seen = self.cluster.observed()
+        kept = copy.deepcopy(seen)
+        made = self.cluster.reconcile()
+        assert plan(seen, self.cluster.now) == plan(kept, self.cluster.now) == made, "deterministic"
+        assert seen == kept, "changes nothing it is given"
+
+    @rule(cut=st.integers(0, 25))
+    def crash_in_the_middle(self, cut: int) -> None:
+        self.cluster.reconcile(cut)
+
+    @rule(pick=PICK)
+    def act_on_an_old_snapshot(self, pick: int) -> None:
+        """Between snapshot and writes a pod changes; the status write is refused only if the job did."""
+        made = plan(self.cluster.observed(), self.cluster.now)
+        version = self.cluster.version
+        if name := self.pod(pick):
+            self.cluster.crash(name)
+        if pick % 3 == 0 and self.cluster.number and not self.ended:
+            self.cluster.train()
+        self.cluster.carry_out(made, version=version)
+
+    @rule(seconds=st.sampled_from([1, 9, 31, 130]))
+    def time_passes(self, seconds: int) -> None:
+        self.cluster.advance(seconds)
+
+    # Kubelets and nodes.
+
+    @rule(pick=PICK)
+    def start(self, pick: int) -> None:
+        if name := self.pod(pick):
+            self.cluster.start(name)
+
+    @rule()
+    def start_all(self) -> None:
+        self.cluster.start_all()
+
+    @rule(pick=PICK)
+    def container_crashes(self, pick: int) -> None:
+        if name := self.pod(pick):
+            self.cluster.crash(name)
+
+    @rule(pick=PICK)
+    def evict(self, pick: int) -> None:
+        if name := self.pod(pick):
+            self.cluster.evict(name)
+
+    @rule(pick=PICK)
+    def user_deletes_a_pod(self, pick: int) -> None:
+        if name := self.pod(pick, recorded=True):
+            self.cluster.delete_pod(name)
+
+    @rule(pick=PICK)
+    def pod_vanishes(self, pick: int) -> None:
+        if name := self.pod(pick, recorded=True):
+            self.cluster.delete_pod(name, grace=0)
+
+    @rule(pick=PICK)
+    def node_is_lost(self, pick: int) -> None:
+        if name := self.pod(pick, recorded=True):
+            self.cluster.lose_node_of(name)
+
+    @rule()
+    def end_deleted(self) -> None:
+        self.cluster.end_deleted()
+
+    # The driver. One runs only where its pod does.
+
+    def driver_runs(self) -> bool:
+        return not self.ended and any(
+            c.get("status") == "True" for p in self.cluster.pods(Role.DRIVER) for c in p["status"]["conditions"]
+            if c["type"] == "Ready"
+        )  # fmt: skip
+
+    @precondition(lambda self: self.driver_runs())
+    @rule()
+    def driver_starts(self) -> None:
+        self.cluster.tokens += 1
+        self.cluster.drive(demand={"incarnationRequest": f"token-{self.cluster.tokens}"})
+
+    @precondition(lambda self: self.driver_runs() and self.cluster.number)
+    @rule(steps=st.integers(0, 2))
+    def step(self, steps: int) -> None:
+        self.cluster.train(steps)
+
+    @precondition(lambda self: self.driver_runs() and self.cluster.number)
+    @rule()
+    def driver_stops_for_suspend(self) -> None:
+        self.cluster.train(0, "Suspended")
+
+    @precondition(lambda self: self.driver_runs() and self.cluster.number)
+    @rule(state=st.sampled_from(["Succeeded", "Failed"]), often=st.integers(0, 9))
+    def driver_ends(self, state: str, often: int) -> None:
+        if often == 0:
+            self.cluster.train(0, state)
+
+    # The user.
+
+    @rule(suspend=st.booleans())
+    def toggle_suspend(self, suspend: bool) -> None:
+        if not self.ended:
+            self.cluster.edit(suspend=suspend)
+
+    @rule(replicas=st.integers(0, 4))
+    def scale(self, replicas: int) -> None:
+        if not self.ended:
+            self.cluster.edit(rollout={"replicas": replicas})
+
+    # What holds at all times.
+
+    @invariant()
+    def one_pod_a_place(self) -> None:
+        places = [place(pod) for pod in self.cluster.pods()]
+        assert len(places) == len(set(places))
+
+    @invariant()
+    def attempts_only_grow(self) -> None:
+        """A pod made later at a place has a higher attempt, so a name never means two pods."""
+        newest: dict[tuple[str, int], int] = {}
+        for pod in self.cluster.created:
+            attempt = int(pod["metadata"]["labels"][LABEL_ATTEMPT])
+            assert attempt > newest.get(place(pod), -1)
+            newest[place(pod)] = attempt
+
+    @invariant()
+    def one_number_a_request_and_growing(self) -> None:
+        allocation = self.cluster.status.allocation
+        if allocation and (granted := allocation.incarnation):
+            assert granted.number >= max(self.numbers.values(), default=0)
+            new = granted.request not in self.numbers
+            assert not new or granted.number > max(self.numbers.values(), default=0)
+            self.numbers[granted.request] = granted.number
+
+    @invariant()
+    def the_end_is_the_end(self) -> None:
+        status = self.cluster.status
+        if self.ended:
+            assert status.phase is self.ended
+            assert len(self.cluster.created) == self.created_at_end
+        elif any(holds(status.conditions, t) for t in (ConditionType.SUCCEEDED, ConditionType.FAILED)):
+            assert status.phase is not None
+            self.ended, self.created_at_end = status.phase, len(self.cluster.created)
+
+    @invariant()
+    def others_are_left_alone(self) -> None:
+        assert self.cluster.children["Pod"]["sums-trainer-0-a7"] == self.foreign
+
+    def teardown(self) -> None:
+        """Left in peace, it comes to rest where the spec says, and stays there."""
+        cluster = self.cluster
+        for _ in range(40):
+            made = cluster.reconcile()
+            cluster.end_deleted()
+            if made.empty and made.look_again_seconds is None and all_started(cluster):
+                break
+            cluster.start_all()
+            if made.empty and made.look_again_seconds is not None:
+                cluster.advance(made.look_again_seconds + 1)
+        else:
+            raise AssertionError("no rest")
+        assert plan(cluster.observed(), cluster.now).empty
+        status = cluster.status
+        if status.phase in {Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDED}:
+            assert not cluster.pods()
+            assert status.phase is not Phase.SUSPENDED or cluster.job["spec"]["suspend"]
+        else:
+            wanted = 1 + cluster.job["spec"]["rollout"]["replicas"] + 1 + 2
+            assert len(cluster.pods()) == wanted
+            assert holds(status.conditions, ConditionType.ROLES_READY)
+        cluster.delete_job()
+        assert [pod["metadata"]["uid"] for pod in cluster.children["Pod"].values()] == ["foreign"]
+        left = {kind: list(found) for kind, found in cluster.children.items() if found}
+        del left["Pod"]
+        assert left in ({}, {"PersistentVolumeClaim": ["sums-checkpoint"]})
+
+
+def all_started(cluster: SimulatedCluster) -> bool:
+    """Whether every pod is ready."""
+    return all(
+        any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"]["conditions"])
+        for pod in cluster.pods()
+    )
+
+
+JobLife.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestJobLife = pytest.mark.timeout(300)(JobLife.TestCase)

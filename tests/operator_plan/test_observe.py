@@ -1,0 +1,47 @@
+"""The snapshot holds what is the job's, and nothing of its namesakes."""
+
+from longboat_operator.model import LABEL_JOB, LABEL_JOB_UID, JobKey, Object, Observed
+from longboat_operator.observe import observe
+
+KEY = JobKey("research", "sums")
+
+
+def child(name: str, owner: str | None, **labels: str) -> dict:
+    references = [{"uid": owner}] if owner else []
+    return {"metadata": {"name": name, "labels": {LABEL_JOB: "sums", **labels}, "ownerReferences": references}}
+
+
+class Cache:
+    def __init__(self, job: Object | None) -> None:
+        self.kept = job
+        self.asked: list[tuple[str, str, str]] = []
+
+    def job(self, key: JobKey) -> Object | None:
+        return self.kept
+
+    def children(self, key: JobKey) -> dict[str, dict[str, Object]]:
+        return {
+            "Pod": {"mine": child("mine", "now"), "old": child("old", "before"), "free": child("free", None)},
+            "PersistentVolumeClaim": {
+                "sums-checkpoint": child("sums-checkpoint", None, **{LABEL_JOB_UID: "before"}),
+            },
+            "Service": {},
+        }
+
+    def runtime(self, kind: str, namespace: str, name: str) -> Object | None:
+        self.asked.append((kind, namespace, name))
+        return {"spec": {"image": "longboat:1"}}
+
+
+def test_children_are_told_apart_by_uid() -> None:
+    job = {"metadata": {"uid": "now"}, "spec": {"runtimeRef": {"kind": "RLRuntime", "name": "cpu"}}}
+    cache = Cache(job)
+    seen = observe(cache, KEY)
+    assert set(seen.children["Pod"]) == {"mine"}
+    assert set(seen.children["PersistentVolumeClaim"]) == {"sums-checkpoint"}, "to tell a claim left behind from none"
+    assert cache.asked == [("RLRuntime", "research", "cpu")]
+    assert seen.runtime
+
+
+def test_a_job_that_is_gone() -> None:
+    assert observe(Cache(None), KEY) == Observed(KEY, None)

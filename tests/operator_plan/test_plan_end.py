@@ -1,0 +1,110 @@
+"""How jobs end."""
+
+import pytest
+
+from longboat_crds.reasons import ConditionType, Reason
+from longboat_crds.status import Phase
+from longboat_operator.model import DeleteObject, JobKey, Observed, Plan
+from longboat_operator.plan import plan
+from longboat_operator.status.conditions import find
+from tests.operator_plan.simulated_cluster import SimulatedCluster, spec_of
+
+
+@pytest.fixture
+def cluster() -> SimulatedCluster:
+    running = SimulatedCluster(spec_of(ttlSecondsAfterFinished=3600))
+    running.up()
+    running.train(100)
+    return running
+
+
+def test_success(cluster: SimulatedCluster) -> None:
+    cluster.train(0, "Succeeded", checkpoint={"incarnation": 1, "step": 100, "export": "/checkpoint/export"})
+    cluster.settle()
+    status = cluster.status
+    assert (status.phase, status.reason) == (Phase.SUCCEEDED, Reason.JOB_SUCCEEDED)
+    found = find(status.conditions, ConditionType.SUCCEEDED)
+    assert found
+    assert found.message == "100 steps are trained; the model is in /checkpoint/export"
+    assert status.completion_time
+    cluster.end_deleted()
+    assert not cluster.pods()
+    assert cluster.children["Service"], "goes with the job"
+
+
+def test_a_finished_job_is_deleted_after_its_time(cluster: SimulatedCluster) -> None:
+    cluster.train(0, "Succeeded")
+    cluster.settle()
+    cluster.end_deleted()
+    found = plan(cluster.observed(), cluster.now)
+    assert (found.actions, found.look_again_seconds) == ((), 3600)
+    cluster.advance(3600)
+    cluster.reconcile()
+    assert cluster.job is None
+    assert set(cluster.children["PersistentVolumeClaim"]) == {"sums-checkpoint"}
+    assert plan(cluster.observed(), cluster.now) == Plan()
+
+
+def test_a_fatal_problem_is_the_reason_of_the_failure(cluster: SimulatedCluster) -> None:
+    problem = {"reason": "ModelNotFound", "field": "spec.model.path", "message": "no config.json", "fatal": True}
+    cluster.train(0, "Failed", problem=problem)
+    cluster.settle()
+    assert (cluster.status.phase, cluster.status.reason) == (Phase.FAILED, "ModelNotFound")
+    found = find(cluster.status.conditions, ConditionType.FAILED)
+    assert found
+    assert found.message == "spec.model.path: no config.json"
+
+
+def test_a_driver_that_failed_without_a_word(cluster: SimulatedCluster) -> None:
+    cluster.train(0, "Failed")
+    cluster.settle()
+    assert cluster.status.reason == Reason.DRIVER_FAILED
+
+
+def test_a_problem_that_is_not_fatal_is_shown_and_goes_away(cluster: SimulatedCluster) -> None:
+    cluster.drive(problem={"reason": "NoGraders", "message": "no reward pod answers"})
+    cluster.settle()
+    found = find(cluster.status.conditions, ConditionType.DEGRADED)
+    assert found
+    assert (found.status, found.reason, found.message) == ("True", "NoGraders", "no reward pod answers")
+    assert cluster.status.phase is Phase.RUNNING
+    assert cluster.status.reason == "NoGraders"
+    assert cluster.events[-1].reason == "NoGraders"
+    cluster.drive(problem=None)
+    cluster.settle()
+    found = find(cluster.status.conditions, ConditionType.DEGRADED)
+    assert found
+    assert found.status == "False"
+
+
+def test_the_word_of_an_earlier_driver_does_not_end_the_job(cluster: SimulatedCluster) -> None:
+    cluster.drive(demand={"incarnationRequest": "a-new-start"})
+    cluster.settle()
+    cluster.drive(training={"incarnation": 1, "state": "Succeeded", "step": 100})
+    cluster.settle()
+    assert cluster.status.phase is Phase.RESTARTING
+
+
+def test_pods_on_a_dead_node_do_not_hold_the_end_up(cluster: SimulatedCluster) -> None:
+    cluster.train(0, "Succeeded")
+    cluster.lose_node_of("sums-rollout-0-a0")
+    cluster.settle()
+    cluster.end_deleted()
+    cluster.advance(91)
+    cluster.settle()
+    assert not cluster.pods()
+
+
+def test_a_job_that_is_being_deleted_is_left_to_the_garbage_collector(cluster: SimulatedCluster) -> None:
+    cluster.delete_pod("sums-trainer-0-a0", grace=0)
+    cluster.job["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"  # type: ignore[index]
+    assert plan(cluster.observed(), cluster.now) == Plan()
+    assert plan(Observed(JobKey("research", "gone"), None), cluster.now) == Plan()
+
+
+def test_only_pods_of_this_uid_are_deleted(cluster: SimulatedCluster) -> None:
+    uids = {pod["metadata"]["uid"] for pod in cluster.pods()}
+    cluster.train(0, "Succeeded")
+    cluster.reconcile()
+    deleted = {a.uid for a in cluster.reconcile().actions if isinstance(a, DeleteObject)}
+    assert deleted == uids

@@ -1,0 +1,194 @@
+"""Containers that end, pods and nodes that are lost."""
+
+import pytest
+
+from longboat_crds.base import Role
+from longboat_crds.reasons import ConditionType, Reason
+from longboat_crds.status import Phase
+from longboat_operator.model import CreateObject, DeleteObject
+from longboat_operator.plan import plan
+from longboat_operator.status.conditions import find
+from tests.operator_plan.simulated_cluster import SimulatedCluster, spec_of
+
+
+@pytest.fixture
+def cluster() -> SimulatedCluster:
+    running = SimulatedCluster(spec_of(failurePolicy={"maxTrainerRestarts": 2, "maxBackoffSeconds": 30}))
+    running.up()
+    running.train(7)
+    return running
+
+
+def names(cluster: SimulatedCluster, role: Role) -> list[str]:
+    return sorted(pod["metadata"]["name"] for pod in cluster.pods(role))
+
+
+def failure(cluster: SimulatedCluster) -> str:
+    found = find(cluster.status.conditions, ConditionType.FAILED)
+    assert found
+    return found.message
+
+
+def test_a_container_that_ends_keeps_its_pod(cluster: SimulatedCluster) -> None:
+    uid = cluster.children["Pod"]["sums-trainer-1-a0"]["metadata"]["uid"]
+    cluster.crash("sums-trainer-1-a0", code=137, reason="OOMKilled", message="allocating 3 GiB")
+    cluster.settle()
+    status = cluster.status
+    assert cluster.children["Pod"]["sums-trainer-1-a0"]["metadata"]["uid"] == uid
+    assert status.phase is Phase.RESTARTING
+    assert status.restarts == 1
+    record = (status.restart_history or [])[-1]
+    assert (record.role, record.pod, record.reason) == ("trainer", "sums-trainer-1-a0", Reason.OUT_OF_MEMORY)
+    assert record.message == (
+        "container trainer went over its memory limit: OOMKilled, exit code 137 (SIGKILL); last lines: allocating 3 GiB"
+    )
+    cluster.start_all()
+    cluster.settle()
+    assert cluster.status.phase is Phase.RUNNING
+
+
+def test_too_many_restarts_fail_the_job_with_the_last_cause(cluster: SimulatedCluster) -> None:
+    for number in range(3):
+        cluster.crash("sums-trainer-1-a0", code=139, message=f"line one\nSegmentation fault {number}")
+        cluster.settle()
+    assert (cluster.status.phase, cluster.status.reason) == (Phase.FAILED, Reason.RESTART_LIMIT_EXCEEDED)
+    assert failure(cluster) == (
+        "role trainer was restarted 3 times since step 7 was committed (failurePolicy.maxTrainerRestarts: 2); last: pod "
+        "sums-trainer-1-a0: container trainer ended with exit code 139 (SIGSEGV); last lines: line one\n"
+        "Segmentation fault 2"
+    )
+    cluster.end_deleted()
+    cluster.settle()
+    assert not cluster.pods()
+    assert cluster.events[-1].reason == "Failed"
+
+
+def test_the_last_words_are_published_before_the_pods_go(cluster: SimulatedCluster) -> None:
+    for _ in range(3):
+        cluster.crash("sums-trainer-1-a0")
+    failing = cluster.reconcile()
+    assert not [a for a in failing.actions if isinstance(a, DeleteObject)]
+    assert cluster.status.phase is Phase.FAILED
+    assert len([a for a in cluster.reconcile().actions if isinstance(a, DeleteObject)]) == 6
+
+
+def test_restarts_are_forgiven_as_steps_commit(cluster: SimulatedCluster) -> None:
+    for _ in range(10):
+        cluster.crash("sums-trainer-1-a0")
+        cluster.settle()
+        cluster.start_all()
+        cluster.train(1)
+        cluster.settle()
+    assert cluster.status.phase is Phase.RUNNING
+    assert cluster.status.restarts == 10
+
+
+def test_a_lost_pod_is_replaced_after_the_back_off_by_the_next_attempt(cluster: SimulatedCluster) -> None:
+    cluster.evict("sums-rollout-1-a0")
+    first = cluster.reconcile()
+    assert not [a for a in first.actions if isinstance(a, DeleteObject | CreateObject)], "first the status"
+    cluster.settle()
+    cluster.end_deleted()
+    cluster.settle()
+    assert names(cluster, Role.ROLLOUT) == ["sums-rollout-0-a0"]
+    assert cluster.status.phase is Phase.RUNNING, "one engine is enough to go on"
+    assert cluster.status.reason == Reason.ROLES_INCOMPLETE
+    wait = plan(cluster.observed(), cluster.now).look_again_seconds
+    assert wait == 10
+    cluster.advance(wait)
+    cluster.settle()
+    assert names(cluster, Role.ROLLOUT) == ["sums-rollout-0-a0", "sums-rollout-1-a1"]
+    record = (cluster.status.restart_history or [])[-1]
+    assert record.reason == Reason.POD_LOST
+    assert "low on resource: memory" in record.message
+
+
+def test_the_back_off_doubles_to_its_cap_and_is_forgiven(cluster: SimulatedCluster) -> None:
+    waits = []
+    for attempt in range(4):
+        cluster.delete_pod(f"sums-rollout-1-a{attempt}", grace=0)
+        cluster.settle()
+        wait = plan(cluster.observed(), cluster.now).look_again_seconds
+        assert wait
+        waits.append(wait)
+        cluster.advance(wait)
+        cluster.settle()
+        cluster.start_all()
+        cluster.settle()
+    assert waits == [10, 20, 30, 30]
+    cluster.train(1)
+    cluster.delete_pod("sums-rollout-1-a4", grace=0)
+    cluster.settle()
+    assert plan(cluster.observed(), cluster.now).look_again_seconds == 10
+
+
+def test_a_node_that_is_gone_gives_its_pods_up_after_a_while(cluster: SimulatedCluster) -> None:
+    cluster.lose_node_of("sums-trainer-0-a0")
+    cluster.settle()
+    assert (cluster.status.phase, cluster.status.reason) == (Phase.RESTARTING, Reason.NODE_LOST)
+    wait = plan(cluster.observed(), cluster.now).look_again_seconds
+    assert wait == 40, "30 s to end, 10 s to be believed dead"
+    cluster.advance(39)
+    assert plan(cluster.observed(), cluster.now).empty
+    cluster.advance(1)
+    assert [a.grace_seconds for a in cluster.reconcile().actions if isinstance(a, DeleteObject)] == [0]
+    cluster.settle()
+    assert "sums-trainer-0-a1" in names(cluster, Role.TRAINER)
+
+
+def test_a_pod_that_does_not_end_is_believed_dead_only_later_where_the_node_is_not_known_to_be(
+    cluster: SimulatedCluster,
+) -> None:
+    cluster.delete_pod("sums-trainer-0-a0")
+    cluster.settle()
+    assert plan(cluster.observed(), cluster.now).look_again_seconds == 90
+
+
+def test_a_pod_is_not_replaced_while_it_ends(cluster: SimulatedCluster) -> None:
+    cluster.delete_pod("sums-trainer-0-a0")
+    cluster.settle()
+    cluster.advance(25)
+    cluster.settle()
+    assert names(cluster, Role.TRAINER) == ["sums-trainer-0-a0", "sums-trainer-1-a0"]
+    cluster.end_deleted()
+    cluster.settle()
+    assert names(cluster, Role.TRAINER) == ["sums-trainer-0-a1", "sums-trainer-1-a0"]
+
+
+def test_a_new_driver_gets_the_next_number_and_the_same_one_when_it_asks_again(cluster: SimulatedCluster) -> None:
+    assert cluster.number == 1
+    cluster.crash("sums-driver-0-a0")
+    cluster.start_all()
+    cluster.drive(demand={"incarnationRequest": "second"})
+    cluster.settle()
+    assert cluster.number == 2
+    assert cluster.status.phase is Phase.RESTARTING, "what the first one said no longer counts"
+    cluster.drive(demand={"incarnationRequest": "second", "rolloutReplicas": 3})
+    cluster.settle()
+    assert cluster.number == 2
+    cluster.train(0)
+    cluster.settle()
+    assert cluster.status.phase is Phase.RUNNING
+
+
+def test_pods_are_replaced_by_the_revision_they_were_made_from(cluster: SimulatedCluster) -> None:
+    cluster.runtime["spec"]["image"] = "longboat:2"  # type: ignore[index]
+    cluster.settle()
+    cluster.delete_pod("sums-reward-0-a0", grace=0)
+    cluster.settle()
+    cluster.advance(10)
+    cluster.settle()
+    body = cluster.children["Pod"]["sums-reward-0-a1"]
+    assert {c["image"] for c in body["spec"]["containers"]} == {"longboat:1"}
+    assert body["metadata"]["annotations"]["longboat.dev/revision"] == "sums-runtime-1"
+
+
+def test_history_is_bounded_and_counts_are_not() -> None:
+    running = SimulatedCluster(spec_of(rollout={"replicas": 8}, failurePolicy={"maxRolloutRestarts": 1000}))
+    running.up()
+    for _ in range(3):
+        for pod in running.pods(Role.ROLLOUT):
+            running.crash(pod["metadata"]["name"])
+        running.settle()
+    assert running.status.restarts == 24
+    assert len(running.status.restart_history or []) == 10

@@ -1,0 +1,291 @@
+"""From an RLJob to running pods, and what is told when it doesn't get there."""
+
+import dataclasses
+
+import pytest
+
+from longboat_crds.base import Role
+from longboat_crds.reasons import ConditionType, Reason
+from longboat_crds.status import Phase
+from longboat_operator.model import ApplyObject, CreateObject, Plan
+from longboat_operator.plan import plan
+from longboat_operator.status.conditions import find, holds
+from tests.operator_plan.simulated_cluster import SimulatedCluster, runtime_of, spec_of
+
+
+def made(found: Plan) -> list[tuple[str, str]]:
+    return [
+        (a.body["kind"], a.body["metadata"]["name"]) for a in found.actions if isinstance(a, CreateObject | ApplyObject)
+    ]
+
+
+def condition(cluster: SimulatedCluster, kind: ConditionType) -> tuple[str, str, str]:
+    found = find(cluster.status.conditions, kind)
+    assert found
+    return found.status, found.reason, found.message
+
+
+def test_everything_is_made_in_one_plan_the_head_before_what_waits_for_it() -> None:
+    kinds = made(SimulatedCluster().reconcile())
+    pods = [name for kind, name in kinds if kind == "Pod"]
+    assert [kind for kind, _ in kinds[-len(pods) :]] == ["Pod"] * 6
+    assert pods[0] == "sums-driver-0-a0"
+    assert kinds[-8:-6] == [("Secret", "sums-ray-token-00000001"), ("ControllerRevision", "sums-runtime-1")]
+    assert {kind for kind, _ in kinds} == {
+        "ControllerRevision", "ServiceAccount", "Role", "RoleBinding", "Service", "NetworkPolicy",
+        "PersistentVolumeClaim", "Secret", "Pod",
+    }  # fmt: skip
+
+
+def test_one_pod_of_each_role_is_checked_before_one_is_made() -> None:
+    actions = SimulatedCluster().reconcile().actions
+    checked = [a.body["metadata"]["name"] for a in actions if isinstance(a, CreateObject) and a.dry_run]
+    assert checked == [
+        "sums-runtime-1",
+        "sums-driver-0-a0",
+        "sums-rollout-0-a0",
+        "sums-reward-0-a0",
+        "sums-trainer-0-a0",
+    ]
+
+
+def test_the_token_is_made_by_apply() -> None:
+    secrets = [a for a in SimulatedCluster().reconcile().actions if isinstance(a, CreateObject) and a.random_key]
+    assert [(a.body["kind"], a.random_key) for a in secrets] == [("Secret", "token")]
+    assert "data" not in secrets[0].body
+
+
+def test_phases_of_a_good_start() -> None:
+    cluster = SimulatedCluster()
+    cluster.settle()
+    assert (cluster.status.phase, cluster.status.reason) == (Phase.STARTING, Reason.PODS_STARTING)
+    cluster.start_all()
+    cluster.settle()
+    assert (cluster.status.phase, cluster.status.reason) == (Phase.STARTING, Reason.DRIVER_STARTING)
+    cluster.start_driver()
+    cluster.settle()
+    status = cluster.status
+    assert (status.phase, status.reason) == (Phase.RUNNING, Reason.TRAINING)
+    assert status.roles
+    assert status.roles.rollout
+    assert status.roles.rollout.ready_text == "2/2"
+    assert status.start_time
+    assert [e.reason for e in cluster.events] == ["Started", "Running"]
+
+
+def test_a_running_job_costs_nothing() -> None:
+    cluster = SimulatedCluster()
+    cluster.up()
+    for _ in range(5):
+        cluster.train(1)
+        found = plan(cluster.observed(), cluster.now)
+        assert found.empty
+        assert found.look_again_seconds is None
+        cluster.advance(3600)
+
+
+def test_a_missing_runtime_is_named_and_the_job_starts_when_it_comes() -> None:
+    cluster = SimulatedCluster(runtime=None)
+    cluster.settle()
+    assert cluster.status.phase is Phase.PENDING
+    assert cluster.status.reason == Reason.RUNTIME_NOT_FOUND
+    assert "ClusterRLRuntime cpu" in condition(cluster, ConditionType.RUNTIME_RESOLVED)[2]
+    assert not cluster.children["Role"]
+    assert [e.type for e in cluster.events] == ["Warning"]
+    cluster.runtime = runtime_of()
+    cluster.settle()
+    assert cluster.status.phase is Phase.STARTING
+
+
+def test_an_operator_for_single_namespaces_says_that_it_can_not_read_cluster_runtimes() -> None:
+    cluster = SimulatedCluster()
+    seen = dataclasses.replace(cluster.observed(), runtime=None, sees_cluster_runtimes=False)
+    cluster.carry_out(plan(seen, cluster.now))
+    assert cluster.status.reason == Reason.CLUSTER_RUNTIME_NOT_SERVED
+
+
+def test_a_refused_template_is_shown_with_its_field_and_no_pod_is_made() -> None:
+    cluster = SimulatedCluster(runtime=runtime_of(image="Not An Image"), invalid_image="Not An Image")
+    for _ in range(3):
+        cluster.reconcile()
+    assert not cluster.children["Pod"]
+    assert not cluster.children["ControllerRevision"], "a corrected template is taken as it then is"
+    status, reason, message = condition(cluster, ConditionType.RUNTIME_RESOLVED)
+    assert (status, reason) == ("False", Reason.POD_TEMPLATE_INVALID)
+    assert message.startswith("Pod sums-driver-0-a0: ")
+    assert "spec.containers[0].image" in message
+    assert cluster.status.start_time is None
+    assert cluster.status.phase is Phase.PENDING
+    cluster.runtime = runtime_of()
+    cluster.settle()
+    assert cluster.status.phase is Phase.STARTING
+    assert condition(cluster, ConditionType.RUNTIME_RESOLVED)[0] == "True"
+
+
+def test_a_template_of_another_form_is_shown_with_its_place() -> None:
+    broken = {"roles": {"trainer": {"template": {"spec": {"containers": "none"}}}}}
+    cluster = SimulatedCluster(runtime=runtime_of(**broken))
+    cluster.settle()
+    assert "roles.trainer.template.spec.containers" in condition(cluster, ConditionType.RUNTIME_RESOLVED)[2]
+
+
+def test_a_full_quota_is_shown_and_the_rest_comes_when_there_is_room() -> None:
+    cluster = SimulatedCluster(pod_quota=3)
+    for _ in range(4):
+        cluster.reconcile()
+    assert len(cluster.pods()) == 3
+    status, reason, message = condition(cluster, ConditionType.SCHEDULED)
+    assert (status, reason) == ("False", Reason.QUOTA_EXCEEDED)
+    assert "exceeded quota" in message
+    roles = cluster.status.roles
+    assert roles
+    assert not [r for r in (roles.driver, roles.rollout, roles.reward, roles.trainer) if r and r.restarts]
+    cluster.pod_quota = None
+    cluster.settle()
+    assert len(cluster.pods()) == 6
+
+
+def test_a_role_whose_pod_was_refused_asks_for_no_more_of_them() -> None:
+    cluster = SimulatedCluster(spec_of(rollout={"replicas": 50}), pod_quota=1)
+    cluster.reconcile()
+    asked = [name for kind, name in made(cluster.reconcile()) if kind == "Pod"]
+    assert sum("rollout" in name for name in asked) == 1
+
+
+def test_the_scheduler_is_quoted() -> None:
+    cluster = SimulatedCluster()
+    cluster.settle()
+    cluster.unschedulable("sums-trainer-1-a0")
+    cluster.settle()
+    assert condition(cluster, ConditionType.SCHEDULED) == (
+        "False", Reason.POD_UNSCHEDULABLE, "pod sums-trainer-1-a0: 0/2 nodes are available: 2 Insufficient cpu.",
+    )  # fmt: skip
+    assert cluster.status.reason == Reason.POD_UNSCHEDULABLE
+    cluster.unschedulable("sums-trainer-1-a0", 'persistentvolumeclaim "models" not found')
+    cluster.settle()
+    assert cluster.status.reason == Reason.VOLUME_NOT_READY
+
+
+@pytest.mark.parametrize(
+    ("waiting", "message", "reason"),
+    [
+        ("ErrImagePull", "failed to resolve reference: not found", Reason.IMAGE_PULL_FAILED),
+        (
+            "ImagePullBackOff",
+            'Back-off pulling image "x": ErrImagePull: failed to resolve reference: not found',
+            Reason.IMAGE_PULL_FAILED,
+        ),
+        ("CreateContainerConfigError", 'configmap "rewards" not found', Reason.CONTAINER_NOT_STARTED),
+    ],
+)
+def test_the_kubelet_is_quoted(waiting: str, message: str, reason: Reason) -> None:
+    cluster = SimulatedCluster()
+    cluster.settle()
+    pod = cluster.children["Pod"]["sums-rollout-0-a0"]
+    cluster.schedule("sums-rollout-0-a0")
+    state = {"waiting": {"reason": waiting, "message": message}}
+    pod["status"]["containerStatuses"] = [{"name": "rollout", "restartCount": 0, "state": state}]
+    cluster.settle()
+    status, found, text = condition(cluster, ConditionType.ROLES_READY)
+    assert (status, found) == ("False", reason)
+    assert text.startswith("driver 0/1, rollout 0/2")
+    assert "pod sums-rollout-0-a0: container rollout" in text
+    assert message.split(": ", 2)[-1] in text
+
+
+def test_an_image_that_is_tried_again_and_again_changes_nothing() -> None:
+    cluster = SimulatedCluster()
+    cluster.settle()
+    pod = cluster.children["Pod"]["sums-rollout-0-a0"]
+    cause = "failed to resolve reference: not found"
+    for reason, message in (
+        ("ErrImagePull", cause),
+        ("ImagePullBackOff", f'Back-off pulling image "x": ErrImagePull: {cause}'),
+    ):
+        state = {"waiting": {"reason": reason, "message": message}}
+        pod["status"]["containerStatuses"] = [{"name": "rollout", "restartCount": 0, "state": state}]
+        cluster.settle()
+    writes = cluster.writes
+    pod["status"]["containerStatuses"][0]["state"] = {"waiting": {"reason": "ErrImagePull", "message": cause}}
+    cluster.settle()
+    assert cluster.writes == writes
+
+
+def test_the_start_deadline_names_what_was_missing() -> None:
+    cluster = SimulatedCluster()
+    cluster.settle()
+    for role in (Role.DRIVER, Role.REWARD, Role.TRAINER):
+        for pod in cluster.pods(role):
+            cluster.start(pod["metadata"]["name"])
+    cluster.unschedulable("sums-rollout-1-a0")
+    cluster.settle()
+    wait = plan(cluster.observed(), cluster.now).look_again_seconds
+    assert wait == 600
+    cluster.advance(wait)
+    cluster.settle()
+    status = cluster.status
+    assert (status.phase, status.reason) == (Phase.FAILED, Reason.START_DEADLINE_EXCEEDED)
+    message = condition(cluster, ConditionType.FAILED)[2]
+    assert "within 600 s" in message
+    assert "rollout 0/2" in message
+    assert "2 Insufficient cpu" in message
+
+
+def test_a_job_that_has_trained_waits_for_nodes_as_long_as_it_takes() -> None:
+    cluster = SimulatedCluster()
+    cluster.up()
+    cluster.delete_pod("sums-trainer-0-a0", grace=0)
+    cluster.settle()
+    cluster.advance(86_400)
+    cluster.settle()
+    assert cluster.status.phase is Phase.RESTARTING
+
+
+def test_a_claim_of_an_earlier_job_is_not_taken_over() -> None:
+    cluster = SimulatedCluster()
+    cluster.up()
+    cluster.delete_job()
+    left = cluster.children["PersistentVolumeClaim"]
+    assert set(left) == {"sums-checkpoint"}
+    again = SimulatedCluster()
+    again.job["metadata"]["uid"] = "another-uid"  # type: ignore[index]
+    again.children["PersistentVolumeClaim"] = left
+    again.settle()
+    status, reason, message = condition(again, ConditionType.SCHEDULED)
+    assert (status, reason) == ("False", Reason.NAME_TAKEN)
+    assert "resumeFrom.claimName: sums-checkpoint" in message
+    assert not again.pods()
+    again.edit(checkpoint={"claimName": "sums-checkpoint"})
+    again.settle()
+    assert again.pods()
+
+
+def test_the_reclaim_policy_decides_who_owns_the_claim() -> None:
+    cluster = SimulatedCluster(spec_of(checkpoint={"reclaimPolicy": "Delete"}))
+    cluster.settle()
+    assert cluster.children["PersistentVolumeClaim"]["sums-checkpoint"]["metadata"]["ownerReferences"]
+    cluster.edit(checkpoint={"reclaimPolicy": "Retain"})
+    cluster.settle()
+    assert "ownerReferences" not in cluster.children["PersistentVolumeClaim"]["sums-checkpoint"]["metadata"]
+
+
+def test_what_somebody_deletes_is_made_again() -> None:
+    cluster = SimulatedCluster()
+    cluster.up()
+    del cluster.children["Service"]["sums-head"]
+    assert made(cluster.reconcile()) == [("Service", "sums-head")]
+    assert plan(cluster.observed(), cluster.now).empty
+
+
+def test_a_spec_of_a_newer_version_is_shown_and_what_runs_goes_on() -> None:
+    cluster = SimulatedCluster()
+    cluster.up()
+    pods = {pod["metadata"]["uid"] for pod in cluster.pods()}
+    cluster.edit(futureField={"x": 1})
+    cluster.settle()
+    assert {pod["metadata"]["uid"] for pod in cluster.pods()} == pods
+    status, reason, message = condition(cluster, ConditionType.RUNTIME_RESOLVED)
+    assert (status, reason) == ("False", Reason.SPEC_INVALID)
+    assert "spec.futureField" in message
+    assert cluster.status.phase is Phase.RUNNING
+    assert holds(cluster.status.conditions, ConditionType.RUNNING)

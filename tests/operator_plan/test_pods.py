@@ -1,0 +1,129 @@
+"""YAML in, YAML out: what the operator makes of a job and a runtime template.
+
+After a wanted change: `python -m tests.operator_plan.golden_objects`, and read the difference.
+"""
+
+import pytest
+import yaml
+
+from longboat_crds.base import Role
+from longboat_crds.checkpoint import CheckpointSpec
+from longboat_crds.job import RLJobSpec
+from longboat_crds.runtime import RLRuntimeSpec
+from longboat_operator.pods.claim import pins_to_one_node
+from longboat_operator.pods.merge import TemplateInvalid
+from longboat_operator.pods.pod import build_pod
+from tests.operator_plan.golden_objects import GOLDEN, JOB, objects
+from tests.operator_plan.simulated_cluster import spec_of
+
+CASES = sorted(path.name for path in GOLDEN.iterdir())
+
+
+def built(role: Role, runtime: dict | None = None, **spec: object) -> dict:
+    template = RLRuntimeSpec.model_validate({"image": "longboat:1"} | (runtime or {}))
+    job = RLJobSpec.model_validate(spec_of(**spec))
+    return dict(build_pod(JOB, job, template, "sums-runtime-1", role, 0, 0, one_node=False))
+
+
+def containers(pod: dict) -> dict[str, dict]:
+    return {c["name"]: c for c in [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_objects_are_as_kept(case: str) -> None:
+    for name, bodies in objects(case).items():
+        kept = list(yaml.safe_load_all((GOLDEN / case / f"{name}.yaml").read_text()))
+        assert bodies == kept, f"{case}/{name}.yaml"
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_every_container_is_restricted(role: Role) -> None:
+    pod = built(role)
+    security = pod["spec"]["securityContext"]
+    assert security["runAsNonRoot"]
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in containers(pod).values():
+        own = container["securityContext"]
+        assert own["capabilities"] == {"drop": ["ALL"]}
+        assert own["readOnlyRootFilesystem"]
+        assert not own["allowPrivilegeEscalation"]
+        assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
+
+
+def test_graded_code_has_no_token_and_shares_only_the_socket_with_ray() -> None:
+    pod = built(Role.REWARD)
+    graders, reward = containers(pod)["graders"], containers(pod)["reward"]
+    assert graders["securityContext"]["runAsUser"] != pod["spec"]["securityContext"]["runAsUser"]
+    assert not [e for e in graders["env"] if e["name"].startswith("RAY")]
+    shared = {m["name"] for m in graders["volumeMounts"]} & {m["name"] for m in reward["volumeMounts"]}
+    assert shared == {"run"}
+    assert not pod["spec"]["automountServiceAccountToken"]
+
+
+def test_only_the_driver_container_has_an_api_token() -> None:
+    for role in Role:
+        pod = built(role)
+        assert not pod["spec"]["automountServiceAccountToken"]
+        holders = [
+            name for name, c in containers(pod).items() if any(m["name"] == "api-access" for m in c["volumeMounts"])
+        ]
+        assert holders == (["driver"] if role is Role.DRIVER else [])
+
+
+def test_the_ray_token_is_never_in_the_environment() -> None:
+    for role in Role:
+        for container in containers(built(role)).values():
+            assert "RAY_AUTH_TOKEN" not in {e["name"] for e in container["env"]}
+
+
+def test_a_common_template_reaches_the_role_that_has_the_container_and_no_other() -> None:
+    common = {"spec": {"containers": [{"name": "trainer", "env": [{"name": "A", "value": "1"}]}]}}
+    runtime = {"common": {"template": common}}
+    assert {"name": "A", "value": "1"} in containers(built(Role.TRAINER, runtime))["trainer"]["env"]
+    assert set(containers(built(Role.ROLLOUT, runtime))) == {"rollout"}
+
+
+def test_a_template_can_not_change_who_the_pod_is() -> None:
+    template = {
+        "metadata": {"name": "mine", "labels": {"longboat.dev/job": "mine"}, "ownerReferences": []},
+        "spec": {"restartPolicy": "Never"},
+    }
+    pod = built(Role.ROLLOUT, {"roles": {"rollout": {"template": template}}})
+    assert pod["metadata"]["name"] == "sums-rollout-0-a0"
+    assert pod["metadata"]["labels"]["longboat.dev/job"] == "sums"
+    assert pod["metadata"]["ownerReferences"][0]["uid"] == JOB.uid
+    assert pod["spec"]["restartPolicy"] == "Always"
+
+
+def test_a_template_of_another_form_names_its_place() -> None:
+    runtime = {"roles": {"rollout": {"template": {"spec": {"containers": [{"image": "x"}]}}}}}
+    with pytest.raises(TemplateInvalid, match=r"roles\.rollout\.template\.spec\.containers\[0\]"):
+        built(Role.ROLLOUT, runtime)
+
+
+def test_an_existing_claim_is_mounted_by_its_name() -> None:
+    pod = built(Role.TRAINER, checkpoint={"claimName": "theirs"})
+    assert {"name": "checkpoint", "persistentVolumeClaim": {"claimName": "theirs"}} in pod["spec"]["volumes"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "found", "pinned"),
+    [
+        ("ReadWriteMany", None, False),
+        ("ReadWriteOnce", None, True),
+        ("ReadWriteMany", ["ReadWriteOnce"], True),
+        ("ReadWriteOnce", ["ReadWriteMany"], False),
+    ],
+)
+def test_users_of_a_claim_for_one_node_stay_together(asked: str, found: list[str] | None, pinned: bool) -> None:
+    checkpoint = CheckpointSpec.model_validate({"volume": {"accessMode": asked}})
+    claim = {"spec": {"accessModes": found}} if found else None
+    assert pins_to_one_node(checkpoint, claim) is pinned
+
+
+def test_a_lost_node_is_given_up_soon_unless_the_template_says_when() -> None:
+    own = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}
+    template = {"roles": {"rollout": {"template": {"spec": {"tolerations": [own]}}}}}
+    assert {t["key"]: t["tolerationSeconds"] for t in built(Role.ROLLOUT, template)["spec"]["tolerations"]} == {
+        "node.kubernetes.io/unreachable": 5, "node.kubernetes.io/not-ready": 60,
+    }  # fmt: skip

@@ -1,0 +1,164 @@
+"""Counting restarts: each once, however seldom one looks."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longboat_crds.base import Role
+from longboat_crds.failure import FailurePolicySpec
+from longboat_crds.status import RoleStatus
+from longboat_operator.plan.backoff import wait_seconds
+from longboat_operator.plan.failures import restart_limit
+from longboat_operator.plan.records import RoleCount, count, released, remembered
+from longboat_operator.plan.view import PodView
+from longboat_operator.pods.names import JobRef
+
+JOB = JobRef("research", "sums", "uid")
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def pod(index: int, attempt: int, restarts: int = 0, *, phase: str = "Running", deleted: bool = False) -> PodView:
+    metadata = {"name": JOB.pod(Role.TRAINER, index, attempt)} | (
+        {"deletionTimestamp": "2026-01-01T00:00:30Z"} if deleted else {}
+    )
+    raw = {
+        "metadata": metadata,
+        "status": {"phase": phase, "containerStatuses": [{"name": "trainer", "restartCount": restarts}]},
+    }
+    return PodView(metadata["name"], f"uid-{index}-{attempt}", index, attempt, raw)
+
+
+def look(memory: RoleCount, pods: list[PodView], *, desired: int = 2, step: int = 0) -> RoleCount:
+    """One look at the role's pods."""
+    return count(JOB, Role.TRAINER, memory, pods, desired, step, NOW)
+
+
+def through_status(counted: RoleCount) -> RoleCount:
+    text = RoleStatus(
+        desired=0, ready=0, ready_text="", restarts=counted.restarts, recent_restarts=counted.recent_restarts,
+        restart_step=counted.restart_step, next_attempt=counted.next_attempt,
+        pods=list(counted.records.values()) or None,
+    ).to_json()  # fmt: skip
+    return remembered(RoleStatus.model_validate(text))
+
+
+def test_a_second_look_counts_nothing_again() -> None:
+    pods = [pod(0, 0, 2), pod(1, 0, phase="Failed")]
+    first = look(RoleCount(), pods)
+    assert (first.restarts, len(first.news)) == (3, 2)
+    second = look(through_status(first), pods)
+    assert (second.restarts, second.news) == (3, ())
+
+
+def test_a_pod_that_vanished_is_a_loss() -> None:
+    first = through_status(look(RoleCount(), [pod(0, 0), pod(1, 0)]))
+    second = look(first, [pod(0, 0)])
+    assert second.restarts == 1
+    assert second.records[1].lost_time
+    assert second.news[0].pod == "sums-trainer-1-a0"
+
+
+def test_an_index_that_was_never_made_is_none() -> None:
+    assert look(RoleCount(), [pod(0, 0)]).restarts == 0
+
+
+def test_a_pod_that_reappears_is_no_longer_lost() -> None:
+    first = through_status(look(RoleCount(), [pod(0, 0)], desired=1))
+    gone = through_status(look(first, [], desired=1))
+    assert look(gone, [pod(0, 0)], desired=1).records[0].lost_time is None
+
+
+def test_restarts_are_forgiven_by_a_new_step_not_by_one_that_is_done_again() -> None:
+    memory = through_status(look(RoleCount(), [pod(0, 0, 3)], desired=1, step=11))
+    assert memory.since(11) == 3
+    again = through_status(look(memory, [pod(0, 0, 4)], desired=1, step=11))
+    assert again.since(11) == 4, "rolled back to 10, and 11 was done again"
+    assert again.since(12) == 0
+    later = look(again, [pod(0, 0, 5)], desired=1, step=12)
+    assert (later.since(12), later.restarts) == (1, 5)
+
+
+def test_scaled_down_pods_are_no_losses_and_their_attempts_stay_used_up() -> None:
+    memory = through_status(look(RoleCount(), [pod(0, 0), pod(1, 3)]))
+    down = through_status(look(memory, [pod(0, 0), pod(1, 3)], desired=1))
+    assert (down.restarts, down.next_attempt, set(down.records)) == (0, 4, {0})
+    up = look(down, [pod(0, 0), pod(1, 3, deleted=True)])
+    assert (up.restarts, set(up.records)) == (0, {0}), "what is on its way out is not taken up again"
+    assert set(look(through_status(up), [pod(0, 0), pod(1, 4)]).records) == {0, 1}
+
+
+def test_released_keeps_counts_and_uses_up_attempts() -> None:
+    memory = look(RoleCount(), [pod(0, 0, 1), pod(1, 2)])
+    freed = released(memory, [pod(0, 5)])
+    assert (freed.records, freed.restarts, freed.next_attempt) == ({}, 1, 6)
+
+
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["crash", "evict", "delete", "vanish", "replace", "look"]), st.integers(0, 1))
+)
+
+
+@given(EVENTS)
+def test_any_history_is_counted_exactly(events: list[tuple[str, int]]) -> None:
+    """Losses are made good only after a look, as plans do; of a pod that goes unseen only its loss is counted."""
+    pods: dict[int, PodView | None] = {0: pod(0, 0), 1: pod(1, 0)}
+    crashes: dict[int, int] = {0: 0, 1: 0}
+    memory = through_status(look(RoleCount(), [p for p in pods.values() if p]))
+    counted, losses = 0, 0
+    seen = {0: 0, 1: 0}
+
+    def see() -> None:
+        nonlocal memory, counted, losses
+        for index, found in pods.items():
+            record = memory.records[index]
+            if record.lost_time:
+                continue
+            if found:
+                counted += crashes[index] - seen[index]
+                seen[index] = crashes[index]
+            if found is None or found.phase == "Failed" or found.deleted_at:
+                losses += 1
+        memory = through_status(look(memory, [p for p in pods.values() if p]))
+
+    handlers: dict[str, Callable[[PodView, int], Any]] = {
+        "crash": lambda p, i: pod(i, p.attempt, crashes[i]),
+        "evict": lambda p, i: pod(i, p.attempt, crashes[i], phase="Failed"),
+        "delete": lambda p, i: pod(i, p.attempt, crashes[i], deleted=True),
+        "vanish": lambda _p, _i: None,
+    }
+    for event, index in [*events, ("look", 0)]:
+        found = pods[index]
+        if event == "look":
+            see()
+        elif event == "replace":
+            if memory.records[index].lost_time and found is None:
+                pods[index] = pod(index, memory.records[index].attempt + 1)
+                crashes[index] = seen[index] = 0
+                see()
+        elif found and found.phase == "Running" and not found.deleted_at:
+            crashes[index] += event == "crash"
+            pods[index] = handlers[event](found, index)
+        elif found and event == "vanish":
+            pods[index] = None
+    assert memory.restarts == counted + losses
+
+
+@given(st.integers(1, 200), st.integers(0, 3600), st.integers(0, 86_400))
+def test_the_wait_doubles_to_its_cap(losses: int, backoff: int, cap: int) -> None:
+    policy = FailurePolicySpec.model_construct(backoff_seconds=backoff, max_backoff_seconds=cap)
+    first, wait, longer = (wait_seconds(n, policy) for n in (1, losses, losses + 1))
+    assert first == min(backoff, cap)
+    assert wait <= longer <= cap
+    assert longer in {2 * wait, float(cap)}
+
+
+def test_every_role_has_a_limit_of_its_own() -> None:
+    policy = FailurePolicySpec(
+        max_driver_restarts=1, max_rollout_restarts=2, max_reward_restarts=3, max_trainer_restarts=4
+    )
+    assert [restart_limit(policy, role) for role in Role] == [
+        ("maxDriverRestarts", 1), ("maxRolloutRestarts", 2), ("maxRewardRestarts", 3), ("maxTrainerRestarts", 4)
+    ]  # fmt: skip

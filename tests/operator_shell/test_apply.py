@@ -1,0 +1,285 @@
+"""What a plan's actions mean for each other when the server says no, or nothing. Single writes: see test_writes_live."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from longboat_operator.apply import Applier, Outcome
+from longboat_operator.kube.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    KubeError,
+    ServerError,
+    TransportError,
+)
+from longboat_operator.kube.events import EventRecorder
+from longboat_operator.kube.resources import Resource
+from longboat_operator.model import (
+    ApplyObject,
+    CreateObject,
+    DeleteObject,
+    EmitEvent,
+    JobKey,
+    Observed,
+    Plan,
+    PublishStatus,
+    ResizePod,
+)
+from longboat_operator.refusals import Refusals
+from longboat_operator.watch.cache import Cache
+
+KEY = JobKey("a", "x")
+JOB = {
+    "apiVersion": "longboat.dev/v1alpha1",
+    "kind": "RLJob",
+    "metadata": {"namespace": "a", "name": "x", "uid": "u", "resourceVersion": "5"},
+}
+
+
+class Server:
+    """Notes every write; answers some with an error."""
+
+    def __init__(self) -> None:
+        self.writes: list[str] = []
+        self.errors: dict[str, KubeError] = {}
+        self.bodies: list[Any] = []
+
+    async def create(self, resource: Resource, body: Any, *, dry_run: bool = False) -> dict[str, Any]:
+        return self._answer(("dry " if dry_run else "create ") + self._name(resource, body), body)
+
+    async def apply(self, resource: Resource, body: Any, *, subresource: str | None = None, force: bool = True) -> Any:
+        return self._answer(f"apply {self._name(resource, body)}" + (f"/{subresource}" if subresource else ""), body)
+
+    async def delete(self, resource: Resource, namespace: str, name: str, uid: str, grace: int | None) -> Any:
+        return self._answer(f"delete {resource.kind} {name}", {"kind": "Status"})
+
+    async def patch(self, resource: Resource, namespace: str, name: str, body: Any, *_: Any, subresource: str) -> Any:
+        metadata = {"namespace": namespace, "name": name, "resourceVersion": "9"}
+        return self._answer(f"{subresource} {name}", {"metadata": metadata})
+
+    def _name(self, resource: Resource, body: Any) -> str:
+        return f"{resource.kind} {body['metadata'].get('name')}" if resource.kind != "Event" else "Event"
+
+    def _answer(self, write: str, body: Any) -> dict[str, Any]:
+        self.writes.append(write)
+        self.bodies.append(body)
+        if write in self.errors:
+            raise self.errors[write]
+        return {**body, "metadata": {**body.get("metadata", {}), "resourceVersion": "9"}}
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Bench:
+    """A server, a clock, and one job's refusals."""
+
+    def __init__(self) -> None:
+        self.server = Server()
+        self.clock = Clock()
+        self.refusals = Refusals(self.clock)
+        self.cache = Cache()
+        client: Any = self.server
+        self.applier = Applier(client, self.cache, EventRecorder(client, "me"))
+
+    async def apply(self, *actions: Any) -> Outcome:
+        self.server.writes.clear()
+        return await self.applier.apply(Plan(tuple(actions)), Observed(KEY, JOB), self.refusals)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def of(kind: str, name: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": kind, "metadata": {"namespace": "a", "name": name}}
+
+
+SERVICE = ApplyObject(of("Service", "x"))
+ACCOUNT = CreateObject(of("ServiceAccount", "x"))
+PODS = [CreateObject(of("Pod", f"p{n}")) for n in range(3)]
+DRY = [CreateObject(of("Pod", f"p{n}"), dry_run=True) for n in range(2)]
+DELETE = DeleteObject("Pod", "old", "u1")
+STATUS = PublishStatus({"phase": "Running"})
+EVENT = EmitEvent("Normal", "Started", "it started")
+REFUSED = ForbiddenError(403, "Forbidden", "exceeded quota")
+
+
+async def test_actions_are_done_in_order(bench: Bench) -> None:
+    outcome = await bench.apply(SERVICE, *PODS[:2], DELETE, ResizePod("p9", "graders", "2"), STATUS, EVENT)
+    assert bench.server.writes == [
+        "apply Service x",
+        "create Pod p0",
+        "create Pod p1",
+        "delete Pod old",
+        "resize p9",
+        "apply RLJob x/status",
+        "create Event",
+    ]
+    assert outcome.trouble is None
+    assert not outcome.stale
+    assert [e.deleted_uid for e in outcome.expectations if e.key.name == "old"] == ["u1"]
+    assert [(e.key.kind, e.key.name, e.version) for e in outcome.expectations] == [
+        ("Service", "x", 9),
+        ("Pod", "p0", 9),
+        ("Pod", "p1", 9),
+        ("Pod", "old", 0),
+        ("Pod", "p9", 9),
+        ("RLJob", "x", 9),
+    ]
+
+
+async def test_a_refused_pod_stops_no_other(bench: Bench) -> None:
+    bench.server.errors["create Pod p0"] = REFUSED
+    outcome = await bench.apply(*PODS, STATUS)
+    assert bench.server.writes == ["create Pod p0", "create Pod p1", "create Pod p2", "apply RLJob x/status"]
+    assert outcome.trouble is None
+    assert bench.refusals.by_name() == {"p0": "Pod p0: exceeded quota"}
+
+
+async def test_a_refused_prerequisite_stops_what_may_stand_on_it(bench: Bench) -> None:
+    bench.server.errors["create ServiceAccount x"] = REFUSED
+    await bench.apply(SERVICE, ACCOUNT, *PODS, DELETE, STATUS)
+    assert bench.server.writes == [
+        "apply Service x",
+        "create ServiceAccount x",
+        "delete Pod old",
+        "apply RLJob x/status",
+    ]
+
+
+async def test_a_refused_write_isnt_repeated_before_its_time(bench: Bench) -> None:
+    bench.server.errors["create ServiceAccount x"] = REFUSED
+    await bench.apply(ACCOUNT, *PODS, STATUS)
+    await bench.apply(ACCOUNT, *PODS, STATUS)
+    assert bench.server.writes == ["apply RLJob x/status"]
+    assert set(bench.refusals.by_name()) == {"x"}
+    bench.clock.now += bench.refusals.next_seconds() or 0.0
+    bench.server.errors.clear()
+    await bench.apply(ACCOUNT, PODS[0])
+    assert bench.server.writes == ["create ServiceAccount x", "create Pod p0"]
+    assert bench.refusals.by_name() == {}
+
+
+async def test_dry_runs_come_together_before_the_first_real_create(bench: Bench) -> None:
+    await bench.apply(SERVICE, *DRY, PODS[2])
+    assert bench.server.writes == [
+        "apply Service x",
+        "dry Pod p0",
+        "dry Pod p1",
+        "create Pod p0",
+        "create Pod p1",
+        "create Pod p2",
+    ]
+
+
+async def test_one_refused_dry_run_creates_nothing(bench: Bench) -> None:
+    bench.server.errors["dry Pod p1"] = InvalidError(422, "Invalid", "spec.containers: Required value")
+    await bench.apply(SERVICE, *DRY, PODS[2], DELETE, STATUS, EVENT)
+    assert bench.server.writes == [
+        "apply Service x",
+        "dry Pod p0",
+        "dry Pod p1",
+        "delete Pod old",
+        "apply RLJob x/status",
+        "create Event",
+    ]
+    assert bench.refusals.by_name() == {"p1": "Pod p1: spec.containers: Required value"}
+    await bench.apply(*DRY, PODS[2], STATUS)  # and again nothing while it waits, but the status
+    assert bench.server.writes == ["dry Pod p0", "apply RLJob x/status"]
+
+
+async def test_a_dry_run_doesnt_mind_that_the_name_is_taken(bench: Bench) -> None:
+    bench.server.errors["dry Pod p0"] = AlreadyExistsError(409, "AlreadyExists", "there is one")
+    await bench.apply(DRY[0])
+    assert bench.server.writes == ["dry Pod p0", "create Pod p0"]
+
+
+@pytest.mark.parametrize("error", [TransportError("no answer"), ServerError(503, "ServiceUnavailable", "away")])
+async def test_trouble_ends_the_plan(bench: Bench, error: KubeError) -> None:
+    bench.server.errors["create Pod p1"] = error
+    outcome = await bench.apply(*PODS, STATUS)
+    assert bench.server.writes == ["create Pod p0", "create Pod p1"]
+    assert outcome.trouble is error
+    assert bench.refusals.by_name() == {}
+    assert [e.key.name for e in outcome.expectations] == ["p0"]  # what was done is still waited for
+
+
+async def test_a_status_against_an_old_job_ends_the_plan_without_its_events(bench: Bench) -> None:
+    bench.server.errors["apply RLJob x/status"] = ConflictError(409, "Conflict", "changed meanwhile")
+    outcome = await bench.apply(STATUS, EVENT)
+    assert bench.server.writes == ["apply RLJob x/status"]
+    assert outcome.stale
+    assert bench.refusals.by_name() == {}
+
+
+async def test_a_status_is_guarded_by_the_version_that_was_observed(bench: Bench) -> None:
+    await bench.apply(STATUS)
+    assert bench.server.bodies[-1]["metadata"] == {"namespace": "a", "name": "x", "resourceVersion": "5"}
+
+
+async def test_an_event_that_cant_be_written_harms_nothing(bench: Bench) -> None:
+    bench.server.errors["create Event"] = REFUSED
+    outcome = await bench.apply(EVENT, STATUS)
+    assert outcome.trouble is None
+    assert bench.server.writes == ["create Event", "apply RLJob x/status"]
+
+
+async def test_a_secrets_value_is_made_here_and_kept_nowhere(bench: Bench) -> None:
+    body = {**of("Secret", "x-token"), "immutable": True}
+    body["metadata"]["labels"] = {"longboat.dev/job": "x"}
+    await bench.apply(CreateObject(body, random_key="token"))
+    token = bench.server.bodies[-1]["stringData"]["token"]
+    assert len(token) == 64
+    assert int(token, 16)
+    assert "stringData" not in body
+    held = bench.cache.children(KEY)["Secret"]["x-token"]
+    assert token not in str(held)
+    bench.server.errors["create Secret x-token"] = AlreadyExistsError(409, "AlreadyExists", "there is one")
+    outcome = await bench.apply(CreateObject(body, random_key="token"))
+    assert outcome.trouble is None
+    assert bench.server.bodies[-1]["stringData"]["token"] != token
+
+
+async def test_what_the_cache_shows_as_applied_isnt_applied_again(bench: Bench) -> None:
+    def service(digest: str) -> dict[str, Any]:
+        body = of("Service", "x")
+        owners = [{"uid": "u"}]
+        body["metadata"] |= {"annotations": {"longboat.dev/applied-hash": digest}, "ownerReferences": owners}
+        return body
+
+    bench.cache.put(service("one"))
+    await bench.apply(ApplyObject(service("one")))
+    assert bench.server.writes == []
+    await bench.apply(ApplyObject(service("two")))
+    assert bench.server.writes == ["apply Service x"]
+
+
+async def test_what_belongs_to_something_else_is_left_alone(bench: Bench) -> None:
+    foreign = of("Service", "x")
+    foreign["metadata"]["ownerReferences"] = [{"uid": "another job"}]
+    bench.cache.put(foreign)
+    await bench.apply(SERVICE, STATUS)
+    assert bench.server.writes == ["apply RLJob x/status"]
+    assert "belongs to something else" in bench.refusals.by_name()["x"]
+
+
+async def test_any_prefix_of_a_plan_may_be_all_that_happens() -> None:
+    """Trouble at each action in turn: all before it was done, nothing after it."""
+    actions = [SERVICE, ACCOUNT, *PODS, DELETE, STATUS, EVENT]
+    well = Bench()
+    await well.apply(*actions)
+    for cut, write in enumerate(well.server.writes):
+        bench = Bench()
+        bench.server.errors = {write: TransportError("gone")}
+        assert (await bench.apply(*actions)).trouble is not None
+        assert bench.server.writes == well.server.writes[: cut + 1]

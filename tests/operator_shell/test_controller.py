@@ -1,0 +1,230 @@
+"""When a job is planned for, and when again."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from longboat_operator.apply import Outcome
+from longboat_operator.controller import Controller
+from longboat_operator.kube.errors import TooManyRequestsError, TransportError
+from longboat_operator.lease import LeadershipLostError
+from longboat_operator.model import EmitEvent, JobKey, Observed, Plan
+from longboat_operator.queue import WorkQueue
+from longboat_operator.refusals import Refusals
+from longboat_operator.watch.cache import Cache, Change, ObjectKey
+from longboat_operator.watch.expectations import Expectation
+
+X, Y = JobKey("a", "x"), JobKey("a", "y")
+SOMETHING = Plan((EmitEvent("Normal", "Reason", "message"),))
+
+
+class Bench:
+    """A controller whose plans and outcomes the test sets, on a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.cache = Cache()
+        self.queue: WorkQueue[JobKey] = WorkQueue(clock=lambda: self.now)
+        self.plan: Any = Plan()
+        self.outcome: Any = Outcome(())
+        self.applied: list[JobKey] = []
+        self.observed: list[Observed] = []
+        applier: Any = self
+        self.controller = Controller(self.cache, self.queue, self.observe, self.make_plan, applier, lambda: self.now)
+        self.controller.lead()
+
+    def observe(self, cache: Cache, key: JobKey) -> Observed:
+        return Observed(key, cache.job(key))
+
+    def make_plan(self, observed: Observed, now: datetime) -> Plan:
+        assert now.tzinfo is not None
+        self.observed.append(observed)
+        if isinstance(self.plan, Exception):
+            raise self.plan
+        return self.plan
+
+    async def apply(self, _: Plan, observed: Observed, refusals: Refusals) -> Outcome:
+        self.applied.append(observed.key)
+        self.refusals = refusals
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+    def put(self, obj: dict[str, Any]) -> None:
+        self.tell(self.cache.put(obj))
+
+    def tell(self, change: Change | None) -> None:
+        if change is not None:
+            self.controller.changed(change)
+
+    def due(self) -> list[JobKey]:
+        """Keys that are due now, taken off the queue."""
+        found = []
+        while (key := self.queue._schedule.take(self.now)) is not None:
+            found.append(key)
+            self.queue.done(key)
+        return found
+
+
+@pytest.fixture
+def bench() -> Bench:
+    made = Bench()
+    made.put(job("x", 1))
+    assert made.due() == [X]
+    return made
+
+
+def job(name: str, version: int, runtime: str = "host", **spec: Any) -> dict[str, Any]:
+    metadata = {"namespace": "a", "name": name, "uid": f"uid-{name}", "resourceVersion": str(version)}
+    return {
+        "kind": "RLJob",
+        "metadata": metadata,
+        "spec": {"runtimeRef": {"kind": "RLRuntime", "name": runtime}, **spec},
+    }
+
+
+def pod(name: str, version: int, phase: str = "Pending") -> dict[str, Any]:
+    metadata = {"namespace": "a", "name": name, "resourceVersion": str(version), "labels": {"longboat.dev/job": "x"}}
+    return {"kind": "Pod", "metadata": metadata, "status": {"phase": phase}}
+
+
+async def test_children_wake_their_job_only_by_a_change_of_content(bench: Bench) -> None:
+    bench.put(pod("p", 2))
+    assert bench.due() == [X]
+    bench.put(pod("p", 3))
+    assert bench.due() == []
+    bench.put(pod("p", 4, "Running"))
+    assert bench.due() == [X]
+    bench.tell(bench.cache.remove(ObjectKey("Pod", "a", "p"), 5))
+    assert bench.due() == [X]
+
+
+async def test_a_runtime_wakes_the_jobs_that_refer_to_it(bench: Bench) -> None:
+    bench.put(job("y", 2, runtime="other"))
+    bench.due()
+    metadata = {"namespace": "a", "name": "host", "resourceVersion": "3"}
+    bench.put({"kind": "RLRuntime", "metadata": metadata, "spec": {}})
+    assert bench.due() == [X]
+    bench.put({"kind": "RLRuntime", "metadata": {**metadata, "namespace": "b"}, "spec": {}})
+    assert bench.due() == []
+    bench.put({"kind": "ClusterRLRuntime", "metadata": {"name": "host", "resourceVersion": "4"}, "spec": {}})
+    assert bench.due() == []
+
+
+async def test_a_standby_queues_nothing_and_a_new_leader_plans_for_all() -> None:
+    made = Bench()
+    made.controller._leading = False
+    made.put(job("x", 1))
+    made.put(job("y", 2))
+    assert made.due() == []
+    made.controller.lead()
+    assert made.due() == [X, Y]
+
+
+async def test_no_plan_before_the_cache_shows_the_last_writes(bench: Bench) -> None:
+    bench.plan = SOMETHING
+    bench.outcome = Outcome((Expectation(ObjectKey("Pod", "a", "p"), 10),))
+    assert await bench.controller.reconcile(X) == "applied"
+    assert await bench.controller.reconcile(X) == "held"
+    assert bench.applied == [X]
+    bench.put(pod("q", 9))  # wakes, and is held again: it isn't what was waited for
+    assert bench.due() == [X]
+    assert await bench.controller.reconcile(X) == "held"
+    bench.put(pod("p", 10))
+    assert bench.due() == [X]
+    bench.outcome = Outcome(())
+    assert await bench.controller.reconcile(X) == "applied"
+
+
+async def test_even_a_change_that_wakes_nobody_frees_who_waited_for_it(bench: Bench) -> None:
+    bench.put(pod("p", 2))
+    bench.due()
+    bench.outcome = Outcome((Expectation(ObjectKey("Pod", "a", "p"), 3),))
+    bench.plan = SOMETHING
+    await bench.controller.reconcile(X)
+    assert await bench.controller.reconcile(X) == "held"
+    bench.put(pod("p", 3))  # the same content, newer
+    assert bench.due() == [X]
+
+
+async def test_a_plan_is_made_again_when_it_asks_for_it(bench: Bench) -> None:
+    bench.plan = Plan(look_again_seconds=30.0)
+    assert await bench.controller.reconcile(X) == "empty"
+    bench.now = 29.9
+    assert bench.due() == []
+    bench.now = 30.0
+    assert bench.due() == [X]
+    bench.plan = Plan()
+    await bench.controller.reconcile(X)
+    bench.now = 1e6
+    assert bench.due() == []
+
+
+async def test_trouble_is_tried_again_ever_more_rarely_and_not_before_the_server_wants(bench: Bench) -> None:
+    bench.plan = SOMETHING
+    bench.outcome = Outcome((), trouble=TransportError("no answer"))
+    waits = []
+    for _ in range(3):
+        assert await bench.controller.reconcile(X) == "trouble"
+        timer = bench.queue._schedule.next_timer()
+        assert timer is not None
+        waits.append(timer - bench.now)
+        bench.now = timer
+        assert bench.due() == [X]
+    assert waits[1:] == [2 * waits[0], 4 * waits[0]]
+    busy = TooManyRequestsError(429, "TooManyRequests", "slow down")
+    busy.retry_after_seconds = 100.0
+    bench.outcome = Outcome((), trouble=busy)
+    await bench.controller.reconcile(X)
+    bench.now += 99.0
+    assert bench.due() == []
+    bench.now += 1.0
+    assert bench.due() == [X]
+
+
+async def test_a_refusal_is_told_to_the_next_plan_and_asked_again_in_time(bench: Bench) -> None:
+    bench.plan = SOMETHING
+    await bench.controller.reconcile(X)
+    bench.refusals.note(("Pod", "p"), "exceeded quota")
+    await bench.controller.reconcile(X)
+    assert bench.observed[-1].refusals == {"p": "Pod p: exceeded quota"}
+    timer = bench.queue._schedule.next_timer()
+    assert timer is not None
+    bench.now = timer
+    assert bench.due() == [X]
+
+
+async def test_a_plan_that_cant_be_made_stops_no_other(bench: Bench) -> None:
+    bench.plan = ZeroDivisionError("a bug")
+    assert await bench.controller.reconcile(X) == "error"
+    assert bench.applied == []
+    timer = bench.queue._schedule.next_timer()
+    assert timer is not None
+    bench.plan = SOMETHING
+    bench.outcome = KeyError("a bug while applying")
+    assert await bench.controller.reconcile(X) == "error"
+    bench.outcome = Outcome(())
+    assert await bench.controller.reconcile(X) == "applied"
+
+
+async def test_lost_leadership_ends_the_worker(bench: Bench) -> None:
+    bench.plan = SOMETHING
+    bench.outcome = LeadershipLostError("lost")
+    bench.queue.add(X)
+    with pytest.raises(LeadershipLostError):
+        await asyncio.wait_for(bench.controller.work(), timeout=60)
+
+
+async def test_a_job_that_is_gone_leaves_nothing_behind(bench: Bench) -> None:
+    bench.plan = Plan(SOMETHING.actions, look_again_seconds=30.0)
+    await bench.controller.reconcile(X)
+    bench.tell(bench.cache.remove(ObjectKey("RLJob", "a", "x"), 9))
+    assert bench.due() == [X]
+    bench.plan = Plan()
+    assert await bench.controller.reconcile(X) == "gone"
+    assert bench.controller._refusals == {}
+    assert bench.queue._schedule.next_timer() is None

@@ -1,0 +1,124 @@
+"""A dead watch is noticed, a quiet one is not suspected."""
+
+from __future__ import annotations
+
+from longboat_operator.health import QUEUE_LATE_SECONDS, QUEUE_STUCK_SECONDS, judge
+from longboat_operator.model import JobKey
+from longboat_operator.watch.cache import Cache, Change, ObjectKey, Source
+from longboat_operator.watch.feed import Feed
+from longboat_operator.watch.freshness import DEAD_SECONDS, LAG_SECONDS, SILENCE_SECONDS, Freshness
+
+JOBS, PODS = Source("RLJob", None), Source("Pod", None)
+JOB = ObjectKey("RLJob", "a", "x")
+
+
+def fresh() -> Freshness:
+    freshness = Freshness([JOBS, PODS], bookmarked=[PODS])
+    freshness.note_listed(JOBS, 0.0)
+    freshness.note_listed(PODS, 0.0)
+    return freshness
+
+
+def test_what_is_not_listed_is_named() -> None:
+    freshness = Freshness([JOBS, PODS], bookmarked=[PODS])
+    assert freshness.unlisted == [PODS, JOBS]
+    assert freshness.problems(0.0) == ["Pod not yet listed", "RLJob not yet listed"]
+    freshness.note_listed(JOBS, 0.0)
+    freshness.note_listed(PODS, 0.0)
+    assert freshness.listed
+    assert freshness.problems(0.0) == []
+
+
+def test_silence_counts_only_for_streams_that_have_bookmarks() -> None:
+    freshness = fresh()
+    freshness.note_heard(PODS, 100.0)
+    assert freshness.problems(100.0 + SILENCE_SECONDS) == []
+    (problem,) = freshness.problems(101.0 + SILENCE_SECONDS)
+    assert "Pod watch silent" in problem
+    assert not freshness.dead(10_000.0)  # the API server may just be away
+
+
+def test_an_object_owed_for_too_long_shows_that_the_watch_is_dead() -> None:
+    freshness = fresh()
+    freshness.note_newer(JOB, 7, 10.0)
+    assert freshness.owes(JOBS)
+    assert not freshness.owes(PODS)
+    freshness.note_heard(PODS, 300.0)
+    assert freshness.problems(10.0 + LAG_SECONDS) == []
+    freshness.note_newer(JOB, 9, 60.0)  # the next re-list doesn't restart the clock
+    (problem,) = freshness.problems(11.0 + LAG_SECONDS)
+    assert "RLJob watch is dead" in problem
+    assert not freshness.dead(10.0 + DEAD_SECONDS)
+    assert freshness.dead(11.0 + DEAD_SECONDS)
+    freshness.note_reached(JOB, 8)
+    assert freshness.owes(JOBS)
+    freshness.note_reached(JOB, 9)
+    assert not freshness.owes(JOBS)
+    assert not freshness.dead(10_000.0)
+
+
+def test_the_feed_settles_debts_by_events_and_deletions() -> None:
+    changes: list[Change] = []
+    freshness = fresh()
+    feed = Feed(Cache(), freshness, changes.append, clock=lambda: 5.0)
+    job = {
+        "apiVersion": "g/v1",
+        "kind": "RLJob",
+        "metadata": {"namespace": "a", "name": "x", "uid": "u", "resourceVersion": "7"},
+    }
+    feed.newer(JOB, 7)
+    feed.put(job)
+    assert not freshness.owes(JOBS)
+    feed.newer(JOB, 9)
+    feed.remove({**job, "metadata": {**job["metadata"], "resourceVersion": "9"}})  # type: ignore[dict-item]
+    assert not freshness.owes(JOBS)
+    assert [(change.old is None, change.new is None) for change in changes] == [(True, False), (False, True)]
+
+
+def test_a_full_list_removes_what_it_lacks_but_nothing_newer() -> None:
+    cache = Cache()
+    feed = Feed(cache, fresh(), lambda _: None, clock=lambda: 5.0)
+    for name, version in (("p", 3), ("q", 4), ("r", 12)):
+        metadata = {
+            "namespace": "a",
+            "name": name,
+            "resourceVersion": str(version),
+            "labels": {"longboat.dev/job": "x"},
+        }
+        feed.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata})
+    feed.listed(PODS, {ObjectKey("Pod", "a", "p")}, 10)
+    assert {key.name for key in cache.versions(PODS)} == {"p", "r"}
+
+
+def test_a_job_that_is_replaced_takes_the_memory_of_its_secrets_along() -> None:
+    cache = Cache()
+    feed = Feed(cache, fresh(), lambda _: None, clock=lambda: 5.0)
+
+    def tell(uid: str, version: int) -> None:
+        metadata = {"namespace": "a", "name": "x", "uid": uid, "resourceVersion": str(version)}
+        feed.put({"apiVersion": "g/v1", "kind": "RLJob", "metadata": metadata})
+
+    tell("first", 1)
+    metadata = {"namespace": "a", "name": "x-token", "labels": {"longboat.dev/job": "x"}}
+    cache.put({"apiVersion": "v1", "kind": "Secret", "metadata": metadata})
+    tell("first", 2)
+    assert set(cache.children(JobKey("a", "x"))["Secret"]) == {"x-token"}
+    tell("second", 3)
+    assert cache.children(JobKey("a", "x"))["Secret"] == {}
+
+
+def test_the_verdict() -> None:
+    well = judge([], watch_dead=False, queue_oldest_seconds=0.0, leading=True)
+    assert not well.not_ready
+    assert not well.not_alive
+    # Without leadership nobody works the queue off, and that is right.
+    standby = judge([], watch_dead=False, queue_oldest_seconds=1e6, leading=False)
+    assert not standby.not_ready
+    late = judge([], watch_dead=False, queue_oldest_seconds=QUEUE_LATE_SECONDS + 1, leading=True)
+    assert late.not_ready
+    assert not late.not_alive
+    assert judge([], watch_dead=False, queue_oldest_seconds=QUEUE_STUCK_SECONDS + 1, leading=True).not_alive
+    silent = judge(["Pod watch silent for 300 s"], watch_dead=False, queue_oldest_seconds=0.0, leading=True)
+    assert silent.not_ready == ("Pod watch silent for 300 s",)
+    assert not silent.not_alive
+    assert judge(["dead"], watch_dead=True, queue_oldest_seconds=0.0, leading=False).not_alive

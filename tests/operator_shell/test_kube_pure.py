@@ -1,0 +1,68 @@
+"""Paths and errors."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from longboat_operator.kube import errors, resources
+
+
+def test_paths() -> None:
+    assert resources.POD.path("a", "x", "resize") == "/api/v1/namespaces/a/pods/x/resize"
+    assert resources.RL_JOB.path() == "/apis/longboat.dev/v1alpha1/rljobs"
+    assert resources.RL_JOB.path("a", "x", "status") == "/apis/longboat.dev/v1alpha1/namespaces/a/rljobs/x/status"
+    assert resources.CLUSTER_RL_RUNTIME.path("a", "x") == "/apis/longboat.dev/v1alpha1/clusterrlruntimes/x"
+    assert resources.LEASE.api_version == "coordination.k8s.io/v1"
+    assert resources.POD.api_version == "v1"
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "expected", "refusal"),
+    [
+        (400, "BadRequest", errors.BadRequestError, True),
+        (401, "Unauthorized", errors.UnauthorizedError, False),
+        (403, "Forbidden", errors.ForbiddenError, True),
+        (404, "NotFound", errors.NotFoundError, True),
+        (409, "Conflict", errors.ConflictError, True),
+        (409, "AlreadyExists", errors.AlreadyExistsError, True),
+        (410, "Expired", errors.GoneError, True),
+        (415, "UnsupportedMediaType", errors.ApiError, True),
+        (422, "Invalid", errors.InvalidError, True),
+        (429, "TooManyRequests", errors.TooManyRequestsError, False),
+        (500, "InternalError", errors.ServerError, False),
+        (503, "ServiceUnavailable", errors.ServerError, False),
+    ],
+)
+def test_answers_become_errors(code: int, reason: str, expected: type[errors.ApiError], refusal: bool) -> None:
+    body = json.dumps({"kind": "Status", "code": code, "reason": reason, "message": "the server's words"}).encode()
+    error = errors.error_from_response(code, body)
+    assert type(error) is expected
+    assert str(error) == "the server's words"
+    assert errors.is_refusal(error) is refusal
+
+
+def test_an_invalid_object_names_its_fields() -> None:
+    causes = [{"reason": "FieldValueInvalid", "message": "Invalid value: -1", "field": "spec.rounds.steps"}]
+    body = {"kind": "Status", "code": 422, "reason": "Invalid", "message": "m", "details": {"causes": causes}}
+    error = errors.error_from_response(422, json.dumps(body).encode())
+    assert error.causes == (errors.FieldCause("spec.rounds.steps", "Invalid value: -1"),)
+
+
+def test_when_to_come_again() -> None:
+    by_header = errors.error_from_response(429, b"slow down", "3")
+    assert by_header.retry_after_seconds == 3.0
+    assert by_header.message == "slow down"
+    status = {"kind": "Status", "code": 429, "details": {"retryAfterSeconds": 2}}
+    assert errors.error_from_status(status).retry_after_seconds == 2.0
+
+
+def test_a_proxys_page_is_an_error_like_any_other() -> None:
+    error = errors.error_from_response(502, b"<html>Bad Gateway</html>")
+    assert isinstance(error, errors.ServerError)
+    assert "Bad Gateway" in error.message
+
+
+def test_silence_is_no_refusal() -> None:
+    assert not errors.is_refusal(errors.TransportError("no answer"))

@@ -1,0 +1,124 @@
+"""What the process tells of itself over HTTP, and how its options are read."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from longboat_operator import cli
+from longboat_operator.health import Health, serve_health, serve_metrics
+from longboat_operator.job_metrics import JobMetrics
+from longboat_operator.metrics import REGISTRY
+from longboat_operator.shell import LeaseOptions
+from longboat_operator.watch.cache import Cache, ObjectKey
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def get(port: int, path: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as response:
+        return response.status, await response.text()
+
+
+async def test_probes_give_reasons() -> None:
+    health = Health()
+    port = free_port()
+    server = await serve_health(port, lambda: health)
+    try:
+        assert await get(port, "/healthz") == (200, "ok\n")
+        assert await get(port, "/readyz") == (200, "ok\n")
+        health = Health(not_ready=("Pod not yet listed", "Service not yet listed"))
+        assert await get(port, "/healthz") == (200, "ok\n")
+        assert await get(port, "/readyz") == (503, "Pod not yet listed\nService not yet listed\n")
+        health = Health(not_alive=("workers are stuck",))
+        assert (await get(port, "/healthz"))[0] == 503
+    finally:
+        await server.cleanup()
+
+
+def job(name: str, version: int) -> dict[str, Any]:
+    return {
+        "apiVersion": "longboat.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"namespace": "a", "name": name, "uid": f"uid-of-{name}", "resourceVersion": str(version)},
+        "spec": {"runtimeRef": {"name": "host"}},
+        "status": {
+            "phase": "Running",
+            "training": {"step": 12},
+            "roles": {"rollout": {"desired": 3, "ready": 2, "restarts": 1}},
+            "checkpoint": {"step": 10, "time": "2026-01-01T00:00:00Z"},
+        },
+    }
+
+
+async def test_a_deleted_jobs_series_end_with_it() -> None:
+    cache = Cache()
+    registry = CollectorRegistry()
+    registry.register(JobMetrics(cache))
+    cache.put(job("x", 1))
+    cache.put(job("y", 2))
+    port = free_port()
+    server = await serve_metrics(port, (REGISTRY, registry))
+    try:
+        status, text = await get(port, "/metrics")
+        assert status == 200
+        assert 'rljob_phase{name="x",namespace="a",phase="Running"} 1.0' in text
+        assert 'rljob_role_pods{name="y",namespace="a",role="rollout",state="ready"} 2.0' in text
+        assert 'rljob_restarts_total{name="x",namespace="a",role="rollout"} 1.0' in text
+        assert 'rljob_step{name="x",namespace="a"} 12.0' in text
+        assert "rljob_checkpoint_age_seconds" in text
+        assert "uid-of-" not in text
+        cache.remove(ObjectKey("RLJob", "a", "x"), 3)
+        _, text = await get(port, "/metrics")
+        assert 'name="x"' not in text
+        assert 'name="y"' in text
+    finally:
+        await server.cleanup()
+
+
+def test_a_job_without_status_has_its_series_too() -> None:
+    cache = Cache()
+    cache.put({key: value for key, value in job("x", 1).items() if key != "status"})
+    registry = CollectorRegistry()
+    registry.register(JobMetrics(cache))
+    assert b'phase="Pending"' in generate_latest(registry)
+
+
+def options(*arguments: str) -> Any:
+    return cli._options(cli._parser().parse_args(["run", *arguments]))
+
+
+def test_options() -> None:
+    whole = options()
+    assert whole.namespaces == ()
+    assert whole.lease is not None
+    assert (whole.health_port, whole.metrics_port, whole.workers) == (8081, 8080, 4)
+    some = options("--namespace", "a", "--namespace", "b", "--namespace", "a", "--no-leader-election", "--workers", "2")
+    assert some.namespaces == ("a", "b")
+    assert some.lease is None
+    assert some.workers == 2
+    assert options("--namespace", "a").lease.namespace == "a"
+    assert options("--lease-namespace", "c", "--lease-name", "n").lease == LeaseOptions("c", "n")
+
+
+def test_bad_options_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["run", "--workers", "0"], ["run", "--log-format", "xml"], ["walk"]):
+        with pytest.raises(SystemExit) as caught:
+            cli.main(arguments)
+        assert caught.value.code == 2
+    errors = capsys.readouterr().err
+    assert "must be at least 1, not 0" in errors
+    assert "xml" in errors
+
+
+def test_a_cluster_that_isnt_there_is_said_so(tmp_path: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "--kubeconfig", str(tmp_path / "none"), "--log-format", "text"]) == 2
+    assert "--kubeconfig" in capfd.readouterr().err

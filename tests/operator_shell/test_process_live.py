@@ -1,0 +1,265 @@
+"""`longboat-operator run` as a process with the rights that the chart grants, no more: start, failover, end."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from aiohttp import ClientConnectionError, ClientSession
+
+from e2e.cluster import Cluster
+from longboat_operator.kube.client import KubeClient
+from longboat_operator.kube.errors import NotFoundError
+from longboat_operator.kube.resources import LEASE, RL_JOB, ROLE, ROLE_BINDING, SERVICE_ACCOUNT, Resource
+from longboat_operator.kube.transport import Request
+from longboat_operator.lease import DURATION_SECONDS
+from tests.operator_shell import small_plan
+from tests.operator_shell.conftest import until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+CLUSTER_ROLE = Resource("ClusterRole", "clusterroles", ROLE.group, namespaced=False)
+CLUSTER_ROLE_BINDING = Resource("ClusterRoleBinding", "clusterrolebindings", ROLE.group, namespaced=False)
+TEMPLATES = Path(__file__).parents[2] / "charts" / "longboat" / "templates"
+LEASE_NAME = "operator"
+
+
+def chart_rules() -> list[dict[str, Any]]:
+    """The rights of an installation, as the chart writes them."""
+    helpers = (TEMPLATES / "_helpers.tpl").read_text()
+    found = re.search(r'define "longboat\.rules" -}}\n(.*?){{-? end', helpers, re.DOTALL)
+    assert found is not None
+    rules: list[dict[str, Any]] = yaml.safe_load(found[1])
+    assert {"pods", "secrets"} <= {resource for rule in rules for resource in rule["resources"]}
+    return rules
+
+
+class Account:
+    """A service account in a namespace, and a kubeconfig that speaks for it by token."""
+
+    def __init__(self, admin: KubeClient, namespace: str, folder: Path) -> None:
+        self._admin = admin
+        self.namespace = namespace
+        self.kubeconfig = folder / "kubeconfig"
+        self._whole_cluster: list[tuple[Resource, dict[str, Any]]] = []
+
+    async def create(self, cluster: Cluster) -> None:
+        await self._admin.create(SERVICE_ACCOUNT, self._object(SERVICE_ACCOUNT, "operator"))
+        leases = [
+            {"apiGroups": [LEASE.group], "resources": ["leases"], "verbs": ["create"]},
+            {
+                "apiGroups": [LEASE.group],
+                "resources": ["leases"],
+                "resourceNames": [LEASE_NAME],
+                "verbs": ["get", "update"],
+            },
+        ]
+        await self.grant(ROLE, ROLE_BINDING, "lease", leases)
+        path = SERVICE_ACCOUNT.path(self.namespace, "operator", "token")
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
+        answer = await self._admin._transport.send(Request("POST", path, "create", "serviceaccounts/token", {}, body))
+        described = yaml.safe_load(cluster.kubeconfig.read_text())
+        described["users"] = [{"name": described["users"][0]["name"], "user": {"token": answer["status"]["token"]}}]
+        self.kubeconfig.write_text(yaml.safe_dump(described))
+
+    async def grant(self, role: Resource, binding: Resource, name: str, rules: list[dict[str, Any]]) -> None:
+        named = name if role.namespaced else f"{self.namespace}-{name}"
+        subject = {"kind": "ServiceAccount", "namespace": self.namespace, "name": "operator"}
+        reference = {"apiGroup": role.group, "kind": role.kind, "name": named}
+        for resource, fields in ((role, {"rules": rules}), (binding, {"roleRef": reference, "subjects": [subject]})):
+            made = await self._admin.create(resource, {**self._object(resource, named), **fields})
+            if not resource.namespaced:
+                self._whole_cluster.append((resource, made))
+
+    async def remove(self) -> None:
+        for resource, made in self._whole_cluster:
+            await self._admin.delete(resource, "", made["metadata"]["name"], made["metadata"]["uid"])
+
+    def _object(self, resource: Resource, name: str) -> dict[str, Any]:
+        metadata = {"name": name} | ({"namespace": self.namespace} if resource.namespaced else {})
+        return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata}
+
+
+class Process:
+    """One `longboat-operator run`."""
+
+    def __init__(self, account: Account, *options: str) -> None:
+        self.health, self.metrics = free_port(), free_port()
+        self._arguments = [
+            "run",
+            f"--kubeconfig={account.kubeconfig}",
+            f"--lease-namespace={account.namespace}",
+            f"--lease-name={LEASE_NAME}",
+            f"--health-port={self.health}",
+            f"--metrics-port={self.metrics}",
+            *options,
+        ]
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> Process:
+        program = [sys.executable, "-m", "longboat_operator.cli", *self._arguments]
+        self._process = await asyncio.create_subprocess_exec(*program, stderr=asyncio.subprocess.PIPE)
+        return self
+
+    def send(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    async def end(self) -> tuple[int, str]:
+        """Exit status and log, once it has ended."""
+        assert self._process is not None
+        _, errors = await self._process.communicate()
+        assert self._process.returncode is not None
+        return self._process.returncode, errors.decode()
+
+    async def kill_if_alive(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.communicate()
+
+    async def ready(self) -> bool:
+        return (await self._get(self.health, "/readyz"))[0] == 200
+
+    async def leads(self) -> bool:
+        return "longboat_leader 1.0" in (await self._get(self.metrics, "/metrics"))[1]
+
+    async def writes(self) -> list[str]:
+        """Samples of writes other than to the lease."""
+        _, text = await self._get(self.metrics, "/metrics")
+        samples = [line for line in text.splitlines() if line.startswith("longboat_api_requests_total")]
+        return [
+            line
+            for line in samples
+            if 'resource="leases"' not in line and not re.search('verb="(get|list|watch)"', line)
+        ]
+
+    async def _get(self, port: int, path: str) -> tuple[int, str]:
+        try:
+            async with ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as response:
+                return response.status, await response.text()
+        except ClientConnectionError:
+            return 0, ""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+async def account(cluster: Cluster, admin: KubeClient, namespace: str, tmp_path: Path) -> AsyncIterator[Account]:
+    account = Account(admin, namespace, tmp_path)
+    await account.create(cluster)
+    yield account
+    await account.remove()
+
+
+@pytest.fixture
+async def start(account: Account) -> AsyncIterator[Any]:
+    processes: list[Process] = []
+
+    async def start_one(*options: str) -> Process:
+        processes.append(await Process(account, *options).start())
+        return processes[-1]
+
+    yield start_one
+    for process in processes:
+        await process.kill_if_alive()
+
+
+async def holder(admin: KubeClient, namespace: str) -> str:
+    try:
+        return str((await admin.get(LEASE, namespace, LEASE_NAME))["spec"]["holderIdentity"])
+    except NotFoundError:
+        return ""
+
+
+async def test_the_charts_rights_on_the_whole_cluster_are_enough(
+    admin: KubeClient, account: Account, start: Any
+) -> None:
+    cluster_wide = {
+        "apiGroups": ["longboat.dev"],
+        "resources": ["clusterrlruntimes"],
+        "verbs": ["get", "list", "watch"],
+    }
+    await account.grant(CLUSTER_ROLE, CLUSTER_ROLE_BINDING, "operator", [*chart_rules(), cluster_wide])
+    operator = await start()
+    await until(operator.ready)
+    await until(operator.leads)
+    await admin.create(RL_JOB, small_plan.manifest(account.namespace, "x"))
+
+    async def told() -> bool:
+        return bool((await admin.get(RL_JOB, account.namespace, "x")).get("status", {}).get("conditions"))
+
+    await until(told)  # its runtime doesn't exist: that much the real planner says
+    operator.send(signal.SIGTERM)
+    status, log = await operator.end()
+    assert status == 0, log
+    assert "orbidden" not in log
+    assert '"level": "error"' not in log
+    assert await holder(admin, account.namespace) == ""
+
+
+async def test_without_rights_it_says_what_it_lacks_and_is_not_ready(account: Account, start: Any) -> None:
+    operator = await start()
+    await until(lambda: operator._get(operator.health, "/readyz"))
+
+    async def reasons() -> bool:
+        status, text = await operator._get(operator.health, "/readyz")
+        return status == 503 and "Pod not yet listed" in text and "RLJob not yet listed" in text
+
+    await until(reasons)
+    assert (await operator._get(operator.health, "/healthz"))[0] == 200
+    operator.send(signal.SIGTERM)
+    status, log = await operator.end()
+    assert status == 0
+    assert "pods is forbidden" in log
+
+
+@pytest.mark.timeout(300)
+async def test_a_suspended_leader_ends_and_a_killed_one_is_replaced(
+    admin: KubeClient, account: Account, start: Any
+) -> None:
+    await account.grant(ROLE, ROLE_BINDING, "operator", chart_rules())
+    namespaced = f"--namespace={account.namespace}"
+    first = await start(namespaced)
+    await until(first.leads)
+    second = await start(namespaced)
+    await until(second.ready)
+    assert not await second.leads()
+
+    first.send(signal.SIGSTOP)  # as a suspended machine would
+    stopped = time.monotonic()
+    await until(second.leads)
+    taken_over = time.monotonic() - stopped
+    await admin.create(RL_JOB, small_plan.manifest(account.namespace, "x"))
+    await until(second.writes)
+    first.send(signal.SIGCONT)
+    status, log = await first.end()
+    assert status == 1
+    assert "leadership lost" in log
+
+    third = await start(namespaced)
+    await until(third.ready)
+    second.send(signal.SIGKILL)
+    killed = time.monotonic()
+    await until(third.leads)
+    print(
+        f"taken over after {taken_over:.1f} s (suspended), {time.monotonic() - killed:.1f} s (killed); lease {DURATION_SECONDS:g} s"
+    )
+    assert await third.writes() == []  # the job is as the second left it
+    third.send(signal.SIGTERM)
+    status, log = await third.end()
+    assert status == 0, log
+    assert "orbidden" not in log  # a Role in its namespace was enough
+    assert await holder(admin, account.namespace) == ""

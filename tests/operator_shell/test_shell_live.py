@@ -1,0 +1,330 @@
+"""The whole shell, with a small planner, on a real API server."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+
+from e2e.cluster import Cluster
+from longboat_operator.controller import MakePlan
+from longboat_operator.kube.client import MERGE_PATCH, KubeClient
+from longboat_operator.kube.config import load_configuration
+from longboat_operator.kube.resources import EVENT, LEASE, POD, RL_JOB, SECRET, SERVICE, Resource
+from longboat_operator.kube.transport import Request
+from longboat_operator.lease import LeadershipLostError
+from longboat_operator.metrics import API_REQUESTS
+from longboat_operator.model import LABEL_JOB, JobKey, Observed, Plan
+from longboat_operator.shell import LeaseOptions, Options, Shell
+from longboat_operator.watch.cache import ObjectKey, Source
+from tests.operator_shell import small_plan
+from tests.operator_shell.conftest import until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+QUOTA = Resource("ResourceQuota", "resourcequotas")
+
+
+class Bench:
+    """A namespace with jobs in it, and a shell that serves it."""
+
+    def __init__(self, cluster: Cluster, admin: KubeClient, namespace: str) -> None:
+        self.cluster = cluster
+        self.admin = admin
+        self.namespace = namespace
+        self.options = Options((namespace,), LeaseOptions(namespace, "operator"), free_port(), free_port(), workers=2)
+
+    async def shell(self, plan: MakePlan = small_plan.plan) -> Shell:
+        configuration = await load_configuration(self.cluster.kubeconfig)
+        return Shell(configuration, self.options, small_plan.observe, plan)
+
+    @asynccontextmanager
+    async def running(self, plan: MakePlan = small_plan.plan) -> AsyncIterator[Shell]:
+        shell = await self.shell(plan)
+        task = asyncio.create_task(shell.run())
+        try:
+            yield shell
+        finally:
+            shell.stop()
+            await task
+
+    async def submit(self, name: str, pods: int = 2) -> dict[str, Any]:
+        return await self.admin.create(RL_JOB, small_plan.manifest(self.namespace, name, pods))
+
+    async def job(self, name: str) -> dict[str, Any]:
+        return await self.admin.get(RL_JOB, self.namespace, name)
+
+    async def delete(self, name: str) -> None:
+        job = await self.job(name)
+        await self.admin.delete(RL_JOB, self.namespace, name, job["metadata"]["uid"])
+
+    async def wants(self, name: str, pods: int) -> None:
+        patch = {"metadata": {"annotations": {small_plan.PODS: str(pods)}}}
+        await self.admin.patch(RL_JOB, self.namespace, name, patch, MERGE_PATCH)
+
+    async def all(self, resource: Resource) -> dict[str, dict[str, Any]]:
+        pages = self.admin.list_pages(resource, self.namespace)
+        return {item["metadata"]["name"]: item async for page in pages for item in page.items}
+
+    async def report(self, name: str, step: int) -> None:
+        """What a driver writes at the end of a round."""
+        status = {"training": {"incarnation": 1, "state": "Running", "step": step}}
+        body = {"apiVersion": RL_JOB.api_version, "kind": "RLJob", "metadata": {"name": name}, "status": status}
+        query = {"fieldManager": "longboat-driver", "force": "true"}
+        path = RL_JOB.path(self.namespace, name, "status")
+        request = Request("PATCH", path, "apply", "rljobs/status", query, body, "application/apply-patch+yaml")
+        await self.admin._transport.send(request)
+
+    def knows_step(self, shell: Shell, name: str, step: int) -> bool:
+        job = shell._cache.job(JobKey(self.namespace, name)) or {}
+        return bool(job.get("status", {}).get("training", {}).get("step") == step)
+
+    def has_pods(self, *names: str) -> Callable[[], Awaitable[bool]]:
+        async def check() -> bool:
+            return set(await self.all(POD)) == set(names)
+
+        return check
+
+    def is_in(self, phase: str, *names: str) -> Callable[[], Awaitable[bool]]:
+        async def check() -> bool:
+            jobs = await self.all(RL_JOB)
+            return all((jobs[name].get("status") or {}).get("phase") == phase for name in names)
+
+        return check
+
+
+@pytest.fixture
+def bench(cluster: Cluster, admin: KubeClient, namespace: str) -> Bench:
+    return Bench(cluster, admin, namespace)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def requests() -> dict[tuple[str, str, str], float]:
+    """All requests so far but the lease's and the tests' own polling (`rljobs` are listed by tests)."""
+    (metric,) = API_REQUESTS.collect()
+    samples = ((sample.labels, sample.value) for sample in metric.samples)
+    return {
+        (labels["verb"], labels["resource"], labels["code"]): value
+        for labels, value in samples
+        if labels["resource"] != LEASE.plural
+    }
+
+
+async def probe(port: int, path: str) -> tuple[int, str]:
+    async with ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as response:
+        return response.status, await response.text()
+
+
+async def test_jobs_are_made_true_then_cost_nothing_and_a_restart_touches_no_pod(bench: Bench) -> None:
+    await bench.submit("before")
+    async with bench.running():
+        await bench.submit("after", pods=3)
+        await until(bench.is_in("Running", "before", "after"))
+        pods = await bench.all(POD)
+        assert set(pods) == {"before-0", "before-1", "after-0", "after-1", "after-2"}
+        assert set(await bench.all(SERVICE)) == {"before", "after"}
+        assert len(await bench.all(SECRET)) == 2
+        told = [event for event in (await bench.all(EVENT)).values() if event["involvedObject"]["kind"] == "RLJob"]
+        assert {event["message"] for event in told} == {"the job is Starting", "the job is Running"}
+        assert (await probe(bench.options.health_port, "/readyz")) == (200, "ok\n")
+        _, metrics = await probe(bench.options.metrics_port, "/metrics")
+        assert f'rljob_phase{{name="after",namespace="{bench.namespace}",phase="Running"}} 1.0' in metrics
+        assert "longboat_leader 1.0" in metrics
+        settled = requests()
+        await asyncio.sleep(30)
+        # Neither a write nor a read for a job; in this time one or two kinds are listed for repair, however many jobs.
+        since = {key: count - settled.get(key, 0) for key, count in requests().items()}
+        assert {key for key, count in since.items() if count} <= {key for key in since if key[0] == "list"}
+        assert sum(since.values()) <= 2
+    versions = {name: pod["metadata"]["resourceVersion"] for name, pod in (await bench.all(POD)).items()}
+    before = requests()
+    async with bench.running() as shell:
+        await until(lambda: shell._freshness.listed)
+        await until(lambda: shell._leading and shell._queue.depth == 0)
+        await asyncio.sleep(1)
+    written = {key: count for key, count in requests().items() if key[0] not in ("get", "list", "watch")}
+    assert written == {key: count for key, count in before.items() if key[0] not in ("get", "list", "watch")}
+    assert {name: pod["metadata"]["resourceVersion"] for name, pod in (await bench.all(POD)).items()} == versions
+
+
+async def test_progress_costs_no_plan_and_a_change_of_the_spec_does(bench: Bench) -> None:
+    await bench.submit("x", pods=1)
+    planned: list[JobKey] = []
+
+    def plan(observed: Observed, now: datetime) -> Plan:
+        planned.append(observed.key)
+        return small_plan.plan(observed, now)
+
+    async with bench.running(plan) as shell:
+        await until(bench.is_in("Running", "x"))
+        await bench.report("x", step=1)
+        await until(partial(bench.knows_step, shell, "x", 1))
+        await asyncio.sleep(0.5)
+        at_first = len(planned)  # the first report brings `state` and `incarnation`: it does wake
+        for step in range(2, 7):
+            await bench.report("x", step)
+            await until(partial(bench.knows_step, shell, "x", step))
+        await asyncio.sleep(0.5)
+        assert len(planned) == at_first
+        await bench.wants("x", 2)
+        await until(bench.has_pods("x-0", "x-1"))
+        await bench.wants("x", 0)
+        await until(bench.has_pods())
+        await until(
+            lambda: shell._controller.expectations.waiting() == [], seconds=30
+        )  # not by a bookmark, after a minute
+
+
+@pytest.mark.timeout(600)
+async def test_a_crash_after_any_write_converges(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = KubeClient._write
+    left = 0
+
+    async def dies(self: KubeClient, request: Request) -> dict[str, Any]:
+        nonlocal left
+        if request.resource != LEASE.plural:
+            if left == 0:
+                raise LeadershipLostError("killed by the test")
+            left -= 1
+        return await write(self, request)
+
+    names = []
+    for cut in range(9):
+        name = f"cut{cut}"
+        names.append(name)
+        await bench.submit(name)
+        left = cut
+        with monkeypatch.context() as patched:
+            shell = await bench.shell()
+            patched.setattr(KubeClient, "_write", dies)
+            with pytest.raises(LeadershipLostError):
+                await shell.run()
+        async with bench.running():
+            await until(bench.is_in("Running", *names))
+        pods = await bench.all(POD)
+        assert set(pods) == {f"{each}-{index}" for each in names for index in range(2)}
+        assert len(await bench.all(SECRET)) == len(names)
+
+
+async def test_a_quota_is_told_and_its_end_is_noticed(bench: Bench) -> None:
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"namespace": bench.namespace, "name": "pods"}}
+    await bench.admin.create(QUOTA, {**quota, "spec": {"hard": {"pods": "1"}}})
+    await bench.submit("x", pods=3)
+    async with bench.running():
+        await until(bench.is_in("Failed", "x"))
+        assert "exceeded quota" in (await bench.job("x"))["status"]["reason"]
+        assert len(await bench.all(POD)) == 1
+        await bench.admin.patch(QUOTA, bench.namespace, "pods", {"spec": {"hard": {"pods": "9"}}}, MERGE_PATCH)
+        await until(bench.is_in("Running", "x"))
+
+
+async def test_a_strangers_object_is_left_alone(bench: Bench) -> None:
+    metadata = {"namespace": bench.namespace, "name": "x"}
+    spec = {"clusterIP": "None", "selector": {"app": "theirs"}, "ports": [{"port": 80}]}
+    body = {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
+    query = {"fieldManager": "somebody"}
+    path = SERVICE.path(bench.namespace)
+    theirs = await bench.admin._transport.send(Request("POST", path, "create", "services", query, body))
+    await bench.submit("x")
+    async with bench.running():
+        await until(bench.is_in("Failed", "x"))
+        assert "belongs to something else" in (await bench.job("x"))["status"]["reason"]
+        assert not await bench.all(POD)
+        assert (await bench.admin.get(SERVICE, bench.namespace, "x"))["spec"]["selector"] == {"app": "theirs"}
+        await bench.admin.delete(SERVICE, bench.namespace, "x", theirs["metadata"]["uid"])
+        await until(bench.is_in("Running", "x"))
+        assert (await bench.admin.get(SERVICE, bench.namespace, "x"))["spec"]["selector"] == {LABEL_JOB: "x"}
+
+
+async def test_a_job_made_anew_gets_children_of_its_own(bench: Bench) -> None:
+    await bench.submit("x")
+    async with bench.running():
+        await until(bench.is_in("Running", "x"))
+        await bench.delete("x")
+        new = await bench.submit("x")
+        await until(bench.is_in("Running", "x"))
+
+        async def only_ours() -> bool:
+            objects = [*(await bench.all(POD)).values(), *(await bench.all(SERVICE)).values()]
+            owners = {obj["metadata"]["ownerReferences"][0]["uid"] for obj in objects}
+            return owners == {new["metadata"]["uid"]} and len(objects) == 3
+
+        await until(only_ours)
+        _, metrics = await probe(bench.options.metrics_port, "/metrics")
+        assert 'name="x"' in metrics
+        await bench.delete("x")
+
+        async def forgotten() -> bool:
+            return 'name="x"' not in (await probe(bench.options.metrics_port, "/metrics"))[1]
+
+        await until(forgotten)
+
+
+async def test_a_deletion_that_kopf_missed_is_repaired(bench: Bench) -> None:
+    await bench.submit("x", pods=0)
+    async with bench.running() as shell:
+        await until(bench.is_in("Running", "x"))
+        held = shell._cache.job(JobKey(bench.namespace, "x"))
+        assert held is not None
+        phantom = {**held, "metadata": {**held["metadata"], "name": "phantom", "uid": "none"}}
+        shell._cache.put(phantom)
+        await shell._repair.once(RL_JOB, bench.namespace, "")
+        assert shell._cache.job(JobKey(bench.namespace, "phantom")) is None
+        assert shell._cache.job(JobKey(bench.namespace, "x")) is not None
+        # And an object that kopf owes and never tells of makes the process unready, then dead.
+        ghost = ObjectKey("RLJob", bench.namespace, "ghost")
+        shell._freshness.note_newer(ghost, 1, now=-1e9)
+        status, reasons = await probe(bench.options.health_port, "/readyz")
+        assert status == 503
+        assert "RLJob watch is dead" in reasons
+        assert (await probe(bench.options.health_port, "/healthz"))[0] == 503
+
+
+async def test_nothing_is_left_in_the_cluster_of_what_kopf_could_write(bench: Bench) -> None:
+    await bench.submit("x")
+    async with bench.running():
+        await until(bench.is_in("Running", "x"))
+    job = await bench.job("x")
+    assert not job["metadata"].get("finalizers")
+    assert set(job["metadata"]["annotations"]) == {small_plan.PODS}
+    managers = {entry["manager"] for entry in job["metadata"]["managedFields"]}
+    assert managers == {"longboat-operator"}
+
+
+async def test_the_lease_is_given_up_at_the_end(bench: Bench) -> None:
+    async with bench.running() as shell:
+        await until(lambda: shell._leading)
+        lease = await bench.admin.get(LEASE, bench.namespace, "operator")
+        assert lease["spec"]["holderIdentity"] == shell._identity
+    lease = await bench.admin.get(LEASE, bench.namespace, "operator")
+    assert lease["spec"]["holderIdentity"] == ""
+
+
+async def test_it_ends_also_while_it_waits_for_its_crds(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def never(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("longboat_operator.shell.await_served", never)
+    async with bench.running() as shell:
+        await until(
+            lambda: (
+                shell._freshness.unlisted == [Source("RLJob", bench.namespace), Source("RLRuntime", bench.namespace)]
+            )
+        )
+        status, reasons = await probe(bench.options.health_port, "/readyz")
+        assert (status, reasons) == (503, "RLJob not yet listed\nRLRuntime not yet listed\n")
+    assert "tasks don't end" not in capsys.readouterr().out

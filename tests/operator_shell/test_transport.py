@@ -1,0 +1,203 @@
+"""What no well-behaved API server does on demand: silence, long lines, half answers, "come again later"."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from kubernetes.aio.client.configuration import Configuration
+
+from longboat_operator.kube import errors, resources, transport
+from longboat_operator.kube.client import KubeClient
+from longboat_operator.kube.resources import RL_JOB
+from longboat_operator.lease import Leadership, LeadershipLostError
+from longboat_operator.metrics import API_REQUESTS
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Serve = Callable[[Handler], Awaitable[transport.Transport]]
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    """Starts a server that answers everything by one handler; gives a transport to it."""
+    ends: list[Callable[[], Awaitable[None]]] = []
+
+    async def start(handler: Handler) -> transport.Transport:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", handler)
+        server = TestServer(app)
+        await server.start_server()
+        configuration = Configuration(host=str(server.make_url("/")).rstrip("/"))
+        configuration.api_key["BearerToken"] = "Bearer first"
+        made = transport.Transport(configuration, timeout_seconds=30.0)
+        ends.extend((made.close, server.close))
+        return made
+
+    yield start
+    for end in ends:
+        await end()
+
+
+def ungated(made: transport.Transport) -> KubeClient:
+    return KubeClient(made, lambda: None)
+
+
+def requests(verb: str, resource: str, code: str) -> float:
+    return API_REQUESTS.labels(verb, resource, code)._value.get()
+
+
+async def test_no_answer_in_time_is_trouble_not_refusal(serve: Serve) -> None:
+    release = asyncio.Event()
+
+    async def hang(_: web.Request) -> web.Response:
+        await release.wait()
+        return web.Response()
+
+    before = requests("get", "pods", "<error>")
+    made = await serve(hang)
+    made.timeout_seconds = 0.2
+    with pytest.raises(errors.TransportError, match="get pods"):
+        await ungated(made).get(resources.POD, "a", "x")
+    assert requests("get", "pods", "<error>") == before + 1
+    release.set()
+
+
+async def test_half_an_answer_is_trouble(serve: Serve) -> None:
+    async def cut(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": "100"})
+        await response.prepare(request)
+        await response.write(b'{"kind":')
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    with pytest.raises(errors.TransportError):
+        await ungated(await serve(cut)).get(resources.POD, "a", "x")
+
+
+async def test_come_again_later_says_when(serve: Serve) -> None:
+    async def busy(_: web.Request) -> web.Response:
+        return web.json_response(
+            {"kind": "Status", "code": 429, "message": "too many requests"}, status=429, headers={"Retry-After": "7"}
+        )
+
+    with pytest.raises(errors.TooManyRequestsError) as caught:
+        await ungated(await serve(busy)).get(resources.POD, "a", "x")
+    assert caught.value.retry_after_seconds == 7.0
+
+
+async def test_credentials_are_read_for_every_request(serve: Serve) -> None:
+    seen: list[str | None] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        seen.append(request.headers.get("Authorization"))
+        return web.json_response({})
+
+    made = await serve(answer)
+    await ungated(made).get(resources.POD, "a", "x")
+    made.configuration.api_key["BearerToken"] = "Bearer second"
+    await ungated(made).get(resources.POD, "a", "x")
+    before = requests("watch", "rljobs", "200")
+    async with (
+        made.session() as session,
+        session.get(made.configuration.host + RL_JOB.path() + "?watch=true") as response,
+    ):
+        assert response.status == 200
+    assert requests("watch", "rljobs", "200") == before + 1
+    assert seen == ["Bearer first", "Bearer second", "Bearer second"]
+
+
+async def test_a_watch_takes_lines_of_any_length_in_pieces_of_any_size(serve: Serve) -> None:
+    big = "x" * 5_000_000
+
+    async def stream(request: web.Request) -> web.StreamResponse:
+        assert request.query["allowWatchBookmarks"] == "true"
+        assert request.query["labelSelector"] == "longboat.dev/job"
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b'{"type":"ADDED","object":{"metadata":{"name":"' + big.encode() + b'"}}}\n{"type":')
+        await response.write(b'"BOOKMARK","object":{"metadata":{}}}\n')
+        return response
+
+    events: list[Any] = [
+        event async for event in ungated(await serve(stream)).watch(resources.POD, None, "longboat.dev/job", "1")
+    ]
+    assert [event.type for event in events] == ["ADDED", "BOOKMARK"]
+    assert len(events[0].object["metadata"]["name"]) == len(big)
+
+
+async def test_a_silent_watch_is_given_up(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "WATCH_SILENCE_SECONDS", 0.2)
+    release = asyncio.Event()
+
+    async def silent(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await release.wait()
+        return response
+
+    with pytest.raises(errors.TransportError):
+        async for _ in ungated(await serve(silent)).watch(resources.POD, None, "", "1"):
+            pass
+    release.set()
+
+
+async def test_too_old_a_version_is_told_in_either_form(serve: Serve) -> None:
+    status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+
+    async def in_stream(_: web.Request) -> web.Response:
+        return web.json_response({"type": "ERROR", "object": status})
+
+    async def as_answer(_: web.Request) -> web.Response:
+        return web.json_response(status, status=410)
+
+    for handler in (in_stream, as_answer):
+        with pytest.raises(errors.GoneError):
+            async for _ in ungated(await serve(handler)).watch(resources.POD, None, "", "1"):
+                pass
+
+
+async def test_a_list_is_read_in_pages(serve: Serve) -> None:
+    async def pages(request: web.Request) -> web.Response:
+        assert request.query["limit"] == "500"
+        if "continue" not in request.query:
+            return web.json_response({"metadata": {"resourceVersion": "9", "continue": "more"}, "items": [{"n": 1}]})
+        assert request.query["continue"] == "more"
+        return web.json_response({"metadata": {"resourceVersion": "9", "continue": ""}, "items": None})
+
+    found = [page async for page in ungated(await serve(pages)).list_pages(resources.POD, None)]
+    assert [(page.items, page.resource_version) for page in found] == [([{"n": 1}], "9"), ([], "9")]
+
+
+async def test_without_leadership_no_write_leaves_the_process(serve: Serve) -> None:
+    seen: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        seen.append(request.method)
+        return web.json_response({})
+
+    now = 0.0
+    leadership = Leadership(write_seconds=9.0, clock=lambda: now)
+    client = KubeClient(await serve(answer), leadership.check)
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "a", "name": "x"}}
+    writes: list[Callable[[], Awaitable[Any]]] = [
+        lambda: client.create(resources.POD, pod),
+        lambda: client.apply(resources.POD, pod),
+        lambda: client.replace(resources.POD, pod),
+        lambda: client.patch(resources.POD, "a", "x", {}, "application/merge-patch+json"),
+        lambda: client.delete(resources.POD, "a", "x", "uid"),
+    ]
+    leadership.renewed(0.0)
+    for write in writes:
+        await write()
+    assert seen == ["POST", "PATCH", "PUT", "PATCH", "DELETE"]
+    now = 60.0  # the machine was suspended
+    for write in writes:
+        with pytest.raises(LeadershipLostError):
+            await write()
+    assert len(seen) == 5
+    await client.get(resources.POD, "a", "x")

@@ -1,0 +1,117 @@
+"""What is kept of objects."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from longboat_operator.watch.trim import same_content, trim
+
+POD: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {
+        "namespace": "a",
+        "name": "x-rollout-0-a0",
+        "uid": "1",
+        "resourceVersion": "7",
+        "labels": {"longboat.dev/job": "x"},
+        "annotations": {"longboat.dev/revision": "abc", "kubectl.kubernetes.io/noise": "y"},
+        "ownerReferences": [{"apiVersion": "longboat.dev/v1alpha1", "kind": "RLJob", "name": "x", "uid": "u"}],
+        "managedFields": [{"manager": "kubelet", "fieldsV1": {"f:status": {}}}],
+    },
+    "spec": {
+        "nodeName": "node0",
+        "containers": [
+            {
+                "name": "rollout",
+                "image": "i",
+                "resources": {"limits": {"cpu": "1"}},
+                "env": [{"name": "A", "value": "b"}],
+            }
+        ],
+        "volumes": [{"name": "shm", "emptyDir": {}}],
+    },
+    "status": {
+        "phase": "Running",
+        "podIP": "10.0.0.1",
+        "conditions": [{"type": "Ready", "status": "True", "lastProbeTime": None, "lastTransitionTime": "t"}],
+        "containerStatuses": [
+            {
+                "name": "rollout",
+                "ready": True,
+                "restartCount": 2,
+                "image": "i",
+                "imageID": "sha",
+                "containerID": "c",
+                "state": {"running": {"startedAt": "t"}},
+                "lastState": {"terminated": {"exitCode": 1, "message": "boom"}},
+                "allocatedResources": {"cpu": "1"},
+                "resources": {"limits": {"cpu": "1"}},
+            }
+        ],
+    },
+}
+
+
+def test_a_pod_keeps_what_plans_read_and_nothing_else() -> None:
+    kept = trim(POD)
+    assert kept["metadata"]["ownerReferences"][0]["uid"] == "u"
+    assert kept["metadata"]["annotations"] == {"longboat.dev/revision": "abc"}
+    assert "managedFields" not in kept["metadata"]
+    assert kept["spec"] == {
+        "nodeName": "node0",
+        "containers": [{"name": "rollout", "resources": {"limits": {"cpu": "1"}}}],
+    }
+    (container,) = kept["status"]["containerStatuses"]
+    assert container["lastState"]["terminated"]["message"] == "boom"
+    assert container["allocatedResources"] == {"cpu": "1"}
+    assert not {"image", "imageID", "containerID"} & set(container)
+
+
+def test_trimming_leaves_the_original_alone_and_is_idempotent() -> None:
+    before = copy.deepcopy(POD)
+    kept = trim(POD)
+    assert before == POD
+    assert trim(kept) == kept
+
+
+def test_a_change_of_noise_is_no_change() -> None:
+    noisy = copy.deepcopy(POD)
+    noisy["metadata"]["resourceVersion"] = "8"
+    noisy["status"]["conditions"][0]["lastProbeTime"] = "now"
+    assert same_content(trim(POD), trim(noisy))
+    noisy["status"]["containerStatuses"][0]["restartCount"] = 3
+    assert not same_content(trim(POD), trim(noisy))
+
+
+def test_a_job_stays_whole_but_for_managed_fields() -> None:
+    job = {
+        "apiVersion": "g/v1",
+        "kind": "RLJob",
+        "metadata": {"name": "x", "managedFields": []},
+        "spec": {"a": 1},
+        "status": {},
+    }
+    assert trim(job) == {**job, "metadata": {"name": "x"}}
+
+
+def test_equal_revisions_share_their_template() -> None:
+    def revision(name: str) -> dict[str, Any]:
+        data = {"image": "i", "roles": {"driver": {"template": {}}}}
+        return {
+            "apiVersion": "apps/v1",
+            "kind": "ControllerRevision",
+            "metadata": {"name": name},
+            "data": data,
+            "revision": 1,
+        }
+
+    first, second = trim(revision("x")), trim(revision("y"))
+    assert first["data"] == revision("x")["data"]
+    assert first["data"] is second["data"]
+
+
+def test_a_secret_keeps_no_value() -> None:
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "x"}, "stringData": {"token": "hush"}}
+    assert "hush" not in str(trim(secret))

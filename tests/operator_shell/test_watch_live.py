@@ -1,0 +1,205 @@
+"""The cache follows a real API server through cut connections, compaction and lost events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from e2e.cluster import Cluster
+from e2e.cluster.components import ETCD_URL
+from longboat_operator.kube.client import KubeClient
+from longboat_operator.kube.config import load_configuration
+from longboat_operator.kube.resources import BY_KIND, EVENT, SERVICE, Resource
+from longboat_operator.kube.transport import Transport
+from longboat_operator.metrics import RELISTS
+from longboat_operator.model import LABEL_JOB
+from longboat_operator.watch.cache import Cache, Change, ObjectKey, Source
+from longboat_operator.watch.feed import Feed
+from longboat_operator.watch.freshness import Freshness
+from longboat_operator.watch.informer import Informer
+from longboat_operator.watch.repair import Repair
+from tests.operator_shell.conftest import until
+
+pytestmark = pytest.mark.cluster
+
+
+class Line:
+    """A connection to the API server that can be cut: what runs through it ends, what is new is refused."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.port = 0
+
+    async def restore(self) -> None:
+        self._server = await asyncio.start_server(self._carry, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def cut(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for writer in tuple(self._writers):
+            writer.transport.abort()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(*self._target)
+        self._writers |= {writer, far_writer}
+        try:
+            await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
+        finally:
+            self._writers -= {writer, far_writer}
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+
+class Watched:
+    """One kind in one namespace, watched through a line."""
+
+    def __init__(self, client: KubeClient, resource: Resource, namespace: str, line: Line) -> None:
+        self.line = line
+        self.source = Source(resource.kind, namespace)
+        self.cache = Cache()
+        self.changes: list[Change] = []
+        self.freshness = Freshness([self.source], bookmarked=[self.source])
+        self.feed = Feed(self.cache, self.freshness, self.changes.append)
+        self.informer = Informer(client, resource, namespace, LABEL_JOB, self.feed)
+
+    def names(self) -> set[str]:
+        return {key.name for key in self.cache.versions(self.source)}
+
+
+@pytest.fixture
+async def watched(
+    request: pytest.FixtureRequest, cluster: Cluster, admin: KubeClient, namespace: str
+) -> AsyncIterator[Watched]:
+    """Services, or what the test's parameter says."""
+    configuration = await load_configuration(cluster.kubeconfig)
+    address = urlsplit(configuration.host)
+    assert address.hostname is not None
+    assert address.port is not None
+    line = Line(address.hostname, address.port)
+    await line.restore()
+    configuration.host = f"https://127.0.0.1:{line.port}"
+    configuration.tls_server_name = address.hostname
+    transport = Transport(configuration, timeout_seconds=30.0)
+    resource = getattr(request, "param", SERVICE)
+    watched = Watched(KubeClient(transport, lambda: None), resource, namespace, line)
+    task = asyncio.create_task(watched.informer.run())
+    await until(lambda: watched.freshness.listed)
+    yield watched
+    task.cancel()
+    await line.cut()
+    await transport.close()
+
+
+async def create(admin: KubeClient, namespace: str, name: str, job: str | None = "x") -> dict[str, Any]:
+    metadata = {"namespace": namespace, "name": name, "labels": {LABEL_JOB: job} if job else {}}
+    spec = {"clusterIP": "None", "ports": [{"port": 1}]}
+    return await admin.create(SERVICE, {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec})
+
+
+async def create_event(admin: KubeClient, namespace: str, name: str) -> dict[str, Any]:
+    metadata = {"namespace": namespace, "name": name, "labels": {LABEL_JOB: "x"}}
+    involved = {"kind": "RLJob", "namespace": namespace, "name": "x"}
+    body = {"apiVersion": "v1", "kind": "Event", "metadata": metadata, "involvedObject": involved}
+    return await admin.create(EVENT, body)
+
+
+async def delete(admin: KubeClient, obj: dict[str, Any]) -> None:
+    resource, metadata = BY_KIND[obj["kind"]], obj["metadata"]
+    await admin.delete(resource, metadata["namespace"], metadata["name"], metadata["uid"])
+
+
+def compact(cluster: Cluster, revision: int) -> None:
+    """Makes etcd forget everything before a revision, as the API server lets it do every five minutes."""
+    address = f"{ETCD_URL}/v3/kv/compaction"
+    inside = ["nsenter", "--target", str(cluster.namespaces.pid), "--net"]
+    body = json.dumps({"revision": str(revision), "physical": True})
+    subprocess.run([*inside, "curl", "--fail", "--silent", "--data", body, address], check=True, capture_output=True)
+
+
+def relists(kind: str = "Service") -> float:
+    return RELISTS.labels(kind)._value.get()
+
+
+async def test_only_labelled_objects_are_seen_and_trimmed(admin: KubeClient, namespace: str, watched: Watched) -> None:
+    await create(admin, namespace, "stranger", job=None)
+    mine = await create(admin, namespace, "mine")
+    await until(lambda: watched.names() == {"mine"})
+    held = watched.cache.get(ObjectKey("Service", namespace, "mine"))
+    assert held is not None
+    assert held["metadata"]["uid"] == mine["metadata"]["uid"]
+    assert "managedFields" not in held["metadata"]
+    await delete(admin, mine)
+    await until(lambda: watched.names() == set())
+
+
+async def test_a_cut_watch_resumes_without_a_list(admin: KubeClient, namespace: str, watched: Watched) -> None:
+    first, second = await create(admin, namespace, "first"), await create(admin, namespace, "second")
+    await until(lambda: watched.names() == {"first", "second"})
+    lists = relists()
+    await watched.line.cut()
+    await delete(admin, first)
+    await create(admin, namespace, "third")
+    assert watched.names() == {"first", "second"}
+    await watched.line.restore()
+    await until(lambda: watched.names() == {"second", "third"})
+    assert relists() == lists
+    assert [change.new is None for change in watched.changes] == [False, False, True, False]
+    await delete(admin, second)
+
+
+@pytest.mark.parametrize(
+    "watched", [EVENT], indirect=True
+)  # the API server watches them in etcd, without a cache between
+async def test_a_deletion_behind_a_compaction_is_found_by_a_new_list(
+    cluster: Cluster, admin: KubeClient, namespace: str, watched: Watched
+) -> None:
+    first = await create_event(admin, namespace, "first")
+    await until(lambda: watched.names() == {"first"})
+    lists = relists("Event")
+    await watched.line.cut()
+    await delete(admin, first)
+    second = await create_event(admin, namespace, "second")
+    compact(cluster, int(second["metadata"]["resourceVersion"]))
+    await watched.line.restore()
+    await until(lambda: watched.names() == {"second"})
+    assert relists("Event") == lists + 1
+    gone = [change for change in watched.changes if change.new is None]
+    assert [change.key.name for change in gone] == ["first"]
+
+
+async def test_a_re_list_repairs_a_lost_deletion_and_finds_out_a_dead_watch(
+    admin: KubeClient, namespace: str, watched: Watched
+) -> None:
+    first = await create(admin, namespace, "first")
+    await until(lambda: watched.names() == {"first"})
+    await watched.line.cut()  # from now on the watch tells nothing
+    await delete(admin, first)
+    second = await create(admin, namespace, "second")
+    repair = Repair(admin, watched.cache, watched.feed, [])
+    difference = await repair.once(SERVICE, namespace, LABEL_JOB)
+    assert {key.name for key in difference.vanished} == {"first"}
+    assert watched.names() == set()
+    assert watched.freshness.owes(watched.source)
+    assert watched.freshness.problems(1e9) != []
+    await watched.line.restore()
+    await until(lambda: watched.names() == {"second"})
+    assert not watched.freshness.owes(watched.source)
+    held = watched.cache.get(ObjectKey("Service", namespace, "second"))
+    assert held is not None
+    assert held["metadata"]["uid"] == second["metadata"]["uid"]
+    assert (await repair.once(SERVICE, namespace, LABEL_JOB)).vanished == frozenset()

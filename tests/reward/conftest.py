@@ -1,0 +1,64 @@
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+GRADERS_UID = 10002
+_PROGRAM = """
+import sys
+from pathlib import Path
+from longboat_runtime.reward.graders.server import main
+main(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+"""
+
+
+@contextmanager
+def running_graders(directory: Path, processes: int = 2) -> Iterator[Path]:
+    """Graders as a reward pod runs them: not as root. Yields their socket; ConfigMaps are looked for in `directory`."""
+    as_user: list[str] = []
+    if os.getuid() == 0:
+        os.chown(directory, GRADERS_UID, GRADERS_UID)
+        # This machine's Python may lie in root's home; reading is all the capability gives.
+        as_user = [
+            "setpriv",
+            f"--reuid={GRADERS_UID}",
+            f"--regid={GRADERS_UID}",
+            "--clear-groups",
+            "--bounding-set=-all,+dac_read_search",
+        ]
+        as_user += ["--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search"]
+    socket = directory / "graders.sock"
+    environment = {**os.environ, "TMPDIR": str(directory)}
+    process = subprocess.Popen(
+        [*as_user, sys.executable, "-c", _PROGRAM, str(socket), str(processes), str(directory)], env=environment
+    )
+    try:
+        yield socket
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0
+
+
+@pytest.fixture(scope="session")
+def start_graders() -> Callable[..., AbstractContextManager[Path]]:
+    return running_graders
+
+
+@pytest.fixture(scope="module")
+def graders_directory() -> Iterator[Path]:
+    # Short, since a socket's path holds 107 bytes, and open to the graders' uid.
+    with tempfile.TemporaryDirectory(prefix="lb-") as name:
+        path = Path(name)
+        path.chmod(0o755)
+        yield path
+
+
+@pytest.fixture(scope="module")
+def graders(graders_directory: Path) -> Iterator[Path]:
+    with running_graders(graders_directory) as socket:
+        yield socket

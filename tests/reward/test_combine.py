@@ -1,0 +1,81 @@
+"""Several functions make one grade, and no kind of failure hides in a number."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longboat_crds.rewards import RewardSpec
+from longboat_runtime.reward.combine import applicable, combine
+from longboat_runtime.reward.outcome import Outcome, OutcomeKind
+from longboat_runtime.reward.roster import Slots, choose, reward_nodes
+from longboat_runtime.samples import GradeKind
+
+A = RewardSpec(name="a", function="m:f", weight=0.5)
+B = RewardSpec(name="b", function="m:f", weight=2.0, domains=["math"])
+
+
+def outcome(kind: OutcomeKind, score: float = 0.0, message: str = "") -> Outcome:
+    return Outcome(kind, score, 1.0, message)
+
+
+def test_scores_are_summed_by_weight() -> None:
+    grade = combine([A, B], {"a": outcome(OutcomeKind.SCORED, 1.0), "b": outcome(OutcomeKind.SCORED, 0.25)})
+    assert (grade.kind, grade.score, grade.seconds) == (GradeKind.SCORED, 1.0, 2.0)
+    assert grade.parts == {"a": 1.0, "b": 0.25}
+
+
+@given(st.lists(st.sampled_from(list(OutcomeKind)), min_size=2, max_size=2))
+def test_the_worst_kind_counts_and_only_scores_carry_numbers(kinds: list[OutcomeKind]) -> None:
+    grade = combine([A, B], {"a": outcome(kinds[0], 1.0), "b": outcome(kinds[1], 1.0)})
+    order = ["grader_error", "timeout", "wrong_format", "scored"]
+    counted = [kind.value for kind in kinds if kind is not OutcomeKind.NOT_APPLICABLE] or ["grader_error"]
+    assert grade.kind.value == min(counted, key=order.index)
+    if grade.kind in (GradeKind.TIMEOUT, GradeKind.GRADER_ERROR):
+        assert grade.score == 0.0
+    assert set(grade.parts) == {n for n, k in zip("ab", kinds, strict=True) if k.value in ("scored", "wrong_format")}
+
+
+def test_functions_that_do_not_apply_are_left_out() -> None:
+    grade = combine([A, B], {"a": outcome(OutcomeKind.SCORED, 1.0), "b": outcome(OutcomeKind.NOT_APPLICABLE)})
+    assert (grade.kind, grade.score) == (GradeKind.SCORED, 0.5)
+
+
+def test_messages_name_their_function() -> None:
+    grade = combine(
+        [A, B], {"a": outcome(OutcomeKind.SCORED), "b": outcome(OutcomeKind.TIMEOUT, 0.0, "killed after 3 s")}
+    )
+    assert (grade.kind, grade.message) == (GradeKind.TIMEOUT, "b: killed after 3 s")
+
+
+def test_domains_select_functions() -> None:
+    assert applicable([A, B], "math") == [A, B]
+    assert applicable([A, B], "code") == [A]
+    grade = combine([], {})
+    assert grade.kind is GradeKind.GRADER_ERROR
+    assert "no reward function applies" in grade.message
+
+
+workers = st.lists(
+    st.builds(lambda slots, share: (slots, round(slots * share)), st.integers(1, 8), st.floats(0, 1)), max_size=6
+).map(lambda pairs: [Slots(f"n{i}", slots, running) for i, (slots, running) in enumerate(pairs)])
+
+
+@given(workers, st.sets(st.sampled_from([f"n{i}" for i in range(6)])))
+def test_a_grade_goes_to_a_free_worker_and_a_retry_to_another(roster: list[Slots], tried: set[str]) -> None:
+    chosen = choose(roster, tried)
+    untried = [worker for worker in roster if worker.node not in tried]
+    candidates = untried or roster
+    if chosen is None:
+        assert all(worker.running >= worker.slots for worker in candidates)
+        return
+    assert chosen in candidates
+    assert chosen.running / chosen.slots == pytest.approx(min(worker.running / worker.slots for worker in candidates))
+
+
+def test_reward_nodes_are_the_living_ones_with_the_resource() -> None:
+    nodes = [
+        {"NodeID": "a", "Alive": True, "Resources": {"longboat-reward": 4.0}},
+        {"NodeID": "b", "Alive": False, "Resources": {"longboat-reward": 4.0}},
+        {"NodeID": "c", "Alive": True, "Resources": {"longboat-rollout": 1.0}},
+    ]
+    assert reward_nodes(nodes) == {"a": 4}

@@ -1,0 +1,158 @@
+"""The reward pool on a real Ray node with real graders."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import ray
+
+from longboat_crds.job import RLJobSpec
+from longboat_runtime.problems import SpecProblem
+from longboat_runtime.reward.pool import RayRewardPool
+from longboat_runtime.samples import FinishReason, GeneratedSample, GradeKind, PromptId, Row, SampleId
+
+pytestmark = pytest.mark.slow
+
+FUNCTIONS = """
+import time
+from longboat_runtime.reward.result import RewardResult
+
+def exact(sample):
+    if not sample.text:
+        return RewardResult(0.0, format_ok=False)
+    return float(sample.text == sample.ground_truth)
+
+def verl(data_source, solution_str, ground_truth, extra_info=None):
+    return {"score": len(solution_str) / 10}
+
+def act(sample):
+    if sample.text == "sleep":
+        time.sleep(1e6)
+    if sample.text == "fail":
+        raise RuntimeError("as asked")
+    return 0.0
+"""
+TEXTS = ["42", "", "sleep", "fail"]
+
+
+class Texts:
+    """A store that holds the same few texts for ever."""
+
+    async def get(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
+        empty = np.zeros(0, np.int32)
+        return [
+            GeneratedSample(i, empty, empty, np.zeros(0, np.float32), (), FinishReason.STOP, TEXTS[i.row], "e")
+            for i in ids
+        ]
+
+
+def sample(row: int) -> tuple[SampleId, Row]:
+    return SampleId(0, row, 0, 0), Row(PromptId(0, row), "6*7=", (1,), ground_truth="42", columns={"prompt": "6*7="})
+
+
+def job(rewards: list[dict[str, Any]]) -> RLJobSpec:
+    return RLJobSpec.model_validate(
+        {
+            "runtimeRef": {"name": "any"},
+            "model": {"path": "/model"},
+            "dataset": {"files": {"paths": ["/rows.jsonl"]}},
+            "rounds": {"steps": 1, "promptsPerRound": 1},
+            "rollout": {"sampling": {"maxTokens": 8}},
+            "rewards": rewards,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    # Short, since Ray puts sockets below it.
+    directory = tempfile.mkdtemp(prefix="ray-")
+    ray.init(
+        address="local",
+        _temp_dir=directory,
+        num_cpus=1,
+        resources={"longboat-reward": 2},
+        include_dashboard=False,
+        object_store_memory=80_000_000,
+        namespace="longboat",
+        log_to_driver=False,
+    )
+    yield
+    ray.shutdown()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def functions(graders_directory: Path) -> Path:
+    path = graders_directory / "functions.py"
+    path.write_text(FUNCTIONS)
+    return path
+
+
+@pytest_asyncio.fixture
+async def pool(cluster: None, graders: Path, functions: Path) -> AsyncIterator[RayRewardPool]:
+    spec = job(
+        [
+            {"name": "exact", "function": f"{functions}:exact"},
+            {"name": "length", "style": "Verl", "function": f"{functions}:verl", "weight": 0.5},
+            {"name": "act", "function": f"{functions}:act", "timeoutSeconds": 1.0},
+        ]
+    )
+    pool = RayRewardPool(spec, Texts(), graders)  # type: ignore[arg-type]
+    await pool.start()
+    yield pool
+    await pool.close()
+
+
+async def test_right_wrong_form_timeout_and_error_are_told_apart(pool: RayRewardPool) -> None:
+    right, wrong_form, late, failed = await asyncio.gather(*(pool.grade(*sample(row)) for row in range(4)))
+    assert (right.kind, right.score, dict(right.parts)) == (
+        GradeKind.SCORED,
+        1.1,
+        {"exact": 1.0, "length": 0.2, "act": 0.0},
+    )
+    assert (wrong_form.kind, wrong_form.score) == (GradeKind.WRONG_FORMAT, 0.0)
+    assert (late.kind, late.message) == (GradeKind.TIMEOUT, "act: killed after 1 s")
+    assert failed.kind is GradeKind.GRADER_ERROR
+    assert "RuntimeError: as asked" in failed.message
+
+
+async def test_a_worker_that_dies_costs_nothing(pool: RayRewardPool) -> None:
+    grading = asyncio.gather(*(pool.grade(*sample(0)) for _ in range(20)))
+    await asyncio.sleep(0.05)
+    (worker,) = pool._workers.values()
+    ray.kill(worker.actor)
+    assert [grade.score for grade in await grading] == [1.1] * 20
+
+
+async def test_graders_that_restart_are_found_again(
+    cluster: None,
+    functions: Path,
+    start_graders: Callable[..., AbstractContextManager[Path]],
+    graders_directory: Path,
+) -> None:
+    directory = graders_directory / "restarting"
+    directory.mkdir()
+    spec = job([{"name": "exact", "function": f"{functions}:exact"}])
+    pool = RayRewardPool(spec, Texts(), directory / "graders.sock")  # type: ignore[arg-type]
+    with start_graders(directory):
+        await pool.start()
+        assert (await pool.grade(*sample(0))).score == 1.0
+    with start_graders(directory):
+        assert (await pool.grade(*sample(0))).score == 1.0
+    await pool.close()
+
+
+async def test_a_function_that_is_not_there_fails_the_start(cluster: None, graders: Path, functions: Path) -> None:
+    spec = job([{"name": "ok", "function": f"{functions}:exact"}, {"name": "typo", "function": f"{functions}:exactly"}])
+    pool = RayRewardPool(spec, Texts(), graders)  # type: ignore[arg-type]
+    with pytest.raises(SpecProblem, match="Did you mean 'exact'") as caught:
+        await pool.start()
+    assert caught.value.field == "spec.rewards[1].function"

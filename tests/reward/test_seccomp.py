@@ -1,0 +1,88 @@
+"""The filter's program, run by a small interpreter of classic BPF: every call ends in the verdict that the rules give it."""
+
+import errno
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longboat_runtime.reward.graders.seccomp import DENIED, Instruction, filter_program
+from longboat_runtime.reward.graders.syscalls import number
+
+GROUP, PROTECTED = 4321, (1, 100, 200)
+ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+ALLOW, KILL = 0x7FFF0000, 0x80000000
+machines = st.sampled_from(sorted(ARCHITECTURE))
+
+
+def verdict(program: list[Instruction], architecture: int, call: int, *arguments: int) -> int:
+    padded = [argument % 2**64 for argument in (*arguments, 0, 0, 0, 0, 0, 0)][:6]
+    data = struct.pack("<IIQ6Q", call, architecture, 0, *padded)
+    accumulator, at = 0, 0
+    while True:
+        code, if_true, if_false, constant = program[at]
+        at += 1
+        match code:
+            case 0x20:
+                (accumulator,) = struct.unpack_from("<I", data, constant)
+            case 0x54:
+                accumulator &= constant
+            case 0x15:
+                at += if_true if accumulator == constant else if_false
+            case 0x35:
+                at += if_true if accumulator >= constant else if_false
+            case 0x06:
+                return constant
+
+
+def outcome(machine: str, name: str, *arguments: int) -> int:
+    result = verdict(
+        filter_program(GROUP, PROTECTED, machine), ARCHITECTURE[machine], number(name, machine), *arguments
+    )
+    return 0 if result == ALLOW else result & 0xFFFF
+
+
+@given(machines, st.sampled_from(DENIED), st.lists(st.integers(0, 2**64 - 1), max_size=6))
+def test_denied_calls_are_denied_whatever_their_arguments(machine: str, name: str, arguments: list[int]) -> None:
+    assert outcome(machine, name, *arguments) == errno.EPERM
+
+
+@given(machines, st.integers(0, 2**31 - 1))
+def test_other_calls_pass(machine: str, call: int) -> None:
+    conditional = ("clone", "clone3", "socketpair", "prlimit64", "sched_setaffinity", "kill", "tkill", "tgkill")
+    conditional += ("rt_sigqueueinfo", "rt_tgsigqueueinfo")
+    if call in {number(name, machine) for name in (*DENIED, *conditional)} or (
+        machine == "x86_64" and call >= 0x40000000
+    ):
+        return
+    assert verdict(filter_program(GROUP, PROTECTED, machine), ARCHITECTURE[machine], call) == ALLOW
+
+
+@pytest.mark.parametrize("machine", sorted(ARCHITECTURE))
+def test_foreign_architectures_are_killed(machine: str) -> None:
+    program = filter_program(GROUP, PROTECTED, machine)
+    assert verdict(program, 0x40000003, 1) == KILL
+    if machine == "x86_64":
+        assert verdict(program, ARCHITECTURE[machine], 0x40000000 + number("socket", machine)) == KILL
+
+
+@given(machines, st.sampled_from(["kill", "tgkill", "rt_sigqueueinfo"]), st.integers(-(2**31), 2**31 - 1))
+def test_signals_reach_no_guardian_and_no_other_group(machine: str, call: str, pid: int) -> None:
+    allowed = pid == -GROUP or (pid >= 0 and pid not in PROTECTED)
+    assert outcome(machine, call, pid, 9) == (0 if allowed else errno.EPERM)
+    for guardian in (*PROTECTED, -1, -200):
+        assert outcome(machine, call, guardian, 9) == errno.EPERM
+
+
+@pytest.mark.parametrize("machine", sorted(ARCHITECTURE))
+def test_conditional_calls(machine: str) -> None:
+    unix, stream, datagram, cloexec, internet = 1, 1, 2, 0o2000000, 2
+    assert outcome(machine, "socketpair", unix, stream | cloexec) == 0
+    assert outcome(machine, "socketpair", unix, datagram) == errno.EPERM
+    assert outcome(machine, "socketpair", internet, stream) == errno.EPERM
+    assert outcome(machine, "clone", 0x3D0F00) == 0
+    assert outcome(machine, "clone", 0x10000000 | 17) == errno.EPERM
+    assert outcome(machine, "clone3") == errno.ENOSYS
+    assert outcome(machine, "prlimit64", 0) == 0
+    assert outcome(machine, "prlimit64", 5) == errno.EPERM

@@ -1,0 +1,88 @@
+"""An engine in a process of its own, as in a rollout pod: starting one sets its process's environment for good."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import psutil
+
+from longboat_runtime.interfaces import EngineStats, WeightPublication
+from longboat_runtime.rollout.engine import EngineConfig
+from longboat_runtime.samples import GeneratedSample, SampleId, SampleRequest
+
+START_SECONDS = 800.0
+
+
+class HostedEngine:
+    """The `Engine` protocol, forwarded call by call."""
+
+    def __init__(self, config: EngineConfig, *, spawned: bool) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, config, spawned))
+        self.process.start()
+
+    def wait_started(self) -> None:
+        if not self._connection.poll(START_SECONDS):
+            raise TimeoutError("the engine does not start")
+        self._result()
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        self._call("submit", requests)
+
+    def abort(self, ids: Sequence[SampleId]) -> None:
+        self._call("abort", ids)
+
+    def drain_finished(self, timeout: float) -> list[GeneratedSample]:
+        return self._call("drain_finished", timeout)
+
+    def update_weights(self, publication: WeightPublication) -> float:
+        return self._call("update_weights", publication)
+
+    def stats(self) -> EngineStats:
+        return self._call("stats")
+
+    def shutdown(self) -> None:
+        self._call("shutdown")
+
+    def kill_a_worker(self) -> None:
+        """Kills the last of vLLM's processes, a worker."""
+        psutil.Process(self.process.pid).children(recursive=True)[-1].kill()
+
+    def close(self) -> None:
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            child.kill()
+        self.process.kill()
+        self.process.join()
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        self._connection.send((method, arguments))
+        return self._result()
+
+    def _result(self) -> Any:
+        result = self._connection.recv()
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+
+def _serve(connection: Connection, config: EngineConfig, spawned: bool) -> None:
+    from longboat_runtime.rollout import factory
+
+    if spawned:
+        factory.in_process = lambda *, accelerator: accelerator  # type: ignore[assignment]
+    try:
+        engine = factory.start_engine(config)
+    except Exception as error:
+        connection.send(RuntimeError(str(error)))
+        raise
+    connection.send(None)
+    while True:
+        method, arguments = connection.recv()
+        try:
+            connection.send(getattr(engine, method)(*arguments))
+        except Exception as error:  # noqa: BLE001 - the test gets it
+            connection.send(error)

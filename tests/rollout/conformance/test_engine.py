@@ -1,0 +1,216 @@
+"""What every kind of engine does. The tests of one engine run in order; the last one kills it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from longboat_runtime.rollout.engine import EngineDead
+from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, SampleRequest, VersionSpan
+from longboat_runtime.weights.gate import PublicationRefused
+from tests.rollout.conformance.conftest import MAX_SEQUENCES
+from tests.rollout.conformance.hosted import HostedEngine
+from tests.rollout.reference import ReferenceModel, request
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+LONG = 480  # tokens of a response that is still running when something happens to it
+
+
+def collect(engine: HostedEngine, count: int) -> dict[SampleId, GeneratedSample]:
+    """So many samples, and no more of them: each id once."""
+    samples: list[GeneratedSample] = []
+    while len(samples) < count:
+        samples += engine.drain_finished(60)
+    by_id = {sample.id: sample for sample in samples}
+    assert len(by_id) == len(samples) == count
+    return by_id
+
+
+def run(engine: HostedEngine, requests: Sequence[SampleRequest]) -> dict[SampleId, GeneratedSample]:
+    engine.submit(requests)
+    return collect(engine, len(requests))
+
+
+def wait_for_tokens(engine: HostedEngine, count: int) -> None:
+    """Until the engine has drawn so many more tokens."""
+    target = engine.stats().generated_tokens + count
+    while engine.stats().generated_tokens < target:
+        pass
+
+
+def test_samples_are_complete(engine: HostedEngine, reference: ReferenceModel) -> None:
+    requests = [request(row, index) for row in range(3) for index in range(4)]
+    samples = run(engine, requests)
+    for asked in requests:
+        sample = samples[asked.id]
+        assert sample.prompt_ids.tolist() == list(asked.prompt_ids)
+        assert sample.token_ids.dtype == np.int32
+        assert sample.logprobs.dtype == np.float32
+        assert len(sample.logprobs) == len(sample.token_ids) <= 32
+        assert sample.finish_reason == (FinishReason.LENGTH if len(sample.token_ids) == 32 else FinishReason.STOP)
+        assert sample.spans == (VersionSpan(reference.version, 0, len(sample.token_ids)),)
+        assert reference.difference(sample) < 1e-4
+    assert {sample.engine for sample in samples.values()} == {engine.stats().name}
+    assert (engine.stats().running, engine.stats().waiting) == (0, 0)
+
+
+def test_a_seed_gives_the_same_tokens_in_any_company(engine: HostedEngine, reference: ReferenceModel) -> None:
+    requests = [request(row, index) for row in range(3) for index in range(4)]
+    together = run(engine, requests)
+    alone = [run(engine, [asked])[asked.id] for asked in reversed(requests[::5])]
+    for sample in alone:
+        assert sample.token_ids.tolist() == together[sample.id].token_ids.tolist()
+        np.testing.assert_allclose(sample.logprobs, together[sample.id].logprobs, atol=1e-5)
+    assert len({tuple(sample.token_ids.tolist()) for sample in together.values()}) == len(requests)
+
+
+def test_preemption_changes_no_token(engine: HostedEngine, reference: ReferenceModel) -> None:
+    requests = [request(row, 5, tokens=LONG) for row in range(MAX_SEQUENCES)]
+    before = engine.stats().preemptions
+    together = run(engine, requests)
+    assert engine.stats().preemptions > before
+    longest = max(requests, key=lambda asked: len(together[asked.id].token_ids))
+    alone = run(engine, [longest])[longest.id]
+    assert alone.token_ids.tolist() == together[longest.id].token_ids.tolist()
+    assert all(reference.difference(sample) < 1e-4 for sample in together.values())
+
+
+def test_a_round_repeats_bit_for_bit(engine: HostedEngine, reference: ReferenceModel) -> None:
+    requests = [request(row, index) for row in range(3) for index in range(4)]
+    rounds = []
+    for _ in range(2):
+        engine.update_weights(reference.publication())
+        samples = run(engine, requests)
+        rounds.append(
+            [(samples[asked.id].token_ids.tolist(), samples[asked.id].logprobs.tobytes()) for asked in requests]
+        )
+    assert rounds[0] == rounds[1]
+
+
+def test_a_stop_string_ends_a_response(engine: HostedEngine, reference: ReferenceModel) -> None:
+    asked = request(0, tokens=LONG)
+    whole = run(engine, [asked])[asked.id]
+    stop = whole.text[3:5]
+    stopped = request(0, tokens=LONG, stop=(stop,))
+    sample = run(engine, [stopped])[stopped.id]
+    assert sample.finish_reason is FinishReason.STOP
+    assert sample.text == whole.text[: whole.text.index(stop)]
+    assert sample.token_ids.tolist() == whole.token_ids.tolist()[: len(sample.token_ids)]
+
+
+def test_abort_returns_the_tokens_so_far(engine: HostedEngine, reference: ReferenceModel) -> None:
+    asked = request(1, 7, tokens=LONG)
+    whole = run(engine, [asked])[asked.id]
+    engine.submit([asked])
+    wait_for_tokens(engine, 3)
+    engine.abort([asked.id])
+    sample = collect(engine, 1)[asked.id]
+    assert sample.finish_reason is FinishReason.ABORT
+    count = len(sample.token_ids)
+    assert 0 < count < len(whole.token_ids)
+    assert sample.token_ids.tolist() == whole.token_ids.tolist()[:count]
+    assert sample.spans == (VersionSpan(reference.version, 0, count),)
+    assert reference.difference(sample) < 1e-4
+
+
+def test_abort_before_the_first_token(engine: HostedEngine, reference: ReferenceModel) -> None:
+    first = [request(2, index, tokens=LONG) for index in range(MAX_SEQUENCES)]
+    late = request(3)
+    engine.submit([*first, late])
+    engine.abort([late.id])
+    engine.abort([asked.id for asked in first])
+    samples = collect(engine, len(first) + 1)
+    assert samples[late.id].finish_reason is FinishReason.ABORT
+    assert (len(samples[late.id].token_ids), samples[late.id].spans, samples[late.id].text) == (0, (), "")
+
+
+def test_abort_racing_with_the_end_gives_one_result(engine: HostedEngine, reference: ReferenceModel) -> None:
+    for tokens in range(1, 8):
+        requests = [request(row, tokens=tokens) for row in range(4)]
+        engine.submit(requests)
+        engine.abort([asked.id for asked in requests])
+        engine.abort([asked.id for asked in requests])
+        samples = collect(engine, len(requests))
+        assert {sample.finish_reason for sample in samples.values()} <= {
+            FinishReason.ABORT,
+            FinishReason.LENGTH,
+            FinishReason.STOP,
+        }
+    assert engine.drain_finished(0.2) == []
+
+
+def test_abort_of_what_does_not_run_does_nothing(engine: HostedEngine, reference: ReferenceModel) -> None:
+    done = request(0, tokens=2)
+    run(engine, [done])
+    engine.abort([done.id, SampleId(9, 9, 9, 9)])
+    assert engine.drain_finished(0.2) == []
+    assert run(engine, [done]).keys() == {done.id}
+
+
+def test_a_request_it_cannot_take_harms_nothing(engine: HostedEngine, reference: ReferenceModel) -> None:
+    good = request(0)
+    with pytest.raises(ValueError, match="prompt of 512 tokens"):
+        engine.submit([good, replace(request(1), prompt_ids=(5,) * 512)])
+    with pytest.raises(ValueError, match="outside the vocabulary"):
+        engine.submit([good, replace(request(1), prompt_ids=(5, 100_000))])
+    assert run(engine, [good]).keys() == {good.id}
+
+
+def test_new_weights_take_over_in_mid_flight(engine: HostedEngine, reference: ReferenceModel) -> None:
+    requests = [request(row, 3, tokens=LONG) for row in range(MAX_SEQUENCES + 2)]
+    old = reference.version
+    engine.submit(requests)
+    wait_for_tokens(engine, 3 * MAX_SEQUENCES)
+    reference.step(0.02)
+    assert engine.update_weights(reference.publication()) < 1e-4
+    wait_for_tokens(engine, 3 * MAX_SEQUENCES)
+    engine.abort([asked.id for asked in requests])
+    samples = collect(engine, len(requests))
+    for sample in samples.values():
+        ends = [0, *(span.end for span in sample.spans)]
+        assert [span.start for span in sample.spans] == ends[:-1]
+        assert ends[-1] == len(sample.token_ids)
+        assert reference.difference(sample) < 1e-4
+    assert any([span.version for span in sample.spans] == [old, reference.version] for sample in samples.values())
+    assert engine.stats().weight_version == reference.version
+
+
+def test_damaged_weights_are_refused(engine: HostedEngine, reference: ReferenceModel) -> None:
+    running = request(1, tokens=LONG)
+    engine.submit([running])
+    wait_for_tokens(engine, 1)
+    with pytest.raises(PublicationRefused, match="checksum") as caught:
+        engine.update_weights(replace(reference.publication(), checksum="0" * 32))
+    assert caught.value.lost == (running.id,)
+    assert engine.drain_finished(0.2) == []
+    with pytest.raises(PublicationRefused, match="checksum"):
+        engine.submit([request(0)])
+
+
+def test_weights_one_tiny_step_old_are_refused(engine: HostedEngine, reference: ReferenceModel) -> None:
+    with pytest.raises(PublicationRefused, match="log-probs of the probe differ"):
+        engine.update_weights(reference.stale_publication(step=1e-4))
+
+
+def test_after_a_refusal_good_weights_serve_again(engine: HostedEngine, reference: ReferenceModel) -> None:
+    assert engine.update_weights(reference.publication()) < 1e-4
+    asked = request(2)
+    sample = run(engine, [asked])[asked.id]
+    assert sample.spans == (VersionSpan(reference.version, 0, len(sample.token_ids)),)
+    assert reference.difference(sample) < 1e-4
+
+
+def test_a_dead_worker_ends_the_engine(engine: HostedEngine, reference: ReferenceModel) -> None:
+    if engine.stats().name == "in-process":
+        engine.shutdown()  # it has no process of its own to lose
+    else:
+        engine.submit([request(1, tokens=LONG)])
+        engine.kill_a_worker()
+    with pytest.raises(EngineDead):
+        collect(engine, MAX_SEQUENCES)
+    with pytest.raises(EngineDead):
+        engine.submit([request(0)])

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from longboat_crds.reasons import Reason
+from longboat_runtime.problems import SpecProblem
+from longboat_runtime.rollout.arguments import check_version, engine_arguments
+from longboat_runtime.rollout.check import check_cache, check_parallelism, longest_sequence
+from longboat_runtime.rollout.engine import EngineConfig
+from longboat_runtime.rollout.quantity import in_bytes
+
+MODEL = {
+    "max_position_embeddings": 1024,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "hidden_size": 96,
+    "num_hidden_layers": 3,
+}
+CONFIG = EngineConfig(name="e", model="/models/m", dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("quantity", "expected"),
+    [("64Mi", 64 * 2**20), ("1.5Gi", 3 * 2**29), ("2G", 2 * 10**9), ("1000", 1000), ("1500m", 1)],
+)
+def test_quantities(quantity: str, expected: int) -> None:
+    assert in_bytes(quantity) == expected
+
+
+def test_the_longest_sequence_is_the_models_limit_or_less() -> None:
+    assert longest_sequence(CONFIG, MODEL) == 1024
+    assert longest_sequence(replace(CONFIG, max_length=100), MODEL) == 100
+    with pytest.raises(SpecProblem) as caught:
+        longest_sequence(replace(CONFIG, max_length=2000), MODEL)
+    assert (caught.value.reason, caught.value.field) == (Reason.MAX_LENGTH_EXCEEDED, "model.maxLength")
+
+
+def test_heads_must_divide() -> None:
+    check_parallelism(replace(CONFIG, tensor_parallel=3), MODEL)
+    with pytest.raises(SpecProblem, match="6 attention heads") as caught:
+        check_parallelism(replace(CONFIG, tensor_parallel=4), MODEL)
+    assert (caught.value.reason, caught.value.field) == (Reason.PARALLELISM_INVALID, "rollout.tensorParallel")
+
+
+def test_the_cache_must_hold_one_sequence() -> None:
+    token = 2 * 3 * 2 * 16 * 2  # keys and values, layers, heads, head size, bytes
+    check_cache(replace(CONFIG, kv_cache_bytes=1024 * token), MODEL, 1024)
+    check_cache(replace(CONFIG, kv_cache_bytes=512 * token, tensor_parallel=2), MODEL, 1024)
+    with pytest.raises(SpecProblem, match=f"at least {1024 * token} bytes") as caught:
+        check_cache(replace(CONFIG, kv_cache_bytes=1024 * token - 1), MODEL, 1024)
+    assert (caught.value.reason, caught.value.field) == (Reason.KV_CACHE_TOO_SMALL, "rollout.kvCache")
+
+
+def test_prompts_are_not_cut_on_cpu() -> None:
+    arguments = engine_arguments(CONFIG, max_length=5000, accelerator=False)
+    assert arguments["enable_chunked_prefill"] is False
+    assert arguments["max_num_batched_tokens"] >= 5000
+    assert "enable_chunked_prefill" not in engine_arguments(CONFIG, max_length=5000, accelerator=True)
+
+
+def test_another_vllm_is_refused() -> None:
+    check_version("0.32.0+cpu")
+    with pytest.raises(RuntimeError, match=r"0\.33\.0"):
+        check_version("0.33.0")

@@ -1,0 +1,188 @@
+"""The fleet on a real Ray with real engines: two of them in one rollout node."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import ray
+
+from longboat_crds.job import RLJobSpec
+from longboat_runtime.interfaces import WeightPublication
+from longboat_runtime.local.ray import start_ray
+from longboat_runtime.problems import SpecProblem
+from longboat_runtime.rollout.fleet import RayRolloutFleet
+from longboat_runtime.rollout.member import MemberState
+from longboat_runtime.samples import FinishedSample, FinishReason, LostSample, SampleId
+from longboat_runtime.store.actor import start_store
+from longboat_runtime.store.client import StoreClient
+from longboat_runtime.weights.publish import publish
+from tests.rollout.reference import PROBE, ReferenceModel, request
+from tests.support.tiny_model import build_tiny_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
+
+ENGINES = 2
+LONG = 480
+
+
+@pytest.fixture(scope="module")
+def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def reference(model_directory: Path) -> ReferenceModel:
+    return ReferenceModel(model_directory)
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[StoreClient]:
+    start_ray({"longboat-rollout": ENGINES, "longboat-store": 1})
+    yield StoreClient(start_store())
+    ray.shutdown()
+
+
+def spec(model: Path) -> RLJobSpec:
+    return RLJobSpec.model_validate(
+        {
+            "runtimeRef": {"name": "any"},
+            "model": {"path": str(model), "dtype": "Float32", "maxLength": 512},
+            "dataset": {"reasoningGym": {"task": "chain_sum"}},
+            "rounds": {"steps": 1, "promptsPerRound": 1},
+            "rollout": {
+                "enginesPerPod": ENGINES,
+                "sampling": {"maxTokens": 32},
+                "kvCache": "16Mi",
+                "maxSequences": 8,
+                "enforceEager": True,
+            },
+            "rewards": [{"name": "r", "style": "ReasoningGym"}],
+        }
+    )
+
+
+def published(reference: ReferenceModel) -> WeightPublication:
+    """As the trainer does it: through Ray's object store."""
+    reference.publication()
+    return publish(reference.model.named_parameters(), reference.version, PROBE, reference.logprobs(PROBE))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet(store: StoreClient, model_directory: Path) -> AsyncIterator[RayRolloutFleet]:
+    made = RayRolloutFleet(spec(model_directory), store)
+    yield made
+    await made.close()
+
+
+async def events_of(fleet: RayRolloutFleet, count: int) -> dict[SampleId, FinishedSample | LostSample]:
+    events: list[FinishedSample | LostSample] = []
+    while len(events) < count:
+        events += await fleet.finished()
+    by_id = {event.id: event for event in events}
+    assert len(by_id) == len(events) == count
+    return by_id
+
+
+async def serving(fleet: RayRolloutFleet, engines: int) -> list[str]:
+    """Names of the serving engines, once there are so many."""
+
+    def names() -> list[str]:
+        members = fleet._keeper.members.values()
+        return sorted(member.name for member in members if member.state is MemberState.SERVING)
+
+    await fleet._keeper.until(lambda: len(names()) >= engines)
+    return names()
+
+
+async def test_an_engine_that_cannot_start_says_what_to_change(store: StoreClient, tmp_path: Path) -> None:
+    broken = RayRolloutFleet(spec(tmp_path / "nothing"), store)
+    try:
+        with pytest.raises(SpecProblem, match=r"nothing/config\.json") as caught:
+            await broken.finished()
+        assert caught.value.field == "model.path"
+    finally:
+        await broken.close()
+
+
+async def test_samples_wait_for_an_engine_and_reach_the_store(
+    fleet: RayRolloutFleet, store: StoreClient, reference: ReferenceModel
+) -> None:
+    requests = [request(row, index) for row in range(4) for index in range(4)]
+    unwanted = request(9)
+    await fleet.submit([*requests, unwanted])
+    await fleet.abort([unwanted.id])
+    (aborted,) = await fleet.finished()
+    assert (aborted.id, aborted.tokens) == (unwanted.id, 0)
+    await fleet.wait_started(ENGINES)
+    report = await fleet.publish(published(reference))
+    assert (len(report.serving), dict(report.refused)) == (ENGINES, {})
+    assert report.parity < 1e-4
+    events = await events_of(fleet, len(requests))
+    for sample in await store.get([asked.id for asked in requests]):
+        assert reference.difference(sample) < 1e-4
+        assert events[sample.id] == sample.summary
+    by_row = {row: {events[asked.id].engine for asked in requests if asked.id.row == row} for row in range(4)}
+    assert all(len(engines) == 1 for engines in by_row.values())
+    assert set.union(*by_row.values()) == set(report.serving)
+    assert set(await store.held()) == {unwanted.id, *events}
+
+
+async def test_stacks_show_the_engines_threads(fleet: RayRolloutFleet) -> None:
+    stacks = await fleet.stacks()
+    assert len(stacks) == ENGINES
+    assert all("Thread engine" in text and "inprocess.py" in text for text in stacks.values())
+
+
+async def test_a_dead_engines_samples_are_lost_and_its_successor_serves(
+    fleet: RayRolloutFleet, store: StoreClient, reference: ReferenceModel
+) -> None:
+    requests = [request(row, tokens=LONG, attempt=1) for row in range(4)]
+    await fleet.submit(requests)
+    before = await serving(fleet, ENGINES)
+    victim = fleet._keeper.members[before[0]]
+    ran_there = fleet._router.running(victim.name)
+    ray.kill(victim.actor)
+    lost = {event.id for event in (await events_of(fleet, 4)).values() if isinstance(event, LostSample)}
+    assert set(ran_there) & lost == lost
+    after = await serving(fleet, ENGINES)
+    assert (victim.name in after, before[1] in after) == (False, True)
+    again = [request(row, attempt=2) for row in range(4)]
+    await fleet.submit(again)
+    for event in (await events_of(fleet, len(again))).values():
+        assert isinstance(event, FinishedSample)
+        assert {span.version for span in event.spans} == {reference.version}
+
+
+async def test_an_engine_that_does_not_pass_the_gate_serves_nothing(
+    fleet: RayRolloutFleet, reference: ReferenceModel
+) -> None:
+    running = [request(row, tokens=LONG, attempt=3) for row in range(4)]
+    await fleet.submit(running)
+    report = await fleet.publish(replace(published(reference), checksum="0" * 32))
+    assert (report.serving, len(report.refused)) == ((), ENGINES)
+    assert {type(event) for event in (await events_of(fleet, 4)).values()} <= {LostSample, FinishedSample}
+    waiting = request(0, attempt=4)
+    await fleet.submit([waiting])
+    report = await fleet.publish(published(reference))
+    assert len(report.serving) == ENGINES
+    event = (await events_of(fleet, 1))[waiting.id]
+    assert isinstance(event, FinishedSample)
+    assert {span.version for span in event.spans} == {reference.version}
+
+
+async def test_aborted_samples_come_back_through_the_store(fleet: RayRolloutFleet, store: StoreClient) -> None:
+    requests = [request(row, tokens=LONG, attempt=5) for row in range(4)]
+    await fleet.submit(requests)
+    await fleet.abort([asked.id for asked in requests])
+    await fleet.abort([asked.id for asked in requests])
+    events = await events_of(fleet, len(requests))
+    assert {event.finish_reason for event in events.values() if isinstance(event, FinishedSample)} <= {
+        FinishReason.ABORT,
+        FinishReason.STOP,
+        FinishReason.LENGTH,
+    }
+    assert {sample.id for sample in await store.get(list(events))} == events.keys()

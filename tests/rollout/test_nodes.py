@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from longboat_runtime.rollout.member import engine_name
+from longboat_runtime.rollout.nodes import RolloutNode, rollout_nodes
+
+
+def test_only_living_nodes_with_slots_count() -> None:
+    nodes = [
+        {
+            "NodeID": "a",
+            "Alive": True,
+            "Resources": {"longboat-rollout": 2.0, "GPU": 1.0},
+            "Labels": {"longboat.dev/pod": "p"},
+        },
+        {"NodeID": "b", "Alive": False, "Resources": {"longboat-rollout": 2.0}, "Labels": {}},
+        {"NodeID": "c", "Alive": True, "Resources": {"longboat-trainer": 1.0}, "Labels": {}},
+        {"NodeID": "d", "Alive": True, "Resources": {"longboat-rollout": 1.0}, "Labels": {}, "NodeName": "host"},
+    ]
+    assert rollout_nodes(nodes) == {"a": RolloutNode("a", "p", 2, 1), "d": RolloutNode("d", "host", 1, 0)}
+
+
+def test_an_engine_that_is_started_again_has_a_new_name() -> None:
+    node = RolloutNode("n", "job-rollout-0-a0", 2, 0)
+    assert [engine_name(node, slot, start) for slot, start in ((0, 0), (1, 0), (0, 1))] == [
+        "job-rollout-0-a0/0",
+        "job-rollout-0-a0/1",
+        "job-rollout-0-a0/0.1",
+    ]

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import pytest
+
+from longboat_runtime.rounds import events
+from longboat_runtime.rounds.decisions import PolicyError, bodies
+from longboat_runtime.rounds.events import DropReason, Event
+from longboat_runtime.rounds.ledger import Ledger
+from longboat_runtime.rounds.policy import Drop, Open
+from longboat_runtime.rounds.records import State
+from longboat_runtime.rounds.view import View
+from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan
+
+PROMPT = PromptId(0, 3)
+
+
+def fold(*parts: events.Body, group_size: int = 2) -> Ledger:
+    ledger = Ledger(group_size)
+    for body in (events.Started(0), events.PublishStarted(0), events.Published(0), *parts):
+        assert add(ledger, body), body
+    return ledger
+
+
+def add(ledger: Ledger, body: events.Body) -> bool:
+    return ledger.apply(Event(ledger.seq + 1, max(ledger.incarnation, 1), 0.0, body))
+
+
+def generated(index: int, attempt: int = 0) -> events.Generated:
+    span = (VersionSpan(0, 0, 4),)
+    return events.Generated(SampleId(*PROMPT, attempt, index), 2, 4, FinishReason.STOP, span, "engine-0")
+
+
+def graded(index: int, kind: GradeKind = GradeKind.SCORED) -> events.Graded:
+    return events.Graded(SampleId(*PROMPT, 0, index), kind, 1.0, 0.1)
+
+
+LAUNCHED = (
+    events.Drawn(0, (PROMPT,)),
+    events.RoundOpened(1, events.RoundKind.SHORT, 0),
+    events.Launched(1, PROMPT, 0, 3),
+)
+
+
+def test_the_first_samples_by_number_count_and_the_rest_are_surplus() -> None:
+    ledger = fold(*LAUNCHED, generated(2), generated(0), generated(1))
+    group = ledger.groups[PROMPT]
+    assert group.counted == [2, 0]
+    assert [s.state for s in group.samples] == [State.GENERATED, State.SURPLUS, State.GENERATED]
+    assert not add(ledger, graded(1)), "a surplus sample is not graded"
+
+
+def test_a_sample_keeps_its_seat_while_it_is_made_again() -> None:
+    ledger = fold(*LAUNCHED, generated(2), events.Lost(SampleId(*PROMPT, 0, 2), "node is gone"))
+    add(ledger, events.Relaunched(SampleId(*PROMPT, 0, 2)))
+    for index in (0, 1, 2):
+        assert add(ledger, generated(index))
+    assert ledger.groups[PROMPT].counted == [2, 0]
+    assert ledger.groups[PROMPT].samples[1].state is State.SURPLUS
+
+
+def test_a_group_with_a_grader_error_cannot_be_kept() -> None:
+    ledger = fold(*LAUNCHED, generated(0), generated(1), graded(0), graded(1, GradeKind.GRADER_ERROR))
+    assert not add(ledger, events.GroupKept(PROMPT, 0))
+    assert add(ledger, events.GroupDropped(PROMPT, 0, DropReason.GRADER_ERROR))
+
+
+def test_an_incomplete_group_cannot_be_kept() -> None:
+    ledger = fold(*LAUNCHED, generated(0), graded(0))
+    assert not add(ledger, events.GroupKept(PROMPT, 0))
+
+
+def test_only_samples_beyond_a_complete_group_can_be_aborted() -> None:
+    ledger = fold(*LAUNCHED, generated(0))
+    assert not add(ledger, events.Aborted((SampleId(*PROMPT, 0, 2),)))
+    add(ledger, generated(1))
+    assert not add(ledger, events.Aborted((SampleId(*PROMPT, 0, 1),))), "it counts"
+    assert add(ledger, events.Aborted((SampleId(*PROMPT, 0, 2),)))
+    assert not add(ledger, generated(2)), "a late callback of an aborted sample"
+
+
+def test_a_prompt_is_drawn_once() -> None:
+    ledger = fold(*LAUNCHED)
+    assert not add(ledger, events.Drawn(1, (PROMPT,)))
+    assert not add(ledger, events.Drawn(0, (PromptId(0, 4),))), "not the next position"
+    assert not add(ledger, events.Drawn(1, (PromptId(0, 4), PromptId(0, 4))))
+
+
+def test_a_commit_names_exactly_the_kept_samples() -> None:
+    ledger = fold(*LAUNCHED, generated(0), generated(1), graded(0), graded(1), events.GroupKept(PROMPT, 0))
+    add(ledger, events.RoundClosed(1))
+    batch = (SampleId(*PROMPT, 0, 0), SampleId(*PROMPT, 0, 1))
+    assert not add(ledger, events.StepCommitted(1, 1, 1, batch)), "not started"
+    add(ledger, events.StepStarted(1, 1))
+    assert not add(ledger, events.StepCommitted(1, 1, 1, batch[:1]))
+    assert not add(ledger, events.StepCommitted(2, 2, 1, batch))
+    assert add(ledger, events.StepCommitted(1, 1, 1, batch))
+    assert not ledger.groups
+    assert not ledger.rounds
+
+
+def test_a_start_loses_what_ran_and_voids_the_step_that_was_computed() -> None:
+    ledger = fold(*LAUNCHED, generated(0))
+    assert ledger.apply(Event(ledger.seq + 1, 2, 0.0, events.Started(0)))
+    assert ledger.serving is None
+    assert list(ledger.lost) == [SampleId(*PROMPT, 0, 1), SampleId(*PROMPT, 0, 2)]
+    assert ledger.groups[PROMPT].samples[0].state is State.GENERATED
+
+
+def test_mistakes_of_policies_are_errors() -> None:
+    view = View(Ledger(2))
+    with pytest.raises(PolicyError, match="no weights serve"):
+        next(bodies(view, Open(), lambda _: []))
+    with pytest.raises(PolicyError, match="e0r3 has no live group"):
+        next(bodies(view, Drop(PROMPT, DropReason.GRADER_ERROR), lambda _: []))
+
+
+@pytest.mark.parametrize(
+    "broken", [{"seq": 1, "incarnation": 1, "time": 0.0, "type": "Nonsense"}, {"seq": 1, "type": "Started", "step": 0}]
+)
+def test_a_line_that_is_no_event_is_refused(broken: dict) -> None:
+    with pytest.raises(ValueError, match="not an event"):
+        Event.from_json(broken)

@@ -1,0 +1,203 @@
+"""Random interleavings of finish, abort, lost, grade, doubled, late and restart, under three policies."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from longboat_runtime.rounds import events
+from longboat_runtime.rounds.events import Event
+from longboat_runtime.rounds.policy import Policy
+from longboat_runtime.rounds.records import RoundState, State
+from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
+from longboat_runtime.rounds.synchronous import Synchronous
+from longboat_runtime.samples import GradeKind, SampleId
+from tests.rounds.policies import Racing, TwoAhead
+from tests.rounds.world import World, replay
+
+STEPS, PROMPTS, GROUP = 3, 2, 2
+POLICIES = (
+    Synchronous(STEPS, PROMPTS, GROUP),
+    Synchronous(STEPS, PROMPTS, GROUP, drop_zero_variance=True),
+    TwoAhead(STEPS, PROMPTS, GROUP),
+    Racing(STEPS, PROMPTS, GROUP),
+)
+ON_POLICY = (Synchronous, Racing)
+
+
+class Interleavings(RuleBasedStateMachine):
+    """Whatever happens in whatever order, what is trained is right."""
+
+    @initialize(policy=st.sampled_from(POLICIES), flat=st.booleans())
+    def begin(self, policy: Policy, flat: bool) -> None:
+        score = (
+            (lambda sample: float(sample.row % 2 and sample.index)) if flat else (lambda sample: float(sample.index))
+        )
+        self.world = World(policy, GROUP, score)
+        self.world.start()
+        self.fixed: dict = {}
+        self.kept: set = set()
+
+    def _some(self, data: st.DataObject, state: State) -> SampleId:
+        return data.draw(st.sampled_from(self.world.samples(state)))
+
+    def _has(self, state: State) -> bool:
+        return bool(self.world.samples(state))
+
+    @precondition(lambda self: self._has(State.RUNNING))
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        assert self.world.finish(self._some(data, State.RUNNING))
+
+    @precondition(lambda self: self._has(State.GENERATED))
+    @rule(data=st.data(), kind=st.sampled_from([GradeKind.SCORED] * 6 + list(GradeKind)))
+    def grade(self, data: st.DataObject, kind: GradeKind) -> None:
+        assert self.world.grade(self._some(data, State.GENERATED), kind)
+
+    @rule(data=st.data(), state=st.sampled_from([State.RUNNING, State.GENERATED, State.REWARDED, State.KEPT]))
+    def lose(self, data: st.DataObject, state: State) -> None:
+        if self._has(state):
+            assert self.world.lose(self._some(data, state))
+
+    @rule()
+    def train(self) -> None:
+        self.world.train()
+
+    @rule()
+    def publish(self) -> None:
+        self.world.publish()
+
+    @precondition(lambda self: self.world.log)
+    @rule(data=st.data())
+    def double(self, data: st.DataObject) -> None:
+        """The same numbered event again."""
+        before = to_snapshot(self.world.ledger)
+        assert not self.world.ledger.apply(data.draw(st.sampled_from(self.world.log)))
+        assert to_snapshot(self.world.ledger) == before
+
+    @rule(data=st.data())
+    def late(self, data: st.DataObject) -> None:
+        """A callback again for a sample that is not in the state it was in: finished, graded, moved, aborted."""
+        callbacks = [e.body for e in self.world.log] + self.world.late
+        callbacks = [b for b in callbacks if isinstance(b, (events.Generated, events.Graded))]
+        stale = [b for b in callbacks if not self._expects(b)]
+        if stale:
+            before = to_snapshot(self.world.ledger)
+            assert not self.world.record(data.draw(st.sampled_from(stale)))
+            assert to_snapshot(self.world.ledger) == before
+
+    def _expects(self, body: events.Generated | events.Graded) -> bool:
+        record = self.world.ledger.sample(body.sample)
+        return record is not None and record.state is (
+            State.RUNNING if isinstance(body, events.Generated) else State.GENERATED
+        )
+
+    @rule()
+    def from_older_incarnation(self) -> None:
+        before = to_snapshot(self.world.ledger)
+        for sample in self.world.samples(State.RUNNING):
+            body = events.Lost(sample, "said by a driver that is gone")
+            assert not self.world.ledger.apply(Event(self.world.ledger.seq + 1, self.world.incarnation - 1, 0.0, body))
+        assert to_snapshot(self.world.ledger) == before
+
+    @rule()
+    def restart(self) -> None:
+        boundary = self.world.boundary[0]
+        self.fixed, self.kept = {}, set()
+        self.world.start()
+        ledger = self.world.ledger
+        assert (ledger.step, ledger.trained, ledger.dropped) == (
+            boundary["step"],
+            boundary["trained"],
+            boundary["dropped"],
+        )
+
+    @invariant()
+    def every_prompt_has_one_place(self) -> None:
+        ledger = self.world.ledger
+        places = [*ledger.queue, *ledger.groups, *self.world.fate]
+        assert len(places) == len(set(places)) == ledger.drawn
+        assert ledger.drawn == len(ledger.queue) + len(ledger.groups) + ledger.trained + sum(ledger.dropped.values())
+
+    @invariant()
+    def batches_are_whole_groups(self) -> None:
+        for step, samples in self.world.batches.items():
+            sizes: dict = {}
+            for sample in samples:
+                sizes[sample.prompt] = sizes.get(sample.prompt, 0) + 1
+            assert set(sizes.values()) <= {GROUP}
+            assert list(samples) == sorted(set(samples)), f"step {step}"
+
+    @invariant()
+    def on_policy_means_one_version(self) -> None:
+        if not isinstance(self.world.policy, ON_POLICY):
+            return
+        for group in self.world.ledger.groups.values():
+            version = self.world.ledger.rounds[group.round].version
+            for index in group.counted:
+                assert all(span.version == version for span in group.samples[index].spans)
+
+    @invariant()
+    def first_generated_count_and_stay(self) -> None:
+        """Fixed by the numbers of `generated` events alone, and never taken back while the attempt lives."""
+        for group in self.world.ledger.groups.values():
+            by_number = sorted((s for s in group.samples if s.seq is not None), key=lambda s: s.seq)
+            assert group.counted == [s.index for s in by_number[:GROUP]]
+            key = group.prompt, group.attempt
+            before = self.fixed.get(key, [])
+            assert group.counted[: len(before)] == before
+            self.fixed[key] = list(group.counted)
+
+    @invariant()
+    def kept_groups_are_never_unseated(self) -> None:
+        ledger = self.world.ledger
+        for prompt, attempt in self.kept:
+            group = ledger.group(prompt, attempt)
+            lost_data = any(isinstance(e.body, events.Lost) and e.body.sample.prompt == prompt for e in self.world.log)
+            assert group is not None or self.world.fate.get(prompt) == "trained" or lost_data
+        self.kept |= {(g.prompt, g.attempt) for g in ledger.groups.values() if g.state is State.KEPT}
+
+    @invariant()
+    def indexes_agree_with_records(self) -> None:
+        ledger = self.world.ledger
+        states = [s.state for g in ledger.groups.values() for s in g.samples]
+        assert {s: n for s, n in ledger.counts.items() if n} == {s: states.count(s) for s in set(states)}
+        assert set(ledger.lost) == set(self.world.samples(State.LOST))
+        for group in ledger.groups.values():
+            kinds = [s.kind for s in group.samples if s.kind is not None]
+            assert (group.graded, group.errors) == (len(kinds), kinds.count(GradeKind.GRADER_ERROR))
+        for round_ in ledger.rounds.values():
+            data = [s.state for p in round_.kept for s in ledger.groups[p].samples if s.counts]
+            assert round_.missing == len(data) - data.count(State.KEPT)
+            assert set(round_.groups) == {g.prompt for g in ledger.groups.values() if g.round == round_.number}
+            kept = {p for p in round_.groups if ledger.groups[p].state is State.KEPT}
+            assert set(round_.kept) == kept
+            assert round_.state is RoundState.OPEN or not round_.undecided
+
+    @invariant()
+    def replay_and_snapshot_give_the_same_state(self) -> None:
+        world = self.world
+        log = [Event.from_json(json.loads(json.dumps(e.to_json()))) for e in world.log]
+        assert log == world.log
+        present = to_snapshot(world.ledger)
+        assert to_snapshot(replay(log, GROUP)) == present
+        doubled = [e for event in log for e in (event, event)]
+        assert to_snapshot(replay(doubled, GROUP)) == present
+        assert to_snapshot(from_snapshot(json.loads(json.dumps(present)))) == present
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        self.world.run()
+        assert self.world.ledger.step == STEPS, "the job ends, whatever happened"
+        assert not self.world.ledger.groups
+
+
+Interleavings.TestCase.settings = settings(
+    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestInterleavings = pytest.mark.timeout(120)(Interleavings.TestCase)

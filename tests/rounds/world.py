@@ -1,0 +1,146 @@
+"""A driver without rooms: folds events, asks the policy, and lets a test decide when what finishes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from longboat_runtime.rounds import events
+from longboat_runtime.rounds.decisions import bodies
+from longboat_runtime.rounds.events import Event
+from longboat_runtime.rounds.ledger import Ledger
+from longboat_runtime.rounds.policy import Action, Policy, Publish, Train
+from longboat_runtime.rounds.records import State
+from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
+from longboat_runtime.rounds.view import View
+from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan
+
+EPOCH_ROWS = 5
+
+
+@dataclass
+class World:
+    """`boundary` is what a checkpoint at the last commit holds; `publishing` and `training` are what the trainer has to do."""
+
+    policy: Policy
+    group_size: int
+    score: Callable[[SampleId], float] = lambda sample: float((sample.index + sample.row) % 2)
+    incarnation: int = 0
+    log: list[Event] = field(default_factory=list)
+    late: list[events.Body] = field(default_factory=list)
+    training: list[int] = field(default_factory=list)
+    publishing: list[int] = field(default_factory=list)
+    fate: dict[PromptId, str] = field(default_factory=dict)
+    batches: dict[int, tuple[SampleId, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(self.group_size)
+        self.view = View(self.ledger)
+        self.boundary = (to_snapshot(self.ledger), 0, dict(self.fate), dict(self.batches))
+
+    def start(self) -> None:
+        """Starts an incarnation from the last boundary; everything later is dead."""
+        snapshot, offset, fate, batches = self.boundary
+        self.ledger = from_snapshot(snapshot)
+        self.view = View(self.ledger)
+        self.late += [event.body for event in self.log[offset:]]
+        self.log, self.fate, self.batches = self.log[:offset], dict(fate), dict(batches)
+        self.training, self.publishing = [], []
+        self.incarnation += 1
+        self.record(events.Started(self.ledger.step))
+
+    def record(self, body: events.Body) -> bool:
+        event = Event(self.ledger.seq + 1, self.incarnation, float(len(self.log)), body)
+        if not self.ledger.apply(event):
+            return False
+        self._note(event)
+        while actions := self.policy.decide(self.view, event):
+            for action in actions:
+                self._carry_out(action)
+        return True
+
+    def _note(self, event: Event) -> None:
+        self.log.append(event)
+        match event.body:
+            case events.GroupDropped(prompt=prompt):
+                assert prompt not in self.fate, f"{prompt} was given up twice"
+                self.fate[prompt] = "dropped"
+            case events.StepCommitted(step=step, samples=samples):
+                self.batches[step] = samples
+                for prompt in {sample.prompt for sample in samples}:
+                    assert prompt not in self.fate, f"{prompt} was trained twice"
+                    self.fate[prompt] = "trained"
+                self.boundary = (to_snapshot(self.ledger), len(self.log), dict(self.fate), dict(self.batches))
+
+    def _carry_out(self, action: Action) -> None:
+        for body in bodies(self.view, action, self.draw):
+            event = Event(self.ledger.seq + 1, self.incarnation, float(len(self.log)), body)
+            assert self.ledger.apply(event), f"{action} is against the ledger's state"
+            self._note(event)
+        if isinstance(action, Train):
+            self.training.append(action.round)
+        if isinstance(action, Publish):
+            self.publishing.append(action.version)
+
+    def draw(self, count: int) -> list[PromptId]:
+        first = self.ledger.drawn
+        return [PromptId(*divmod(number, EPOCH_ROWS)) for number in range(first, first + count)]
+
+    # What engines, graders and the trainer have in hand.
+
+    def samples(self, state: State) -> list[SampleId]:
+        return [
+            group.sample_id(sample.index)
+            for group in self.ledger.groups.values()
+            for sample in group.samples
+            if sample.state is state
+        ]
+
+    def finish(self, sample: SampleId, version: int | None = None) -> bool:
+        version = self.ledger.serving if version is None else version
+        assert version is not None
+        tokens = 3 + sample.index
+        span = (VersionSpan(version, 0, tokens),)
+        return self.record(events.Generated(sample, 2, tokens, FinishReason.STOP, span, "engine-0"))
+
+    def grade(self, sample: SampleId, kind: GradeKind = GradeKind.SCORED) -> bool:
+        score = self.score(sample) if kind is GradeKind.SCORED else 0.0
+        return self.record(events.Graded(sample, kind, score, 0.1))
+
+    def lose(self, sample: SampleId) -> bool:
+        return self.record(events.Lost(sample, "engine is gone"))
+
+    def train(self) -> bool:
+        if not self.training:
+            return False
+        round_ = self.ledger.rounds[self.training.pop(0)]
+        step = self.ledger.step + 1
+        if round_.missing:
+            return self.record(events.StepFailed(step, round_.number, "data is gone"))
+        samples = sorted(s for prompt in round_.kept for s in self.ledger.groups[prompt].counted_ids)
+        return self.record(events.StepCommitted(step, step, round_.number, tuple(samples)))
+
+    def publish(self) -> bool:
+        return bool(self.publishing) and self.record(events.Published(self.publishing.pop(0)))
+
+    def run_until_training(self) -> None:
+        while not self.training:
+            running, generated = self.samples(State.RUNNING), self.samples(State.GENERATED)
+            assert self.finish(running[0]) if running else self.grade(generated[0])
+
+    def run(self, pick: Callable[[Sequence[SampleId]], SampleId] = lambda samples: samples[0]) -> None:
+        """Lets everything finish; `pick` chooses which sample is generated or graded next."""
+        while True:
+            if running := self.samples(State.RUNNING):
+                self.finish(pick(running))
+            elif generated := self.samples(State.GENERATED):
+                self.grade(pick(generated))
+            elif not (self.train() or self.publish()):
+                return
+
+
+def replay(log: Sequence[Event], group_size: int) -> Ledger:
+    ledger = Ledger(group_size)
+    for event in log:
+        ledger.apply(event)
+    return ledger

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, VersionSpan
+from longboat_runtime.store.samples import HeldSamples
+
+
+def sample(index: int, tokens: int = 3) -> GeneratedSample:
+    return GeneratedSample(
+        id=SampleId(0, 5, 0, index),
+        prompt_ids=np.arange(4, dtype=np.int32),
+        token_ids=np.arange(tokens, dtype=np.int32),
+        logprobs=np.zeros(tokens, dtype=np.float32),
+        spans=(VersionSpan(1, 0, tokens),),
+        finish_reason=FinishReason.LENGTH,
+        text="ä" * tokens,
+        engine="e",
+    )
+
+
+def test_putting_again_and_deleting_twice_change_nothing() -> None:
+    held = HeldSamples()
+    held.put([sample(0), sample(1)])
+    held.put([sample(1, tokens=9)])
+    assert [len(got.token_ids) for got in held.get([sample(1).id, sample(0).id])] == [3, 3]
+    assert held.nbytes == 2 * (4 * 4 + 3 * 4 + 3 * 4 + 6)
+    held.delete([sample(0).id, SampleId(9, 9, 9, 9)])
+    held.delete([sample(0).id])
+    assert held.ids() == [sample(1).id]
+    assert held.nbytes * 2 == held.peak_bytes
+
+
+def test_missing_samples_are_named() -> None:
+    held = HeldSamples()
+    held.put([sample(0)])
+    with pytest.raises(KeyError) as caught:
+        held.get([sample(0).id, sample(1).id, sample(2).id])
+    assert caught.value.args == (sample(1).id, sample(2).id)

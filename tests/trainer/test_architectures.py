@@ -1,0 +1,53 @@
+"""Architectures beyond the plain one load, train, and give back the weights of their files."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from tests.trainer.trainer_world import VOCABULARY, fetch_from, make_request, make_samples, make_spec, only_rank
+
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+SAMPLES = make_samples(4)
+
+
+def models() -> dict[str, PreTrainedModel]:
+    return {
+        "own output embedding": Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=False)),
+        "fused experts": Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPE, **EXPERTS)),
+        "learned positions": GPT2LMHeadModel(
+            GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=128)
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["own output embedding", "fused experts", "learned positions"])
+def test_weights_go_in_and_come_out_under_the_names_of_the_file(tmp_path: Path, name: str) -> None:
+    torch.manual_seed(0)
+    models()[name].save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    with only_rank(make_spec(tmp_path)) as rank:
+        published = dict(rank.weights())
+        assert published.keys() == stored.keys()
+        assert all(torch.equal(published[key], stored[key]) for key in stored)
+        assert rank.train(make_request(SAMPLES), fetch_from(SAMPLES)).metrics["actor/grad_norm"] > 0

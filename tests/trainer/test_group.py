@@ -1,0 +1,149 @@
+"""Trainer groups as the driver has them: actors on a Ray of their own."""
+
+import asyncio
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from longboat_crds.reasons import Reason
+from longboat_runtime.problems import SpecProblem
+from longboat_runtime.store.actor import start_store
+from longboat_runtime.store.client import StoreClient
+from longboat_runtime.trainer.errors import TrainerLost
+from longboat_runtime.trainer.group import RayTrainerGroup
+from longboat_runtime.weights.publish import pack
+from tests.support.tiny_model import build_tiny_model
+from tests.trainer.trainer_world import make_request, make_samples, make_spec
+
+pytestmark = pytest.mark.slow
+
+SAMPLES = make_samples(8)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as directory:
+        ray.init(
+            address="local",
+            num_cpus=0,
+            resources={"longboat-store": 1, "longboat-trainer": 2},
+            include_dashboard=False,
+            object_store_memory=80_000_000,
+            namespace="longboat",
+            _temp_dir=directory,
+        )
+        yield
+        ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def store(cluster: None) -> StoreClient:
+    store = StoreClient(start_store())
+    asyncio.run(store.put(SAMPLES))
+    return store
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_model(tmp_path_factory.mktemp("model"), hidden=64)
+
+
+@pytest.fixture(scope="module")
+def shared(store: StoreClient, model: Path) -> RayTrainerGroup:
+    return RayTrainerGroup(make_spec(model, trainer={"replicas": 2}), store)
+
+
+@pytest.fixture
+async def group(shared: RayTrainerGroup) -> RayTrainerGroup:
+    """Two ranks, loaded."""
+    await shared.load()
+    return shared
+
+
+async def test_a_group_trains_publishes_saves_restores_and_exports(
+    group: RayTrainerGroup, model: Path, tmp_path: Path
+) -> None:
+    report = await group.train(make_request(SAMPLES))
+    assert report.step == 1
+    assert report.metrics["actor/grad_norm"] > 0
+
+    saving = asyncio.create_task(group.save(tmp_path / "trainer"))
+    publication = await group.publish(1)
+    await saving
+    await group.train(make_request(SAMPLES, step=2))
+    await group.restore(tmp_path / "trainer")
+    again = await group.publish(1)
+    assert again.checksum == publication.checksum
+    assert again.probe_logprobs == publication.probe_logprobs
+
+    await group.export(tmp_path / "export")
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
+    published = {name: tensor for bucket in publication.payload.buckets() for name, tensor in bucket.tensors()}
+    assert pack(published.items()).checksum == publication.checksum
+    parameters = dict(exported.named_parameters())
+    assert published.keys() == parameters.keys()
+    assert all(torch.equal(parameters[name], published[name]) for name in published)
+    ids = torch.tensor([publication.probe_ids])
+    logprobs = exported(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+    np.testing.assert_allclose(publication.probe_logprobs, logprobs.tolist(), atol=1e-4)
+    assert AutoTokenizer.from_pretrained(tmp_path / "export").decode([70, 71]) == AutoTokenizer.from_pretrained(
+        model
+    ).decode([70, 71])
+    assert all(file.stat().st_mode & 0o444 == 0o444 for file in (tmp_path / "export").iterdir())
+
+
+async def test_a_killed_rank_is_told_and_the_group_starts_again_in_its_place(
+    group: RayTrainerGroup, tmp_path: Path
+) -> None:
+    await group.train(make_request(SAMPLES))
+    await group.save(tmp_path / "trainer")
+    expected = await group.train(make_request(SAMPLES, step=2))
+    ray.kill(group._actors[1])
+    with pytest.raises(TrainerLost):
+        await group.train(make_request(SAMPLES, step=3))
+    with pytest.raises(TrainerLost):
+        await group.train(make_request(SAMPLES, step=3))
+    await group.load()
+    await group.restore(tmp_path / "trainer")
+    again = await group.train(make_request(SAMPLES, step=2))
+    assert again.metrics["actor/pg_loss"] == expected.metrics["actor/pg_loss"]
+    assert again.metrics["actor/grad_norm"] == expected.metrics["actor/grad_norm"]
+
+
+async def test_samples_the_store_has_lost_leave_the_trainer_as_it_was(group: RayTrainerGroup) -> None:
+    gone = replace(SAMPLES[3], id=SAMPLES[3].id._replace(row=99))
+    with pytest.raises(KeyError) as missing:
+        await group.train(make_request([*SAMPLES[:3], gone]))
+    assert missing.value.args == (gone.id,)
+    assert (await group.train(make_request(SAMPLES))).step == 1
+
+
+async def test_a_volume_that_cannot_be_written_leaves_the_trainer_as_it_was(
+    group: RayTrainerGroup, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        await group.save(tmp_path / "file" / "trainer")
+    assert (await group.train(make_request(SAMPLES))).step == 1
+
+
+async def test_stacks_name_every_rank(group: RayTrainerGroup) -> None:
+    stacks = await group.stacks()
+    assert stacks.keys() == {"trainer-0", "trainer-1"}
+    assert "Thread" in stacks["trainer-0"]
+
+
+async def test_a_model_that_is_not_there_is_a_problem_of_the_spec(shared: RayTrainerGroup, store: StoreClient) -> None:
+    await shared.close()
+    group = RayTrainerGroup(make_spec(Path("/nowhere/model")), store)
+    with pytest.raises(SpecProblem) as problem:
+        await group.load()
+    assert problem.value.reason == Reason.MODEL_NOT_FOUND
+    await group.close()

@@ -1,0 +1,87 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import MambaConfig, MambaForCausalLM, ViTConfig
+
+from longboat_crds.model import ModelSpec
+from longboat_crds.reasons import Reason
+from longboat_runtime.problems import SpecProblem
+from longboat_runtime.trainer.model import longest_sequence, read_config, read_model
+from tests.support.tiny_model import build_tiny_model
+
+
+def problem_with(path: Path) -> SpecProblem:
+    with pytest.raises(SpecProblem) as problem:
+        read_model(path, read_config(path))
+    assert problem.value.field == "spec.model.path"
+    assert problem.value.fatal
+    return problem.value
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return build_tiny_model(tmp_path / "model", hidden=64)
+
+
+def test_no_directory(tmp_path: Path) -> None:
+    problem = problem_with(tmp_path / "nothing")
+    assert problem.reason == Reason.MODEL_NOT_FOUND
+    assert "mounts it" in problem.message
+
+
+def test_no_config(tmp_path: Path) -> None:
+    assert problem_with(tmp_path).reason == Reason.MODEL_NOT_FOUND
+
+
+def test_a_config_that_is_no_json(directory: Path) -> None:
+    (directory / "config.json").write_text("{")
+    assert problem_with(directory).reason == Reason.MODEL_INVALID
+
+
+def test_an_unknown_architecture(directory: Path) -> None:
+    (directory / "config.json").write_text(json.dumps({"model_type": "unheard_of"}))
+    assert problem_with(directory).reason == Reason.MODEL_INVALID
+
+
+def test_no_language_model(tmp_path: Path) -> None:
+    ViTConfig().save_pretrained(tmp_path)
+    problem = problem_with(tmp_path)
+    assert problem.reason == Reason.MODEL_INVALID
+    assert "no causal language model" in problem.message
+
+
+def test_no_weights(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+    assert problem_with(directory).reason == Reason.MODEL_INVALID
+
+
+def test_missing_weights_are_not_made_up(directory: Path) -> None:
+    weights = load_file(directory / "model.safetensors")
+    del weights["model.layers.0.mlp.up_proj.weight"]
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    assert "model.layers.0.mlp.up_proj.weight" in problem_with(directory).message
+
+
+def test_weights_of_another_shape(directory: Path) -> None:
+    weights = load_file(directory / "model.safetensors")
+    weights["model.norm.weight"] = torch.ones(3)
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    assert problem_with(directory).reason == Reason.MODEL_INVALID
+
+
+def test_an_architecture_that_carries_state_from_sample_to_sample_is_refused(tmp_path: Path) -> None:
+    config = MambaConfig(vocab_size=264, hidden_size=32, num_hidden_layers=2, state_size=4)
+    MambaForCausalLM(config).save_pretrained(tmp_path)
+    assert "not supported" in problem_with(tmp_path).message
+
+
+def test_the_longest_sequence_is_within_the_models(directory: Path) -> None:
+    config = read_config(directory)
+    assert longest_sequence(ModelSpec(path=str(directory)), config) == 1024
+    assert longest_sequence(ModelSpec(path=str(directory), max_length=100), config) == 100
+    with pytest.raises(SpecProblem, match="1024") as problem:
+        longest_sequence(ModelSpec(path=str(directory), max_length=1025), config)
+    assert problem.value.field == "spec.model.maxLength"

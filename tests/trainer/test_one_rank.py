@@ -1,0 +1,255 @@
+"""What one rank computes, in this process."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from longboat_crds.reasons import Reason
+from longboat_runtime.checkpoint import sharded
+from longboat_runtime.problems import SpecProblem
+from longboat_runtime.samples import FinishReason, GeneratedSample
+from longboat_runtime.trainer.batch import WeightedSample, pack_batch
+from longboat_runtime.trainer.forward import frozen_logprobs
+from longboat_runtime.trainer.rank import TrainerRank, check_bins
+from tests.support.tiny_model import build_tiny_model
+from tests.trainer.trainer_world import fetch_from, make_request, make_samples, make_spec, only_rank
+
+SAMPLES = make_samples(9)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_model(tmp_path_factory.mktemp("model"), hidden=64)
+
+
+@pytest.fixture(scope="module")
+def loaded(directory: Path) -> Iterator[TrainerRank]:
+    with only_rank(make_spec(directory, algorithm={"importanceCap": 2.0, "klCoefficient": 0.1})) as rank:
+        yield rank
+
+
+@pytest.fixture
+def rank(loaded: TrainerRank, tmp_path: Path) -> Iterator[TrainerRank]:
+    """The loaded rank, put back afterwards into the state it was in."""
+    sharded.write(loaded.snapshot(), tmp_path / "before")
+    spec = loaded.spec
+    yield loaded
+    loaded.spec = loaded.updates.spec = spec
+    loaded.restore(tmp_path / "before")
+
+
+def whole(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([tensor.full_tensor().flatten() for tensor in tensors])
+
+
+def weights(rank: TrainerRank) -> Tensor:
+    return whole(rank.updates.parameters.values()).detach().clone()
+
+
+def gradient(rank: TrainerRank, bins: Iterable[Iterable[int]]) -> Tensor:
+    """Of SAMPLES with equal weights, packed in `bins` of positions."""
+    batches = [
+        pack_batch([WeightedSample(SAMPLES[i], (-1.0) ** i, 1 / len(SAMPLES)) for i in positions], rank.device)
+        for positions in bins
+    ]
+    reference = [frozen_logprobs(rank.updates.reference, batch) for batch in batches]
+    rank.updates.accumulate(batches, [None] * len(batches), reference)
+    result = whole([parameter.grad for parameter in rank.updates.parameters.values()])
+    rank.updates.optimizer.zero_grad()
+    return result
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_the_gradient_is_the_same_however_samples_are_split(loaded: TrainerRank, data: st.DataObject) -> None:
+    order = data.draw(st.permutations(range(9)))
+    cuts = sorted(data.draw(st.sets(st.integers(0, 9), max_size=9)))
+    bins = [order[start:end] for start, end in zip([0, *cuts], [*cuts, 9], strict=True)]
+    batch = gradient(loaded, [range(9)])
+    assert (gradient(loaded, bins) - batch).norm() < 1e-5 * batch.norm()
+
+
+def test_the_gradient_is_that_of_plain_reinforce(loaded: TrainerRank, directory: Path) -> None:
+    """First step on-policy: sum of weight * advantage * grad log p, by the model's own forward. The KL term starts at 0."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    total = torch.zeros(())
+    for i, sample in enumerate(SAMPLES):
+        tokens = torch.from_numpy(np.concatenate([sample.prompt_ids, sample.token_ids]).astype(np.int64))
+        logprobs = model(input_ids=tokens[None]).logits[0, :-1].log_softmax(-1).gather(-1, tokens[1:, None])[:, 0]
+        chosen = logprobs[len(sample.prompt_ids) - 1 :]
+        importance = (chosen.detach() - torch.from_numpy(sample.logprobs)).exp().clamp(max=2.0)
+        total = total - ((-1.0) ** i / len(SAMPLES)) * (importance * chosen).sum()
+    total.backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    assert (gradient(loaded, [range(9)]) - expected).norm() < 1e-5 * expected.norm()
+
+
+def test_a_step_reports_metrics_by_verls_names(rank: TrainerRank) -> None:
+    metrics = rank.train(make_request(SAMPLES), fetch_from(SAMPLES)).metrics
+    assert metrics["actor/lr"] == 1e-3
+    assert metrics["actor/loss_tokens"] == sum(len(sample.token_ids) for sample in SAMPLES)
+    assert metrics["actor/grad_norm"] > 0
+    assert metrics["actor/ppo_kl"] == 0.0
+    assert metrics["actor/pg_clipfrac"] == 0.0
+    assert metrics["actor/kl_loss"] == pytest.approx(0.0, abs=1e-9)
+    assert 0 < metrics["actor/entropy"] <= math.log(264)
+    assert 0 <= metrics["training/rollout_probs_diff_mean"] <= metrics["training/rollout_probs_diff_max"] <= 1
+    assert metrics["mismatch_kl/k3"] >= 0
+
+
+def test_engine_log_probs_equal_to_the_trainers_show_no_mismatch(rank: TrainerRank) -> None:
+    exact = []
+    for sample in SAMPLES:
+        batch = pack_batch([WeightedSample(sample, 0.0, 1.0)], rank.device)
+        exact.append(replace(sample, logprobs=frozen_logprobs(rank.model, batch).numpy()))
+    metrics = rank.train(make_request(exact), fetch_from(exact)).metrics
+    assert metrics["training/rollout_probs_diff_max"] < 1e-6
+    assert abs(metrics["mismatch_kl/k1"]) < 1e-5
+    assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["rollout_corr/rollout_is_ratio_fraction_high"] == 0.0
+
+
+def test_a_step_makes_good_samples_likelier(rank: TrainerRank) -> None:
+    good, bad = SAMPLES[1], SAMPLES[2]
+    request = make_request([good, bad])
+    signs = tuple(replace(entry, advantage=value) for entry, value in zip(request.samples, (1.0, -1.0), strict=True))
+    before = [logprob(rank, sample) for sample in (good, bad)]
+    for step in range(1, 4):
+        rank.train(replace(request, step=step, samples=signs), fetch_from(SAMPLES))
+    after = [logprob(rank, sample) for sample in (good, bad)]
+    assert after[0] > before[0]
+    assert after[1] < before[1]
+
+
+def logprob(rank: TrainerRank, sample: GeneratedSample) -> float:
+    """Of the whole text, at temperature 1."""
+    return sum(rank.probe([*sample.prompt_ids.tolist(), *sample.token_ids.tolist()]))
+
+
+def test_the_step_is_the_same_for_any_size_of_bins(rank: TrainerRank, tmp_path: Path) -> None:
+    sharded.write(rank.snapshot(), tmp_path / "state")
+    results = []
+    for capacity in (32, 64, 4096):
+        rank.restore(tmp_path / "state")
+        rank.spec = rank.spec.model_copy(
+            update={"trainer": rank.spec.trainer.model_copy(update={"max_tokens_per_bin": capacity})}
+        )
+        metrics = rank.train(make_request(SAMPLES), fetch_from(SAMPLES)).metrics
+        results.append([metrics[name] for name in ("actor/pg_loss", "actor/grad_norm", "actor/entropy")])
+    assert results[0] == pytest.approx(results[2], rel=1e-5)
+    assert results[1] == pytest.approx(results[2], rel=1e-5)
+
+
+def test_minibatches_are_off_policy_after_the_first(rank: TrainerRank) -> None:
+    rank.spec = rank.spec.model_copy(update={"trainer": rank.spec.trainer.model_copy(update={"minibatches": 3})})
+    before = rank.updates.optimizer.state[next(iter(rank.updates.parameters.values()))]["step"].item()
+    metrics = rank.train(make_request(SAMPLES), fetch_from(SAMPLES)).metrics
+    after = rank.updates.optimizer.state[next(iter(rank.updates.parameters.values()))]["step"].item()
+    assert after - before == 3
+    assert metrics["actor/ppo_kl"] != 0.0
+
+
+def test_ten_steps_are_the_same_bits_as_five_a_restore_and_five(rank: TrainerRank, tmp_path: Path) -> None:
+    batches = [make_samples(8, seed=step) for step in range(1, 11)]
+    sharded.write(rank.snapshot(), tmp_path / "start")
+
+    def run(first: int, last: int) -> None:
+        for step in range(first, last + 1):
+            rank.train(make_request(batches[step - 1], step=step), fetch_from(batches[step - 1]))
+
+    run(1, 5)
+    sharded.write(rank.snapshot(), tmp_path / "middle")
+    run(6, 10)
+    straight = weights(rank)
+    rank.restore(tmp_path / "start")
+    rank.restore(tmp_path / "middle")
+    run(6, 10)
+    assert torch.equal(weights(rank), straight)
+    rank.restore(tmp_path / "start")
+    run(1, 10)
+    assert torch.equal(weights(rank), straight)
+
+
+def test_a_snapshot_does_not_change_with_the_next_step(rank: TrainerRank, tmp_path: Path) -> None:
+    before = weights(rank)
+    snapshot = rank.snapshot()
+    rank.train(make_request(SAMPLES), fetch_from(SAMPLES))
+    assert not torch.equal(weights(rank), before)
+    sharded.write(snapshot, tmp_path / "state")
+    rank.restore(tmp_path / "state")
+    assert torch.equal(weights(rank), before)
+
+
+def test_weights_have_their_hugging_face_names_and_tied_ones_come_once(rank: TrainerRank, directory: Path) -> None:
+    published = dict(rank.weights())
+    stored = load_file(directory / "model.safetensors")
+    assert published.keys() == stored.keys()
+    assert all(torch.equal(published[name], stored[name]) for name in stored)
+
+
+def test_a_restore_is_seen_by_passes_without_gradient(rank: TrainerRank, tmp_path: Path) -> None:
+    sharded.write(rank.snapshot(), tmp_path / "state")
+    before = rank.probe([10, 20, 30])
+    rank.train(make_request(SAMPLES), fetch_from(SAMPLES))
+    assert rank.probe([10, 20, 30]) != before
+    rank.restore(tmp_path / "state")
+    assert rank.probe([10, 20, 30]) == before
+
+
+def test_a_missing_sample_changes_nothing(rank: TrainerRank) -> None:
+    before = weights(rank)
+    with pytest.raises(KeyError):
+        rank.train(make_request(SAMPLES), fetch_from(SAMPLES[1:]))
+    assert torch.equal(weights(rank), before)
+
+
+def test_a_sample_longer_than_a_bin_names_field_and_cure(rank: TrainerRank) -> None:
+    long = make_samples(1, longest=1)[0]
+    long = replace(long, token_ids=np.full(80, 7, np.int32), logprobs=np.zeros(80, np.float32))
+    with pytest.raises(SpecProblem, match="raise it") as problem:
+        rank.train(make_request([long]), fetch_from([long]))
+    assert problem.value.field == "spec.trainer.maxTokensPerBin"
+
+
+def test_bins_too_small_for_any_sample_are_refused_before_training(directory: Path) -> None:
+    spec = make_spec(directory, rollout={"sampling": {"maxTokens": 64}}, trainer={"maxTokensPerBin": 64})
+    with pytest.raises(SpecProblem, match="at least 65") as problem:
+        check_bins(spec)
+    assert problem.value.field == "spec.trainer.maxTokensPerBin"
+
+
+def test_a_gradient_that_is_not_finite_is_never_applied(rank: TrainerRank) -> None:
+    before = weights(rank)
+    request = make_request(SAMPLES)
+    bad = replace(request, samples=(replace(request.samples[0], advantage=math.inf), *request.samples[1:]))
+    with pytest.raises(SpecProblem) as problem:
+        rank.train(bad, fetch_from(SAMPLES))
+    assert problem.value.reason == Reason.LOSS_NOT_FINITE
+    assert torch.equal(weights(rank), before)
+
+
+def test_samples_cut_by_max_tokens_can_be_left_out(rank: TrainerRank) -> None:
+    rank.updates.algorithm = replace(rank.updates.algorithm, mask_truncated=True)
+    samples = [replace(SAMPLES[0], finish_reason=FinishReason.LENGTH), *SAMPLES[1:]]
+    try:
+        metrics = rank.train(make_request(samples), fetch_from(samples)).metrics
+    finally:
+        rank.updates.algorithm = replace(rank.updates.algorithm, mask_truncated=False)
+    assert metrics["actor/loss_tokens"] == sum(len(sample.token_ids) for sample in SAMPLES[1:])
+
+
+def test_the_probe_is_the_models_own_log_probs(rank: TrainerRank, directory: Path) -> None:
+    ids: Sequence[int] = [10, 20, 30, 40]
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    expected = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)[[0, 1, 2], ids[1:]]
+    assert rank.probe(ids) == pytest.approx(expected.tolist(), abs=1e-5)

@@ -1,0 +1,60 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longboat_runtime.trainer.packing import SampleTooLong, best_fit_decreasing, load, pack, split
+
+sizes = st.lists(st.integers(1, 100), max_size=60)
+
+
+@given(sizes, st.integers(100, 300), st.integers(1, 5))
+def test_every_sample_is_in_one_bin_of_one_rank_and_no_bin_overflows(
+    tokens: list[int], capacity: int, ranks: int
+) -> None:
+    bins = pack(tokens, capacity, ranks)
+    members = [position for of_rank in bins for bin_ in of_rank for position in bin_]
+    assert sorted(members) == list(range(len(tokens)))
+    assert all(load(bin_, tokens) <= capacity for of_rank in bins for bin_ in of_rank)
+
+
+@given(sizes, st.integers(100, 300), st.integers(1, 5))
+def test_all_ranks_run_equally_many_bins_and_at_least_one(tokens: list[int], capacity: int, ranks: int) -> None:
+    bins = pack(tokens, capacity, ranks)
+    assert len(bins) == ranks
+    assert len({len(of_rank) for of_rank in bins}) == 1
+    assert len(bins[0]) >= 1
+
+
+@given(sizes, st.integers(100, 300))
+def test_a_bin_keeps_the_order_of_samples(tokens: list[int], capacity: int) -> None:
+    assert all(list(bin_) == sorted(bin_) for bin_ in pack(tokens, capacity, 1)[0])
+
+
+@given(sizes, st.integers(100, 300))
+def test_no_two_bins_could_have_been_one(tokens: list[int], capacity: int) -> None:
+    bins = sorted(load(bin_, tokens) for bin_ in best_fit_decreasing(tokens, capacity))
+    assert len(bins) < 2 or bins[0] + bins[1] > capacity
+
+
+@given(st.lists(st.integers(1, 10), min_size=40, max_size=80), st.integers(2, 4))
+def test_ranks_get_about_equal_work(tokens: list[int], ranks: int) -> None:
+    loads = [sum(load(bin_, tokens) for bin_ in of_rank) for of_rank in pack(tokens, 10_000, ranks)]
+    assert max(loads) - min(loads) <= 10
+
+
+def test_bins_of_one_moment_are_of_similar_size() -> None:
+    bins = pack([90, 80, 50, 40, 30, 20], 100, 2)
+    pairs = zip(*[[load(bin_, [90, 80, 50, 40, 30, 20]) for bin_ in of_rank] for of_rank in bins], strict=True)
+    assert all(abs(first - second) <= 20 for first, second in pairs)
+
+
+def test_a_sample_longer_than_a_bin_is_refused() -> None:
+    with pytest.raises(SampleTooLong, match="sample 1 has 101 tokens, a bin holds 100"):
+        pack([1, 101], 100, 1)
+
+
+@given(st.integers(0, 100), st.integers(1, 10))
+def test_minibatches_differ_by_one_sample_at_most(count: int, parts: int) -> None:
+    runs = split(count, parts)
+    assert [position for run in runs for position in run] == list(range(count))
+    assert max(map(len, runs)) - min(map(len, runs)) <= 1

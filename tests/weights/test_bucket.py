@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from longboat_runtime.weights import handover
+from longboat_runtime.weights.publish import pack, publish
+
+
+def named_tensors() -> list[tuple[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    return [
+        ("embedding", torch.randn(30, 8)),
+        ("half", torch.randn(7).bfloat16()),
+        ("scalar", torch.tensor(3.0)),
+        ("empty", torch.zeros(0, 4)),
+        ("transposed", torch.randn(20, 10).t()),
+        ("parameter", torch.nn.Parameter(torch.randn(5))),
+    ]
+
+
+@pytest.mark.parametrize("limit", [64, 1000, 10**6])
+def test_tensors_come_back_whatever_the_size_of_buckets(limit: int) -> None:
+    packed = pack(named_tensors(), limit)
+    unpacked = [pair for bucket in packed.buckets() for pair in bucket.tensors()]
+    for (name, tensor), (unpacked_name, unpacked_tensor) in zip(named_tensors(), unpacked, strict=True):
+        assert name == unpacked_name
+        assert tensor.dtype == unpacked_tensor.dtype
+        assert torch.equal(tensor, unpacked_tensor)
+    largest = max(tensor.numel() * tensor.element_size() for _, tensor in named_tensors())
+    assert all(len(bucket.data) <= max(limit, largest) + handover_slack() for bucket in packed.contents)
+    assert packed.checksum == pack(named_tensors()).checksum
+
+
+def handover_slack() -> int:
+    """The last tensor of a bucket is padded."""
+    return 64
+
+
+def test_one_changed_bit_changes_the_checksum() -> None:
+    changed = named_tensors()
+    changed[1][1].view(torch.uint8)[0] ^= 1
+    assert pack(changed).checksum != pack(named_tensors()).checksum
+
+
+def test_a_publication_needs_one_logprob_less_than_probe_tokens() -> None:
+    with pytest.raises(ValueError, match="3 probe tokens need 2 log-probs, not 3"):
+        publish(named_tensors(), 0, [1, 2, 3], [-1.0, -1.0, -1.0])
+
+
+def test_handed_over_files_hold_the_bytes_and_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handover, "SHARED_MEMORY", tmp_path)
+    (bucket,) = pack(named_tensors()).contents
+    with handover.handed_over(bucket) as path:
+        assert Path(path).read_bytes() == bucket.data.tobytes()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_of_dead_processes_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handover, "SHARED_MEMORY", tmp_path)
+    dead = tmp_path / f"{handover.PREFIX}999999999-0"
+    other = tmp_path / "psm_other"
+    for path in (dead, other):
+        path.write_bytes(b"x")
+    (bucket,) = pack(named_tensors()).contents
+    with handover.handed_over(bucket) as mine:
+        assert handover.sweep() == [dead]
+        assert Path(mine).exists()
+    assert list(tmp_path.iterdir()) == [other]
