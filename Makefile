@@ -50,7 +50,7 @@ $(UV):
 	touch $@
 
 .PHONY: binaries
-binaries: setup ## Build Kubernetes, CoreDNS and Helm into the cache (about 8 minutes, once)
+binaries: setup ## Build Kubernetes, CoreDNS and Helm, one binary, into the cache (about 8 minutes, once)
 	@$(PYTHON) -m e2e.cluster binaries
 
 .PHONY: images
@@ -71,11 +71,11 @@ lint: setup ## Check style, types and who imports whom
 	.venv/bin/lint-imports
 
 .PHONY: test-fast
-test-fast: setup ## Run the tests that take seconds
+test-fast: binaries ## Run the tests that take seconds
 	$(PYTHON) -m pytest -m "not cluster and not slow"
 
 .PHONY: test-unit
-test-unit: setup ## Run the tests that need no cluster
+test-unit: binaries ## Run the tests that need no cluster
 	$(PYTHON) -m pytest -m "not cluster"
 
 .PHONY: test-e2e

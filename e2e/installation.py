@@ -4,7 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from e2e.cluster.binaries import HELM
+from e2e.cluster.binaries import KUBEBOX
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.errors import ClusterError
 from e2e.host_runtime import REPOSITORY
@@ -34,13 +34,14 @@ def uninstall(kubeconfig: Path) -> None:
 
 def helm(kubeconfig: Path, *argv: str) -> str:
     """Run Helm against a cluster; its caches stay in Longboat's cache folder."""
-    home = HELM.path.parent / "home"
+    home = KUBEBOX.path.parent / "helm"
     environment = {
         **os.environ,
         "KUBECONFIG": str(kubeconfig),
         **{f"HELM_{kind}_HOME": str(home / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")},
     }
-    done = subprocess.run([str(HELM.path), *argv], env=environment, text=True, capture_output=True, check=False)
+    program = [str(KUBEBOX.path), "helm"]
+    done = subprocess.run([*program, *argv], env=environment, text=True, capture_output=True, check=False)
     if done.returncode != 0:
         raise ClusterError(f"helm {argv[0]} failed: {(done.stderr or done.stdout).strip()[-3000:]}")
     return done.stdout

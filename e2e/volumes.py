@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from e2e.cluster.cluster import Cluster
+from e2e.cluster.shell import run
 
 STORAGE_CLASS = "host"
 
@@ -52,6 +53,25 @@ def mirror(namespace: str, name: str, folder: Path, read_only: bool = True) -> l
         },
     }
     return [volume, claim]
+
+
+def in_memory(cluster: Cluster, namespace: str, name: str, mebibytes: int) -> list[dict[str, Any]]:
+    """A claim `name` in `namespace` that really holds no more than `mebibytes`; it goes with the cluster."""
+    folder = cluster.layout.root / "small-volumes" / f"{namespace}-{name}"
+    folder.mkdir(parents=True, exist_ok=True)
+    _mount(cluster, f"size={mebibytes}m,mode=0777", folder)
+    return mirror(namespace, name, folder, read_only=False)
+
+
+def enlarge(cluster: Cluster, namespace: str, name: str, mebibytes: int) -> None:
+    """Give a volume of `in_memory` another size; what it holds stays."""
+    _mount(cluster, f"remount,size={mebibytes}m", cluster.layout.root / "small-volumes" / f"{namespace}-{name}")
+
+
+def _mount(cluster: Cluster, options: str, folder: Path) -> None:
+    """As the cluster's processes see it: nothing appears on the machine itself."""
+    enter = ["nsenter", "--target", str(cluster.namespaces.pid), "--mount", "--"]
+    run([*enter, "mount", "-t", "tmpfs", "-o", options, "tmpfs", folder])
 
 
 def _storage_class() -> dict[str, Any]:

@@ -1,11 +1,10 @@
-"""The Go programs of the test cluster: built once into the cache from pinned modules."""
+"""The Go programs of the test cluster: built once into the cache from sources here and pinned modules."""
 
 import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,21 +19,23 @@ VERSION_PACKAGES = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/versi
 
 @dataclass(frozen=True)
 class Binary:
-    """A program of a version; the cache keeps one file for each version and state of `sources`."""
+    """A program of a version; the cache keeps one file for each version and state of its sources."""
 
     name: str
     version: str
-    build: Callable[["Binary", Path], list[str]]
-    sources: Path | None = None
+
+    @property
+    def sources(self) -> Path:
+        """The main package and its go.mod."""
+        return HERE / self.name
 
     @cached_property
     def path(self) -> Path:
         """Where the program is, or will be."""
         digest = hashlib.sha256()
-        for file in sorted(self.sources.iterdir()) if self.sources else []:
+        for file in sorted(self.sources.iterdir()):
             digest.update(file.name.encode() + b"\0" + file.read_bytes())
-        suffix = f"-{digest.hexdigest()[:8]}" if self.sources else ""
-        return cache() / "bin" / f"{self.name}-{self.version}{suffix}" / self.name
+        return cache() / "bin" / f"{self.name}-{self.version}-{digest.hexdigest()[:8]}" / self.name
 
     def require(self) -> Path:
         """The program's path; raises ClusterError when it isn't built."""
@@ -51,16 +52,16 @@ class Binary:
         self.path.parent.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.path.parent.parent) as folder:
             built = Path(folder) / "out"
-            env = {**os.environ, "CGO_ENABLED": "0", "GOBIN": str(built), "GOFLAGS": "-buildvcs=false"}
-            done = subprocess.run(self.build(self, built), cwd=self.sources, env=env, check=False)
+            env = {**os.environ, "CGO_ENABLED": "0"}
+            done = subprocess.run(_build(built / self.name), cwd=self.sources, env=env, check=False)
             if done.returncode != 0:
                 raise ClusterError(f"building {self.name} {self.version} failed; the messages above say why")
             built.rename(self.path.parent)
         return self.path
 
 
-def _from_sources(binary: Binary, out: Path) -> list[str]:
-    """Build the sources; the version must be stamped, or the server reports v0.0.0-master."""
+def _build(program: Path) -> list[str]:
+    """The version must be stamped, or the server reports v0.0.0-master."""
     major, minor, _ = KUBERNETES.split(".")
     stamp = {
         "gitVersion": f"v{KUBERNETES}",
@@ -70,18 +71,19 @@ def _from_sources(binary: Binary, out: Path) -> list[str]:
         "buildDate": "1970-01-01T00:00:00Z",
     }
     flags = [f"-X {package}.{key}={value}" for package in VERSION_PACKAGES for key, value in stamp.items()]
-    return ["go", "build", "-trimpath", "-ldflags", " ".join(["-s", "-w", *flags]), "-o", str(out / binary.name), "."]
+    return [
+        "go",
+        "build",
+        "-trimpath",
+        "-buildvcs=false",
+        "-ldflags",
+        " ".join(["-s", "-w", *flags]),
+        "-o",
+        str(program),
+        ".",
+    ]
 
 
-def _install(module: str) -> Callable[[Binary, Path], list[str]]:
-    def argv(binary: Binary, _: Path) -> list[str]:
-        return ["go", "install", "-trimpath", "-ldflags", "-s -w", f"{module}@v{binary.version}"]
-
-    return argv
-
-
-KUBEBOX = Binary("kubebox", KUBERNETES, _from_sources, HERE / "kubebox")
-COREDNS = Binary("coredns", "1.15.0", _install("github.com/coredns/coredns"))
-HELM = Binary("helm", "4.2.4", _install("helm.sh/helm/v4/cmd/helm"))
-PAUSE = Binary("pause", "1", _from_sources, HERE / "pause")
-BINARIES = (PAUSE, KUBEBOX, COREDNS, HELM)
+KUBEBOX = Binary("kubebox", KUBERNETES)
+PAUSE = Binary("pause", "1")
+BINARIES = (PAUSE, KUBEBOX)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from e2e.cluster import cgroups, namespaces, network
 from e2e.cluster.api import Api
-from e2e.cluster.binaries import COREDNS, KUBEBOX
+from e2e.cluster.binaries import KUBEBOX
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.images import catalogue, pause
@@ -223,8 +223,7 @@ def _check_root() -> None:
 def _check_machine() -> None:
     _check_root()
     require(*PROGRAMS)
-    for binary in (KUBEBOX, COREDNS):
-        binary.require()
+    KUBEBOX.require()
     pause.archive()
 
 

@@ -1,6 +1,6 @@
 """Command lines of the control plane."""
 
-from e2e.cluster.binaries import COREDNS, KUBEBOX
+from e2e.cluster.binaries import KUBEBOX
 from e2e.cluster.network import SERVICES, Network
 from e2e.cluster.paths import Layout
 from e2e.cluster.timings import Timings
@@ -23,7 +23,7 @@ def control_plane(layout: Layout, network: Network, timings: Timings) -> dict[st
             "--leader-elect=false",
         ],
         "kube-proxy": [str(KUBEBOX.path), "kube-proxy", f"--config={layout.conf}/kube-proxy.json"],
-        "coredns": [str(COREDNS.path), "-conf", str(layout.conf / "Corefile")],
+        "coredns": [str(KUBEBOX.path), "coredns", "-conf", str(layout.conf / "Corefile")],
     }
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from e2e import volumes
 from e2e.jobs import Job
 from e2e.site import Site
 from e2e.tests import small_job
@@ -54,4 +55,26 @@ def test_spec_problem_is_named(site: Site, spoil: Callable[[Spec], None], reason
     assert condition["reason"] == reason
     assert field in condition["message"]
     assert cure in condition["message"]
+    job.delete()
+
+
+def test_full_checkpoint_volume_is_named_and_loses_nothing(site: Site) -> None:
+    """Room for one checkpoint (3.5 MB): the second finds none. With more room the job is as before."""
+    volumes.apply(site.cluster, volumes.in_memory(site.cluster, site.namespace, "small", 6))
+    job = Job(site.cluster, site.namespace, "full-volume")
+    job.apply(
+        small_job.spec(
+            rounds={"steps": 100_000, "promptsPerRound": 4}, checkpoint={"everySteps": 2, "claimName": "small"}
+        )
+    )
+    job.wait_for_step(4)
+    job.wait("the job says so", lambda: job.condition("Degraded").get("reason") == "CheckpointVolumeFull", 60)
+    message = job.condition("Degraded")["message"]
+    assert "spec.checkpoint" in message
+    assert "Enlarge the claim" in message
+    assert job.status()["checkpoint"]["step"] == 2
+    step = job.step()
+    volumes.enlarge(site.cluster, site.namespace, "small", 100)
+    job.wait("a later checkpoint", lambda: job.status()["checkpoint"]["step"] > step, 120)
+    job.wait("the job is well", lambda: job.condition("Degraded").get("status") != "True", 60)
     job.delete()

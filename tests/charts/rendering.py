@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.cluster.binaries import HELM
+from e2e.cluster.binaries import KUBEBOX
 
 CHART = Path(__file__).parents[2] / "charts" / "longboat"
 RELEASE, NAMESPACE = "release", "longboat-system"
@@ -19,10 +19,10 @@ RELEASE, NAMESPACE = "release", "longboat-system"
 
 def helm(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run Helm: the test cluster's, else the one on the path."""
-    program = str(HELM.path) if HELM.path.exists() else shutil.which("helm")
-    if program is None:
-        pytest.skip("Helm is missing: `make binaries` builds it")
-    return subprocess.run([program, *arguments], input=stdin, text=True, capture_output=True, check=False)
+    program = [str(KUBEBOX.path), "helm"] if KUBEBOX.path.exists() else [shutil.which("helm") or ""]
+    if program == [""]:
+        pytest.fail("Helm is missing: `make binaries` builds it")
+    return subprocess.run([*program, *arguments], input=stdin, text=True, capture_output=True, check=False)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from longboat_runtime.problems import SpecProblem
 from longboat_runtime.samples import FinishReason, GeneratedSample
 from longboat_runtime.trainer.batch import WeightedSample, pack_batch
 from longboat_runtime.trainer.forward import frozen_logprobs
-from longboat_runtime.trainer.rank import TrainerRank, check_bins
+from longboat_runtime.trainer.rank import TrainerRank
 from tests.support.tiny_model import build_tiny_model
 from tests.trainer.trainer_world import fetch_from, make_request, make_samples, make_spec, only_rank
 
@@ -218,13 +218,6 @@ def test_a_sample_longer_than_a_bin_names_field_and_cure(rank: TrainerRank) -> N
     long = replace(long, token_ids=np.full(80, 7, np.int32), logprobs=np.zeros(80, np.float32))
     with pytest.raises(SpecProblem, match="raise it") as problem:
         rank.train(make_request([long]), fetch_from([long]))
-    assert problem.value.field == "spec.trainer.maxTokensPerBin"
-
-
-def test_bins_too_small_for_any_sample_are_refused_before_training(directory: Path) -> None:
-    spec = make_spec(directory, rollout={"sampling": {"maxTokens": 64}}, trainer={"maxTokensPerBin": 64})
-    with pytest.raises(SpecProblem, match="at least 65") as problem:
-        check_bins(spec)
     assert problem.value.field == "spec.trainer.maxTokensPerBin"
 
 

@@ -44,6 +44,7 @@ class RayRolloutFleet:
         self._waiting: dict[SampleId, SampleRequest] = {}
         self._running: dict[SampleId, SampleRequest] = {}
         self._events: list[FinishedSample | LostSample] = []
+        self._publishing = False
         self._calls: set[asyncio.Task[None]] = set()
 
     async def submit(self, requests: Sequence[SampleRequest]) -> None:
@@ -74,7 +75,12 @@ class RayRolloutFleet:
         self._keeper.publication = publication
         await self.wait_started(1)
         members = self._keeper.started
-        reasons = await asyncio.gather(*(self._keeper.update(member, publication) for member in members))
+        self._publishing = True
+        try:
+            reasons = await asyncio.gather(*(self._keeper.update(member, publication) for member in members))
+        finally:
+            self._publishing = False
+            self._dispatch()
         refused = {member.name: reason for member, reason in zip(members, reasons, strict=True) if reason is not None}
         serving = [member for member in members if member.name not in refused]
         return PublicationReport(
@@ -125,8 +131,11 @@ class RayRolloutFleet:
     # Samples
 
     def _dispatch(self) -> None:
-        """Sends what waits to engines, in one call for each: an engine starts what comes in one call in one batch."""
-        if not self._waiting or not self._router.open:
+        """Sends what waits to engines, in one call for each: an engine starts what comes in one call in one batch.
+
+        Not while engines load weights: the first that is done would get what belongs to all.
+        """
+        if self._publishing or not self._waiting or not self._router.open:
             return
         requests, self._waiting = self._waiting, {}
         self._running.update(requests)

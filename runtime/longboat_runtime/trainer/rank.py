@@ -44,7 +44,6 @@ class TrainerRank:
         """Reads and shards the model. Raises SpecProblem if it can't be trained as the spec says."""
         model = load_sharded(self.spec.model, self.mesh)
         longest = longest_sequence(self.spec.model, model.config)
-        check_bins(self.spec)
         if self.spec.trainer.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         reference = None
@@ -146,13 +145,6 @@ class TrainerRank:
 
 def _size(sample: GeneratedSample) -> SampleSize:
     return SampleSize(len(sample.prompt_ids), len(sample.token_ids), sample.finish_reason is FinishReason.LENGTH)
-
-
-def check_bins(spec: RLJobSpec) -> None:
-    """Raises SpecProblem if samples that the spec allows can't fit a bin. Pure."""
-    needed = spec.model.max_length or spec.rollout.sampling.max_tokens + 1
-    if needed > spec.trainer.max_tokens_per_bin:
-        raise _bin_problem(needed, spec.trainer.max_tokens_per_bin)
 
 
 def _bin_problem(needed: int, capacity: int) -> SpecProblem:
