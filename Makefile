@@ -45,7 +45,7 @@ $(UV):
 
 .venv/.installed: $(UV) pyproject.toml constraints/python.txt constraints/overrides.txt
 	$(UV) venv --quiet --python 3.11 --allow-existing .venv
-	VIRTUAL_ENV=.venv $(UV) pip install --constraints constraints/python.txt --overrides constraints/overrides.txt \
+	VIRTUAL_ENV=.venv $(UV) pip install --compile-bytecode --constraints constraints/python.txt --overrides constraints/overrides.txt \
 	  --editable '.[$(EXTRAS)]'
 	touch $@
 

@@ -55,6 +55,12 @@ def mirror(namespace: str, name: str, folder: Path, read_only: bool = True) -> l
     return [volume, claim]
 
 
+def folder(cluster: Cluster, namespace: str, claim: str) -> Path:
+    """The directory of this machine behind a bound claim."""
+    volume = cluster.kubectl("-n", namespace, "get", "pvc", claim, "-o", "jsonpath={.spec.volumeName}")
+    return Path(cluster.kubectl("get", "pv", volume, "-o", "jsonpath={.spec.hostPath.path}"))
+
+
 def in_memory(cluster: Cluster, namespace: str, name: str, mebibytes: int) -> list[dict[str, Any]]:
     """A claim `name` in `namespace` that really holds no more than `mebibytes`; it goes with the cluster."""
     folder = cluster.layout.root / "small-volumes" / f"{namespace}-{name}"

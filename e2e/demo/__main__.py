@@ -54,7 +54,7 @@ def main() -> int:
     print(f"\n{report.table(records)}\n")
     print("  ".join(f"{name} {value:.0f} s" for name, value in seconds.items()))
     print(f"\npicture: {PICTURE}\nrecords: {RECORDS}\n\nTo look further:")
-    print("\n".join(f"  {line}" for line in platform.remains()))
+    print("\n".join(f"  {line}" for line in platform.remains(JOB)))
     return 0
 
 

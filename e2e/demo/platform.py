@@ -34,8 +34,8 @@ class Platform(Protocol):
     def pod(self, command: list[str]) -> Object:
         """The spec of a pod that runs a command of the runtime's environment with data at /data."""
 
-    def remains(self) -> list[str]:
-        """How to look further, and how to take everything down."""
+    def remains(self, job: str) -> list[str]:
+        """How to look further at an RLJob, and how to take everything down."""
 
 
 @dataclass
@@ -76,12 +76,13 @@ class TestCluster:
         python = str(host_runtime.ENVIRONMENT / "bin" / "python")
         return host_runtime.utility_pod(self.image, [python if word == "python" else word for word in command])
 
-    def remains(self) -> list[str]:
+    def remains(self, job: str) -> list[str]:
         """See Platform."""
         assert self.cluster is not None
         return [
             f"export KUBECONFIG={self.cluster.kubeconfig}",
-            f"kubectl -n {NAMESPACE} describe rljob countdown",
+            f"kubectl -n {NAMESPACE} describe rljob {job}",
+            f"{host_runtime.ENVIRONMENT / 'bin' / 'tensorboard'} --logdir {volumes.folder(self.cluster, NAMESPACE, f'{job}-checkpoint')}",
             f"make cluster-down NAME={CLUSTER}      # takes everything down",
         ]
 
@@ -138,10 +139,11 @@ class OwnCluster:
             ],
         }
 
-    def remains(self) -> list[str]:
+    def remains(self, job: str) -> list[str]:
         """See Platform."""
         return [
-            f"kubectl -n {NAMESPACE} describe rljob countdown",
+            f"kubectl -n {NAMESPACE} describe rljob {job}",
+            f"mount the claim {job}-checkpoint in a pod of the runtime's image and run: tensorboard --logdir MOUNT",
             f"kubectl delete namespace {NAMESPACE} && kubectl delete clusterrlruntime {RUNTIME}      # the job and its data",
             f"helm uninstall {installation.RELEASE} -n {installation.NAMESPACE}      # Longboat",
         ]

@@ -1,9 +1,12 @@
 """Fixtures of the tests that use Longboat as people do."""
 
+from collections.abc import Callable, Iterator
+
 import pytest
 
 from e2e import site as sites
 from e2e.cluster.cluster import Cluster
+from e2e.jobs import Job
 from e2e.tests import small_job
 
 NAMESPACE = "e2e"
@@ -16,3 +19,17 @@ def site(cluster: Cluster) -> sites.Site:
     prepared = sites.prepare(cluster, NAMESPACE, data)
     small_job.write_data(data)
     return prepared
+
+
+@pytest.fixture
+def new_job(site: sites.Site) -> Iterator[Callable[[str], Job]]:
+    """Makes a handle to a job of a name; it is deleted after the test, also after a failed one."""
+    made: list[Job] = []
+
+    def make(name: str) -> Job:
+        made.append(Job(site.cluster, site.namespace, name))
+        return made[-1]
+
+    yield make
+    for job in made:
+        job.delete()

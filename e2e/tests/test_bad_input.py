@@ -45,23 +45,24 @@ def missing_dataset(spec: Spec) -> None:
         (missing_dataset, "DatasetNotFound", "spec.dataset.files.paths[0]", "/data/nothing.jsonl"),
     ],
 )
-def test_spec_problem_is_named(site: Site, spoil: Callable[[Spec], None], reason: str, field: str, cure: str) -> None:
+def test_spec_problem_is_named(
+    new_job: Callable[[str], Job], spoil: Callable[[Spec], None], reason: str, field: str, cure: str
+) -> None:
     spec = small_job.spec()
     spoil(spec)
-    job = Job(site.cluster, site.namespace, spoil.__name__.replace("_", "-"))
+    job = new_job(spoil.__name__.replace("_", "-"))
     job.apply(spec)
     job.wait("the job fails", lambda: job.condition("Failed").get("status") == "True", 60)
     condition = job.condition("Failed")
     assert condition["reason"] == reason
     assert field in condition["message"]
     assert cure in condition["message"]
-    job.delete()
 
 
-def test_full_checkpoint_volume_is_named_and_loses_nothing(site: Site) -> None:
+def test_full_checkpoint_volume_is_named_and_loses_nothing(site: Site, new_job: Callable[[str], Job]) -> None:
     """Room for one checkpoint (3.5 MB): the second finds none. With more room the job is as before."""
     volumes.apply(site.cluster, volumes.in_memory(site.cluster, site.namespace, "small", 6))
-    job = Job(site.cluster, site.namespace, "full-volume")
+    job = new_job("full-volume")
     job.apply(
         small_job.spec(
             rounds={"steps": 100_000, "promptsPerRound": 4}, checkpoint={"everySteps": 2, "claimName": "small"}
@@ -77,4 +78,3 @@ def test_full_checkpoint_volume_is_named_and_loses_nothing(site: Site) -> None:
     volumes.enlarge(site.cluster, site.namespace, "small", 100)
     job.wait("a later checkpoint", lambda: job.status()["checkpoint"]["step"] > step, 120)
     job.wait("the job is well", lambda: job.condition("Degraded").get("status") != "True", 60)
-    job.delete()

@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -30,12 +31,12 @@ def writes(site: Site) -> dict[str, float]:
     return counted
 
 
-def test_idle_operator_writes_nothing(site: Site) -> None:
+def test_idle_operator_writes_nothing(site: Site, new_job: Callable[[str], Job]) -> None:
     """One finished and one running job, sixty seconds."""
-    finished = Job(site.cluster, site.namespace, "idle-finished")
+    finished = new_job("idle-finished")
     finished.apply(small_job.spec(rounds={"steps": 1, "promptsPerRound": 4}))
     finished.wait_for("Succeeded", 420)
-    running = Job(site.cluster, site.namespace, "idle-running")
+    running = new_job("idle-running")
     running.apply(small_job.spec(rounds={"steps": 100_000, "promptsPerRound": 4}))
     running.wait_for_step(2, 420)
     time.sleep(10)
@@ -44,5 +45,3 @@ def test_idle_operator_writes_nothing(site: Site) -> None:
     time.sleep(60)
     assert writes(site) == before
     assert running.step() > step
-    for job in (running, finished):
-        job.delete()

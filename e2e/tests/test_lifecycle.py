@@ -3,7 +3,7 @@
 The tests of `survivor` share one long job and run in the order of this file: each leaves it running.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -38,8 +38,8 @@ def signal_process(job: Job, pod: str, container: str, word: str) -> None:
     job.exec(pod, container, "sh", "-c", script)
 
 
-def test_job_finishes_with_an_export(site: Site) -> None:
-    job = Job(site.cluster, site.namespace, "finisher")
+def test_job_finishes_with_an_export(site: Site, new_job: Callable[[str], Job]) -> None:
+    job = new_job("finisher")
     job.apply(small_job.spec())
     site.cluster.kubectl(
         "-n", site.namespace, "wait", "--for=condition=Succeeded", "rljob/finisher", "--timeout=420s", timeout=440

@@ -1,25 +1,43 @@
-"""The task: count down from a number, as "kt04>" → "03 02 01 00".
+"""The task: count down from a number under a name of two letters, as "kt04" → "kt03kt02kt01kt00".
 
-Two letters name the list and make the prompts distinct (67,600 of them); the number decides how long the answer is. Numbers are
-log-normal (median 8, sigma 1, at most 99), so most answers are short and a few are thirty times as long.
+Every symbol is one token. The number decides how long the answer is: log-normal (median 5, sigma 1, at most 75), so most answers
+have about twenty tokens and a few have three hundred. Letters and number make 50,700 different prompts, each with its own answer.
 """
 
+import itertools
+import math
 import random
 import string
 
-LARGEST = 99
-SYMBOLS = string.digits + string.ascii_lowercase + "> "
+LARGEST = 75
+MEDIAN = 5
+SYMBOLS = string.digits + string.ascii_lowercase
 
 
-def draw(rng: random.Random) -> str:
-    """A prompt such as "kt04>"."""
-    number = min(LARGEST, max(1, round(rng.lognormvariate(2.08, 1.0))))
-    return f"{rng.choice(string.ascii_lowercase)}{rng.choice(string.ascii_lowercase)}{number:02}>"
+def number_of(prompt: str) -> int:
+    """The number that a prompt counts down from."""
+    return int(prompt[2:])
+
+
+def draw(rng: random.Random, evenly: bool = False) -> str:
+    """A prompt such as "kt04"; `evenly` gives every number the same chance."""
+    drawn = rng.randint(1, LARGEST) if evenly else round(rng.lognormvariate(math.log(MEDIAN), 1.0))
+    number = min(LARGEST, max(1, drawn))
+    return f"{rng.choice(string.ascii_lowercase)}{rng.choice(string.ascii_lowercase)}{number:02}"
 
 
 def answer(prompt: str) -> str:
     """The right answer to a prompt."""
-    return " ".join(f"{number:02}" for number in range(int(prompt[2:4]) - 1, -1, -1))
+    return demonstration(prompt, random.Random(), slips=0.0)
+
+
+def demonstration(prompt: str, rng: random.Random, slips: float) -> str:
+    """An answer as somebody careless gives it: each number but the last is left out with probability `slips`."""
+    said, number = "", number_of(prompt) - 1
+    while number >= 0:
+        said += f"{prompt[:2]}{number:02}"
+        number -= 2 if number > 1 and rng.random() < slips else 1
+    return said
 
 
 def held_out(count: int, seed: int = 7) -> list[str]:
@@ -32,12 +50,8 @@ def held_out(count: int, seed: int = 7) -> list[str]:
 
 
 def training(count: int, excluded: list[str], seed: int = 0) -> list[str]:
-    """Distinct prompts, none of them in `excluded`."""
+    """Prompts as they are drawn, none of them in `excluded`; short ones come again."""
     rng = random.Random(seed)
     without = set(excluded)
-    prompts: dict[str, None] = {}
-    while len(prompts) < count:
-        prompt = draw(rng)
-        if prompt not in without:
-            prompts.setdefault(prompt)
-    return list(prompts)
+    drawn = (draw(rng) for _ in itertools.count())
+    return list(itertools.islice((prompt for prompt in drawn if prompt not in without), count))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,7 +35,7 @@ def write(tensors: Mapping[str, Tensor], directory: Path, group: dist.ProcessGro
     try:
         dcp.save(dict(tensors), storage_writer=dcp.FileSystemWriter(directory, sync_files=True), process_group=group)
     except CheckpointException as error:
-        raise _disk_error(error) or RuntimeError(str(error)) from error
+        raise _disk_error(error) or _no_space(tensors, directory) or RuntimeError(str(error)) from error
     fsync_directory(directory)
 
 
@@ -65,3 +68,11 @@ def _copy(tensor: Tensor, hosts: DeviceMesh) -> Tensor:
 def _disk_error(error: CheckpointException) -> OSError | None:
     """The OSError that some rank met, if that is the cause."""
     return next((cause for cause, _ in error.failures.values() if isinstance(cause, OSError)), None)
+
+
+def _no_space(tensors: Mapping[str, Tensor], directory: Path) -> OSError | None:
+    """torch's archive writer hides the cause of a failed write. There is no space if what is left is less than this rank's parts."""
+    parts = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors.values())
+    if shutil.disk_usage(directory).free >= sum(part.nbytes for part in parts):
+        return None
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))

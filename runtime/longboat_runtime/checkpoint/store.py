@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -11,18 +10,15 @@ from typing import Any
 
 import structlog
 
-from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint import files, manifest
 from longboat_runtime.checkpoint.layout import INCARNATIONS, Position, parse, removable
+from longboat_runtime.checkpoint.volume import volume_problem
 from longboat_runtime.interfaces import Manifest
-from longboat_runtime.problems import SpecProblem
 
 log = structlog.get_logger()
 
 STATE = "state.json"
 MODEL = "trainer"
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class CheckpointStore:
@@ -70,7 +66,7 @@ class CheckpointStore:
             await asyncio.to_thread(self._finish, position)
         except Exception as error:
             await asyncio.to_thread(self._give_up, directory)
-            if isinstance(error, OSError) and (problem := _volume_problem(error)):
+            if isinstance(error, OSError) and (problem := volume_problem(error)):
                 raise problem from error
             raise
         await asyncio.to_thread(self._prune, position)
@@ -117,22 +113,3 @@ class CheckpointStore:
     def _positions(self) -> list[Position]:
         found = (parse(path.parent.name, path.name) for path in (self.root / INCARNATIONS).glob("*/step-*"))
         return [position for position in found if position is not None]
-
-
-def _volume_problem(error: OSError) -> SpecProblem | None:
-    if error.errno in _FULL:
-        return SpecProblem(
-            Reason.CHECKPOINT_VOLUME_FULL,
-            "spec.checkpoint.volume.size",
-            "No space is left for a checkpoint; the newest complete one is untouched. Enlarge the claim, or lower "
-            "checkpoint.keep.",
-            fatal=False,
-        )
-    if error.errno in _NOT_WRITABLE:
-        return SpecProblem(
-            Reason.CHECKPOINT_VOLUME_NOT_WRITABLE,
-            "spec.checkpoint.volume",
-            f"The checkpoint volume can't be written ({error}). Give the directory to group 10001, or use a volume that "
-            "honours fsGroup.",
-        )
-    return None

@@ -13,6 +13,7 @@ from typing import Any
 
 from longboat_crds.reasons import Reason
 from longboat_crds.status import TrainingState
+from longboat_runtime.checkpoint.volume import volume_full
 from longboat_runtime.driver.boundary import take
 from longboat_runtime.driver.broker import Broker
 from longboat_runtime.driver.evaluation import Evaluation
@@ -24,7 +25,6 @@ from longboat_runtime.driver.resume import Beginning, begin
 from longboat_runtime.driver.rooms import Rooms
 from longboat_runtime.driver.stages import Stage
 from longboat_runtime.driver.steps import Steps
-from longboat_runtime.driver.volume import volume_full
 from longboat_runtime.driver.watchdog import Watchdog
 from longboat_runtime.metrics.record import Record
 from longboat_runtime.problems import SpecProblem

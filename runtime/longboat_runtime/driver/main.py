@@ -12,13 +12,13 @@ from pathlib import Path
 import structlog
 
 from longboat_crds.status import TrainingState
+from longboat_runtime.checkpoint.volume import volume_problem
 from longboat_runtime.driver.assembly import RESUME, open_policy, open_rooms
 from longboat_runtime.driver.broker import Broker, Superseded
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.loop import Driver
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.stages import Stages
-from longboat_runtime.driver.volume import volume_problem
 from longboat_runtime.metrics.jsonl import JsonLines
 from longboat_runtime.metrics.record import Sink
 from longboat_runtime.metrics.reports import Reports

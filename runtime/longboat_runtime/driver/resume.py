@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import structlog
 
+from longboat_runtime.checkpoint.volume import volume_problem
 from longboat_runtime.driver.boundary import Boundary, Evaluated, read, take
 from longboat_runtime.driver.eventlog import EventLog, LogPosition
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.journal import Journal
 from longboat_runtime.driver.rooms import Rooms
-from longboat_runtime.driver.volume import volume_problem
 from longboat_runtime.interfaces import Manifest
 from longboat_runtime.rounds.ledger import STORED, Ledger
 from longboat_runtime.rounds.snapshot import to_snapshot

@@ -10,6 +10,7 @@ import structlog
 
 from longboat_crds.algorithm import resolve
 from longboat_crds.reasons import Reason
+from longboat_runtime.checkpoint.volume import volume_full
 from longboat_runtime.driver.batch import kept_samples, train_request
 from longboat_runtime.driver.boundary import Boundary, Evaluated
 from longboat_runtime.driver.evaluation import Evaluation, is_due
@@ -19,7 +20,6 @@ from longboat_runtime.driver.lane import Lane, Task
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.rooms import Rooms
 from longboat_runtime.driver.stages import Stage
-from longboat_runtime.driver.volume import volume_full
 from longboat_runtime.interfaces import Manifest, PublicationReport
 from longboat_runtime.metrics.batch import batch_metrics, round_metrics, staleness
 from longboat_runtime.metrics.record import Record
