@@ -1,7 +1,7 @@
 """The task: count down from a number under a name of two letters, as "kt04" → "kt03kt02kt01kt00".
 
-Every symbol is one token. The number decides how long the answer is: log-normal (median 5, sigma 1, at most 75), so most answers
-have about twenty tokens and a few have three hundred. Letters and number make 50,700 different prompts, each with its own answer.
+Every symbol is one token. The number decides how long the answer is: log-normal (median 4, sigma 1, at most 60), so most answers
+have about sixteen tokens and a few have 240. Letters and number make 40,560 different prompts, each with its own answer.
 """
 
 import itertools
@@ -9,8 +9,8 @@ import math
 import random
 import string
 
-LARGEST = 75
-MEDIAN = 5
+LARGEST = 60
+MEDIAN = 4
 SYMBOLS = string.digits + string.ascii_lowercase
 
 

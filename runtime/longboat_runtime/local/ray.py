@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 import ray
 import structlog
 
+from longboat_runtime.agent.ray_command import WORKERS
 from longboat_runtime.driver.main import RAY_NAMESPACE
 
 log = structlog.get_logger()
@@ -19,6 +21,7 @@ ATTEMPTS = 3
 
 def start_ray(resources: Mapping[str, float]) -> None:
     """Starts a node of its own with these resources and connects to it. Raises what Ray raises at the last attempt."""
+    os.environ.update(WORKERS)
     for attempt in range(1, ATTEMPTS + 1):
         try:
             ray.init(
