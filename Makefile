@@ -98,8 +98,12 @@ cluster-down: ## Remove it without a trace (NAME=...)
 	@$(PYTHON) -m e2e.cluster down $(if $(NAME),--name $(NAME))
 
 .PHONY: demo
-demo: binaries images ## Run an RLJob from nothing on the test cluster and show what happens
-	$(PYTHON) -m e2e.demo
+demo: ## Run an RLJob from nothing on the test cluster and show what happens
+	@for step in setup binaries images; do \
+	  begun=$$(date +%s); echo "=== $$step"; $(MAKE) $$step || exit 1; \
+	  split="$$split$$step $$(($$(date +%s) - begun)) s  "; \
+	done; \
+	$(PYTHON) -m e2e.demo --split "$$split" $(ARGS)
 
 .PHONY: generate
 generate: setup ## Write what is generated from the API models: CRDs, reference pages, parts of the chart

@@ -52,7 +52,7 @@ def main() -> int:
     RECORDS.write_text("".join(json.dumps(record) + "\n" for record in records))
     report.picture(records, PICTURE)
     print(f"\n{report.table(records)}\n")
-    print("  ".join(f"{name} {value:.0f} s" for name, value in seconds.items()))
+    print(options.split + "  ".join(f"{name} {value:.0f} s" for name, value in seconds.items()))
     print(f"\npicture: {PICTURE}\nrecords: {RECORDS}\n\nTo look further:")
     print("\n".join(f"  {line}" for line in platform.remains(JOB)))
     return 0
@@ -137,6 +137,9 @@ def _timed(name: str, seconds: dict[str, float]) -> Iterator[None]:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser.add_argument(
+        "--split", metavar="TEXT", default="", help="seconds of what went before, shown with the demo's own"
+    )
     own = parser.add_argument_group("a cluster that you have (the current kubeconfig context)")
     own.add_argument("--operator-image", metavar="NAME:TAG", help="operator image the cluster can pull")
     own.add_argument("--runtime-image", metavar="NAME:TAG", help="runtime image the cluster can pull")
