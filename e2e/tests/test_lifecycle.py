@@ -38,6 +38,19 @@ def signal_process(job: Job, pod: str, container: str, word: str) -> None:
     job.exec(pod, container, "sh", "-c", script)
 
 
+def delete_at_once(job: Job, pod: str) -> None:
+    """As if its node were gone."""
+    job.cluster.kubectl("-n", job.namespace, "delete", "pod", pod, "--grace-period=0", "--force")
+
+
+def resumes_after(job: Job, harm: Callable[[], None]) -> None:
+    """A new incarnation goes on at least where the old one's last step was."""
+    before = job.status()["training"]
+    harm()
+    job.wait("a new incarnation", lambda: job.status()["training"]["incarnation"] > before["incarnation"], 180)
+    job.wait_for_step(before["step"] + 2)
+
+
 def test_job_finishes_with_an_export(site: Site, new_job: Callable[[str], Job]) -> None:
     job = new_job("finisher")
     job.apply(small_job.spec())
@@ -60,7 +73,7 @@ def test_lost_rollout_pod_is_replaced(survivor: Job) -> None:
     others = survivor.pod_uids("driver", "trainer", "reward")
     lost = survivor.pod("rollout")
     step = survivor.step()
-    survivor.cluster.kubectl("-n", survivor.namespace, "delete", "pod", lost, "--grace-period=0", "--force")
+    delete_at_once(survivor, lost)
     survivor.wait("a new rollout pod", lambda: survivor.pod_uids("rollout").keys() - {lost}, 60)
     survivor.wait_for_step(step + 3)
     assert survivor.pod_uids("driver", "trainer", "reward") == others
@@ -68,35 +81,19 @@ def test_lost_rollout_pod_is_replaced(survivor: Job) -> None:
 
 def test_killed_driver_container_resumes_in_its_pod(survivor: Job) -> None:
     pods = survivor.pod_uids()
-    before = survivor.status()["training"]
-    signal_process(survivor, survivor.pod("driver"), "driver", "longboat agent driver")
-    survivor.wait(
-        "a new incarnation", lambda: survivor.status()["training"]["incarnation"] > before["incarnation"], 120
-    )
-    survivor.wait_for_step(before["step"] + 2)
+    resumes_after(survivor, lambda: signal_process(survivor, survivor.pod("driver"), "driver", "longboat agent driver"))
     assert survivor.pod_uids() == pods
 
 
 def test_killed_ray_head_is_joined_again(survivor: Job) -> None:
     pods = survivor.pod_uids()
-    before = survivor.status()["training"]
-    signal_process(survivor, survivor.pod("driver"), "ray-head", "gcs_server")
-    survivor.wait(
-        "a new incarnation", lambda: survivor.status()["training"]["incarnation"] > before["incarnation"], 120
-    )
-    survivor.wait_for_step(before["step"] + 2)
+    resumes_after(survivor, lambda: signal_process(survivor, survivor.pod("driver"), "ray-head", "gcs_server"))
     assert survivor.pod_uids() == pods
 
 
 def test_lost_driver_pod_resumes_and_keeps_the_other_pods(survivor: Job) -> None:
     kept = survivor.pod_uids(*GPU_ROLES, "reward")
-    before = survivor.status()["training"]
-    lost = survivor.pod("driver")
-    survivor.cluster.kubectl("-n", survivor.namespace, "delete", "pod", lost, "--grace-period=0", "--force")
-    survivor.wait(
-        "a new incarnation", lambda: survivor.status()["training"]["incarnation"] > before["incarnation"], 180
-    )
-    survivor.wait_for_step(before["step"] + 2)
+    resumes_after(survivor, lambda: delete_at_once(survivor, survivor.pod("driver")))
     assert survivor.pod_uids(*GPU_ROLES, "reward") == kept
 
 
