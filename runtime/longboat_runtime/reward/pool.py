@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ from longboat_runtime.samples import Grade, Row, SampleId
 
 log = structlog.get_logger()
 
+# Grades a worker is given per grading process. Its graders bound how many run; the others wait there, so that no process is
+# idle while an answer travels to the driver and the next request back.
+_PER_PROCESS = 4
 # A function that fails on a sample is run this often in all, each time on another worker where there is one.
 GRADE_ATTEMPTS = 2
 # How often Ray is asked which reward nodes there are, in seconds.
@@ -50,6 +54,7 @@ class RayRewardPool:
         self._store, self._socket = store, socket
         self._workers: dict[str, _Worker] = {}
         self._changed = asyncio.Condition()
+        self._waiting: deque[tuple[set[str], asyncio.Future[_Worker]]] = deque()
         self._problem: SpecProblem | None = None
         self._joining: dict[str, asyncio.Task[None]] = {}
         # Node -> loop time before which it isn't tried again.
@@ -105,19 +110,36 @@ class RayRewardPool:
                 tried.add(worker.node)
                 return outcomes
             finally:
-                await self._release(worker)
+                worker.running -= 1
+                self._assign()
 
     async def _acquire(self, tried: set[str]) -> _Worker:
-        async with self._changed:
-            while (worker := choose(self._workers.values(), tried)) is None:
-                await self._changed.wait()
-            worker.running += 1
-            return self._workers[worker.node]
+        """A place at a worker, in the order of asking."""
+        asked: asyncio.Future[_Worker] = asyncio.get_running_loop().create_future()
+        self._waiting.append((tried, asked))
+        self._assign()
+        try:
+            return await asked
+        except asyncio.CancelledError:
+            if asked.done() and not asked.cancelled():
+                asked.result().running -= 1
+                self._assign()
+            raise
 
-    async def _release(self, worker: _Worker) -> None:
-        async with self._changed:
-            worker.running -= 1
-            self._changed.notify_all()
+    def _assign(self) -> None:
+        """Gives free places to those who wait; who may go to none of the free ones is passed over."""
+        passed: list[tuple[set[str], asyncio.Future[_Worker]]] = []
+        while self._waiting and any(worker.running < worker.slots for worker in self._workers.values()):
+            tried, asked = self._waiting.popleft()
+            if asked.done():
+                continue
+            chosen = choose(self._workers.values(), tried)
+            if chosen is None:
+                passed.append((tried, asked))
+            else:
+                chosen.running += 1
+                asked.set_result(self._workers[chosen.node])
+        self._waiting.extendleft(reversed(passed))
 
     async def _lose(self, worker: _Worker, error: Exception) -> None:
         async with self._changed:
@@ -125,6 +147,7 @@ class RayRewardPool:
                 log.warning("a reward worker is lost", node=worker.node, error=str(error))
                 del self._workers[worker.node]
                 self._changed.notify_all()
+                self._assign()
 
     async def _watch(self) -> None:
         while True:
@@ -156,7 +179,8 @@ class RayRewardPool:
             return
         async with self._changed:
             if problem is None:
-                self._workers[node] = _Worker(node, slots, actor=actor)
+                self._workers[node] = _Worker(node, slots * _PER_PROCESS, actor=actor)
+                self._assign()
             else:
                 log.warning("a reward worker can't grade", node=node, problem=str(problem))
                 self._refused[node] = asyncio.get_running_loop().time() + _REFUSED_SECONDS

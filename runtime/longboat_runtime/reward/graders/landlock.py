@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+# Opened once, in the zygote: a grade starts with it.
+_LIBRARY = ctypes.CDLL(None, use_errno=True)
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION_QUERY, _PATH_BENEATH = 1, 1
 
@@ -75,7 +77,7 @@ def _allow(ruleset: int, paths: Sequence[Path], accesses: int) -> None:
 
 def _syscall(call: int, *arguments: bytes | int | None) -> int:
     converted = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
-    result: int = ctypes.CDLL(None, use_errno=True).syscall(ctypes.c_long(call), *converted)
+    result: int = _LIBRARY.syscall(ctypes.c_long(call), *converted)
     return result
 
 
