@@ -50,7 +50,7 @@ $(UV):
 	touch $@
 
 .PHONY: binaries
-binaries: setup ## Build Kubernetes, CoreDNS and Helm, one binary, into the cache (about 8 minutes, once)
+binaries: setup ## Build Kubernetes, CoreDNS and Helm, one binary, into the cache (about 10 minutes, once)
 	@$(PYTHON) -m e2e.cluster binaries
 
 .PHONY: images
