@@ -66,7 +66,7 @@ class CheckpointStore:
             await asyncio.to_thread(self._finish, position)
         except Exception as error:
             await asyncio.to_thread(self._give_up, directory)
-            if isinstance(error, OSError) and (problem := volume_problem(error)):
+            if isinstance(error, OSError) and (problem := volume_problem(error, fatal=False)):
                 raise problem from error
             raise
         await asyncio.to_thread(self._prune, position)

@@ -11,8 +11,11 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-def volume_problem(error: BaseException) -> SpecProblem | None:
-    """The problem to tell if `error` means that the volume is full or can't be written; None for any other error."""
+def volume_problem(error: BaseException, *, fatal: bool = True) -> SpecProblem | None:
+    """The problem to tell if `error` means that the volume is full or can't be written; None for any other error.
+
+    `fatal` is whether a full volume ends the job, which it doesn't where there is another try.
+    """
     problem = spec_problem_in(error)
     if problem is not None:
         of_volume = (Reason.CHECKPOINT_VOLUME_FULL, Reason.CHECKPOINT_VOLUME_NOT_WRITABLE)
@@ -25,6 +28,7 @@ def volume_problem(error: BaseException) -> SpecProblem | None:
             "spec.checkpoint.volume.size",
             "No space is left for a checkpoint; the newest complete one is untouched. Enlarge the claim, or lower "
             "checkpoint.keep.",
+            fatal=fatal,
         )
     if error.errno in _NOT_WRITABLE:
         return SpecProblem(
