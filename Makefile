@@ -79,8 +79,9 @@ test-unit: binaries ## Run the tests that need no cluster
 	$(PYTHON) -m pytest -m "not cluster"
 
 .PHONY: test-e2e
-test-e2e: binaries images ## Run the tests on the test cluster (CLUSTER=NAME uses one that is up)
-	$(PYTHON) -m pytest -m cluster $(if $(CLUSTER),--cluster $(CLUSTER))
+test-e2e: binaries images ## Run the tests on test clusters: of the parts, then of the whole (CLUSTER=NAME uses one that is up for the whole)
+	$(PYTHON) -m pytest -m cluster tests
+	$(PYTHON) -m pytest -m cluster e2e $(if $(CLUSTER),--cluster $(CLUSTER))
 
 .PHONY: bench
 bench: setup ## Run the benchmark NAME (`ls bench`)

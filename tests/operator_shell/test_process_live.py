@@ -205,7 +205,8 @@ async def test_the_charts_rights_on_the_whole_cluster_are_enough(
     operator.send(signal.SIGTERM)
     status, log = await operator.end()
     assert status == 0, log
-    assert "orbidden" not in log
+    # Other tests' namespaces may be on their way out, where nobody may create anything.
+    assert not [line for line in log.splitlines() if "orbidden" in line and "being terminated" not in line]
     assert '"level": "error"' not in log
     assert await holder(admin, account.namespace) == ""
 
