@@ -1,0 +1,53 @@
+"""What tests of the driver look at after a run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longboat_runtime.driver.eventlog import end_of, surviving
+from longboat_runtime.driver.loop import Outcome
+from longboat_runtime.rounds import events
+from longboat_runtime.samples import SampleId
+from tests.driver.fakes import Site, make_spec
+
+
+def history(site: Site) -> list[events.Body]:
+    """What survives of all incarnations, without times, starts and publications after a start."""
+    kept = [e.body for e in surviving(site.root, end_of(site.root, site.incarnation))]
+    return [b for b in kept if not isinstance(b, (events.Started, events.PublishStarted, events.Published))]
+
+
+def trained(site: Site) -> list[tuple[int, tuple[SampleId, ...]]]:
+    return [(b.step, b.samples) for b in history(site) if isinstance(b, events.StepCommitted)]
+
+
+def manifests(root: Path) -> list[dict[str, Any]]:
+    """The driver's part of all complete checkpoints."""
+    found = sorted(root.glob("incarnations/*/*/manifest.json"))
+    return [json.loads((path.parent / "state.json").read_text()) for path in found]
+
+
+def saved_steps(root: Path) -> list[int]:
+    return [manifest["ledger"]["step"] for manifest in manifests(root)]
+
+
+async def finished(root: Path, **spec: Any) -> Site:
+    site = Site(root, make_spec(**spec))
+    assert await site.driver().run() is Outcome.DONE
+    return site
+
+
+async def until(condition: Callable[[], bool], driver_task: asyncio.Task) -> None:
+    for _ in range(100_000):
+        if condition():
+            return
+        assert not driver_task.done(), driver_task.exception()
+        await asyncio.sleep(0)
+    driver_task.cancel()
+    pytest.fail("it never came")

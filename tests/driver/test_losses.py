@@ -1,0 +1,148 @@
+"""What a job loses on its way, and what its graders fail at, changes nothing else about it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from longboat_crds.status import TrainingState
+from longboat_runtime.driver.loop import Outcome
+from longboat_runtime.interfaces import TrainReport, TrainRequest
+from longboat_runtime.metrics.record import read_records
+from longboat_runtime.problems import spec_problem_in
+from longboat_runtime.samples import PromptId, SampleId
+from longboat_runtime.trainer.errors import TrainerLost
+from tests.driver.fakes import Site, make_spec
+from tests.driver.runs import finished, saved_steps, trained, until
+
+
+async def test_a_lost_sample_is_made_again_with_its_seed(tmp_path: Path) -> None:
+    whole = await finished(tmp_path / "whole")
+    site = Site(tmp_path / "broken", whole.spec)
+    driver = site.driver()
+    lost = SampleId(0, 1, 0, 0)
+    site.fleet.lose[lost] = 2
+    await driver.run()
+    made = [request for request in site.fleet.requests if request.id == lost]
+    assert len(made) == 3
+    assert len({request.seed for request in made}) == 1
+    assert site.trainer.weights == whole.trainer.weights
+
+
+async def test_data_lost_before_training_is_made_and_graded_again(tmp_path: Path) -> None:
+    whole = await finished(tmp_path / "whole")
+    site = Site(tmp_path / "broken", whole.spec)
+    driver = site.driver()
+    train, lost = site.trainer.train, SampleId(0, 0, 0, 1)
+
+    async def train_after_loss(request: TrainRequest) -> TrainReport:
+        if request.step == 1 and site.rewards.graded[lost] == 1:
+            del site.store.samples[lost]
+        return await train(request)
+
+    site.trainer.train = train_after_loss
+    assert await driver.run() is Outcome.DONE
+    assert site.rewards.graded[lost] == 2
+    assert site.trainer.weights == whole.trainer.weights
+
+
+async def test_a_lost_trainer_computes_the_step_again_from_the_same_state(tmp_path: Path) -> None:
+    """Step 1 starts from the model, step 3 from the checkpoint of step 2: nothing is generated again."""
+    whole = await finished(tmp_path / "whole")
+    site = Site(tmp_path / "broken", whole.spec)
+    driver = site.driver()
+    site.trainer.lost = {1, 3}
+    assert await driver.run() is Outcome.DONE
+    assert site.trainer.loads == 3
+    assert site.trainer.weights == whole.trainer.weights
+    assert len(site.fleet.requests) == len(whole.fleet.requests)
+    assert site.broker.status.problem is None
+
+
+async def test_a_lost_trainer_whose_state_is_gone_ends_the_run(tmp_path: Path) -> None:
+    whole = await finished(tmp_path / "whole")
+    site = Site(tmp_path / "broken", whole.spec)
+    driver = site.driver()
+    site.trainer.lost = {4}
+    with pytest.raises(ExceptionGroup) as ended:
+        await driver.run()
+    assert ended.group_contains(TrainerLost)
+    assert await site.driver().run() is Outcome.DONE
+    assert trained(site) == trained(whole)
+    assert site.trainer.weights == whole.trainer.weights
+
+
+async def test_a_driver_that_is_stopped_saves_and_leaves_the_state(tmp_path: Path) -> None:
+    site = Site(tmp_path, make_spec())
+    driver = site.driver()
+    site.fleet.hang = {SampleId(0, 2, 0, 0)}
+    running = asyncio.create_task(driver.run())
+    await until(lambda: site.fleet.running.keys() == site.fleet.hang, running)
+    driver.stop()
+    assert await running is Outcome.STOPPED
+    assert saved_steps(tmp_path) == [1]
+    assert site.broker.status.training.state is TrainingState.RUNNING
+
+
+async def test_a_part_of_a_sample_never_stands_in_for_the_whole(tmp_path: Path) -> None:
+    """An engine gives a sample up without being asked to: what the store got of it goes before it is made again."""
+    whole = await finished(tmp_path / "whole")
+    site = Site(tmp_path / "broken", whole.spec)
+    driver = site.driver()
+    given_up = SampleId(0, 0, 0, 0)
+    site.fleet.hang = {given_up}
+    running = asyncio.create_task(driver.run())
+    await until(lambda: site.fleet.running.keys() == site.fleet.hang, running)
+    site.fleet.hang = set()
+    await site.fleet.abort([given_up])
+    assert await running is Outcome.DONE
+    assert site.trainer.weights == whole.trainer.weights
+
+
+async def test_a_grader_error_drops_the_group_and_keeps_the_denominator(tmp_path: Path) -> None:
+    site = Site(tmp_path, make_spec(steps=1))
+    driver = site.driver()
+    site.rewards.errors = {PromptId(0, 0)}
+    await driver.run()
+    (request,) = site.trainer.requests
+    assert {sample.id.prompt for sample in request.samples} == {PromptId(0, 1)}
+    assert request.denominator == 4
+    metrics = read_records(tmp_path)[-1].metrics
+    assert metrics["rollout/dropped_groups/grader_error"] == 1
+    assert metrics["reward/grades/timeout"] == 0
+    assert site.broker.status.problem.reason == "GraderErrors"
+    assert "the grader crashed" in site.broker.status.problem.message
+
+
+async def test_graders_that_never_work_fail_the_job(tmp_path: Path) -> None:
+    site = Site(tmp_path, make_spec(steps=1))
+    driver = site.driver()
+    site.rewards.errors = {PromptId(0, 0), PromptId(0, 1)}
+    with pytest.raises(ExceptionGroup) as failed:
+        await driver.run()
+    problem = spec_problem_in(failed.value)
+    assert (problem.reason, problem.field, problem.fatal) == ("GraderErrors", "spec.rewards", True)
+    assert "the grader crashed" in problem.message
+
+
+async def test_a_timeout_is_trained_and_counted_apart(tmp_path: Path) -> None:
+    site = Site(tmp_path, make_spec(steps=1))
+    driver = site.driver()
+    site.rewards.timeouts = {PromptId(0, 0)}
+    await driver.run()
+    metrics = read_records(tmp_path)[-1].metrics
+    counts = [metrics[f"reward/grades/{kind}"] for kind in ("scored", "wrong_format", "timeout", "grader_error")]
+    assert counts == [2, 0, 2, 0]
+    assert metrics["reward/timeout_rate"] == 0.5
+    assert len(site.trainer.requests[0].samples) == 4
+
+
+async def test_a_step_without_anything_to_learn_leaves_the_weights(tmp_path: Path) -> None:
+    site = Site(tmp_path, make_spec(steps=2, algorithm={"drop_zero_variance": True}))
+    driver = site.driver()
+    site.rewards.flat = True
+    assert await driver.run() is Outcome.DONE
+    assert not site.trainer.requests
+    assert read_records(tmp_path)[-1].metrics["rollout/dropped_groups/zero_variance"] == 20
