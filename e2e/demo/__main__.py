@@ -17,7 +17,12 @@ EXAMPLE = REPOSITORY / "examples" / "quickstart"
 PICTURE = REPOSITORY / "build" / "demo" / "countdown.png"
 RECORDS = REPOSITORY / "build" / "demo" / "metrics.jsonl"
 JOB = "countdown"
-READ_METRICS = "[print(r.to_line()) for r in read_records(Path('/checkpoint'))]"
+READ_METRICS = """
+from pathlib import Path
+from longboat_runtime.metrics.record import read_records
+for record in read_records(Path("/checkpoint")):
+    print(record.to_line())
+"""
 
 Object = dict[str, Any]
 
