@@ -105,7 +105,7 @@ class RayRewardPool:
             try:
                 outcomes: dict[str, Outcome] = await worker.actor.grade.remote(request)
             except RayActorError as error:
-                await self._lose(worker, error)
+                self._lose(worker, error)
             else:
                 tried.add(worker.node)
                 return outcomes
@@ -141,19 +141,17 @@ class RayRewardPool:
                 asked.set_result(self._workers[chosen.node])
         self._waiting.extendleft(reversed(passed))
 
-    async def _lose(self, worker: _Worker, error: Exception) -> None:
-        async with self._changed:
-            if self._workers.get(worker.node) is worker:
-                log.warning("a reward worker is lost", node=worker.node, error=str(error))
-                del self._workers[worker.node]
-                self._changed.notify_all()
-                self._assign()
+    def _lose(self, worker: _Worker, error: Exception) -> None:
+        if self._workers.get(worker.node) is worker:
+            log.warning("a reward worker is lost", node=worker.node, error=str(error))
+            del self._workers[worker.node]
+            self._assign()
 
     async def _watch(self) -> None:
         while True:
             nodes = reward_nodes(await asyncio.to_thread(ray.nodes))
             for node in set(self._workers) - set(nodes):
-                await self._lose(self._workers[node], ConnectionError("its node is gone"))
+                self._lose(self._workers[node], ConnectionError("its node is gone"))
             self._joining = {node: task for node, task in self._joining.items() if not task.done()}
             now = asyncio.get_running_loop().time()
             self._refused = {node: until for node, until in self._refused.items() if until > now}

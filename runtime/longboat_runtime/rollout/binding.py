@@ -1,7 +1,7 @@
 """Which CPUs an engine on CPU computes with. Pure.
 
 vLLM's own rule fails where several engines share a node (it wants a NUMA node for each worker, and binds engines of
-different pods to the same cores: vLLM issue 43240), so the answer is worked out here from what the process may use.
+different pods to the same cores: vllm-project/vllm#43240), so the answer is worked out here from what the process may use.
 """
 
 from __future__ import annotations
