@@ -18,7 +18,7 @@ from longboat_crds.expressions import (
     present,
     product,
 )
-from longboat_crds.rewards import RewardStyle
+from longboat_crds.reward_style import RewardStyle
 from longboat_crds.rules import Rule
 
 MAX_SAMPLES_PER_ROUND = 65_536

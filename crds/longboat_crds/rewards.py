@@ -1,26 +1,13 @@
 """`spec.rewards`: what a response is worth."""
 
-from enum import StrEnum
 from typing import ClassVar
 
 from pydantic import Field
 
 from longboat_crds.base import LIST_TYPE, ApiModel, ColumnName, ObjectName, Opaque, ReferenceName
 from longboat_crds.expressions import both, choose, constant, equals, exactly_one, field, negation, present
+from longboat_crds.reward_style import RewardStyle
 from longboat_crds.rules import Refusal, Rule
-
-
-class RewardStyle(StrEnum):
-    """The signature of the function.
-
-    Longboat: `reward(sample) -> float | RewardResult`; Verl: `compute_score(data_source, solution_str, ground_truth,
-    extra_info)`; TRL: `reward(prompts, completions, **columns)`; ReasoningGym: the task's own scorer, no function given.
-    """
-
-    LONGBOAT = "Longboat"
-    VERL = "Verl"
-    TRL = "TRL"
-    REASONING_GYM = "ReasoningGym"
 
 
 class ConfigMapFunction(ApiModel):

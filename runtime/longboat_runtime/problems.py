@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from longboat_crds.status import Problem
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from longboat_crds.status import Problem
 
 
 class SpecProblem(Exception):
@@ -26,6 +29,9 @@ class SpecProblem(Exception):
     @property
     def status(self) -> Problem:
         """The form it takes in the job's status (a message there has at most 4096 characters)."""
+        # Only here: graders raise SpecProblem too, and every one of their forks would pay for pydantic.
+        from longboat_crds.status import Problem
+
         return Problem(reason=self.reason, field=self.field, message=self.message[:4096], fatal=self.fatal)
 
 

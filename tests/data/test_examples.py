@@ -9,6 +9,7 @@ from longboat_crds.load import load, load_job
 from longboat_crds.model import DType, ModelSpec
 from longboat_runtime.data.source import open_evaluation, open_source
 from longboat_runtime.reward.adapters import load_scorer
+from longboat_runtime.reward.function import RewardFunction
 from longboat_runtime.reward.result import RewardResult
 from longboat_runtime.reward.sample import RewardSample
 from longboat_runtime.samples import Row
@@ -35,7 +36,7 @@ def test_reasoning_gym_example_asks_and_scores(job: RLJobSpec, tmp_path: Path) -
     held_out = list(open_evaluation(job.dataset, model, max_tokens))
     assert len(held_out) == 256
     assert not {row.columns["question"] for row in trained} & {row.columns["question"] for row in held_out}
-    score = load_scorer(job.rewards[0], "spec.rewards[0]")
+    score = load_scorer(RewardFunction.of(job.rewards[0]), "spec.rewards[0]")
     for row in (trained[0], held_out[0]):
         right = RewardSample(f"so <answer>{row.ground_truth}</answer>", row.text, columns=row.columns)
         assert score(right) == RewardResult(1.0)

@@ -12,6 +12,7 @@ from longboat_crds.rewards import RewardSpec
 from longboat_runtime.data.gym import GymTable
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.adapters import load_scorer
+from longboat_runtime.reward.function import RewardFunction
 from longboat_runtime.reward.result import RewardResult
 from longboat_runtime.reward.sample import RewardSample
 
@@ -30,7 +31,7 @@ def write(tmp_path: Path) -> Callable[[str], str]:
 
 def scored(path: str, sample: RewardSample, style: str = "Longboat", **parameters: Any) -> RewardResult | None:
     reward = RewardSpec.model_validate({"name": "r", "style": style, "function": f"{path}:f", "parameters": parameters})
-    return load_scorer(reward, "spec.rewards[0]")(sample)
+    return load_scorer(RewardFunction.of(reward), "spec.rewards[0]")(sample)
 
 
 def test_longboat_style_takes_a_sample_and_parameters(write: Callable[[str], str]) -> None:
@@ -85,9 +86,13 @@ def test_trl_style_is_given_messages_for_chats(write: Callable[[str], str]) -> N
 def test_reasoning_gym_scores_by_the_task_itself() -> None:
     table = GymTable(ReasoningGymSource(task="chain_sum", size=10, seed=4), "spec.dataset.reasoningGym")
     record = table.record(3)
-    plain = load_scorer(RewardSpec.model_validate({"name": "r", "style": "ReasoningGym"}), "spec.rewards[0]")
+    plain = load_scorer(
+        RewardFunction.of(RewardSpec.model_validate({"name": "r", "style": "ReasoningGym"})), "spec.rewards[0]"
+    )
     tagged = load_scorer(
-        RewardSpec.model_validate({"name": "r", "style": "ReasoningGym", "parameters": {"tag": "answer"}}),
+        RewardFunction.of(
+            RewardSpec.model_validate({"name": "r", "style": "ReasoningGym", "parameters": {"tag": "answer"}})
+        ),
         "spec.rewards[0]",
     )
     right = RewardSample(f" {record['answer']}\n", record["prompt"], columns=record)
@@ -141,7 +146,7 @@ def test_functions_that_cannot_be_had_are_named_with_the_cure(
 ) -> None:
     target = write(source) + function if source is not None else function
     with pytest.raises(SpecProblem, match=message) as caught:
-        load_scorer(RewardSpec(name="r", function=target), "spec.rewards[2]")
+        load_scorer(RewardFunction.of(RewardSpec(name="r", function=target)), "spec.rewards[2]")
     assert caught.value.reason == reason
     assert caught.value.field is not None
     assert caught.value.field.startswith("spec.rewards[2]")
@@ -153,9 +158,11 @@ def test_functions_come_from_config_maps(tmp_path: Path) -> None:
     reward = RewardSpec.model_validate(
         {"name": "r", "configMap": {"name": "ours", "key": "reward.py", "function": "f"}}
     )
-    assert load_scorer(reward, "spec.rewards[0]", tmp_path)(RewardSample("", "")) == RewardResult(2.0)
+    assert load_scorer(RewardFunction.of(reward), "spec.rewards[0]", tmp_path)(RewardSample("", "")) == RewardResult(
+        2.0
+    )
     with pytest.raises(SpecProblem, match="no file"):
-        load_scorer(reward, "spec.rewards[0]", tmp_path / "elsewhere")
+        load_scorer(RewardFunction.of(reward), "spec.rewards[0]", tmp_path / "elsewhere")
 
 
 def test_async_functions_need_no_loop_of_their_own(write: Callable[[str], str]) -> None:

@@ -14,7 +14,7 @@ from e2e.cluster.errors import CommandError
 from e2e.tests.api.objects import NAMESPACE, REPOSITORY, Jobs, Refused
 from longboat_crds.algorithm import AdvantageBaseline, AdvantageScale, AlgorithmName
 from longboat_crds.objects import RLJob
-from longboat_crds.rewards import RewardStyle
+from longboat_crds.reward_style import RewardStyle
 from tests.crds.malformed_jobs import Malformed, malformed
 from tests.crds.manifests import MINIMAL, changed
 from tests.crds.rule_cases import CASES

@@ -3,7 +3,7 @@
     python build_base.py DIRECTORY
 
 writes DIRECTORY/model (a Hugging Face directory), train.jsonl and heldout.jsonl. A short supervised warm-up gives reinforcement
-learning something to reinforce. It stops early and its demonstrations hold slips, which the model imitates: one in ten
+learning something to reinforce. It stops early and its demonstrations hold slips, which the model imitates: one in seven
 numbers is left out, so that few long answers come out right, as with models trained on what people wrote.
 """
 
@@ -20,13 +20,13 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 SPECIAL = ("<pad>", "<eos>")
 LENGTH = 256
-STEPS = 130
+STEPS = 160
 BATCH = 32
 MICRO_BATCH = 4  # of like length: little padding
 PROMPT = 4  # tokens
 # Of a batch, that many prompts with every number equally likely: else large ones would hardly be seen.
 EVEN = 6
-SLIPS = 1 / 10
+SLIPS = 1 / 7
 LEARNING_RATE = 3e-3
 HELD_OUT = 256
 TRAINING = 40_000

@@ -6,17 +6,16 @@ function for dataset"); TRL `reward(prompts, completions, **columns) -> list` (T
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from longboat_crds.reasons import Reason
-from longboat_crds.rewards import RewardSpec, RewardStyle
+from longboat_crds.reward_style import RewardStyle
 from longboat_runtime.problems import SpecProblem
+from longboat_runtime.reward.function import RewardFunction
 from longboat_runtime.reward.functions import CONFIG_MAPS, load_function
-from longboat_runtime.reward.gym_scorer import gym_scorer
 from longboat_runtime.reward.result import RewardResult, as_result
 from longboat_runtime.reward.sample import RewardSample
 
@@ -24,9 +23,12 @@ from longboat_runtime.reward.sample import RewardSample
 Scorer = Callable[[RewardSample], RewardResult | None]
 
 
-def load_scorer(reward: RewardSpec, field: str, config_maps: Path = CONFIG_MAPS) -> Scorer:
+def load_scorer(reward: RewardFunction, field: str, config_maps: Path = CONFIG_MAPS) -> Scorer:
     """The function of `reward` by its style, its parameters bound. Raises SpecProblem if it can't be found or called."""
     if reward.style is RewardStyle.REASONING_GYM:
+        # Only here: it brings pydantic along, which makes every fork dearer.
+        from longboat_runtime.reward.gym_scorer import gym_scorer
+
         return gym_scorer(reward.parameters, field)
     function = load_function(reward, field, config_maps)
     adapter = {RewardStyle.LONGBOAT: _longboat, RewardStyle.VERL: _verl, RewardStyle.TRL: _trl}[reward.style]
@@ -38,7 +40,7 @@ def load_scorer(reward: RewardSpec, field: str, config_maps: Path = CONFIG_MAPS)
             named = _accepted(function, named)
         value = function(*positional, **{**named, **reward.parameters})
         if inspect.isawaitable(value):
-            value = asyncio.run(_wait(value))
+            value = _awaited(value)
         return as_result(_score_of(value, reward.style))
 
     return score
@@ -55,7 +57,7 @@ _SIGNATURES = {
 }
 
 
-def _check_signature(function: Callable[..., Any], reward: RewardSpec, arguments: Arguments, field: str) -> None:
+def _check_signature(function: Callable[..., Any], reward: RewardFunction, arguments: Arguments, field: str) -> None:
     """Which columns a row has isn't known yet, so a TRL function may ask for more than is bound here."""
     positional, named = arguments
     signature = inspect.signature(function)
@@ -122,5 +124,11 @@ def _score_of(value: Any, style: RewardStyle) -> Any:
     return value
 
 
-async def _wait(value: Any) -> Any:
-    return await value
+def _awaited(value: Awaitable[Any]) -> Any:
+    # Only here: few functions need a loop, and a process that has imported it costs more to fork.
+    import asyncio
+
+    async def wait() -> Any:
+        return await value
+
+    return asyncio.run(wait())

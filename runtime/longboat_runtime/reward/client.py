@@ -10,6 +10,7 @@ from typing import Any
 
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.problems import SpecProblem
+from longboat_runtime.reward.function import RewardFunction
 from longboat_runtime.reward.graders.frames import FrameBuffer, FrameError, encode
 from longboat_runtime.reward.outcome import Outcome, OutcomeKind
 from longboat_runtime.reward.sample import RewardSample
@@ -92,7 +93,7 @@ class GraderClient:
             await asyncio.sleep(_RETRY_INTERVAL)
 
     async def _load(self, reward: RewardSpec, field: str) -> SpecProblem | None:
-        answer = await self._ask({"op": "load", "reward": reward.to_json(), "field": field})
+        answer = await self._ask({"op": "load", "function": RewardFunction.of(reward).to_json(), "field": field})
         return SpecProblem(*answer["problem"]) if answer["problem"] is not None else None
 
     async def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:

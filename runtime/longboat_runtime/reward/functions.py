@@ -13,22 +13,22 @@ from types import ModuleType
 from typing import Any
 
 from longboat_crds.reasons import Reason
-from longboat_crds.rewards import RewardSpec
 from longboat_runtime.problems import SpecProblem
+from longboat_runtime.reward.function import RewardFunction
 
 # Where the graders' container sees the ConfigMaps that rewards name: <root>/<ConfigMap>/<key>.
 CONFIG_MAPS = Path("/etc/longboat/rewards")
 
 
-def load_function(reward: RewardSpec, field: str, config_maps: Path = CONFIG_MAPS) -> Callable[..., Any]:
-    """Imports and returns the function. `field` is the spec path of `reward`, for errors. Raises SpecProblem."""
-    if reward.function is not None:
-        target, _, name = reward.function.rpartition(":")
+def load_function(reward: RewardFunction, field: str, config_maps: Path = CONFIG_MAPS) -> Callable[..., Any]:
+    """Imports and returns the function. `field` is the spec path of the reward, for errors. Raises SpecProblem."""
+    if reward.target is not None:
+        target, _, name = reward.target.rpartition(":")
         at = f"{field}.function"
         module = _file(Path(target), at) if target.startswith("/") else _module(target, at)
-    elif reward.config_map is not None:
-        name, at = reward.config_map.function, f"{field}.configMap"
-        module = _file(config_maps / reward.config_map.name / reward.config_map.key, at)
+    elif reward.file is not None:
+        name, at = reward.file.function, f"{field}.configMap"
+        module = _file(config_maps / reward.file.config_map / reward.file.key, at)
     else:
         raise SpecProblem(
             Reason.REWARD_FUNCTION_NOT_FOUND,

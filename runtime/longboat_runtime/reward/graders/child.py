@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import traceback
-from collections.abc import Sequence
-from pathlib import Path
 from typing import IO, NoReturn
 
 from longboat_runtime import prctl
 from longboat_runtime.reward.adapters import Scorer
-from longboat_runtime.reward.graders import frames, sandbox
-from longboat_runtime.reward.graders.limits import Limits
+from longboat_runtime.reward.graders import frames
+from longboat_runtime.reward.graders.sandbox import Sandbox
 from longboat_runtime.reward.outcome import Outcome, OutcomeKind
 from longboat_runtime.reward.result import RewardResult
 from longboat_runtime.reward.sample import RewardSample
@@ -22,16 +20,7 @@ MESSAGE_CHARACTERS = 2000
 _ANSWER_FD = 3
 
 
-def run_grade(
-    score: Scorer,
-    sample: RewardSample,
-    *,
-    answer: int,
-    output: IO[bytes],
-    directory: Path,
-    limits: Limits,
-    protected: Sequence[int],
-) -> NoReturn:
+def run_grade(score: Scorer, sample: RewardSample, sandbox: Sandbox, *, answer: int, output: IO[bytes]) -> NoReturn:
     """Never returns. `answer` is a pipe's end for one outcome frame, `output` takes standard output and error."""
     code = 1
     try:
@@ -39,13 +28,23 @@ def run_grade(
         prctl.die_with_parent()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
+        refusal = _locked_in(sandbox)
         _arrange_files(answer, output)
-        outcome = _graded(score, sample, directory, limits, protected)
+        outcome = refusal or _graded(score, sample)
         os.write(_ANSWER_FD, frames.encode(outcome.to_json()))
         code = 0
     finally:
         # Whatever happened, a child never goes on as a zygote.
         os._exit(code)
+
+
+def _locked_in(sandbox: Sandbox) -> Outcome | None:
+    """What to answer if the sandbox can't be entered; nothing of the response has been looked at by then."""
+    try:
+        sandbox.enter()
+    except (OSError, ValueError) as error:
+        return Outcome(OutcomeKind.GRADER_ERROR, message=describe(error))
+    return None
 
 
 def _arrange_files(answer: int, output: IO[bytes]) -> None:
@@ -58,14 +57,12 @@ def _arrange_files(answer: int, output: IO[bytes]) -> None:
     os.closerange(_ANSWER_FD + 1, os.sysconf("SC_OPEN_MAX"))
 
 
-def _graded(score: Scorer, sample: RewardSample, directory: Path, limits: Limits, protected: Sequence[int]) -> Outcome:
+def _graded(score: Scorer, sample: RewardSample) -> Outcome:
     try:
-        sandbox.enter(directory, limits, protected)
-        result = score(sample)
+        return _outcome(score(sample))
     # SystemExit and the like also come from graded code, and end nothing but this grade.
     except BaseException as error:  # noqa: BLE001
         return Outcome(OutcomeKind.GRADER_ERROR, message=describe(error))
-    return _outcome(result)
 
 
 def _outcome(result: RewardResult | None) -> Outcome:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-# Opened once, in the zygote: a grade starts with it.
 _LIBRARY = ctypes.CDLL(None, use_errno=True)
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION_QUERY, _PATH_BENEATH = 1, 1
@@ -44,33 +43,40 @@ def write_accesses(abi: int) -> int:
     )
 
 
-def restrict(writable: Path) -> None:
-    """Lets this process and all it will start write only below `writable`. Does nothing where the kernel has no Landlock.
+def ruleset(writable: Path) -> int | None:
+    """A file descriptor of rules that allow writing only below `writable`; None where the kernel has no Landlock.
 
-    Needs no_new_privs. Raises OSError if the kernel refuses.
+    Raises OSError if the kernel refuses.
     """
     abi = version()
     if abi == 0:
-        return
+        return None
     accesses = write_accesses(abi)
-    ruleset = struct.pack(
+    attributes = struct.pack(
         "=QQQ", accesses, _TCP if abi >= 4 else 0, _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS if abi >= 6 else 0
     )
     size = 24 if abi >= 6 else 16 if abi >= 4 else 8
-    fd = _checked(_CREATE_RULESET, ruleset, size, 0)
+    fd = _checked(_CREATE_RULESET, attributes, size, 0)
     try:
         _allow(fd, [writable], accesses)
         _allow(fd, [Path(device) for device in _DEVICES], accesses & (_WRITE_FILE | _TRUNCATE))
-        _checked(_RESTRICT_SELF, fd, 0)
-    finally:
+    except BaseException:
         os.close(fd)
+        raise
+    return fd
 
 
-def _allow(ruleset: int, paths: Sequence[Path], accesses: int) -> None:
+def restrict(rules: int | None) -> None:
+    """Puts this process and all it will start under `rules`, for good. Needs no_new_privs; raises OSError if refused."""
+    if rules is not None:
+        _checked(_RESTRICT_SELF, rules, 0)
+
+
+def _allow(rules: int, paths: Sequence[Path], accesses: int) -> None:
     for path in paths:
         target = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
-            _checked(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", accesses, target), 0)
+            _checked(_ADD_RULE, rules, _PATH_BENEATH, struct.pack("=Qi", accesses, target), 0)
         finally:
             os.close(target)
 

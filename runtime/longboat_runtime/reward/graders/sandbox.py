@@ -1,4 +1,7 @@
-"""How a grade's process locks itself in. Called once, in the forked child, before anything of the response is looked at."""
+"""How a grade's process locks itself in.
+
+As much as can be is done by the zygote before it forks: what the child computes itself, it pays for with copies of the zygote's pages.
+"""
 
 from __future__ import annotations
 
@@ -9,40 +12,61 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from longboat_runtime import prctl
-from longboat_runtime.reward.graders import landlock, seccomp
+from longboat_runtime.reward.graders import landlock
 from longboat_runtime.reward.graders.limits import Limits
+from longboat_runtime.reward.graders.seccomp import Filter
+
+# rlimit, soft bound, hard bound.
+Bound = tuple[int, int, int]
+
+
+class Sandbox:
+    """Bounds one grade: rlimits, Landlock, seccomp. Made in the zygote, entered in the forked child, closed in the zygote.
+
+    `directory` is the only place the grade may write to, and its working directory. Raises OSError if the kernel refuses anything;
+    then nothing may be graded.
+    """
+
+    def __init__(self, directory: Path, limits: Limits, calls: Filter) -> None:
+        self._directory, self._calls = str(directory), calls
+        self._bounds = _bounds(limits)
+        self._rules = landlock.ruleset(directory)
+
+    def enter(self) -> None:
+        """Locks this process and all it will start in, for good. It leads its own process group."""
+        os.chdir(self._directory)
+        os.umask(0o077)
+        os.environ["TMPDIR"] = os.environ["HOME"] = self._directory
+        tempfile.tempdir = None
+        for kind, soft, hard in self._bounds:
+            resource.setrlimit(kind, (soft, hard))
+        prctl.gain_no_privileges()
+        landlock.restrict(self._rules)
+        self._calls.install(os.getpgrp())
+
+    def close(self) -> None:
+        """Gives the file descriptor back."""
+        if self._rules is not None:
+            os.close(self._rules)
+
+
+def _bounds(limits: Limits) -> Sequence[Bound]:
+    """The soft CPU limit sends SIGXCPU, which says what happened; the hard one kills whoever ignores it."""
+    wanted = (
+        (resource.RLIMIT_CPU, limits.cpu_seconds, limits.cpu_seconds + 1),
+        (resource.RLIMIT_AS, *(_mapped_bytes() + limits.memory,) * 2),
+        (resource.RLIMIT_FSIZE, *(limits.file_size,) * 2),
+        (resource.RLIMIT_NPROC, *(limits.processes,) * 2),
+        (resource.RLIMIT_NOFILE, *(limits.open_files,) * 2),
+        (resource.RLIMIT_CORE, 0, 0),
+    )
+    return [(kind, *_within(resource.getrlimit(kind)[1], soft, hard)) for kind, soft, hard in wanted]
+
+
+def _within(allowed: int, soft: int, hard: int) -> tuple[int, int]:
+    return (soft, hard) if allowed == resource.RLIM_INFINITY else (min(soft, allowed), min(hard, allowed))
 
 
 def _mapped_bytes() -> int:
-    """Address space of this process."""
+    """Address space of this process, and so of its forks."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-
-
-def enter(directory: Path, limits: Limits, protected: Sequence[int]) -> None:
-    """Bounds this process and all it will start: rlimits, Landlock, seccomp.
-
-    `directory` is the only place it may write to, and its working directory. `protected` are processes it may not signal. The
-    caller leads its own process group. Raises OSError if the kernel refuses anything; then nothing may be graded.
-    """
-    os.chdir(directory)
-    os.umask(0o077)
-    os.environ.update(TMPDIR=str(directory), HOME=str(directory))
-    tempfile.tempdir = None
-    # The soft CPU limit sends SIGXCPU, which says what happened; the hard one kills whoever ignores it.
-    bounds = {
-        resource.RLIMIT_CPU: limits.cpu_seconds + 1,
-        resource.RLIMIT_AS: _mapped_bytes() + limits.memory,
-        resource.RLIMIT_FSIZE: limits.file_size,
-        resource.RLIMIT_NPROC: limits.processes,
-        resource.RLIMIT_NOFILE: limits.open_files,
-        resource.RLIMIT_CORE: 0,
-    }
-    for kind, bound in bounds.items():
-        _, hard = resource.getrlimit(kind)
-        resource.setrlimit(
-            kind, (bound, bound) if hard == resource.RLIM_INFINITY else (min(bound, hard), min(bound, hard))
-        )
-    resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_seconds, limits.cpu_seconds + 1))
-    prctl.gain_no_privileges()
-    landlock.restrict(directory)
-    seccomp.install(os.getpgrp(), protected)

@@ -48,6 +48,12 @@ _SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
 _CLONE_NAMESPACES = 0x7E020000
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE_MASK = 1, 1, 0xF
 
+# struct sock_filter, and where in it the constant stands.
+_INSTRUCTION_BYTES, _CONSTANT_AT = 8, 4
+# More than any process id; stands in the program where the group comes in.
+_ANY_GROUP = 2**22 + 1
+_LIBRARY = ctypes.CDLL(None, use_errno=True)
+
 Instruction = tuple[int, int, int, int]
 
 
@@ -111,10 +117,26 @@ def _when(name: str, machine: str, body: list[Instruction]) -> list[Instruction]
     return [(_JUMP_EQUAL, 0, len(body), number(name, machine)), *body]
 
 
-def install(group: int, protected: Sequence[int]) -> None:
-    """Puts this process and all it will start under the filter, for good. Needs no_new_privs; raises OSError if refused."""
-    program = filter_program(group, protected, platform.machine())
-    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *instruction) for instruction in program))
-    header = struct.pack("@HP", len(program), ctypes.addressof(code))
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header, 0, 0):
-        raise OSError(ctypes.get_errno(), f"seccomp: {os.strerror(ctypes.get_errno())}")
+class Filter:
+    """The filter, built once for all grades of a zygote: they differ in their group only.
+
+    Building it in every grade's process would copy hundreds of pages there that it shares with the zygote.
+    """
+
+    def __init__(self, protected: Sequence[int]) -> None:
+        program = filter_program(_ANY_GROUP, protected, platform.machine())
+        packed = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+        self._code = ctypes.create_string_buffer(packed, len(packed))
+        self._header = struct.pack("@HP", len(program), ctypes.addressof(self._code))
+        self._holes = [
+            index * _INSTRUCTION_BYTES + _CONSTANT_AT
+            for index, (*_, constant) in enumerate(program)
+            if constant == 2**32 - _ANY_GROUP
+        ]
+
+    def install(self, group: int) -> None:
+        """Puts this process and all it will start under the filter, for good. Needs no_new_privs; raises OSError if refused."""
+        for hole in self._holes:
+            struct.pack_into("=I", self._code, hole, 2**32 - group)
+        if _LIBRARY.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, self._header, 0, 0):
+            raise OSError(ctypes.get_errno(), f"seccomp: {os.strerror(ctypes.get_errno())}")

@@ -1,7 +1,7 @@
 """The graders' Unix socket: what a reward worker asks, and how many grades run at once.
 
 Requests are {id, op, ...}; each is answered by {id, ...}:
-    load  {reward, field}                     -> {problem: null | [reason, field, message, fatal]}
+    load  {function, field}                   -> {problem: null | [reason, field, message, fatal]}
     grade {reward: name, sample, timeout}     -> {outcome}
     state {}                                  -> {processes, running, landlock}
 """
@@ -40,7 +40,7 @@ class GraderServer:
         self._free = asyncio.Semaphore(processes)
         self._running = 0
         self._workshops: dict[str, Workshop] = {}
-        self._specs: dict[str, Mapping[str, Any]] = {}
+        self._functions: dict[str, Mapping[str, Any]] = {}
         self._connections: set[asyncio.Task[Any]] = set()
         # Zygotes: the children of this process that aren't orphans.
         self.zygotes: set[int] = set()
@@ -83,7 +83,7 @@ class GraderServer:
     async def _answer(self, request: Mapping[str, Any], writer: asyncio.StreamWriter) -> None:
         match request["op"]:
             case "load":
-                answer = await self._load(request["reward"], request["field"])
+                answer = await self._load(request["function"], request["field"])
             case "grade":
                 answer = await self._grade(request)
             case "state":
@@ -94,14 +94,14 @@ class GraderServer:
             writer.write(encode({"id": request["id"], **answer}))
             await writer.drain()
 
-    async def _load(self, reward: Mapping[str, Any], field: str) -> dict[str, Any]:
-        name = reward["name"]
-        if self._specs.get(name) != reward:
+    async def _load(self, function: Mapping[str, Any], field: str) -> dict[str, Any]:
+        name = function["name"]
+        if self._functions.get(name) != function:
             if name in self._workshops:
                 await self._workshops.pop(name).close()
             scratch = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._scratch))
-            self._workshops[name] = Workshop(reward, field, self._config_maps, scratch, self.zygotes)
-            self._specs[name] = dict(reward)
+            self._workshops[name] = Workshop(function, field, self._config_maps, scratch, self.zygotes)
+            self._functions[name] = dict(function)
         try:
             await self._workshops[name].load()
         except SpecProblem as problem:

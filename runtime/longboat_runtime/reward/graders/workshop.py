@@ -28,16 +28,16 @@ STUCK_SECONDS = 15.0
 
 
 class Workshop:
-    """Starts a zygote for `reward` (JSON of a RewardSpec) when it is first needed, and again if it has died.
+    """Starts a zygote for `function` (JSON of a RewardFunction) when it is first needed, and again if it has died.
 
     `zygotes` holds the process ids of running zygotes and is kept up to date.
     """
 
     def __init__(
-        self, reward: Mapping[str, Any], field: str, config_maps: Path, scratch: Path, zygotes: set[int]
+        self, function: Mapping[str, Any], field: str, config_maps: Path, scratch: Path, zygotes: set[int]
     ) -> None:
         self._load_request = {
-            "reward": dict(reward),
+            "function": dict(function),
             "field": field,
             "config_maps": str(config_maps),
             "scratch": str(scratch),

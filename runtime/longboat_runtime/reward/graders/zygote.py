@@ -17,14 +17,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from longboat_crds.rewards import RewardSpec
 from longboat_runtime import prctl
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.adapters import Scorer, load_scorer
+from longboat_runtime.reward.function import RewardFunction
 from longboat_runtime.reward.graders.child import run_grade
 from longboat_runtime.reward.graders.frames import FrameBuffer, encode
 from longboat_runtime.reward.graders.grading import Grading
 from longboat_runtime.reward.graders.limits import limits_for
+from longboat_runtime.reward.graders.sandbox import Sandbox
+from longboat_runtime.reward.graders.seccomp import Filter
 from longboat_runtime.reward.graders.trees import remove_tree
 from longboat_runtime.reward.outcome import Outcome, OutcomeKind
 from longboat_runtime.reward.sample import RewardSample
@@ -37,7 +39,7 @@ class Zygote:
     """The loop of one zygote. `scratch` is its directory, in which every grade gets one of its own."""
 
     def __init__(self, control: socket.socket, score: Scorer, scratch: Path, protected: Sequence[int]) -> None:
-        self._control, self._score, self._scratch, self._protected = control, score, scratch, protected
+        self._control, self._score, self._scratch, self._calls = control, score, scratch, Filter(protected)
         self._requests = FrameBuffer()
         self._running: dict[int, Grading] = {}
         self._ending: list[Grading] = []
@@ -79,21 +81,15 @@ class Zygote:
     def _fork(self, identity: int, sample: RewardSample, timeout: float) -> None:
         directory = Path(tempfile.mkdtemp(dir=self._scratch))
         output = tempfile.TemporaryFile(dir=self._scratch)  # noqa: SIM115 - lives as long as the grade
+        sandbox = Sandbox(directory, limits_for(timeout), self._calls)
         answer, child_answer = os.pipe()
         os.set_blocking(answer, False)
         started = time.monotonic()
         pid = os.fork()
         if pid == 0:
-            run_grade(
-                self._score,
-                sample,
-                answer=child_answer,
-                output=output,
-                directory=directory,
-                limits=limits_for(timeout),
-                protected=self._protected,
-            )
+            run_grade(self._score, sample, sandbox, answer=child_answer, output=output)
         os.close(child_answer)
+        sandbox.close()
         _lead_group(pid)
         grading = Grading(identity, pid, os.pidfd_open(pid), answer, output, directory, started, started + timeout)
         self._running[pid] = grading
@@ -159,8 +155,9 @@ def main(fd: int) -> None:
     control = socket.socket(fileno=fd)
     request = _first_message(control)
     try:
-        reward = RewardSpec.model_validate(request["reward"])
-        score = load_scorer(reward, request["field"], Path(request["config_maps"]))
+        score = load_scorer(
+            RewardFunction.from_json(request["function"]), request["field"], Path(request["config_maps"])
+        )
     except SpecProblem as problem:
         control.sendall(encode({"problem": list(problem.args)}))
         return
