@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -23,6 +24,9 @@ from longboat_runtime.metrics.record import read_records
 for record in read_records(Path("/checkpoint")):
     print(record.to_line())
 """
+
+# Of a row: the column Round is empty until there is one.
+_STARTED = re.compile(r"\S+ +\S+ +(Short|Long) +(?P<step>\d+)")
 
 Object = dict[str, Any]
 
@@ -83,23 +87,30 @@ def run_job(platform: Platform, seconds: dict[str, float]) -> None:
         f"$ kubectl apply -f {(EXAMPLE / 'rljob.yaml').relative_to(REPOSITORY)}\n$ kubectl get rljobs --watch",
         flush=True,
     )
+    while not (phase := _follow(platform, seconds, begun)):
+        print("the watch ended; it goes on", flush=True)
+    if phase == "Failed":
+        status = json.loads(platform.kubectl("get", "rljob", JOB, "-o", "json"))["status"]
+        failed = next(condition for condition in status["conditions"] if condition["type"] == "Failed")
+        raise DemoFailed(f"the job failed: {failed['reason']}: {failed['message']}")
+
+
+def _follow(platform: Platform, seconds: dict[str, float], begun: float) -> str | None:
+    """Print the job's row whenever it changes, but for its age; returns the phase it ends in, None if the watch ends first."""
     shown = ""
-    while True:
-        header, row = platform.kubectl("get", "rljobs", JOB).splitlines()
-        what = row.rsplit(None, 1)[0]
-        if what != shown:
-            print(row if shown else f"{header}\n{row}", flush=True)
+    with platform.lines("get", "rljobs", JOB, "--watch") as rows:
+        for row in rows:
+            what, _, _age = row.rstrip().rpartition(" ")
+            if what == shown:
+                continue
+            print(row.rstrip(), flush=True)
             shown = what
-        status = json.loads(platform.kubectl("get", "rljob", JOB, "-o", "json")).get("status", {})
-        if status.get("training", {}).get("step", 0) >= 1:
-            seconds.setdefault("apply to first step", time.monotonic() - begun)
-        conditions = {condition["type"]: condition for condition in status.get("conditions", [])}
-        if conditions.get("Succeeded", {}).get("status") == "True":
-            return
-        if conditions.get("Failed", {}).get("status") == "True":
-            failed = conditions["Failed"]
-            raise DemoFailed(f"the job failed: {failed['reason']}: {failed['message']}")
-        time.sleep(1)
+            if (started := _STARTED.match(row)) and int(started["step"]) >= 1:
+                seconds.setdefault("apply to first step", time.monotonic() - begun)
+            phase = row.split()[1]
+            if phase in ("Succeeded", "Failed"):
+                return phase
+    return None
 
 
 def read_metrics(platform: Platform) -> list[report.Record]:

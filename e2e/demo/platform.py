@@ -3,11 +3,14 @@
 import json
 import os
 import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from e2e import host_runtime, installation, volumes
+from e2e.cluster.binaries import KUBEBOX
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.errors import ClusterError, CommandError
 from e2e.cluster.images import catalogue
@@ -30,6 +33,9 @@ class Platform(Protocol):
 
     def kubectl(self, *argv: str, stdin: str | None = None) -> str:
         """Run kubectl and return its output; raises CommandError."""
+
+    def lines(self, *argv: str) -> AbstractContextManager[Iterator[str]]:
+        """Lines that kubectl prints, as they come, until the block is left."""
 
     def pod(self, command: list[str]) -> Object:
         """The spec of a pod that runs a command of the runtime's environment with data at /data."""
@@ -70,6 +76,11 @@ class TestCluster:
         """See Platform."""
         assert self.cluster is not None
         return self.cluster.kubectl("-n", NAMESPACE, *argv, stdin=stdin, timeout=None)
+
+    def lines(self, *argv: str) -> AbstractContextManager[Iterator[str]]:
+        """See Platform."""
+        assert self.cluster is not None
+        return _lines([str(KUBEBOX.path), "kubectl", "-n", NAMESPACE, *argv], self.cluster.environment)
 
     def pod(self, command: list[str]) -> Object:
         """See Platform."""
@@ -118,6 +129,10 @@ class OwnCluster:
     def kubectl(self, *argv: str, stdin: str | None = None) -> str:
         """See Platform."""
         return _run(["kubectl", "-n", NAMESPACE, *argv], stdin=stdin)
+
+    def lines(self, *argv: str) -> AbstractContextManager[Iterator[str]]:
+        """See Platform."""
+        return _lines(["kubectl", "-n", NAMESPACE, *argv], os.environ)
 
     def pod(self, command: list[str]) -> Object:
         """See Platform."""
@@ -181,6 +196,16 @@ class OwnCluster:
 def _namespace() -> Object:
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
+
+
+@contextmanager
+def _lines(argv: list[str], environment: Mapping[str, str]) -> Iterator[Iterator[str]]:
+    with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield iter(process.stdout)
+        finally:
+            process.terminate()
 
 
 def _run(argv: list[str], stdin: str | None = None) -> str:

@@ -60,7 +60,7 @@ def worker_command(node: RayNode, head: str) -> list[str]:
     return [*_RAY_START, f"--address={head}", *_common(node)]
 
 
-_RAY_START = [sys.executable, "-m", "ray.scripts.scripts", "start"]
+_RAY_START = [sys.executable, "-m", "longboat_runtime.agent.ray_cli", "start"]
 
 # Workers inherit these. Ray's own niceness (15) would put engines and trainers behind everything else in their container, and
 # OpenMP threads that spin for milliseconds, as they do by default, slow a parallel region twentyfold once they share their CPUs.

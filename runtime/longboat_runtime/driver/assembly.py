@@ -66,14 +66,12 @@ class AdoptingStore(CheckpointStore):
 
 @asynccontextmanager
 async def open_rooms(job: Job, socket: Path = SOCKET, resume: Path = RESUME) -> AsyncIterator[Rooms]:
-    """Opens what can be checked at once first; pods are waited for by `Rooms.ready`. Raises SpecProblem.
+    """Checks what can be checked while engines and graders start, which `Rooms.ready` waits for. Raises SpecProblem.
 
     `ray.init` has been called. `socket` is where graders listen in every reward pod.
     """
     spec = job.spec
     longest = spec.rollout.sampling.max_tokens
-    source = await asyncio.to_thread(open_source, spec.dataset, spec.model, longest)
-    evaluation = await asyncio.to_thread(open_evaluation, spec.dataset, spec.model, longest)
     async with AsyncExitStack() as stack:
         store = StoreClient(await _own_store())
         stack.callback(ray.kill, store.actor)
@@ -84,10 +82,14 @@ async def open_rooms(job: Job, socket: Path = SOCKET, resume: Path = RESUME) -> 
         trainer = RayTrainerGroup(spec, store)
         stack.push_async_callback(_close, trainer)
 
+        # Engines take longest to start, and graders must be there too; neither needs the data.
+        starting = asyncio.create_task(_start(rewards, fleet, spec.rollout.replicas * spec.rollout.engines_per_pod))
+        stack.push_async_callback(_give_up, starting)
+        source = await asyncio.to_thread(open_source, spec.dataset, spec.model, longest)
+        evaluation = await asyncio.to_thread(open_evaluation, spec.dataset, spec.model, longest)
+
         async def ready() -> None:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(rewards.start())
-                tasks.create_task(_engines_started(fleet, spec.rollout.replicas * spec.rollout.engines_per_pod))
+            await starting
 
         yield Rooms(store, fleet, rewards, trainer, source, _checkpoints(job, resume), tuple(evaluation), ready)
 
@@ -108,6 +110,17 @@ async def _close(room: RolloutFleet | RewardPool | TrainerGroup) -> None:
         await room.close()
     except Exception as error:  # noqa: BLE001
         log.warning("a room could not be closed", room=type(room).__name__, error=str(error))
+
+
+async def _start(rewards: RayRewardPool, fleet: RayRolloutFleet, engines: int) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(rewards.start())
+        tasks.create_task(_engines_started(fleet, engines))
+
+
+async def _give_up(starting: asyncio.Task[None]) -> None:
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
 
 
 async def _engines_started(fleet: RayRolloutFleet, engines: int) -> None:

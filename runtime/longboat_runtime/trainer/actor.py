@@ -5,42 +5,50 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import ray
-import torch
-import torch.distributed as dist
-from torch import Tensor
 
 from longboat_crds.job import RLJobSpec
-from longboat_runtime.checkpoint import sharded
-from longboat_runtime.checkpoint.export import export
 from longboat_runtime.interfaces import ModelInfo, SampleStore, TrainReport, TrainRequest, WeightPublication
 from longboat_runtime.samples import GeneratedSample, SampleId
 from longboat_runtime.stacks import thread_stacks
-from longboat_runtime.trainer import process_group
-from longboat_runtime.trainer.rank import TrainerRank
-from longboat_runtime.trainer.sharding import TORCH_DTYPES
-from longboat_runtime.trainer.threads import available_threads
-from longboat_runtime.weights.publish import publish
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Checkpoints are written while the next round is trained; `stacks` answers while another call hangs.
 CONCURRENCY_GROUPS = {"write": 1, "stacks": 1}
 
 
 class TrainerActor:
-    """One rank of a trainer group. Calls but `address` and `stacks` are collectives: the group makes them on all ranks."""
+    """One rank of a trainer group. Calls but `address` and `stacks` are collectives: the group makes them on all ranks.
+
+    Nothing imports torch before an actor is made: the driver imports this module, and would be seconds later.
+    """
 
     def __init__(self, spec: RLJobSpec, rank: int, world_size: int, store: SampleStore) -> None:
         self._spec, self._rank, self._world_size, self._store = spec, rank, world_size, store
         self._snapshot: dict[str, Tensor] = {}
+
+        import torch
+
+        from longboat_runtime.trainer.threads import available_threads
+
         torch.set_num_threads(available_threads())
 
     def address(self) -> str:
         """Where the group can meet, if this is rank 0."""
+        from longboat_runtime.trainer import process_group
+
         return process_group.free_address(ray.util.get_node_ip_address())
 
     def load(self, address: str) -> ModelInfo:
         """Joins the group and loads the model. Raises SpecProblem."""
+        import torch.distributed as dist
+
+        from longboat_runtime.trainer.rank import TrainerRank
+
         self._trainer = TrainerRank(self._spec, self._rank, self._world_size, address)
         # Collectives of `write` must not mix with those of a step.
         self._writers = dist.new_group(backend="gloo")
@@ -52,6 +60,8 @@ class TrainerActor:
 
     def publish(self, version: int, probe_ids: Sequence[int]) -> WeightPublication | None:
         """Rank 0's answer is the publication; the others help to gather it."""
+        from longboat_runtime.weights.publish import publish
+
         probe = self._trainer.probe(probe_ids)
         weights = self._trainer.weights()
         if self._rank == 0:
@@ -67,6 +77,8 @@ class TrainerActor:
     @ray.method(concurrency_group="write")
     def write(self, directory: Path) -> None:
         """Writes the last snapshot and lets it go. Raises OSError."""
+        from longboat_runtime.checkpoint import sharded
+
         try:
             sharded.write(self._snapshot, directory, self._writers)
         finally:
@@ -78,6 +90,9 @@ class TrainerActor:
 
     def export(self, directory: Path) -> None:
         """Rank 0 writes a Hugging Face directory; the others help to gather it."""
+        from longboat_runtime.checkpoint.export import export
+        from longboat_runtime.trainer.sharding import TORCH_DTYPES
+
         weights = ((name, weight.cpu()) for name, weight in self._trainer.weights())
         if self._rank == 0:
             dtype = str(TORCH_DTYPES[self._spec.model.dtype]).removeprefix("torch.")
