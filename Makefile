@@ -76,7 +76,7 @@ test-fast: binaries ## Run the tests that take seconds
 
 .PHONY: test-unit
 test-unit: binaries ## Run the tests that need no cluster
-	$(PYTHON) -m pytest -m "not cluster"
+	$(PYTHON) -m pytest -m "not cluster" --numprocesses 2 --dist loadfile
 
 .PHONY: test-e2e
 test-e2e: binaries images ## Run the tests on test clusters: of the parts, then of the whole (CLUSTER=NAME uses one that is up for the whole)
