@@ -13,6 +13,10 @@ CLAIMS = "PersistentVolumeClaim"
 class Cache(Protocol):
     """What is known of the API server's objects."""
 
+    @property
+    def sees_cluster_runtimes(self) -> bool:
+        """Whether ClusterRLRuntimes are watched."""
+
     def job(self, key: JobKey) -> Object | None:
         """The RLJob."""
 
@@ -39,4 +43,10 @@ def observe(cache: Cache, key: JobKey) -> Observed:
     }
     reference: Mapping[str, Any] = job.get("spec", {}).get("runtimeRef", {})
     kind, name = reference.get("kind", "ClusterRLRuntime"), reference.get("name", "")
-    return Observed(key, job, children, cache.runtime(kind, key.namespace, name))
+    return Observed(
+        key,
+        job,
+        children,
+        cache.runtime(kind, key.namespace, name),
+        sees_cluster_runtimes=cache.sees_cluster_runtimes,
+    )

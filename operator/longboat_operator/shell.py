@@ -22,7 +22,7 @@ from longboat_operator.job_metrics import JobMetrics
 from longboat_operator.kube.client import KubeClient
 from longboat_operator.kube.errors import KubeError
 from longboat_operator.kube.events import EventRecorder
-from longboat_operator.kube.resources import CHILDREN, Resource
+from longboat_operator.kube.resources import CHILDREN, CLUSTER_RL_RUNTIME, Resource
 from longboat_operator.kube.transport import Transport
 from longboat_operator.lease import Elector
 from longboat_operator.metrics import REGISTRY, ProcessMetrics
@@ -76,7 +76,7 @@ class Shell:
         scopes: tuple[str | None, ...] = options.namespaces or (None,)
         self._jobs = [(resource, namespace, "") for resource in watched(options.namespaces) for namespace in scopes]
         self._children = [(resource, namespace, LABEL_JOB) for resource in CHILDREN for namespace in scopes]
-        self._cache = Cache()
+        self._cache = Cache(sees_cluster_runtimes=CLUSTER_RL_RUNTIME in watched(options.namespaces))
         self._freshness = Freshness(_sources(self._jobs + self._children), bookmarked=_sources(self._children))
         self._queue: WorkQueue[JobKey] = WorkQueue()
         applier = Applier(client, self._cache, EventRecorder(client, self._identity))

@@ -187,6 +187,21 @@ async def test_a_full_volume_is_told_and_tried_again(tmp_path: Path) -> None:
     assert saved_steps(tmp_path) == [4, 5]
 
 
+@pytest.mark.parametrize(
+    ("checkpoint", "field"),
+    [({}, "spec.checkpoint.volume.size"), ({"claim_name": "ours"}, "spec.checkpoint.claimName")],
+)
+async def test_a_full_volume_is_told_by_the_field_that_names_it(
+    tmp_path: Path, checkpoint: dict[str, str], field: str
+) -> None:
+    site = Site(tmp_path, make_spec(steps=2, checkpoint=checkpoint))
+    driver = site.driver()
+    site.trainer.full = {1}
+    with pytest.raises(ExceptionGroup) as failed:
+        await driver.run()
+    assert spec_problem_in(failed.value).field == field
+
+
 async def test_a_full_volume_at_the_end_is_fatal(tmp_path: Path) -> None:
     site = Site(tmp_path, make_spec(steps=2))
     driver = site.driver()

@@ -381,6 +381,8 @@ class _Cache:
             for kind, found in self.kinds.items()
         }
 
+    sees_cluster_runtimes = True
+
     def runtime(self, kind: str, namespace: str, name: str) -> Any:
         return self.template if (kind, name) == ("ClusterRLRuntime", "cpu") else None
 

@@ -12,6 +12,8 @@ def child(name: str, owner: str | None, **labels: str) -> dict:
 
 
 class Cache:
+    sees_cluster_runtimes = False
+
     def __init__(self, job: Object | None) -> None:
         self.kept = job
         self.asked: list[tuple[str, str, str]] = []
@@ -41,6 +43,7 @@ def test_children_are_told_apart_by_uid() -> None:
     assert set(seen.children["PersistentVolumeClaim"]) == {"sums-checkpoint"}, "to tell a claim left behind from none"
     assert cache.asked == [("RLRuntime", "research", "cpu")]
     assert seen.runtime
+    assert not seen.sees_cluster_runtimes
 
 
 def test_a_job_that_is_gone() -> None:

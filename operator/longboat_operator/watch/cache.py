@@ -62,7 +62,9 @@ class Cache:
     So events may come out of order (kopf keeps the order per object only) and from two sides (watch and repair).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, sees_cluster_runtimes: bool = True) -> None:
+        """`sees_cluster_runtimes` is whether ClusterRLRuntimes are watched at all."""
+        self.sees_cluster_runtimes = sees_cluster_runtimes
         self._objects: dict[str, dict[ObjectKey, Object]] = {}
         self._children: dict[JobKey, dict[str, dict[str, Object]]] = {}
         self._deleted: dict[ObjectKey, int] = {}

@@ -207,6 +207,8 @@ class Steps:
         problem = volume_full(error)
         if problem is None:
             raise error
+        if self._spec.checkpoint.claim_name is not None:
+            problem = SpecProblem(problem.reason, "spec.checkpoint.claimName", problem.message, problem.fatal)
         log.warning("nothing could be saved", problem=problem.message)
         self._reporter.troubles.put(Reason.CHECKPOINT_VOLUME_FULL, problem.field, problem.message)
         self._reporter.tell()
