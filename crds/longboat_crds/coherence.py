@@ -19,6 +19,7 @@ from longboat_crds.expressions import (
     product,
 )
 from longboat_crds.reward_style import RewardStyle
+from longboat_crds.rounds import RoundPolicyName
 from longboat_crds.rules import Rule
 
 MAX_SAMPLES_PER_ROUND = 65_536
@@ -49,6 +50,7 @@ _DROPS_EQUAL_GROUPS = choose(
     one_of(_NAME, _DROPPING),
 )
 _NO_SCORER = every("rewards", "r", negation(equals(field("style", of="r"), constant(RewardStyle.REASONING_GYM.value))))
+_RACES = equals(field("rounds.policy"), constant(RoundPolicyName.TAIL_BATCHING.value))
 
 COHERENCE = (
     Rule(
@@ -99,5 +101,13 @@ COHERENCE = (
         either(present("dataset.columns.domain"), every("rewards", "r", empty(field("domains", of="r")))),
         "a reward for some domains needs to know a row's domain: set dataset.columns.domain",
         "rewards",
+    ),
+    *(
+        Rule(
+            either(_RACES, negation(present(f"rounds.{name}"))),
+            "belongs to policy TailBatching: leave it out, or set rounds.policy to TailBatching",
+            f"rounds.{name}",
+        )
+        for name in ("promptOvercommit", "sampleOvercommit")
     ),
 )

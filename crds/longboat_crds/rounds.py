@@ -6,11 +6,20 @@ from pydantic import Field
 
 from longboat_crds.base import ApiModel, Seconds, Seed
 
+# Of TailBatching, where the job doesn't say. More responses than a group needs cut its long ones off for good; more prompts don't.
+PROMPT_OVERCOMMIT = 1.25
+SAMPLE_OVERCOMMIT = 1.0
+
 
 class RoundPolicyName(StrEnum):
-    """The rule that launches, keeps and closes."""
+    """The rule that launches, keeps and closes.
+
+    Synchronous waits for every response of every round. TailBatching launches more prompts than a short round needs, keeps those
+    that are complete first and leaves the rest to rare long rounds. Both train on responses of the newest weights only.
+    """
 
     SYNCHRONOUS = "Synchronous"
+    TAIL_BATCHING = "TailBatching"
 
 
 class RoundsSpec(ApiModel):
@@ -22,6 +31,21 @@ class RoundsSpec(ApiModel):
     )
     prompts_per_round: int = Field(
         ge=1, le=65_536, description="Prompts trained in one step; samples = this times algorithm.groupSize."
+    )
+    prompt_overcommit: float | None = Field(
+        None,
+        ge=1.0,
+        le=4.0,
+        description="With TailBatching: a short round launches this times promptsPerRound prompts. "
+        f"Default: {PROMPT_OVERCOMMIT:g}.",
+    )
+    sample_overcommit: float | None = Field(
+        None,
+        ge=1.0,
+        le=4.0,
+        description="With TailBatching: a short round launches this times algorithm.groupSize responses to a prompt and keeps the "
+        "first. More than 1 favours short responses within a group. "
+        f"Default: {SAMPLE_OVERCOMMIT:g}.",
     )
     seed: Seed = Field(0, description="Seed of every sample; with Synchronous a resumed job repeats bit for bit.")
     stage_deadline_seconds: Seconds = Field(

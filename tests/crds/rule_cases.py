@@ -36,6 +36,20 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     ({"spec.trainer.maxTokensPerBin": 100, "spec.model.maxLength": 100}, None),
     ({"spec.rounds.promptsPerRound": 65_536}, "spec.rounds.promptsPerRound"),
     ({"spec.rounds.promptsPerRound": 8192}, None),
+    ({"spec.rounds.promptOvercommit": 1.5}, "spec.rounds.promptOvercommit"),
+    ({"spec.rounds.sampleOvercommit": 1.0}, "spec.rounds.sampleOvercommit"),
+    (
+        {
+            "spec.rounds.policy": "TailBatching",
+            "spec.rounds.promptOvercommit": 1.5,
+            "spec.rounds.sampleOvercommit": 1.25,
+        },
+        None,
+    ),
+    (
+        {"spec.rounds.policy": "TailBatching", "spec.rounds.promptOvercommit": 0.9},
+        "spec.rounds.promptOvercommit",
+    ),
     (
         {"spec.rounds.promptsPerRound": 1, "spec.algorithm.groupSize": 4, "spec.trainer.minibatches": 5},
         "spec.trainer.minibatches",

@@ -32,8 +32,8 @@ from longboat_runtime.interfaces import (
 )
 from longboat_runtime.metrics.jsonl import JsonLines
 from longboat_runtime.metrics.reports import Reports
+from longboat_runtime.rounds.named import open_policy
 from longboat_runtime.rounds.policy import Policy
-from longboat_runtime.rounds.synchronous import Synchronous
 from longboat_runtime.samples import (
     FinishedSample,
     FinishReason,
@@ -288,9 +288,7 @@ class Site:
 
     def __init__(self, root: Path, spec: RLJobSpec, policy: Policy | None = None) -> None:
         self.root, self.spec = root, spec
-        drop = bool(spec.algorithm.drop_zero_variance)
-        rounds, size = spec.rounds, spec.algorithm.group_size
-        self.policy = policy or Synchronous(rounds.steps, rounds.prompts_per_round, size, drop)
+        self.policy = policy or open_policy(spec)
         self.incarnation = 0
 
     def driver(self, order: int = 0, previous: DriverStatus | None = None) -> Driver:

@@ -1,4 +1,4 @@
-"""Random interleavings of finish, abort, lost, grade, doubled, late and restart, under three policies."""
+"""Random interleavings of finish, abort, lost, grade, doubled, late and restart, under four policies."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.records import RoundState, State
 from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
 from longboat_runtime.rounds.synchronous import Synchronous
+from longboat_runtime.rounds.tail_batching import TailBatching
 from longboat_runtime.samples import GradeKind, SampleId
 from tests.rounds.policies import Racing, TwoAhead
 from tests.rounds.world import World, replay
@@ -25,8 +26,10 @@ POLICIES = (
     Synchronous(STEPS, PROMPTS, GROUP, drop_zero_variance=True),
     TwoAhead(STEPS, PROMPTS, GROUP),
     Racing(STEPS, PROMPTS, GROUP),
+    TailBatching(STEPS, PROMPTS, GROUP, prompt_overcommit=1.5, sample_overcommit=1.0),
+    TailBatching(STEPS, PROMPTS, GROUP, prompt_overcommit=2.0, sample_overcommit=1.5, drop_zero_variance=True),
 )
-ON_POLICY = (Synchronous, Racing)
+ON_POLICY = (Synchronous, Racing, TailBatching)
 
 
 class Interleavings(RuleBasedStateMachine):

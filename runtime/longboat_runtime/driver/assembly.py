@@ -12,9 +12,7 @@ import ray
 import structlog
 from ray.exceptions import ActorAlreadyExistsError
 
-from longboat_crds.algorithm import resolve
 from longboat_crds.checkpoint import ResumeFrom
-from longboat_crds.job import RLJobSpec
 from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.data.source import open_evaluation, open_source
@@ -25,7 +23,6 @@ from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.client import SOCKET
 from longboat_runtime.reward.pool import RayRewardPool
 from longboat_runtime.rollout.fleet import RayRolloutFleet
-from longboat_runtime.rounds.synchronous import Synchronous
 from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
 from longboat_runtime.trainer.group import RayTrainerGroup
@@ -130,14 +127,6 @@ async def _engines_started(fleet: RayRolloutFleet, engines: int) -> None:
         await asyncio.wait_for(fleet.wait_started(engines), ENGINES_SECONDS)
     except TimeoutError:
         log.warning("not all engines are up; the others join later", wanted=engines, seconds=ENGINES_SECONDS)
-
-
-def open_policy(spec: RLJobSpec) -> Synchronous:
-    """The round policy that the spec names."""
-    algorithm = resolve(spec.algorithm)
-    return Synchronous(
-        spec.rounds.steps, spec.rounds.prompts_per_round, algorithm.group_size, algorithm.drop_zero_variance
-    )
 
 
 def _checkpoints(job: Job, resume: Path) -> CheckpointStore:

@@ -13,7 +13,7 @@ import structlog
 
 from longboat_crds.status import TrainingState
 from longboat_runtime.checkpoint.volume import volume_problem
-from longboat_runtime.driver.assembly import RESUME, open_policy, open_rooms
+from longboat_runtime.driver.assembly import RESUME, open_rooms
 from longboat_runtime.driver.broker import Broker, Superseded
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.loop import Driver
@@ -25,6 +25,7 @@ from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.metrics.tensorboard import TensorBoard
 from longboat_runtime.problems import SpecProblem, spec_problem_in
 from longboat_runtime.reward.client import SOCKET
+from longboat_runtime.rounds.named import open_policy
 
 log = structlog.get_logger()
 

@@ -10,7 +10,7 @@ from collections import Counter
 from functools import singledispatchmethod
 
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import DeferReason, DropReason, Event
+from longboat_runtime.rounds.events import DeferReason, DropReason, Event, RoundKind
 from longboat_runtime.rounds.records import GroupRecord, RoundRecord, RoundState, SampleRecord, State
 from longboat_runtime.samples import GradeKind, PromptId, SampleId
 
@@ -21,7 +21,8 @@ STORED = (State.GENERATED, State.REWARDED, State.KEPT)
 class Ledger:
     """Folds events. Read it through `view.View`; nothing but `apply` changes it.
 
-    `queue` maps prompts that wait for a launch to their next attempt, oldest first. `lost` are samples that nobody makes any
+    `queue` maps prompts that wait for a launch to their next attempt, oldest first; `deferred_prompts` are those of them that have
+    been launched before. `short_rounds` counts the short rounds opened so far. `lost` are samples that nobody makes any
     more. `counts` counts samples of live groups by state.
     """
 
@@ -33,11 +34,13 @@ class Ledger:
         self.serving: int | None = None
         self.publishing: int | None = None
         self.last_round = 0
+        self.short_rounds = 0
         self.drawn = 0
         self.trained = 0
         self.dropped: Counter[DropReason] = Counter()
         self.deferred: Counter[DeferReason] = Counter()
         self.queue: dict[PromptId, int] = {}
+        self.deferred_prompts: dict[PromptId, None] = {}
         self.groups: dict[PromptId, GroupRecord] = {}
         self.rounds: dict[int, RoundRecord] = {}
         self.lost: dict[SampleId, None] = {}
@@ -100,6 +103,7 @@ class Ledger:
         if body.round != self.last_round + 1 or body.version != self.serving:
             return False
         self.last_round = body.round
+        self.short_rounds += body.kind is RoundKind.SHORT
         self.rounds[body.round] = RoundRecord(body.round, body.kind, body.version)
         return True
 
@@ -109,6 +113,7 @@ class Ledger:
         if not round_ or self.queue.get(body.prompt) != body.attempt or body.samples < self.group_size:
             return False
         del self.queue[body.prompt]
+        self.deferred_prompts.pop(body.prompt, None)
         samples = [SampleRecord(index) for index in range(body.samples)]
         self.groups[body.prompt] = GroupRecord(body.prompt, body.attempt, body.round, samples)
         self.counts[State.RUNNING] += body.samples
@@ -250,6 +255,7 @@ class Ledger:
         round_.deferred[body.reason] = round_.deferred.get(body.reason, 0) + 1
         self.deferred[body.reason] += 1
         self.queue[body.prompt] = body.attempt + 1
+        self.deferred_prompts[body.prompt] = None
         return True
 
     @_fold.register

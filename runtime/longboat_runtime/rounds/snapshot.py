@@ -13,7 +13,7 @@ from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.records import GroupRecord, RoundRecord
 from longboat_runtime.samples import PromptId, SampleId
 
-_SCALARS = ("seq", "incarnation", "step", "serving", "publishing", "last_round", "drawn", "trained")
+_SCALARS = ("seq", "incarnation", "step", "serving", "publishing", "last_round", "short_rounds", "drawn", "trained")
 _GROUPS = TypeAdapter(list[GroupRecord])
 _ROUNDS = TypeAdapter(list[RoundRecord])
 
@@ -40,6 +40,7 @@ def from_snapshot(snapshot: Mapping[str, Any]) -> Ledger:
     ledger.dropped = Counter({DropReason(reason): count for reason, count in snapshot["dropped"].items()})
     ledger.deferred = Counter({DeferReason(reason): count for reason, count in snapshot["deferred"].items()})
     ledger.queue = {PromptId(epoch, row): attempt for epoch, row, attempt in snapshot["queue"]}
+    ledger.deferred_prompts = {prompt: None for prompt, attempt in ledger.queue.items() if attempt}
     ledger.groups = {group.prompt: group for group in _GROUPS.validate_python(snapshot["groups"])}
     ledger.rounds = {round_.number: round_ for round_ in _ROUNDS.validate_python(snapshot["rounds"])}
     ledger.lost = {SampleId(*sample): None for sample in snapshot["lost"]}

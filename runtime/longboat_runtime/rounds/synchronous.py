@@ -8,10 +8,11 @@ from itertools import islice
 
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DeferReason, DropReason, Event
-from longboat_runtime.rounds.policy import Action, Close, Defer, Drop, Keep, Launch, Open, Publish, Train
-from longboat_runtime.rounds.records import RoundState, State
+from longboat_runtime.rounds.judging import judge, off_version
+from longboat_runtime.rounds.policy import Action, Close, Defer, Launch, Open, Publish, Train
+from longboat_runtime.rounds.records import RoundState
 from longboat_runtime.rounds.recovery import recover
-from longboat_runtime.rounds.view import GroupView, RoundView, View
+from longboat_runtime.rounds.view import RoundView, View
 from longboat_runtime.samples import SampleId
 
 # With dropZeroVariance a round draws new prompts for dropped groups until it has drawn so many times `promptsPerRound`, and
@@ -45,20 +46,12 @@ class Synchronous:
         match event.body:
             case events.Generated(sample=sample) if off_version(view, sample):
                 return [Defer(sample.prompt, DeferReason.OFF_VERSION)]
-            case events.Graded(sample=sample) if verdict := self._judge(view.group(sample.prompt)):
+            case events.Graded(sample=sample) if verdict := self._judge(view, sample):
                 return [verdict]
         return self._settle(view, round_)
 
-    def _judge(self, group: GroupView | None) -> Action | None:
-        if group is None:
-            return None
-        if group.errors:
-            return Drop(group.prompt, DropReason.GRADER_ERROR)
-        if not group.rewarded or group.state is State.KEPT:
-            return None
-        if self.drop_zero_variance and group.zero_variance:
-            return Drop(group.prompt, DropReason.ZERO_VARIANCE)
-        return Keep(group.prompt)
+    def _judge(self, view: View, sample: SampleId) -> Action | None:
+        return judge(view.group(sample.prompt), drop_zero_variance=self.drop_zero_variance)
 
     def _settle(self, view: View, round_: RoundView) -> Sequence[Action]:
         """Fills the round, closes it once every group is decided, and trains it unless kept data is being made again."""
@@ -78,12 +71,3 @@ class Synchronous:
             redrawn = wanted + round_.dropped.get(DropReason.ZERO_VARIANCE, 0)
             wanted = min(redrawn, wanted * MAX_DRAWS_PER_ROUND)
         return wanted - (round_.launched - sum(round_.deferred.values()))
-
-
-def off_version(view: View, sample: SampleId) -> bool:
-    """The sample has tokens of other weights than its round's."""
-    group, record = view.group(sample.prompt), view.sample(sample)
-    if group is None or record is None:
-        return False
-    version = view.rounds[group.round].version
-    return any(span.version != version for span in record.spans)

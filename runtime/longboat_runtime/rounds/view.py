@@ -153,6 +153,16 @@ class View:
         return self._ledger.queue
 
     @property
+    def deferred(self) -> Collection[PromptId]:
+        """Prompts of the queue that have been launched before, oldest first."""
+        return self._ledger.deferred_prompts.keys()
+
+    @property
+    def short_rounds(self) -> int:
+        """Short rounds opened so far, of the whole job."""
+        return self._ledger.short_rounds
+
+    @property
     def rounds(self) -> Mapping[int, RoundView]:
         """Rounds that are open, or closed and not trained, by number, oldest first."""
         return self._ledger.rounds

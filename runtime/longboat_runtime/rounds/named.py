@@ -1,0 +1,26 @@
+"""The round policy that a job names. Pure."""
+
+from __future__ import annotations
+
+from longboat_crds.algorithm import resolve
+from longboat_crds.job import RLJobSpec
+from longboat_crds.rounds import PROMPT_OVERCOMMIT, SAMPLE_OVERCOMMIT, RoundPolicyName
+from longboat_runtime.rounds.policy import Policy
+from longboat_runtime.rounds.synchronous import Synchronous
+from longboat_runtime.rounds.tail_batching import TailBatching
+
+
+def open_policy(spec: RLJobSpec) -> Policy:
+    """`spec.rounds.policy` with its knobs."""
+    rounds, algorithm = spec.rounds, resolve(spec.algorithm)
+    size = rounds.steps, rounds.prompts_per_round, algorithm.group_size
+    match rounds.policy:
+        case RoundPolicyName.SYNCHRONOUS:
+            return Synchronous(*size, algorithm.drop_zero_variance)
+        case RoundPolicyName.TAIL_BATCHING:
+            return TailBatching(
+                *size,
+                prompt_overcommit=rounds.prompt_overcommit or PROMPT_OVERCOMMIT,
+                sample_overcommit=rounds.sample_overcommit or SAMPLE_OVERCOMMIT,
+                drop_zero_variance=algorithm.drop_zero_variance,
+            )

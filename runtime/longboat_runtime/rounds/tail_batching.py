@@ -1,0 +1,151 @@
+"""Tail batching: short rounds that leave the slowest prompts out, and rare long rounds of those. Strictly on-policy. Pure.
+
+Source: RollPacker, "tail batching" (arXiv:2509.21009, section 4.1). Differs where that loses or biases data: prompts and samples
+are overcommitted independently, a prompt is complete when its responses are generated and not when they are graded, fractions
+of a prompt are carried from round to round, and the end of a run drains the queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import islice
+from math import ceil
+
+from longboat_runtime.rounds import events
+from longboat_runtime.rounds.events import DeferReason, DropReason, Event, RoundKind
+from longboat_runtime.rounds.judging import judge, off_version
+from longboat_runtime.rounds.policy import Abort, Action, Close, Defer, Launch, Open, Publish, Train
+from longboat_runtime.rounds.records import RoundState, State
+from longboat_runtime.rounds.recovery import recover
+from longboat_runtime.rounds.synchronous import MAX_DRAWS_PER_ROUND
+from longboat_runtime.rounds.view import GroupView, RoundView, View
+from longboat_runtime.samples import PromptId, SampleId
+
+
+@dataclass(frozen=True, slots=True)
+class TailBatching:
+    """Trains `prompts_per_round` prompts a step, `group_size` responses each.
+
+    A short round launches `prompt_overcommit` times as many prompts, fresh ones, with `sample_overcommit` times as many
+    responses; the first prompts to be complete are kept, the others deferred. Once a round's worth of prompts is deferred
+    they make a long round: nothing races, every response is waited for. So a long round follows every
+    1 / (prompt_overcommit - 1) short ones.
+
+    What a round keeps depends on the order in which responses are generated, never on when they are graded. With
+    `drop_zero_variance` the first complete groups of unequal rewards are kept, and the race lasts until there are enough of
+    them. A group with a grader error is dropped and not replaced. Deferred prompts train by the end: no more are deferred
+    than the remaining rounds can take.
+    """
+
+    steps: int
+    prompts_per_round: int
+    group_size: int
+    prompt_overcommit: float
+    sample_overcommit: float
+    drop_zero_variance: bool = False
+
+    def decide(self, view: View, event: Event) -> Sequence[Action]:
+        if view.serving != view.step:
+            return [Publish(view.step)] if view.publishing is None else []
+        round_ = next(iter(view.rounds.values()), None)
+        if round_ is None:
+            return [Open(self._kind(view))] if view.step < self.steps else []
+        if actions := recover(view):
+            return actions
+        match event.body:
+            case events.Generated(sample=sample) if off_version(view, sample):
+                return [Defer(sample.prompt, DeferReason.OFF_VERSION)]
+            case events.Generated(sample=sample) if extra := _running_extras(view.group(sample.prompt)):
+                return [Abort(extra)]
+            case events.Graded(sample=sample) if verdict := self._verdict(view, round_, sample.prompt):
+                return [verdict]
+        if round_.trainable:
+            return [Train(round_.number)]
+        return self._settle(view, round_) if round_.state is RoundState.OPEN else []
+
+    def _kind(self, view: View) -> RoundKind:
+        """Long as soon as a whole round is deferred, or the rounds after this one could not take what is."""
+        later = self.prompts_per_round * (self.steps - view.step - 1)
+        waiting = len(view.deferred)
+        return RoundKind.LONG if waiting >= self.prompts_per_round or waiting > later else RoundKind.SHORT
+
+    def _wanted(self, round_: RoundView) -> int:
+        return self.prompts_per_round - round_.dropped.get(DropReason.GRADER_ERROR, 0)
+
+    def _verdict(self, view: View, round_: RoundView, prompt: PromptId) -> Action | None:
+        """Only complete groups are judged. Those beyond the wanted ones wait for an earlier one to be dropped."""
+        group = view.group(prompt)
+        if group is None:
+            # It was dropped a moment ago, so another one may count.
+            prompts = islice(round_.completed, self._wanted(round_))
+            verdicts = (self._judge(view.group(prompt)) for prompt in prompts)
+            return next((verdict for verdict in verdicts if verdict), None)
+        if group.state is State.KEPT or not self.drop_zero_variance:
+            return self._judge(group)
+        chosen = prompt in islice(round_.completed, self._wanted(round_))
+        return self._judge(group) if chosen else None
+
+    def _judge(self, group: GroupView | None) -> Action | None:
+        complete = group is not None and group.completed is not None
+        return judge(group, drop_zero_variance=self.drop_zero_variance) if complete else None
+
+    def _settle(self, view: View, round_: RoundView) -> Sequence[Action]:
+        """Launches, ends the race once it is decided, and closes the round when every group is."""
+        if not round_.launched:
+            return [self._first_launch(view, round_)]
+        wanted, live = self._wanted(round_), len(round_.groups)
+        if live < wanted and self._may_draw(round_):
+            return [self._replacement(view, round_, wanted - live)]
+        finished = round_.kept if self.drop_zero_variance else round_.completed
+        if live > wanted and len(finished) >= wanted:
+            winners = set(islice(finished, wanted))
+            return [Defer(prompt, DeferReason.TOO_LONG) for prompt in round_.groups if prompt not in winners]
+        return [] if round_.undecided else [Close(round_.number)]
+
+    def _may_draw(self, round_: RoundView) -> bool:
+        """Dynamic sampling ends: see MAX_DRAWS_PER_ROUND."""
+        redrawn = round_.dropped.get(DropReason.ZERO_VARIANCE, 0)
+        return redrawn <= self.prompts_per_round * (MAX_DRAWS_PER_ROUND - 1)
+
+    def _first_launch(self, view: View, round_: RoundView) -> Launch:
+        if round_.kind is RoundKind.LONG:
+            queued = tuple(islice(view.deferred, self.prompts_per_round))
+            fresh = self._fresh(view, self.prompts_per_round - len(queued))
+            return self._launch(round_, (*queued, *fresh), self.prompts_per_round)
+        later = self.prompts_per_round * (self.steps - view.step - 1)
+        count = min(self._overcommitted(view.short_rounds), self.prompts_per_round + later - len(view.deferred))
+        return self._launch(round_, self._fresh(view, count), count)
+
+    def _overcommitted(self, ordinal: int) -> int:
+        """Prompts of the short round number `ordinal`: the whole ones of an even flow, whose fractions are carried on."""
+        flow = Fraction(str(self.prompt_overcommit)) * self.prompts_per_round
+        return int(flow * ordinal) - int(flow * (ordinal - 1))
+
+    def _replacement(self, view: View, round_: RoundView, count: int) -> Launch:
+        """For groups that were dropped, or given up with the weights that began them. The last round takes what is deferred."""
+        last = view.step + 1 >= self.steps
+        queued = tuple(islice(view.deferred, count)) if round_.kind is RoundKind.LONG or last else ()
+        fresh = self._fresh(view, count - len(queued))
+        return self._launch(round_, (*queued, *fresh), count)
+
+    def _fresh(self, view: View, count: int) -> tuple[PromptId, ...]:
+        """Prompts that were drawn and never launched, which a driver before this one may have left."""
+        if len(view.queue) == len(view.deferred):
+            return ()
+        return tuple(islice((prompt for prompt, attempt in view.queue.items() if attempt == 0), count))
+
+    def _launch(self, round_: RoundView, queued: tuple[PromptId, ...], count: int) -> Launch:
+        samples = self.group_size
+        if round_.kind is RoundKind.SHORT:
+            samples = ceil(Fraction(str(self.sample_overcommit)) * self.group_size)
+        return Launch(round_.number, samples, queued, count - len(queued))
+
+
+def _running_extras(group: GroupView | None) -> tuple[SampleId, ...]:
+    """Responses of a complete group that still run and don't count."""
+    if group is None or group.completed is None:
+        return ()
+    pairs = zip(group.sample_ids, group.samples, strict=True)
+    return tuple(sample for sample, record in pairs if record.state is State.RUNNING and not record.counts)

@@ -1,0 +1,53 @@
+"""Tail batching through the driver: what it defers is trained later, also after a death."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from longboat_runtime.driver.loop import Outcome
+from longboat_runtime.rounds import events
+from longboat_runtime.rounds.events import DeferReason, RoundKind
+from longboat_runtime.samples import PromptId
+from tests.driver.fakes import Site, make_spec
+from tests.driver.runs import history, manifests, trained
+
+STEPS, PROMPTS, GROUP = 9, 2, 2
+ROUNDS = {"policy": "TailBatching", "prompt_overcommit": 1.5, "steps": STEPS, "prompts_per_round": PROMPTS}
+
+
+def deferred(site: Site) -> set[PromptId]:
+    bodies = (body for body in history(site) if isinstance(body, events.GroupDeferred))
+    return {body.prompt for body in bodies if body.reason is DeferReason.TOO_LONG}
+
+
+@pytest.mark.parametrize("order", range(3))
+@pytest.mark.parametrize("crash", [None, (3, "before"), (4, "after"), (7, "before")])
+async def test_every_prompt_that_is_launched_is_trained_once(
+    tmp_path: Path, order: int, crash: tuple[int, str] | None
+) -> None:
+    site = Site(tmp_path, make_spec(**ROUNDS))
+    driver = site.driver(order)
+    if crash:
+        site.trainer.crash = crash
+        with pytest.raises(ExceptionGroup):
+            await driver.run()
+        driver = site.driver(order + 10)
+    assert await driver.run() is Outcome.DONE
+    batches = [samples for _, samples in trained(site)]
+    prompts = [prompt for samples in batches for prompt in {sample.prompt for sample in samples}]
+    assert [len(samples) for samples in batches] == [PROMPTS * GROUP] * STEPS
+    assert len(prompts) == len(set(prompts)) == STEPS * PROMPTS
+    launched = {body.prompt for body in history(site) if isinstance(body, events.Launched)}
+    assert launched == set(prompts), "nothing that was begun is left out"
+    assert deferred(site)
+    assert deferred(site) <= set(prompts)
+    assert not manifests(tmp_path)[-1]["ledger"]["queue"]
+
+
+async def test_rounds_are_short_until_a_round_is_deferred(tmp_path: Path) -> None:
+    site = Site(tmp_path, make_spec(**ROUNDS))
+    assert await site.driver().run() is Outcome.DONE
+    kinds = [body.kind for body in history(site) if isinstance(body, events.RoundOpened)]
+    assert kinds == [RoundKind.SHORT, RoundKind.SHORT, RoundKind.LONG] * 3
