@@ -89,6 +89,7 @@ def run_job(platform: Platform, seconds: dict[str, float]) -> None:
     )
     while not (phase := _follow(platform, seconds, begun)):
         print("the watch ended; it goes on", flush=True)
+        platform.kubectl("get", "rljobs", JOB)  # raises if it ended because the cluster or the job is gone
     if phase == "Failed":
         status = json.loads(platform.kubectl("get", "rljob", JOB, "-o", "json"))["status"]
         failed = next(condition for condition in status["conditions"] if condition["type"] == "Failed")

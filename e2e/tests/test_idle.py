@@ -33,10 +33,11 @@ def writes(site: Site) -> dict[str, float]:
 
 def test_idle_operator_writes_nothing(site: Site, new_job: Callable[[str], Job]) -> None:
     """One finished and one running job, sixty seconds."""
-    finished, running = new_job("idle-finished"), new_job("idle-running")
+    finished = new_job("idle-finished")
     finished.apply(small_job.spec(rounds={"steps": 1, "promptsPerRound": 4}))
-    running.apply(small_job.spec(rounds={"steps": 100_000, "promptsPerRound": 4}))
     finished.wait_for("Succeeded", 420)
+    running = new_job("idle-running")
+    running.apply(small_job.spec(rounds={"steps": 100_000, "promptsPerRound": 4}))
     running.wait_for_step(2, 420)
     time.sleep(10)
     before, step = writes(site), running.step()

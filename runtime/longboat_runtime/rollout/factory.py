@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from longboat_crds.reasons import Reason
 from longboat_runtime.interfaces import Engine
@@ -14,7 +16,6 @@ from longboat_runtime.rollout.arguments import check_version, engine_arguments
 from longboat_runtime.rollout.check import check_cache, check_parallelism, longest_sequence
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import environment, own_share
-from longboat_runtime.rollout.model_config import read_model_config
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +55,29 @@ def start_engine(config: EngineConfig, *, index: int = 0, engines: int = 1) -> E
     log.info("starting engine %s (%s, CPUs %s)", config.name, "in process" if local else "spawned", share)
     if local:
         from longboat_runtime.rollout.inprocess import InProcessEngine
+        from longboat_runtime.rollout.models import load_here
 
+        load_here(model.get("architectures") or [])
         return InProcessEngine(config, arguments)
     from longboat_runtime.rollout.spawned import SpawnedEngine
 
     return SpawnedEngine(config, arguments)
+
+
+def read_model_config(config: EngineConfig) -> dict:
+    """The text model's part of config.json. Raises SpecProblem if it isn't there or isn't JSON."""
+    path = Path(config.model) / "config.json"
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise SpecProblem(
+            Reason.MODEL_NOT_FOUND,
+            "model.path",
+            f"{path} can't be read in the rollout pod ({error.strerror}); check the path, and that the runtime template mounts it",
+        ) from error
+    except ValueError as error:
+        raise SpecProblem(Reason.MODEL_INVALID, "model.path", f"{path} is not JSON: {error}") from error
+    return content.get("text_config", content)
 
 
 def check_compiler(config: EngineConfig) -> None:

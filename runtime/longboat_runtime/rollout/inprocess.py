@@ -98,9 +98,7 @@ class InProcessEngine(BaseEngine):
         from vllm import EngineArgs, LLMEngine
 
         from longboat_runtime.rollout.counters import EngineCounters
-        from longboat_runtime.rollout.models import load_here
 
-        load_here(self._config)
         self._vllm: LLMEngine = LLMEngine.from_engine_args(EngineArgs(**self._arguments), stat_loggers=[EngineCounters])
         self._vllm.set_weight_version(str(NO_VERSION))
         assert self._vllm.logger_manager is not None
