@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from itertools import islice
 
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import DeferReason, DropReason, Event
-from longboat_runtime.rounds.judging import judge, off_version
-from longboat_runtime.rounds.policy import Action, Close, Defer, Launch, Open, Publish, Train
-from longboat_runtime.rounds.records import RoundState
-from longboat_runtime.rounds.recovery import recover
+from longboat_runtime.rounds.events import DropReason, RoundKind
+from longboat_runtime.rounds.judging import judge
+from longboat_runtime.rounds.on_policy import OnPolicy
+from longboat_runtime.rounds.policy import Action, Close, Launch
 from longboat_runtime.rounds.view import RoundView, View
-from longboat_runtime.samples import SampleId
 
 # With dropZeroVariance a round draws new prompts for dropped groups until it has drawn so many times `promptsPerRound`, and
 # then trains smaller: DAPO's dynamic sampling with the bound of verl's recipe (`max_num_gen_batches: 10`).
@@ -21,7 +19,7 @@ MAX_DRAWS_PER_ROUND = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Synchronous:
+class Synchronous(OnPolicy):
     """Launches `prompts_per_round` groups of exactly `group_size` samples, waits for all of them, trains, publishes, repeats.
 
     Nothing races: what a round keeps depends on prompts, seeds and rewards, never on the order in which samples finish.
@@ -30,35 +28,19 @@ class Synchronous:
     depends only on how many of the drawn prompts were dropped, so the order of grading doesn't matter either.
     """
 
-    steps: int
-    prompts_per_round: int
-    group_size: int
     drop_zero_variance: bool = False
 
-    def decide(self, view: View, event: Event) -> Sequence[Action]:
-        if view.serving != view.step:
-            return [Publish(view.step)] if view.publishing is None else []
-        round_ = next(iter(view.rounds.values()), None)
-        if round_ is None:
-            return [Open()] if view.step < self.steps else []
-        if actions := recover(view):
-            return actions
-        match event.body:
-            case events.Generated(sample=sample) if off_version(view, sample):
-                return [Defer(sample.prompt, DeferReason.OFF_VERSION)]
-            case events.Graded(sample=sample) if verdict := self._judge(view, sample):
-                return [verdict]
-        return self._settle(view, round_)
+    def _kind(self, view: View) -> RoundKind:
+        return RoundKind.SHORT
 
-    def _judge(self, view: View, sample: SampleId) -> Action | None:
-        return judge(view.group(sample.prompt), drop_zero_variance=self.drop_zero_variance)
+    def _answer(self, view: View, round_: RoundView, body: events.Body) -> Action | None:
+        match body:
+            case events.Graded(sample=sample):
+                return judge(view.group(sample.prompt), drop_zero_variance=self.drop_zero_variance)
+        return None
 
     def _settle(self, view: View, round_: RoundView) -> Sequence[Action]:
-        """Fills the round, closes it once every group is decided, and trains it unless kept data is being made again."""
-        if round_.trainable:
-            return [Train(round_.number)]
-        if round_.state is not RoundState.OPEN:
-            return []
+        """Fills the round, and closes it once every group is decided."""
         if missing := self._missing(round_):
             queued = tuple(islice(view.queue, missing))
             return [Launch(round_.number, self.group_size, queued, missing - len(queued))]

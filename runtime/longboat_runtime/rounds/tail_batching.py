@@ -1,6 +1,6 @@
 """Tail batching: short rounds that leave the slowest prompts out, and rare long rounds of those. Strictly on-policy. Pure.
 
-Source: RollPacker, "tail batching" (arXiv:2509.21009, section 4.1). Differs where that loses or biases data: prompts and samples
+Source: RollPacker, "tail batching" (arXiv:2509.21009). Differs where that loses or biases data: prompts and samples
 are overcommitted independently, a prompt is complete when its responses are generated and not when they are graded, fractions
 of a prompt are carried from round to round, and the end of a run drains the queue.
 """
@@ -14,18 +14,18 @@ from itertools import islice
 from math import ceil
 
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import DeferReason, DropReason, Event, RoundKind
-from longboat_runtime.rounds.judging import judge, off_version
-from longboat_runtime.rounds.policy import Abort, Action, Close, Defer, Launch, Open, Publish, Train
-from longboat_runtime.rounds.records import RoundState, State
-from longboat_runtime.rounds.recovery import recover
+from longboat_runtime.rounds.events import DeferReason, DropReason, RoundKind
+from longboat_runtime.rounds.judging import judge
+from longboat_runtime.rounds.on_policy import OnPolicy
+from longboat_runtime.rounds.policy import Abort, Action, Close, Defer, Launch
+from longboat_runtime.rounds.records import State
 from longboat_runtime.rounds.synchronous import MAX_DRAWS_PER_ROUND
 from longboat_runtime.rounds.view import GroupView, RoundView, View
 from longboat_runtime.samples import PromptId, SampleId
 
 
 @dataclass(frozen=True, slots=True)
-class TailBatching:
+class TailBatching(OnPolicy):
     """Trains `prompts_per_round` prompts a step, `group_size` responses each.
 
     A short round launches `prompt_overcommit` times as many prompts, fresh ones, with `sample_overcommit` times as many
@@ -39,37 +39,26 @@ class TailBatching:
     than the remaining rounds can take.
     """
 
-    steps: int
-    prompts_per_round: int
-    group_size: int
     prompt_overcommit: float
     sample_overcommit: float
     drop_zero_variance: bool = False
 
-    def decide(self, view: View, event: Event) -> Sequence[Action]:
-        if view.serving != view.step:
-            return [Publish(view.step)] if view.publishing is None else []
-        round_ = next(iter(view.rounds.values()), None)
-        if round_ is None:
-            return [Open(self._kind(view))] if view.step < self.steps else []
-        if actions := recover(view):
-            return actions
-        match event.body:
-            case events.Generated(sample=sample) if off_version(view, sample):
-                return [Defer(sample.prompt, DeferReason.OFF_VERSION)]
-            case events.Generated(sample=sample) if extra := _running_extras(view.group(sample.prompt)):
-                return [Abort(extra)]
-            case events.Graded(sample=sample) if verdict := self._verdict(view, round_, sample.prompt):
-                return [verdict]
-        if round_.trainable:
-            return [Train(round_.number)]
-        return self._settle(view, round_) if round_.state is RoundState.OPEN else []
-
     def _kind(self, view: View) -> RoundKind:
         """Long as soon as a whole round is deferred, or the rounds after this one could not take what is."""
-        later = self.prompts_per_round * (self.steps - view.step - 1)
         waiting = len(view.deferred)
-        return RoundKind.LONG if waiting >= self.prompts_per_round or waiting > later else RoundKind.SHORT
+        return RoundKind.LONG if waiting >= min(self.prompts_per_round, self._later(view) + 1) else RoundKind.SHORT
+
+    def _later(self, view: View) -> int:
+        """Prompts that the rounds after this one train."""
+        return self.prompts_per_round * (self.steps - view.step - 1)
+
+    def _answer(self, view: View, round_: RoundView, body: events.Body) -> Action | None:
+        match body:
+            case events.Generated(sample=sample) if extra := _running_extras(view.group(sample.prompt)):
+                return Abort(extra)
+            case events.Graded(sample=sample):
+                return self._verdict(view, round_, sample.prompt)
+        return None
 
     def _wanted(self, round_: RoundView) -> int:
         return self.prompts_per_round - round_.dropped.get(DropReason.GRADER_ERROR, 0)
@@ -114,8 +103,8 @@ class TailBatching:
             queued = tuple(islice(view.deferred, self.prompts_per_round))
             fresh = self._fresh(view, self.prompts_per_round - len(queued))
             return self._launch(round_, (*queued, *fresh), self.prompts_per_round)
-        later = self.prompts_per_round * (self.steps - view.step - 1)
-        count = min(self._overcommitted(view.short_rounds), self.prompts_per_round + later - len(view.deferred))
+        room = self._later(view) - len(view.deferred)
+        count = min(self._overcommitted(view.short_rounds), self.prompts_per_round + room)
         return self._launch(round_, self._fresh(view, count), count)
 
     def _overcommitted(self, ordinal: int) -> int:
