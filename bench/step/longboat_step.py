@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bench.step.cases import CLIP, LEARNING_RATE, MAX_TOKENS, PROMPT_CHARACTERS, Case, write_dataset
+from bench.step.cases import CLIP, GROUP_SIZE, LEARNING_RATE, Case, write_dataset
 
 STAGES = {"generate": "gen", "reward": "reward", "train": "update_actor", "publish": "update_weights"}
 
@@ -25,20 +25,18 @@ def job(case: Case, model: Path, data: Path, steps: int, seed: int, engines: int
             "runtimeRef": {"name": "bench"},
             "model": {"path": str(model), "dtype": "Float32"},
             "dataset": {"files": {"paths": [str(data)]}},
-            "algorithm": {"name": "GRPO", "groupSize": case.group_size, "clipLow": CLIP, "clipHigh": CLIP},
+            "algorithm": {"name": "GRPO", "groupSize": GROUP_SIZE, "clipLow": CLIP, "clipHigh": CLIP},
             "rounds": {"steps": steps, "promptsPerRound": case.prompts, "seed": seed},
             "rollout": {
-                "sampling": {"maxTokens": MAX_TOKENS},
+                "sampling": {"maxTokens": case.module.MAX_TOKENS},
                 "enginesPerPod": engines,
                 "kvCache": "512Mi",
                 "enforceEager": True,
             },
-            "rewards": [
-                {"name": "letters", "style": "TRL", "function": f"{Path(__file__).with_name('cases.py')}:letters"}
-            ],
+            "rewards": [{"name": case.workload, "style": "TRL", "function": f"{case.module.__file__}:reward"}],
             "rewardPool": {"gradersPerPod": 1},
             "trainer": {
-                "maxTokensPerBin": 8 * (PROMPT_CHARACTERS + MAX_TOKENS),
+                "maxTokensPerBin": 8 * (case.module.PROMPT_TOKENS + case.module.MAX_TOKENS),
                 "optimizer": {"learningRate": LEARNING_RATE},
             },
             "checkpoint": {"everySteps": steps, "keep": 1, "export": False},
@@ -52,7 +50,7 @@ def measure(case: Case, model: Path, scratch: Path, steps: int, seed: int, engin
 
     output = scratch / "longboat"
     shutil.rmtree(output, ignore_errors=True)
-    data = write_dataset(scratch / "prompts.jsonl", steps * case.prompts, seed)
+    data = write_dataset(case, scratch / "prompts.jsonl", steps * case.prompts, seed)
     file = scratch / "job.yaml"
     file.write_text(json.dumps(job(case, model, data, steps, seed, engines)))
     command = [str(Path(sys.executable).with_name("longboat")), "run", str(file), "--output", str(output)]

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.step.cases import CLIP, LEARNING_RATE, MAX_TOKENS, letters, prompts
+from bench.step.cases import CLIP, GROUP_SIZE, LEARNING_RATE, Case, case_named
 
 
-def settings(samples: int, group_size: int, micro_batch: int, steps: int, seed: int, output: Path) -> dict[str, Any]:
+def settings(case: Case, micro_batch: int, steps: int, seed: int, output: Path) -> dict[str, Any]:
     """Arguments of GRPOConfig."""
     return {
         "output_dir": str(output),
@@ -26,10 +26,10 @@ def settings(samples: int, group_size: int, micro_batch: int, steps: int, seed: 
         "bf16": False,
         "gradient_checkpointing": False,
         "per_device_train_batch_size": micro_batch,
-        "gradient_accumulation_steps": samples // micro_batch,
-        "generation_batch_size": samples,
-        "num_generations": group_size,
-        "max_completion_length": MAX_TOKENS,
+        "gradient_accumulation_steps": case.samples // micro_batch,
+        "generation_batch_size": case.samples,
+        "num_generations": GROUP_SIZE,
+        "max_completion_length": case.module.MAX_TOKENS,
         "max_steps": steps,
         "learning_rate": LEARNING_RATE,
         "lr_scheduler_type": "constant",
@@ -49,7 +49,7 @@ def settings(samples: int, group_size: int, micro_batch: int, steps: int, seed: 
     }
 
 
-def measure(model: Path, batch: tuple[int, int], micro_batch: int, steps: int, seed: int) -> list[dict[str, float]]:
+def measure(case: Case, model: Path, micro_batch: int, steps: int, seed: int) -> list[dict[str, float]]:
     """Seconds of each step: whole (from the end of the one before), and of generation and reward within it."""
     import torch
     from datasets import Dataset
@@ -83,13 +83,12 @@ def measure(model: Path, batch: tuple[int, int], micro_batch: int, steps: int, s
             if "completions/mean_length" in logs:
                 rows[-1]["mean_tokens"] = logs["completions/mean_length"]
 
-    samples, group_size = batch
     torch.manual_seed(seed)
-    data = Dataset.from_list([{"prompt": prompt} for prompt in prompts(steps * samples // group_size, seed)])
+    data = Dataset.from_list(case.module.rows(steps * case.prompts, seed))
     trainer = GRPOTrainer(
         model=str(model),
-        reward_funcs=letters,
-        args=GRPOConfig(**settings(samples, group_size, micro_batch, steps, seed, model.parent / "trl")),
+        reward_funcs=case.module.reward,
+        args=GRPOConfig(**settings(case, micro_batch, steps, seed, model.parent / "trl")),
         train_dataset=data,
         callbacks=[Clock()],
     )
@@ -102,12 +101,12 @@ def measure(model: Path, batch: tuple[int, int], micro_batch: int, steps: int, s
 def main() -> None:
     """Prints one JSON line with the rows."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("case", type=case_named)
     parser.add_argument("model", type=Path)
-    for name in ("samples", "group-size", "micro-batch", "steps", "seed"):
+    for name in ("micro-batch", "steps", "seed"):
         parser.add_argument(f"--{name}", type=int, required=True)
     arguments = parser.parse_args()
-    batch = (arguments.samples, arguments.group_size)
-    rows = measure(arguments.model, batch, arguments.micro_batch, arguments.steps, arguments.seed)
+    rows = measure(arguments.case, arguments.model, arguments.micro_batch, arguments.steps, arguments.seed)
     sys.stdout.write("\n" + json.dumps(rows) + "\n")
 
 

@@ -48,16 +48,16 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def model(vocabulary: int) -> Qwen3ForCausalLM:
-    """0.3 million parameters."""
+def model(vocabulary: int, layers: int = 2, hidden: int = 128) -> Qwen3ForCausalLM:
+    """0.3 million parameters, unless another shape is asked for; `hidden` is a multiple of 64."""
     return Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=vocabulary,
-            hidden_size=128,
-            intermediate_size=256,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
+            hidden_size=hidden,
+            intermediate_size=2 * hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=hidden // 32,
+            num_key_value_heads=hidden // 64,
             head_dim=32,
             max_position_embeddings=LENGTH,
             tie_word_embeddings=True,
@@ -69,11 +69,13 @@ def model(vocabulary: int) -> Qwen3ForCausalLM:
     )
 
 
-def warm_up(learner: Qwen3ForCausalLM, words: PreTrainedTokenizerFast, excluded: list[str]) -> None:
+def warm_up(
+    learner: Qwen3ForCausalLM, words: PreTrainedTokenizerFast, excluded: list[str], rate: float = LEARNING_RATE
+) -> None:
     """Supervised steps on demonstrations for prompts that are not held out."""
     rng = random.Random(1)
     without = set(excluded)
-    optimizer = torch.optim.AdamW(learner.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(learner.parameters(), lr=rate, weight_decay=0.0)
     for step in range(1, STEPS + 1):
         drawn = (draw(rng, evenly=number < EVEN) for number in range(2 * BATCH))
         prompts = [prompt for prompt in drawn if prompt not in without][:BATCH]
@@ -90,7 +92,7 @@ def warm_up(learner: Qwen3ForCausalLM, words: PreTrainedTokenizerFast, excluded:
             loss += part.item()
         torch.nn.utils.clip_grad_norm_(learner.parameters(), 1.0)
         for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * min(1.0, step / 20)
+            group["lr"] = rate * min(1.0, step / 20)
         optimizer.step()
         if step % 10 == 0:
             print(f"warm-up step {step}/{STEPS}: loss {loss:.3f}", flush=True)
