@@ -5,6 +5,8 @@ PYTHON := .venv/bin/python
 UV_VERSION := 0.13.8
 UV := $(CACHE)/uv-$(UV_VERSION)/bin/uv
 EXTRAS := operator,runtime,cpu,dev,bench
+# Tests wait for processes more than they compute.
+WORKERS := $(shell expr $$(nproc) + 1)
 PACKAGES := buildah containerd containernetworking-plugins debootstrap gcc iproute2 iptables libnuma1 runc
 
 .NOTPARALLEL:
@@ -19,7 +21,7 @@ help: ## Show this
 
 .PHONY: test
 test: ## Set up what is missing, then run all checks and all tests (as root: the cluster needs it)
-	@for step in setup lint binaries images test-unit test-e2e; do \
+	@for step in setup lint binaries images test-parts test-e2e; do \
 	  begun=$$(date +%s); echo "=== $$step"; \
 	  $(MAKE) $$step || { echo "=== $$step FAILED after $$(($$(date +%s) - begun)) s"; exit 1; }; \
 	  echo "=== $$step took $$(($$(date +%s) - begun)) s"; \
@@ -76,11 +78,15 @@ test-fast: binaries ## Run the tests that take seconds
 
 .PHONY: test-unit
 test-unit: binaries ## Run the tests that need no cluster
-	$(PYTHON) -m pytest -m "not cluster" --numprocesses 2 --dist loadfile
+	$(PYTHON) -m pytest -m "not cluster" --numprocesses $(WORKERS) --dist loadfile
+
+.PHONY: test-parts
+test-parts: binaries images ## Run the tests of the parts, on test clusters too
+	$(PYTHON) -m pytest -m "not alone" --numprocesses $(WORKERS) --dist loadfile tests
 
 .PHONY: test-e2e
-test-e2e: binaries images ## Run the tests on test clusters: of the parts, then of the whole (CLUSTER=NAME uses one that is up for the whole)
-	$(PYTHON) -m pytest -m cluster tests
+test-e2e: binaries images ## Run the tests that need the machine to themselves: of the test cluster, then of the whole (CLUSTER=NAME uses one that is up)
+	$(PYTHON) -m pytest -m alone tests
 	$(PYTHON) -m pytest -m cluster e2e $(if $(CLUSTER),--cluster $(CLUSTER))
 
 .PHONY: bench

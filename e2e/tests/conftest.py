@@ -21,6 +21,28 @@ def site(cluster: Cluster) -> sites.Site:
     return prepared
 
 
+@pytest.fixture(scope="session")
+def finished(site: sites.Site) -> Iterator[Job]:
+    """A job that has Succeeded."""
+    job = Job(site.cluster, site.namespace, "finished")
+    job.apply(small_job.spec())
+    options = ("--for=condition=Succeeded", f"rljob/{job.name}", "--timeout=420s")
+    site.cluster.kubectl("-n", site.namespace, "wait", *options, timeout=440)
+    yield job
+    job.delete()
+
+
+@pytest.fixture(scope="session")
+def survivor(site: sites.Site) -> Iterator[Job]:
+    """A job that goes on until it is deleted. A test that uses it leaves it running."""
+    job = Job(site.cluster, site.namespace, "survivor")
+    job.apply(small_job.spec(rounds={"steps": 100_000, "promptsPerRound": 4}))
+    job.wait_for("Running", 300)
+    job.wait_for_step(3)
+    yield job
+    job.delete()
+
+
 @pytest.fixture
 def new_job(site: sites.Site) -> Iterator[Callable[[str], Job]]:
     """Makes a handle to a job of a name; it is deleted after the test, also after a failed one."""

@@ -3,30 +3,17 @@
 The tests of `survivor` share one long job and run in the order of this file: each leaves it running.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from e2e.installation import NAMESPACE as SYSTEM
 from e2e.installation import operator_pods
 from e2e.jobs import Job
-from e2e.site import Site
-from e2e.tests import small_job
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 GPU_ROLES = ("rollout", "trainer")
-
-
-@pytest.fixture(scope="module")
-def survivor(site: Site) -> Iterator[Job]:
-    """A job that goes on until it is deleted."""
-    job = Job(site.cluster, site.namespace, "survivor")
-    job.apply(small_job.spec(rounds={"steps": 100_000, "promptsPerRound": 4}))
-    job.wait_for("Running", 300)
-    job.wait_for_step(3)
-    yield job
-    job.delete()
 
 
 def signal_process(job: Job, pod: str, container: str, word: str) -> None:
@@ -51,20 +38,15 @@ def resumes_after(job: Job, harm: Callable[[], None]) -> None:
     job.wait_for_step(before["step"] + 2)
 
 
-def test_job_finishes_with_an_export(site: Site, new_job: Callable[[str], Job]) -> None:
-    job = new_job("finisher")
-    job.apply(small_job.spec())
-    site.cluster.kubectl(
-        "-n", site.namespace, "wait", "--for=condition=Succeeded", "rljob/finisher", "--timeout=420s", timeout=440
-    )
-    status = job.status()
+def test_job_finishes_with_an_export(finished: Job) -> None:
+    status = finished.status()
     assert status["phase"] == "Succeeded"
     assert status["training"]["step"] == 4
     assert float(status["training"]["parity"]) < 1e-4
     assert status["checkpoint"]["step"] == 4
     assert status["checkpoint"]["export"]
-    job.wait("pods released", lambda: not job.pods(), 60)
-    columns = site.cluster.kubectl("-n", site.namespace, "get", "rlj", "finisher").split()
+    finished.wait("pods released", lambda: not finished.pods(), 60)
+    columns = finished.cluster.kubectl("-n", finished.namespace, "get", "rlj", finished.name).split()
     assert {"PHASE", "STEP", "REWARD", "ROLLOUT"} <= set(columns)
     assert "Succeeded" in columns
 
