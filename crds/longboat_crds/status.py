@@ -7,6 +7,9 @@ from pydantic import Field
 
 from longboat_crds.base import ApiModel, Timestamp, list_map
 
+# As many as `kubectl describe` shows without hiding the rest.
+RECENT_ROUNDS = 10
+
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Line = Annotated[str, Field(max_length=256)]
 Message = Annotated[str, Field(max_length=4096)]
@@ -36,6 +39,18 @@ class TrainingState(StrEnum):
     FAILED = "Failed"
 
 
+class RoundSummary(ApiModel):
+    """What became of one round, and what it cost."""
+
+    round: Count = Field(description="Number of the round, from 1.")
+    step: Count = Field(description="The optimizer step that it fed.")
+    kind: Line = Field(description="`Short` or `Long`.")
+    seconds: Line = Field(description="From the report of the step before to this one's.")
+    kept: Count = Field(description="Prompts trained.")
+    deferred: Count = Field(description="Prompts left to a later round.")
+    generated_to_kept: Line = Field(description="Response tokens that engines made for each one that was trained.")
+
+
 class Training(ApiModel):
     """Progress, written by the driver at round ends."""
 
@@ -52,6 +67,12 @@ class Training(ApiModel):
     weight_version: Count | None = Field(None, description="Optimizer step whose weights the engines serve.")
     parity: Line | None = Field(
         None, description="Largest log-prob difference of engine and trainer at the last publication."
+    )
+    recent_rounds: list[RoundSummary] | None = Field(
+        None,
+        max_length=RECENT_ROUNDS,
+        description="The last rounds, oldest first.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     updated: Timestamp | None = Field(None, description="When this was written.")
 

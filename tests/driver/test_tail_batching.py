@@ -51,3 +51,18 @@ async def test_rounds_are_short_until_a_round_is_deferred(tmp_path: Path) -> Non
     assert await site.driver().run() is Outcome.DONE
     kinds = [body.kind for body in history(site) if isinstance(body, events.RoundOpened)]
     assert kinds == [RoundKind.SHORT, RoundKind.SHORT, RoundKind.LONG] * 3
+
+
+async def test_status_has_the_last_rounds_and_what_they_cost(tmp_path: Path) -> None:
+    site = Site(tmp_path, make_spec(**ROUNDS))
+    driver = site.driver()
+    assert await driver.run() is Outcome.DONE
+    rounds = site.broker.status.training.recent_rounds
+    assert [(summary.step, summary.kind, summary.deferred) for summary in rounds][:3] == [
+        (1, "Short", 1),
+        (2, "Short", 1),
+        (3, "Long", 0),
+    ]
+    assert {summary.kept for summary in rounds} == {PROMPTS}
+    assert all(float(summary.generated_to_kept) >= 1 for summary in rounds)
+    assert float(rounds[2].generated_to_kept) == 1, "a long round throws nothing away"

@@ -66,6 +66,15 @@ class Interleavings(RuleBasedStateMachine):
         if self._has(state):
             assert self.world.lose(self._some(data, state))
 
+    @precondition(lambda self: self.world.stopping)
+    @rule(data=st.data())
+    def stop(self, data: st.DataObject) -> None:
+        """An engine gives back what it was told to stop, perhaps long after."""
+        sample = data.draw(st.sampled_from(self.world.stopping))
+        before = to_snapshot(self.world.ledger)
+        if not self.world.stop(sample):
+            assert to_snapshot(self.world.ledger) == before
+
     @rule()
     def train(self) -> None:
         self.world.train()
@@ -86,14 +95,16 @@ class Interleavings(RuleBasedStateMachine):
     def late(self, data: st.DataObject) -> None:
         """A callback again for a sample that is not in the state it was in: finished, graded, moved, aborted."""
         callbacks = [e.body for e in self.world.log] + self.world.late
-        callbacks = [b for b in callbacks if isinstance(b, (events.Generated, events.Graded))]
+        callbacks = [b for b in callbacks if isinstance(b, (events.Generated, events.Graded, events.Stopped))]
         stale = [b for b in callbacks if not self._expects(b)]
         if stale:
             before = to_snapshot(self.world.ledger)
             assert not self.world.record(data.draw(st.sampled_from(stale)))
             assert to_snapshot(self.world.ledger) == before
 
-    def _expects(self, body: events.Generated | events.Graded) -> bool:
+    def _expects(self, body: events.Generated | events.Graded | events.Stopped) -> bool:
+        if isinstance(body, events.Stopped):
+            return body.sample in self.world.stopping
         record = self.world.ledger.sample(body.sample)
         return record is not None and record.state is (
             State.RUNNING if isinstance(body, events.Generated) else State.GENERATED
@@ -169,6 +180,7 @@ class Interleavings(RuleBasedStateMachine):
         ledger = self.world.ledger
         states = [s.state for g in ledger.groups.values() for s in g.samples]
         assert {s: n for s, n in ledger.counts.items() if n} == {s: states.count(s) for s in set(states)}
+        assert set(ledger.deferred_prompts) == {prompt for prompt, attempt in ledger.queue.items() if attempt}
         assert set(ledger.lost) == set(self.world.samples(State.LOST))
         for group in ledger.groups.values():
             kinds = [s.kind for s in group.samples if s.kind is not None]

@@ -142,6 +142,37 @@ def test_a_surplus_response_is_stopped_and_never_waited_for() -> None:
     assert world.batches[1] == (SampleId(0, 0, 0, 0), SampleId(0, 0, 0, 2))
 
 
+def test_a_long_round_begins_with_what_got_furthest() -> None:
+    world = started(tail_batching(steps=30, prompts_per_round=2, group_size=1, prompt_overcommit=1.5))
+    while kinds(world).count(RoundKind.LONG) == 0:
+        if running := world.samples(State.RUNNING):
+            world.finish(running[-1])
+            for number, sample in enumerate(list(world.stopping)):
+                tokens = 10 * len(world.view.deferred) + number
+                assert world.record(events.Stopped(sample, tokens, "engine-0"))
+            world.stopping.clear()
+        elif generated := world.samples(State.GENERATED):
+            world.grade(generated[0])
+        else:
+            assert world.train() or world.publish()
+    launched = launches(world)[max(launches(world))]
+    assert launched == [PromptId(0, 3), PromptId(0, 0)], "the second to be deferred had got further"
+
+
+def test_a_round_counts_the_tokens_that_were_thrown_away() -> None:
+    world = started(tail_batching(steps=2, prompts_per_round=1, group_size=2, prompt_overcommit=2.0))
+    world.publish()
+    for index in (0, 1):
+        world.finish(SampleId(0, 0, 0, index))
+    assert world.stopping == [SampleId(0, 1, 0, 0), SampleId(0, 1, 0, 1)]
+    for sample in list(world.stopping):
+        assert world.stop(sample)
+    (round_,) = world.view.rounds.values()
+    assert (round_.generated_tokens, round_.stopped_tokens) == (3 + 4, 1 + 2)
+    assert world.view.deferred[PromptId(0, 1)].longest == 2
+    assert not world.record(events.Stopped(SampleId(0, 1, 0, 0), 9, "engine-0")), "said twice"
+
+
 def test_long_rounds_race_in_no_way() -> None:
     world = started(
         TailBatching(steps=40, prompts_per_round=2, group_size=2, prompt_overcommit=1.5, sample_overcommit=1.5)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.decisions import bodies
+from longboat_runtime.rounds.decisions import bodies, stopped_by
 from longboat_runtime.rounds.events import Event
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.policy import Action, Policy, Publish, Train
@@ -20,7 +20,9 @@ EPOCH_ROWS = 5
 
 @dataclass
 class World:
-    """`boundary` is what a checkpoint at the last commit holds; `publishing` and `training` are what the trainer has to do."""
+    """`boundary` is what a checkpoint at the last commit holds; `publishing` and `training` are what the trainer has to do,
+    `stopping` the samples that engines have been told to stop.
+    """
 
     policy: Policy
     group_size: int
@@ -30,6 +32,7 @@ class World:
     late: list[events.Body] = field(default_factory=list)
     training: list[int] = field(default_factory=list)
     publishing: list[int] = field(default_factory=list)
+    stopping: list[SampleId] = field(default_factory=list)
     fate: dict[PromptId, str] = field(default_factory=dict)
     batches: dict[int, tuple[SampleId, ...]] = field(default_factory=dict)
 
@@ -45,7 +48,7 @@ class World:
         self.view = View(self.ledger)
         self.late += [event.body for event in self.log[offset:]]
         self.log, self.fate, self.batches = self.log[:offset], dict(fate), dict(batches)
-        self.training, self.publishing = [], []
+        self.training, self.publishing, self.stopping = [], [], []
         self.incarnation += 1
         self.record(events.Started(self.ledger.step))
 
@@ -73,6 +76,7 @@ class World:
                 self.boundary = (to_snapshot(self.ledger), len(self.log), dict(self.fate), dict(self.batches))
 
     def _carry_out(self, action: Action) -> None:
+        self.stopping += stopped_by(self.view, action)
         for body in bodies(self.view, action, self.draw):
             event = Event(self.ledger.seq + 1, self.incarnation, float(len(self.log)), body)
             assert self.ledger.apply(event), f"{action} is against the ledger's state"
@@ -109,6 +113,10 @@ class World:
 
     def lose(self, sample: SampleId) -> bool:
         return self.record(events.Lost(sample, "engine is gone"))
+
+    def stop(self, sample: SampleId) -> bool:
+        self.stopping.remove(sample)
+        return self.record(events.Stopped(sample, 1 + sample.index, "engine-0"))
 
     def train(self) -> bool:
         if not self.training:

@@ -48,6 +48,7 @@ class SampleFlow:
         self._rows: dict[PromptId, Row] = {}
         self._orders: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         self._grading = 0
+        self._stopping: set[SampleId] = set()
         self.identity = job.identity
 
     def draw(self, count: int) -> list[PromptId]:
@@ -72,6 +73,7 @@ class SampleFlow:
     def abort(self, samples: Sequence[SampleId]) -> None:
         """Has engines stop these samples; what they made of them is discarded when it comes."""
         if samples:
+            self._stopping.update(samples)
             self._orders.put_nowait(partial(self._rooms.fleet.abort, samples))
 
     def grade(self, sample: SampleId) -> None:
@@ -107,7 +109,8 @@ class SampleFlow:
                     if isinstance(item, FinishedSample) and item.finish_reason is FinishReason.ABORT:
                         # The store keeps what it has: a part of a sample would stand in for the whole one.
                         await self._rooms.store.delete([item.id])
-                    self._happened(as_event(item))
+                    self._happened(as_event(item, stopping=item.id in self._stopping))
+                    self._stopping.discard(item.id)
 
     async def grade_held_out(self, sample: SampleId, row: Row) -> Grade:
         """Grades a stored held-out sample and discards it. Raises KeyError if the store has lost it."""
@@ -137,10 +140,15 @@ class SampleFlow:
         return self._rows[prompt]
 
 
-def as_event(item: FinishedSample | LostSample) -> events.Generated | events.Lost:
-    """What the fleet says, as an event. A sample that an engine gave up without being asked to is lost: nobody makes it."""
+def as_event(item: FinishedSample | LostSample, *, stopping: bool) -> events.Generated | events.Stopped | events.Lost:
+    """What the fleet says, as an event; `stopping` if it was asked to stop this sample.
+
+    A sample that an engine gave up without being asked to is lost: nobody makes it.
+    """
     if isinstance(item, LostSample):
         return events.Lost(item.id, item.reason)
+    if item.finish_reason is FinishReason.ABORT and stopping:
+        return events.Stopped(item.id, item.tokens, item.engine)
     if item.finish_reason is FinishReason.ABORT:
         return events.Lost(item.id, f"given up by {item.engine}")
     return events.Generated(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime
+from collections import deque
 from collections.abc import Callable, Mapping
 
-from longboat_crds.status import CheckpointStatus, Problem, Training, TrainingState
+from longboat_crds.status import RECENT_ROUNDS, CheckpointStatus, Problem, RoundSummary, Training, TrainingState
 from longboat_runtime.driver.broker import Broker
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.stages import Stages
@@ -14,6 +15,7 @@ from longboat_runtime.driver.troubles import Troubles
 from longboat_runtime.interfaces import Manifest
 from longboat_runtime.metrics.record import Record
 from longboat_runtime.metrics.reports import Reports
+from longboat_runtime.rounds.events import RoundKind
 from longboat_runtime.rounds.view import View
 
 
@@ -28,12 +30,17 @@ class Reporter:
         self._before = broker.previous.training
         self._checkpoint: CheckpointStatus | None = broker.previous.checkpoint
         self._view: View | None = None
+        before = self._before.recent_rounds if self._before else None
+        self._rounds: deque[RoundSummary] = deque(before or (), maxlen=RECENT_ROUNDS)
         self._metrics: dict[str, float] = {}
         stages.changed = self.tell
 
     def go_on(self, view: View, saved: Manifest | None) -> None:
         """The job runs from here; progress is read from this view."""
         self._view, self._state = view, TrainingState.RUNNING
+        # Those that the driver before made after the checkpoint will be made again.
+        kept = [summary for summary in self._rounds if summary.step <= view.step]
+        self._rounds = deque(kept, maxlen=RECENT_ROUNDS)
         if saved:
             self.saved(saved)
         self.tell()
@@ -73,6 +80,8 @@ class Reporter:
         """Writes the record of `step` and tells the progress."""
         record = self.reports.finish(step, timed=timed)
         self.remember(record.metrics)
+        if timed:
+            self._rounds.append(_summary(step, record.metrics))
         self.tell()
         return record
 
@@ -101,6 +110,7 @@ class Reporter:
             step_seconds=self._text("timing_s/step", ".1f"),
             weight_version=view.serving if view else None,
             parity=self._text("sync/parity_max", ".1e"),
+            recent_rounds=list(self._rounds) or None,
             updated=self._now(),
             **({"round_kind": str(kinds[-1])} if kinds else {}),
         )
@@ -111,3 +121,16 @@ class Reporter:
     def _now(self) -> str:
         moment = datetime.datetime.fromtimestamp(self._clock(), tz=datetime.UTC)
         return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _summary(step: int, metrics: Mapping[str, float]) -> RoundSummary:
+    """Of the round that fed `step`. Pure."""
+    return RoundSummary(
+        round=int(metrics.get("training/round", 0)),
+        step=step,
+        kind=str(RoundKind.LONG if metrics.get("tail/round_kind") else RoundKind.SHORT),
+        seconds=format(metrics.get("timing_s/step", 0.0), ".1f"),
+        kept=int(metrics.get("rollout/kept_groups", 0)),
+        deferred=int(metrics.get("rollout/deferred_groups", 0)),
+        generated_to_kept=format(metrics.get("tail/generated_to_kept", 0.0), ".2f"),
+    )

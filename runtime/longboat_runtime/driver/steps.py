@@ -97,7 +97,7 @@ class Steps:
         with self._stages.running(Stage.TRAIN):
             request = train_request(step, batch, self._algorithm, self._job.full_batch)
             reports.add(step, batch_metrics(samples, [sample.advantage for sample in request.samples]))
-            reports.add(step, {**staleness(samples, step - 1), **round_metrics(round_, queued)})
+            reports.add(step, staleness(samples, step - 1))
             try:
                 if batch:
                     report = await self._surviving(step - 1, lambda: self._rooms.trainer.train(request))
@@ -106,6 +106,8 @@ class Steps:
                 if not await self._data_lost(step, number, set(batch)):
                     raise
                 return
+            # Not before: what engines stopped when the round was decided comes back meanwhile.
+            reports.add(step, round_metrics(round_, queued, sum(sample.tokens for sample in samples)))
         self._happened(events.StepCommitted(step, step, number, tuple(batch)))
 
     async def _surviving(self, committed: int, work: Callable[[], Awaitable[T]]) -> T:

@@ -57,10 +57,15 @@ def staleness(samples: Sequence[SampleView], version: int) -> dict[str, float]:
     }
 
 
-def round_metrics(round_: RoundView, queued: int) -> dict[str, float]:
-    """What became of everything the round launched, decided groups included."""
+def round_metrics(round_: RoundView, queued: int, kept_tokens: int) -> dict[str, float]:
+    """What became of everything the round launched, decided groups included. `kept_tokens` are the batch's response tokens."""
     grades = sum(round_.grades.values())
+    made = round_.generated_tokens + round_.stopped_tokens
     return {
+        "training/round": float(round_.number),
+        "rollout/generated_tokens": float(round_.generated_tokens),
+        "rollout/stopped_tokens": float(round_.stopped_tokens),
+        "tail/generated_to_kept": made / kept_tokens if kept_tokens else 0.0,
         "rollout/launched_groups": float(round_.launched),
         "rollout/generated": float(round_.generated),
         "rollout/surplus": float(round_.surplus),

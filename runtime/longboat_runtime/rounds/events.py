@@ -126,6 +126,15 @@ class Aborted:
 
 
 @dataclass(frozen=True, slots=True)
+class Stopped:
+    """An engine has given back a sample that it was told to stop, after `tokens` response tokens. They are thrown away."""
+
+    sample: SampleId
+    tokens: int
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
 class GroupKept:
     """The group is part of its round's batch, for good."""
 
@@ -209,6 +218,7 @@ Body = (
     | Relaunched
     | Graded
     | Aborted
+    | Stopped
     | GroupKept
     | GroupDeferred
     | GroupDropped

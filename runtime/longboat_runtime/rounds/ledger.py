@@ -11,8 +11,8 @@ from functools import singledispatchmethod
 
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DeferReason, DropReason, Event, RoundKind
-from longboat_runtime.rounds.records import GroupRecord, RoundRecord, RoundState, SampleRecord, State
-from longboat_runtime.samples import GradeKind, PromptId, SampleId
+from longboat_runtime.rounds.records import GivenUp, GroupRecord, RoundRecord, RoundState, SampleRecord, State
+from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId
 
 # States in which the store has the sample's data.
 STORED = (State.GENERATED, State.REWARDED, State.KEPT)
@@ -21,8 +21,8 @@ STORED = (State.GENERATED, State.REWARDED, State.KEPT)
 class Ledger:
     """Folds events. Read it through `view.View`; nothing but `apply` changes it.
 
-    `queue` maps prompts that wait for a launch to their next attempt, oldest first; `deferred_prompts` are those of them that have
-    been launched before. `short_rounds` counts the short rounds opened so far. `lost` are samples that nobody makes any
+    `queue` maps prompts that wait for a launch to their next attempt, oldest first; `deferred_prompts` those of them that have
+    been launched before to the attempt that was given up. `short_rounds` counts the short rounds opened so far. `lost` are samples that nobody makes any
     more. `counts` counts samples of live groups by state.
     """
 
@@ -40,7 +40,7 @@ class Ledger:
         self.dropped: Counter[DropReason] = Counter()
         self.deferred: Counter[DeferReason] = Counter()
         self.queue: dict[PromptId, int] = {}
-        self.deferred_prompts: dict[PromptId, None] = {}
+        self.deferred_prompts: dict[PromptId, GivenUp] = {}
         self.groups: dict[PromptId, GroupRecord] = {}
         self.rounds: dict[int, RoundRecord] = {}
         self.lost: dict[SampleId, None] = {}
@@ -128,6 +128,7 @@ class Ledger:
             return False
         round_ = self.rounds[group.round]
         round_.generated += 1
+        round_.generated_tokens += body.tokens
         record.seq = record.seq or seq
         record.prompt_tokens, record.tokens, record.finish_reason = body.prompt_tokens, body.tokens, body.finish_reason
         record.spans, record.engine = body.spans, body.engine
@@ -207,6 +208,22 @@ class Ledger:
             self._move(record, State.SURPLUS)
         return True
 
+    @_fold.register
+    def _(self, body: events.Stopped, seq: int) -> bool:
+        group, record = self.groups.get(body.sample.prompt), self.sample(body.sample)
+        given_up = self.deferred_prompts.get(body.sample.prompt)
+        if group and record and record.state is State.SURPLUS and record.finish_reason is None:
+            record.tokens, record.finish_reason, record.engine = body.tokens, FinishReason.ABORT, body.engine
+            number = group.round
+        elif given_up and given_up.attempt == body.sample.attempt and given_up.awaits(body.sample.index):
+            given_up.lengths[body.sample.index] = body.tokens
+            number = given_up.round
+        else:
+            return False
+        if number in self.rounds:
+            self.rounds[number].stopped_tokens += body.tokens
+        return True
+
     def _surplus(self, sample: SampleId) -> SampleRecord | None:
         """The sample if its group is complete without it, so that it may be stopped."""
         group, record = self.groups.get(sample.prompt), self.sample(sample)
@@ -255,7 +272,9 @@ class Ledger:
         round_.deferred[body.reason] = round_.deferred.get(body.reason, 0) + 1
         self.deferred[body.reason] += 1
         self.queue[body.prompt] = body.attempt + 1
-        self.deferred_prompts[body.prompt] = None
+        finished = [record.index for record in group.samples if record.finish_reason is not None]
+        lengths = [record.tokens if record.finish_reason is not None else None for record in group.samples]
+        self.deferred_prompts[body.prompt] = GivenUp(body.prompt, body.attempt, group.round, lengths, finished)
         return True
 
     @_fold.register

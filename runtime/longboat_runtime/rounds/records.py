@@ -115,11 +115,36 @@ class GroupRecord:
 
 
 @dataclass(slots=True)
+class GivenUp:
+    """The last attempt at a deferred prompt, in `round`.
+
+    `lengths` are the response tokens of its samples, by index: of finished ones, and of stopped ones as far as they got; None
+    while the engine hasn't said. `finished` are the indices of the finished ones.
+    """
+
+    prompt: PromptId
+    attempt: int
+    round: int
+    lengths: list[int | None]
+    finished: list[int]
+
+    def awaits(self, index: int) -> bool:
+        """The engine hasn't said yet how far this sample got."""
+        return 0 <= index < len(self.lengths) and self.lengths[index] is None
+
+    @property
+    def longest(self) -> int:
+        """The longest response seen: a lower bound of what the next attempt may take."""
+        return max((length for length in self.lengths if length is not None), default=0)
+
+
+@dataclass(slots=True)
 class RoundRecord:
     """One round. `groups` are its undecided and kept groups; `completed` its groups in the order they were filled.
 
     `missing` counts samples of kept groups whose data or grade is gone: it can't be trained before they are made again.
-    The counters are over the whole round, decided groups included: `grades` by kind, `dropped` and `deferred` by reason.
+    The counters are over the whole round, decided groups included: `grades` by kind, `dropped` and `deferred` by reason;
+    `generated_tokens` and `stopped_tokens` are response tokens of finished and of stopped samples.
     """
 
     number: int
@@ -134,6 +159,8 @@ class RoundRecord:
     generated: int = 0
     surplus: int = 0
     lost: int = 0
+    generated_tokens: int = 0
+    stopped_tokens: int = 0
     grades: dict[GradeKind, int] = field(default_factory=dict)
     dropped: dict[DropReason, int] = field(default_factory=dict)
     deferred: dict[DeferReason, int] = field(default_factory=dict)

@@ -10,10 +10,11 @@ from pydantic import TypeAdapter
 
 from longboat_runtime.rounds.events import DeferReason, DropReason
 from longboat_runtime.rounds.ledger import Ledger
-from longboat_runtime.rounds.records import GroupRecord, RoundRecord
+from longboat_runtime.rounds.records import GivenUp, GroupRecord, RoundRecord
 from longboat_runtime.samples import PromptId, SampleId
 
 _SCALARS = ("seq", "incarnation", "step", "serving", "publishing", "last_round", "short_rounds", "drawn", "trained")
+_GIVEN_UP = TypeAdapter(list[GivenUp])
 _GROUPS = TypeAdapter(list[GroupRecord])
 _ROUNDS = TypeAdapter(list[RoundRecord])
 
@@ -26,6 +27,7 @@ def to_snapshot(ledger: Ledger) -> dict[str, Any]:
         "dropped": {str(reason): count for reason, count in sorted(ledger.dropped.items())},
         "deferred": {str(reason): count for reason, count in sorted(ledger.deferred.items())},
         "queue": [[*prompt, attempt] for prompt, attempt in ledger.queue.items()],
+        "given_up": _GIVEN_UP.dump_python(list(ledger.deferred_prompts.values()), mode="json"),
         "groups": _GROUPS.dump_python(list(ledger.groups.values()), mode="json"),
         "rounds": _ROUNDS.dump_python(list(ledger.rounds.values()), mode="json"),
         "lost": [list(sample) for sample in ledger.lost],
@@ -40,7 +42,8 @@ def from_snapshot(snapshot: Mapping[str, Any]) -> Ledger:
     ledger.dropped = Counter({DropReason(reason): count for reason, count in snapshot["dropped"].items()})
     ledger.deferred = Counter({DeferReason(reason): count for reason, count in snapshot["deferred"].items()})
     ledger.queue = {PromptId(epoch, row): attempt for epoch, row, attempt in snapshot["queue"]}
-    ledger.deferred_prompts = {prompt: None for prompt, attempt in ledger.queue.items() if attempt}
+    given_up = {attempt.prompt: attempt for attempt in _GIVEN_UP.validate_python(snapshot["given_up"])}
+    ledger.deferred_prompts = {prompt: given_up[prompt] for prompt, attempt in ledger.queue.items() if attempt}
     ledger.groups = {group.prompt: group for group in _GROUPS.validate_python(snapshot["groups"])}
     ledger.rounds = {round_.number: round_ for round_ in _ROUNDS.validate_python(snapshot["rounds"])}
     ledger.lost = {SampleId(*sample): None for sample in snapshot["lost"]}

@@ -30,7 +30,8 @@ class TailBatching(OnPolicy):
 
     A short round launches `prompt_overcommit` times as many prompts, fresh ones, with `sample_overcommit` times as many
     responses; the first prompts to be complete are kept, the others deferred. Once a round's worth of prompts is deferred
-    they make a long round: nothing races, every response is waited for. So a long round follows every
+    they make a long round: nothing races, every response is waited for, and the prompts whose given up attempts had got
+    furthest are launched first, so that what may take longest never waits for room in an engine. So a long round follows every
     1 / (prompt_overcommit - 1) short ones.
 
     What a round keeps depends on the order in which responses are generated, never on when they are graded. With
@@ -100,7 +101,8 @@ class TailBatching(OnPolicy):
 
     def _first_launch(self, view: View, round_: RoundView) -> Launch:
         if round_.kind is RoundKind.LONG:
-            queued = tuple(islice(view.deferred, self.prompts_per_round))
+            oldest = islice(view.deferred.items(), self.prompts_per_round)
+            queued = tuple(prompt for prompt, _ in sorted(oldest, key=lambda item: -item[1].longest))
             fresh = self._fresh(view, self.prompts_per_round - len(queued))
             return self._launch(round_, (*queued, *fresh), self.prompts_per_round)
         room = self._later(view) - len(view.deferred)

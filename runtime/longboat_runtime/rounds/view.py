@@ -71,6 +71,13 @@ class GroupView(Protocol):
     def zero_variance(self) -> bool: ...
 
 
+class GivenUpView(Protocol):
+    """See `records.GivenUp`."""
+
+    @property
+    def longest(self) -> int: ...
+
+
 class RoundView(Protocol):
     """See `records.RoundRecord`."""
 
@@ -100,6 +107,10 @@ class RoundView(Protocol):
     def surplus(self) -> int: ...
     @property
     def lost(self) -> int: ...
+    @property
+    def generated_tokens(self) -> int: ...
+    @property
+    def stopped_tokens(self) -> int: ...
     @property
     def grades(self) -> Mapping[GradeKind, int]: ...
     @property
@@ -153,9 +164,9 @@ class View:
         return self._ledger.queue
 
     @property
-    def deferred(self) -> Collection[PromptId]:
-        """Prompts of the queue that have been launched before, oldest first."""
-        return self._ledger.deferred_prompts.keys()
+    def deferred(self) -> Mapping[PromptId, GivenUpView]:
+        """Prompts of the queue that have been launched before, oldest first, with the attempt that was given up."""
+        return self._ledger.deferred_prompts
 
     @property
     def short_rounds(self) -> int:
