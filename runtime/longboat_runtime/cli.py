@@ -76,6 +76,29 @@ def run(
     raise typer.Exit(run_file(file, output, config_map or [], verbose=verbose))
 
 
+@app.command("timeline")
+def timeline(
+    output: Annotated[
+        Path, typer.Argument(help="Directory of the job: of `longboat run`, or on its checkpoint claim.")
+    ],
+    rounds: Annotated[
+        str | None,
+        typer.Option(metavar="FIRST-LAST", help="Rounds to show.", show_default="last period, or last 6 if fewer"),
+    ] = None,
+    png: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Picture to write.", show_default="OUTPUT/timeline.png without --trace"),
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Trace to write, for https://ui.perfetto.dev.")
+    ] = None,
+) -> None:
+    """Draws a job's rounds: its samples on their engines, what became of them, training and publication."""
+    from longboat_runtime.timeline.command import show
+
+    raise typer.Exit(show(output, rounds, png, trace))
+
+
 def main() -> None:
     """Entry point."""
     app()

@@ -1,0 +1,118 @@
+"""Events of a log, folded into rounds and bars. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from longboat_runtime.rounds import events
+from longboat_runtime.rounds.events import Event
+from longboat_runtime.samples import PromptId, SampleId
+from longboat_runtime.timeline.bars import Fate, Gap, Span, Timeline, Work
+from longboat_runtime.timeline.growing import OpenGroup, OpenRound, Try
+
+
+def fold(log: Iterable[Event]) -> Timeline:
+    """The timeline of events in the order of their numbers. What was launched before the first of them is not in it."""
+    folding = _Fold()
+    for event in log:
+        folding.take(event)
+    return folding.timeline()
+
+
+class _Fold:
+    def __init__(self) -> None:
+        self._rounds: dict[int, OpenRound] = {}
+        self._groups: dict[tuple[PromptId, int], OpenGroup] = {}
+        self._working: dict[Work, tuple[int, float]] = {}
+        self._spans: list[Span] = []
+        self._gaps: list[Gap] = []
+        self._now: float | None = None
+
+    def take(self, event: Event) -> None:
+        time = event.time
+        match event.body:
+            case events.Started():
+                self._start(time)
+            case events.RoundOpened(round=number) as opened:
+                self._rounds[number] = OpenRound(opened, time)
+            case events.Launched() as launched:
+                self._launch(launched, time)
+            case events.Generated(sample=sample, engine=engine, tokens=tokens):
+                for one in self._latest(sample):
+                    one.end, one.engine, one.tokens = time, engine, tokens
+            case events.Lost(sample=sample):
+                for one in self._latest(sample):
+                    one.fate, one.end = Fate.LOST, time if one.end is None else one.end
+            case events.Relaunched(sample=sample):
+                if group := self._groups.get((sample.prompt, sample.attempt)):
+                    group.tries[sample.index].append(Try(time))
+            case events.Graded(sample=sample):
+                if group := self._groups.get((sample.prompt, sample.attempt)):
+                    group.seats.add(sample.index)
+            case events.Aborted(samples=samples):
+                for one in (one for sample in samples for one in self._latest(sample) if one.end is None):
+                    one.fate, one.end = Fate.SURPLUS, time
+            case events.Stopped(sample=sample, engine=engine, tokens=tokens):
+                for one in (one for one in self._latest(sample) if one.engine is None):
+                    one.engine, one.tokens = engine, tokens
+            case events.GroupKept(prompt=prompt, attempt=attempt):
+                if group := self._groups.get((prompt, attempt)):
+                    group.fate = Fate.KEPT
+            case events.GroupDeferred(prompt=prompt, attempt=attempt):
+                self._give_up(prompt, attempt, Fate.DEFERRED, time)
+            case events.GroupDropped(prompt=prompt, attempt=attempt):
+                self._give_up(prompt, attempt, Fate.DROPPED, time)
+            case events.RoundClosed(round=number):
+                if round_ := self._rounds.get(number):
+                    round_.closed = time
+            case events.StepStarted(step=step, round=number):
+                self._working[Work.TRAIN] = step, time
+                if round_ := self._rounds.get(number):
+                    round_.step = step
+            case events.StepFailed():
+                self._end(Work.TRAIN, time, done=False)
+            case events.StepCommitted():
+                self._end(Work.TRAIN, time, done=True)
+            case events.PublishStarted(version=version):
+                self._working[Work.PUBLISH] = version, time
+            case events.Published():
+                self._end(Work.PUBLISH, time, done=True)
+        self._now = time
+
+    def timeline(self) -> Timeline:
+        now = self._now or 0.0
+        for work in tuple(self._working):
+            self._end(work, now, done=False)
+        rounds = tuple(round_.frozen(now) for round_ in self._rounds.values())
+        return Timeline(rounds, tuple(sorted(self._spans, key=lambda span: span.start)), tuple(self._gaps), now)
+
+    def _start(self, time: float) -> None:
+        """Whatever ran in the incarnation before is gone; nothing is known of it after that one's last event."""
+        if self._now is None:
+            return
+        for work in tuple(self._working):
+            self._end(work, self._now, done=False)
+        for one in (tries[-1] for group in self._groups.values() for tries in group.tries):
+            if one.end is None:
+                one.fate, one.end = Fate.LOST, self._now
+        self._gaps.append(Gap(self._now, time))
+
+    def _launch(self, body: events.Launched, time: float) -> None:
+        if round_ := self._rounds.get(body.round):
+            group = OpenGroup(body.prompt, body.attempt, [[Try(time)] for _ in range(body.samples)])
+            self._groups[body.prompt, body.attempt] = group
+            round_.groups.append(group)
+
+    def _latest(self, sample: SampleId) -> list[Try]:
+        """The sample's present try; none if it was launched before the log begins."""
+        group = self._groups.get((sample.prompt, sample.attempt))
+        return group.tries[sample.index][-1:] if group else []
+
+    def _give_up(self, prompt: PromptId, attempt: int, fate: Fate, time: float) -> None:
+        if group := self._groups.get((prompt, attempt)):
+            group.give_up(fate, time)
+
+    def _end(self, work: Work, time: float, *, done: bool) -> None:
+        if work in self._working:
+            step, start = self._working.pop(work)
+            self._spans.append(Span(work, step, start, time, done))

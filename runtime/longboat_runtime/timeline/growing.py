@@ -1,0 +1,92 @@
+"""Rounds, groups and tries while they are folded. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from longboat_runtime.rounds import events
+from longboat_runtime.samples import PromptId, SampleId
+from longboat_runtime.timeline.bars import Bar, Fate, Round
+
+
+@dataclass(slots=True)
+class Try:
+    """One try at a sample. `fate` stays None for what the group decides."""
+
+    start: float
+    end: float | None = None
+    engine: str | None = None
+    tokens: int = 0
+    fate: Fate | None = None
+
+
+@dataclass(slots=True)
+class OpenGroup:
+    """One attempt at a prompt. `tries` has those of each sample.
+
+    `seats` are the samples that were graded: only those that count are, and they count for good.
+    """
+
+    prompt: PromptId
+    attempt: int
+    tries: list[list[Try]]
+    seats: set[int] = field(default_factory=set)
+    fate: Fate = Fate.OPEN
+
+    def give_up(self, fate: Fate, time: float) -> None:
+        """All of it ends; what was lost or surplus before stays that."""
+        self.fate = fate
+        for tries in self.tries:
+            for one in tries:
+                one.fate = one.fate or fate
+                one.end = time if one.end is None else one.end
+
+    def bars(self, end: float) -> list[Bar]:
+        """A bar for each try; those that still run end at `end`."""
+        return [
+            Bar(
+                SampleId(*self.prompt, self.attempt, index),
+                one.start,
+                end if one.end is None else one.end,
+                one.engine,
+                one.tokens,
+                self._fate(one, index),
+            )
+            for index, tries in enumerate(self.tries)
+            for one in tries
+        ]
+
+    def _fate(self, one: Try, index: int) -> Fate:
+        if one.fate is not None:
+            return one.fate
+        if one.end is None or self.fate is not Fate.KEPT:
+            return Fate.OPEN
+        return Fate.KEPT if index in self.seats else Fate.SURPLUS
+
+
+@dataclass(slots=True)
+class OpenRound:
+    """A round, `begun` by this event."""
+
+    begun: events.RoundOpened
+    opened: float
+    closed: float | None = None
+    step: int | None = None
+    groups: list[OpenGroup] = field(default_factory=list)
+
+    def frozen(self, end: float) -> Round:
+        """The round as the log tells it, which ends at `end`."""
+        fates = [group.fate for group in self.groups]
+        bars = tuple(bar for group in self.groups for bar in group.bars(end))
+        return Round(
+            self.begun.round,
+            self.begun.kind,
+            self.begun.version,
+            self.opened,
+            self.closed,
+            self.step,
+            kept=fates.count(Fate.KEPT),
+            deferred=fates.count(Fate.DEFERRED),
+            dropped=fates.count(Fate.DROPPED),
+            bars=bars,
+        )
