@@ -1,5 +1,6 @@
 """Fixtures and settings of all tests."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,17 @@ pytest_plugins = ["e2e.fixtures"]
 # How long an example takes says nothing on a machine that others use too.
 settings.register_profile("longboat", deadline=None)
 settings.load_profile("longboat")
+
+
+def pytest_configure() -> None:
+    """Gives a worker of several one CPU, and so everything that its tests start.
+
+    Threads of one computation wait for each other by spinning: on CPUs that others use too they take ten times as long.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker:
+        cpus = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cpus[int(worker.removeprefix("gw")) % len(cpus)]})
 
 
 @pytest.fixture(autouse=True)

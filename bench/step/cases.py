@@ -41,6 +41,7 @@ CASES = [
     Case("tail", "0.3M", 32),
     Case("tail", "0.3M", 256),
     Case("tail", "4M", 64),
+    Case("tail", "4M", 256),
 ]
 
 
