@@ -108,6 +108,6 @@ COHERENCE = (
             "belongs to policy TailBatching: leave it out, or set rounds.policy to TailBatching",
             f"rounds.{name}",
         )
-        for name in ("promptOvercommit", "sampleOvercommit")
+        for name in ("promptOvercommit", "sampleOvercommit", "maxLengthBias")
     ),
 )

@@ -292,6 +292,12 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _DEGRADED,
         _FAILED,
     ),
+    Reason.LENGTH_BIAS: _run(
+        "Trained responses are shorter than those first launched by more than rounds.maxLengthBias allows; rounds don't race for a "
+        "period.",
+        "Lower rounds.sampleOvercommit or rounds.promptOvercommit in the next job, or allow more.",
+        _DEGRADED,
+    ),
     Reason.LOSS_NOT_FINITE: _run(
         "Loss or gradient norm became NaN or infinite; the step was not committed.",
         "Lower trainer.optimizer.learningRate, or use model.dtype BFloat16 or Float32.",

@@ -80,6 +80,7 @@ class Reason(StrEnum):
     STAGE_STUCK = "StageStuck"
     ENGINE_REFUSED = "EngineRefused"
     GRADER_ERRORS = "GraderErrors"
+    LENGTH_BIAS = "LengthBias"
     LOSS_NOT_FINITE = "LossNotFinite"
     CHECKPOINT_CORRUPT = "CheckpointCorrupt"
     EXPORT_FAILED = "ExportFailed"

@@ -47,6 +47,14 @@ class RoundsSpec(ApiModel):
         "first. More than 1 favours short responses within a group. "
         f"Default: {SAMPLE_OVERCOMMIT:g}.",
     )
+    max_length_bias: float | None = Field(
+        None,
+        ge=0.0,
+        le=1.0,
+        description="With TailBatching: the largest Kolmogorov-Smirnov distance between trained response lengths and those of first "
+        "launches. Once the lower 95 % bound of status.training.lengthBias exceeds it, the job doesn't race for a period, and says "
+        "so. Default: no limit.",
+    )
     seed: Seed = Field(0, description="Seed of every sample; with Synchronous a resumed job repeats bit for bit.")
     stage_deadline_seconds: Seconds = Field(
         1800,

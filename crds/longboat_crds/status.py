@@ -68,6 +68,11 @@ class Training(ApiModel):
     parity: Line | None = Field(
         None, description="Largest log-prob difference of engine and trainer at the last publication."
     )
+    length_bias: Line | None = Field(
+        None,
+        description="With TailBatching: trained response lengths against those of first launches, over the last periods of short "
+        "and long rounds: ratio of means and Kolmogorov-Smirnov distance, each with a 95 % interval.",
+    )
     recent_rounds: list[RoundSummary] | None = Field(
         None,
         max_length=RECENT_ROUNDS,

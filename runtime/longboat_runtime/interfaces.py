@@ -221,6 +221,9 @@ class PromptSource(Protocol):
     def row(self, epoch: int, row: int) -> Row:
         """The row again, for a relaunch or after a restart."""
 
+    def domain(self, row: int) -> str:
+        """The domain of a row; empty if rows have none."""
+
     def state(self) -> Mapping[str, Any]: ...
 
     def restore(self, state: Mapping[str, Any]) -> None: ...

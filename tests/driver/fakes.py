@@ -93,6 +93,8 @@ class FakeFleet:
     requests: list[SampleRequest] = field(default_factory=list)
     aborted: list[SampleId] = field(default_factory=list)
     published: list[int] = field(default_factory=list)
+    shortest_first: bool = False
+    likely: dict[SampleId, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.done: asyncio.Queue[FinishedSample | LostSample] = asyncio.Queue()
@@ -106,7 +108,8 @@ class FakeFleet:
 
     async def _make(self, request: SampleRequest) -> None:
         first = self.version, self.weights
-        for _ in range(self.shuffle.randrange(20)):
+        self.likely[request.id] = likely = 1 + digest(request.seed, request.prompt_ids, *first) % 7
+        for _ in range(20 * likely if self.shortest_first else self.shuffle.randrange(20)):
             await asyncio.sleep(0)
         if request.id in self.hang:
             await asyncio.Event().wait()
@@ -139,12 +142,13 @@ class FakeFleet:
             self.aborted.append(i)
             if task := self.running.pop(i, None):
                 task.cancel()
+                made = max(1, self.likely.get(i, 0) - 1)
                 part = GeneratedSample(
                     i,
                     np.zeros(1, np.int32),
-                    np.zeros(1, np.int32),
-                    np.zeros(1, np.float32),
-                    (VersionSpan(self.version, 0, 1),),
+                    np.zeros(made, np.int32),
+                    np.zeros(made, np.float32),
+                    (VersionSpan(self.version, 0, made),),
                     FinishReason.ABORT,
                     "3",
                     "engine-0",
@@ -253,7 +257,10 @@ class FakeSource:
         return drawn
 
     def row(self, epoch: int, row: int) -> Row:
-        return Row(PromptId(epoch, row), f"prompt {row}", (row,), "odd" if row % 2 else "even")
+        return Row(PromptId(epoch, row), f"prompt {row}", (row,), self.domain(row))
+
+    def domain(self, row: int) -> str:
+        return "odd" if row % 2 else "even"
 
     def state(self) -> Mapping[str, Any]:
         return {"position": self.position}

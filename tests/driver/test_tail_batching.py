@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from longboat_runtime.driver.loop import Outcome
+from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DeferReason, RoundKind
 from longboat_runtime.samples import PromptId
@@ -66,3 +67,44 @@ async def test_status_has_the_last_rounds_and_what_they_cost(tmp_path: Path) -> 
     assert {summary.kept for summary in rounds} == {PROMPTS}
     assert all(float(summary.generated_to_kept) >= 1 for summary in rounds)
     assert float(rounds[2].generated_to_kept) == 1, "a long round throws nothing away"
+
+
+@pytest.mark.parametrize("crash", [None, (40, "after")])
+async def test_lengths_are_audited_at_the_end_of_a_period(tmp_path: Path, crash: tuple[int, str] | None) -> None:
+    """The fake engine's lengths don't depend on the order in which it finishes, so there is nothing to find."""
+    site = Site(tmp_path, make_spec(**{**ROUNDS, "steps": 60}))
+    driver = site.driver()
+    if crash:
+        site.trainer.crash = crash
+        with pytest.raises(ExceptionGroup):
+            await driver.run()
+        driver = site.driver(previous=site.broker.status)
+    assert await driver.run() is Outcome.DONE
+    audited = {r.step: r.metrics for r in read_records(tmp_path) if "tail/length_bias/prompts" in r.metrics}
+    assert sorted(audited) == list(range(3, 61, 3))
+    last = audited[60]
+    assert last["tail/length_bias/prompts"] == 8 * 3 * PROMPTS
+    assert last["tail/length_bias/mean_ratio/low"] <= 1 <= last["tail/length_bias/mean_ratio/high"]
+    assert last["tail/length_bias/ks/low"] < 0.05
+    assert 0 < last["tail/length_bias/redraw_rate"] < 0.5
+    assert last["tail/length_bias/even/prompts"] + last["tail/length_bias/odd/prompts"] == 8 * 3 * PROMPTS
+    assert "48 prompts" in site.broker.status.training.length_bias
+
+
+async def test_too_much_bias_suspends_races_for_a_period_and_says_so(tmp_path: Path) -> None:
+    """An engine that hands the shortest of each group back first, to a policy that keeps only half of each group."""
+    rounds = {**ROUNDS, "prompts_per_round": 8, "sample_overcommit": 4.0, "steps": 30, "max_length_bias": 0.02}
+    site = Site(tmp_path, make_spec(**rounds))
+    driver = site.driver()
+    site.fleet.shortest_first = True
+    told = []
+    site.broker.publish = told.append
+    assert await driver.run() is Outcome.DONE
+    reasons = [status.problem and status.problem.reason for status in told]
+    assert "LengthBias" in reasons
+    suspended = [body for body in history(site) if isinstance(body, events.RacesSuspended)]
+    assert [body.rounds for body in suspended[:1]] == [2]
+    kinds = [body.kind for body in history(site) if isinstance(body, events.RoundOpened)]
+    short, long = RoundKind.SHORT, RoundKind.LONG
+    assert kinds[:6] == [short, short, long] * 2, "the first period has too few prompts to say anything"
+    assert kinds[6:11] == [short] * 4 + [long], "two rounds without a race come before the two that fill the queue"

@@ -215,3 +215,18 @@ def test_the_queue_survives_a_driver(waiting_kind: str) -> None:
     assert list(world.view.deferred) == waiting
     world.run()
     assert world.fate[waiting[0]] == "trained"
+
+
+def test_suspended_races_are_synchronous_rounds() -> None:
+    world = started(
+        tail_batching(steps=20, prompts_per_round=2, group_size=1, prompt_overcommit=1.5, sample_overcommit=2.0)
+    )
+    world.publish()
+    assert world.record(events.RacesSuspended(3))
+    assert not world.record(events.RacesSuspended(2)), "more are suspended already"
+    world.run(random.Random(1).choice)
+    counts = [len(prompts) for prompts in launches(world).values()]
+    assert counts[:5] == [3, 2, 2, 2, 3], "the first was open already"
+    by_round = {body.round: body.samples for body in bodies(world, events.Launched)}
+    assert [by_round[number] for number in range(1, 6)] == [2, 1, 1, 1, 2]
+    assert kinds(world)[:5] == [RoundKind.SHORT] * 5

@@ -55,6 +55,10 @@ class TablePrompts:
             columns=record,
         )
 
+    def domain(self, row: int) -> str:
+        """The row's domain; empty if rows have none."""
+        return self._meanings(self._table.record(row), self._table.place(row))[0]
+
     def _meanings(self, record: Mapping[str, Any], place: str) -> tuple[str, Any]:
         """Domain and ground truth of a row."""
         names = self._columns

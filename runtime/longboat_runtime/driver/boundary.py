@@ -9,6 +9,7 @@ from typing import Any
 from longboat_crds.reasons import Reason
 from longboat_runtime.driver.eventlog import LogPosition
 from longboat_runtime.problems import SpecProblem
+from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
 
@@ -25,13 +26,14 @@ class Evaluated:
 class Boundary:
     """Taken right after a commit, before anything else happens.
 
-    `identity` is that of the job that began (it goes into seeds), `source` the prompt source's state, `log` the position
-    behind the commit.
+    `identity` is that of the job that began (it goes into seeds), `source` the prompt source's state, `lengths` what is
+    known of response lengths, `log` the position behind the commit.
     """
 
     identity: str
     ledger: Mapping[str, Any]
     source: Mapping[str, Any]
+    lengths: Mapping[str, Any]
     log: LogPosition
 
     @property
@@ -43,16 +45,20 @@ class Boundary:
         return {**asdict(self), "evaluated": asdict(evaluated) if evaluated else None}
 
 
-def take(identity: str, ledger: Ledger, source: Mapping[str, Any], log: LogPosition) -> Boundary:
+def take(
+    identity: str, ledger: Ledger, source: Mapping[str, Any], lengths: LengthHistory, log: LogPosition
+) -> Boundary:
     """The boundary at this moment."""
-    return Boundary(identity, to_snapshot(ledger), dict(source), log)
+    return Boundary(identity, to_snapshot(ledger), dict(source), lengths.to_snapshot(), log)
 
 
-def read(state: Mapping[str, Any], group_size: int) -> tuple[Boundary, Ledger, Evaluated | None]:
+def read(state: Mapping[str, Any], group_size: int) -> tuple[Boundary, Ledger, LengthHistory, Evaluated | None]:
     """Inverse of `to_state`. Raises SpecProblem if the checkpoint was made with another group size or cannot be read."""
     try:
         ledger = from_snapshot(state["ledger"])
-        boundary = Boundary(state["identity"], state["ledger"], state["source"], LogPosition(**state["log"]))
+        lengths = LengthHistory.from_snapshot(state["lengths"])
+        position = LogPosition(**state["log"])
+        boundary = Boundary(state["identity"], state["ledger"], state["source"], state["lengths"], position)
         evaluated = Evaluated(**state["evaluated"]) if state["evaluated"] else None
     except (KeyError, TypeError, ValueError) as error:
         message = f"The checkpoint's state can't be read ({error!r}): it was made by another version of Longboat."
@@ -60,4 +66,4 @@ def read(state: Mapping[str, Any], group_size: int) -> tuple[Boundary, Ledger, E
     if ledger.group_size != group_size:
         message = f"The checkpoint was made with groupSize {ledger.group_size}, not {group_size}. Set it back, or start a new job."
         raise SpecProblem(Reason.CHECKPOINT_MISMATCH, "spec.algorithm.groupSize", message)
-    return boundary, ledger, evaluated
+    return boundary, ledger, lengths, evaluated

@@ -1,20 +1,21 @@
-"""Numbers events, folds them into the ledger and appends them to the log."""
+"""Numbers events, folds them into ledger and length history and appends them to the log."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from longboat_runtime.driver.eventlog import EventLog
+from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.events import Body, Event
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.view import View
 
 
 class Journal:
-    """The only writer of a ledger. `clock` gives Unix time in seconds. `late` counts events that had no effect."""
+    """The only writer of a ledger, and of the history of lengths beside it. `clock` gives Unix time in seconds. `late` counts events that had no effect."""
 
-    def __init__(self, ledger: Ledger, log: EventLog, clock: Callable[[], float]) -> None:
-        self.ledger, self.view, self.log = ledger, View(ledger), log
+    def __init__(self, ledger: Ledger, lengths: LengthHistory, log: EventLog, clock: Callable[[], float]) -> None:
+        self.ledger, self.view, self.lengths, self.log = ledger, View(ledger), lengths, log
         self._clock = clock
         self.late = 0
 
@@ -24,5 +25,6 @@ class Journal:
         if not self.ledger.apply(event):
             self.late += 1
             return None
+        self.lengths.fold(body)
         self.log.append(event)
         return event

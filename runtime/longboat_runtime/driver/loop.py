@@ -158,7 +158,8 @@ class Driver:
     def _commit(self, body: events.StepCommitted) -> None:
         """The step boundary: what a checkpoint will hold is taken before anything else happens."""
         source, position = self._rooms.source.state(), self._journal.log.position
-        self._boundary = take(self._flow.identity, self._journal.ledger, source, position)
+        journal = self._journal
+        self._boundary = take(self._flow.identity, journal.ledger, source, journal.lengths, position)
         self._flow.discard(body.samples)
         self._flow.forget({sample.prompt for sample in body.samples})
         self._steps.finish(self._boundary)

@@ -32,6 +32,7 @@ class Reporter:
         self._view: View | None = None
         before = self._before.recent_rounds if self._before else None
         self._rounds: deque[RoundSummary] = deque(before or (), maxlen=RECENT_ROUNDS)
+        self._length_bias = self._before.length_bias if self._before else None
         self._metrics: dict[str, float] = {}
         stages.changed = self.tell
 
@@ -72,6 +73,10 @@ class Reporter:
             self._checkpoint = self._checkpoint.model_copy(update={"export": path})
         self.tell()
 
+    def audited(self, line: str) -> None:
+        """What the last audit of response lengths found."""
+        self._length_bias = line
+
     def remember(self, metrics: Mapping[str, float]) -> None:
         """Values that the status shows until newer ones come."""
         self._metrics.update(metrics)
@@ -110,6 +115,7 @@ class Reporter:
             step_seconds=self._text("timing_s/step", ".1f"),
             weight_version=view.serving if view else None,
             parity=self._text("sync/parity_max", ".1e"),
+            length_bias=self._length_bias,
             recent_rounds=list(self._rounds) or None,
             updated=self._now(),
             **({"round_kind": str(kinds[-1])} if kinds else {}),

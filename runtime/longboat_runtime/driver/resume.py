@@ -15,6 +15,7 @@ from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.journal import Journal
 from longboat_runtime.driver.rooms import Rooms
 from longboat_runtime.interfaces import Manifest
+from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.ledger import STORED, Ledger
 from longboat_runtime.rounds.snapshot import to_snapshot
 from longboat_runtime.samples import SampleId
@@ -49,29 +50,32 @@ async def begin(job: Job, rooms: Rooms, clock: Callable[[], float]) -> Beginning
     info = loading.result()
     log.info("model is loaded", parameters=info.parameters, max_length=info.max_length)
     if manifest is None:
-        ledger, evaluated, identity, resumes = Ledger(job.spec.algorithm.group_size), None, job.identity, None
+        ledger, lengths = Ledger(job.spec.algorithm.group_size), LengthHistory()
+        evaluated, identity, resumes = None, job.identity, None
     else:
         await rooms.trainer.restore(manifest.model)
-        boundary, ledger, evaluated = read(manifest.state, job.spec.algorithm.group_size)
+        boundary, ledger, lengths, evaluated = read(manifest.state, job.spec.algorithm.group_size)
         rooms.source.restore(boundary.source)
         identity, resumes = boundary.identity, boundary.log
         if not manifest.directory.is_relative_to(job.root):
             ledger.incarnation, manifest, resumes = 0, None, None
         log.info("resumed", step=ledger.step, incarnation=boundary.log.incarnation)
-    journal = _open_journal(job, ledger, resumes, clock)
+    journal = _open_journal(job, ledger, lengths, resumes, clock)
     held = set(await rooms.store.held())
     wanted = _stored(ledger)
     await rooms.store.delete(sorted(held - wanted))
-    boundary = take(identity, ledger, rooms.source.state(), journal.log.position)
+    boundary = take(identity, ledger, rooms.source.state(), lengths, journal.log.position)
     return Beginning(journal, boundary, manifest, evaluated, sorted(wanted - held))
 
 
-def _open_journal(job: Job, ledger: Ledger, resumes: LogPosition | None, clock: Callable[[], float]) -> Journal:
+def _open_journal(
+    job: Job, ledger: Ledger, lengths: LengthHistory, resumes: LogPosition | None, clock: Callable[[], float]
+) -> Journal:
     try:
         log_ = EventLog(job.root, job.incarnation, to_snapshot(ledger), resumes)
     except OSError as error:
         raise volume_problem(error) or error from error
-    return Journal(ledger, log_, clock)
+    return Journal(ledger, lengths, log_, clock)
 
 
 def _stored(ledger: Ledger) -> set[SampleId]:

@@ -13,6 +13,7 @@ _FOREMOST_FIRST = (
     Reason.NO_ENGINES,
     Reason.ENGINE_REFUSED,
     Reason.GRADER_ERRORS,
+    Reason.LENGTH_BIAS,
 )
 _MESSAGE_LIMIT = 4096
 

@@ -67,6 +67,13 @@ class RoundOpened:
 
 
 @dataclass(frozen=True, slots=True)
+class RacesSuspended:
+    """The next `rounds` short rounds launch no more than they train: racing has biased the data by more than is allowed."""
+
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
 class Launched:
     """A group of `samples` responses to one prompt was handed to the engines."""
 
@@ -212,6 +219,7 @@ Body = (
     Started
     | Drawn
     | RoundOpened
+    | RacesSuspended
     | Launched
     | Generated
     | Lost

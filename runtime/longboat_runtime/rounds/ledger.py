@@ -22,7 +22,8 @@ class Ledger:
     """Folds events. Read it through `view.View`; nothing but `apply` changes it.
 
     `queue` maps prompts that wait for a launch to their next attempt, oldest first; `deferred_prompts` those of them that have
-    been launched before to the attempt that was given up. `short_rounds` counts the short rounds opened so far. `lost` are samples that nobody makes any
+    been launched before to the attempt that was given up. `short_rounds` counts the short rounds opened so far, `calm_rounds`
+    those to come that don't race. `lost` are samples that nobody makes any
     more. `counts` counts samples of live groups by state.
     """
 
@@ -35,6 +36,7 @@ class Ledger:
         self.publishing: int | None = None
         self.last_round = 0
         self.short_rounds = 0
+        self.calm_rounds = 0
         self.drawn = 0
         self.trained = 0
         self.dropped: Counter[DropReason] = Counter()
@@ -103,8 +105,18 @@ class Ledger:
         if body.round != self.last_round + 1 or body.version != self.serving:
             return False
         self.last_round = body.round
-        self.short_rounds += body.kind is RoundKind.SHORT
-        self.rounds[body.round] = RoundRecord(body.round, body.kind, body.version)
+        short = body.kind is RoundKind.SHORT
+        calm = short and self.calm_rounds > 0
+        self.short_rounds += short
+        self.calm_rounds -= calm
+        self.rounds[body.round] = RoundRecord(body.round, body.kind, body.version, racing=not calm)
+        return True
+
+    @_fold.register
+    def _(self, body: events.RacesSuspended, seq: int) -> bool:
+        if body.rounds <= self.calm_rounds:
+            return False
+        self.calm_rounds = body.rounds
         return True
 
     @_fold.register

@@ -10,6 +10,12 @@ from longboat_runtime.rounds.synchronous import Synchronous
 from longboat_runtime.rounds.tail_batching import TailBatching
 
 
+def races_of_a_period(spec: RLJobSpec) -> int:
+    """Short rounds between two long ones under TailBatching, at least one: 1 / (promptOvercommit - 1)."""
+    surplus = (spec.rounds.prompt_overcommit or PROMPT_OVERCOMMIT) - 1
+    return max(1, round(1 / surplus)) if surplus > 0 else 1
+
+
 def open_policy(spec: RLJobSpec) -> Policy:
     """`spec.rounds.policy` with its knobs."""
     rounds, algorithm = spec.rounds, resolve(spec.algorithm)

@@ -142,6 +142,7 @@ class GivenUp:
 class RoundRecord:
     """One round. `groups` are its undecided and kept groups; `completed` its groups in the order they were filled.
 
+    `racing` is False for a short round that launches no more than it trains.
     `missing` counts samples of kept groups whose data or grade is gone: it can't be trained before they are made again.
     The counters are over the whole round, decided groups included: `grades` by kind, `dropped` and `deferred` by reason;
     `generated_tokens` and `stopped_tokens` are response tokens of finished and of stopped samples.
@@ -150,6 +151,7 @@ class RoundRecord:
     number: int
     kind: RoundKind
     version: int
+    racing: bool = True
     state: RoundState = RoundState.OPEN
     groups: PromptSet = field(default_factory=dict)
     completed: PromptSet = field(default_factory=dict)

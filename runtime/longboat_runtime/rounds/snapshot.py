@@ -13,7 +13,18 @@ from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.records import GivenUp, GroupRecord, RoundRecord
 from longboat_runtime.samples import PromptId, SampleId
 
-_SCALARS = ("seq", "incarnation", "step", "serving", "publishing", "last_round", "short_rounds", "drawn", "trained")
+_SCALARS = (
+    "seq",
+    "incarnation",
+    "step",
+    "serving",
+    "publishing",
+    "last_round",
+    "short_rounds",
+    "calm_rounds",
+    "drawn",
+    "trained",
+)
 _GIVEN_UP = TypeAdapter(list[GivenUp])
 _GROUPS = TypeAdapter(list[GroupRecord])
 _ROUNDS = TypeAdapter(list[RoundRecord])

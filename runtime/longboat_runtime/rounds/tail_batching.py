@@ -37,7 +37,7 @@ class TailBatching(OnPolicy):
     What a round keeps depends on the order in which responses are generated, never on when they are graded. With
     `drop_zero_variance` the first complete groups of unequal rewards are kept, and the race lasts until there are enough of
     them. A group with a grader error is dropped and not replaced. Deferred prompts train by the end: no more are deferred
-    than the remaining rounds can take.
+    than the remaining rounds can take. While races are suspended, short rounds are those of the synchronous policy.
     """
 
     prompt_overcommit: float
@@ -106,7 +106,8 @@ class TailBatching(OnPolicy):
             fresh = self._fresh(view, self.prompts_per_round - len(queued))
             return self._launch(round_, (*queued, *fresh), self.prompts_per_round)
         room = self._later(view) - len(view.deferred)
-        count = min(self._overcommitted(view.short_rounds), self.prompts_per_round + room)
+        wanted = self._overcommitted(view.short_rounds) if round_.racing else self.prompts_per_round
+        count = min(wanted, self.prompts_per_round + room)
         return self._launch(round_, self._fresh(view, count), count)
 
     def _overcommitted(self, ordinal: int) -> int:
@@ -129,7 +130,7 @@ class TailBatching(OnPolicy):
 
     def _launch(self, round_: RoundView, queued: tuple[PromptId, ...], count: int) -> Launch:
         samples = self.group_size
-        if round_.kind is RoundKind.SHORT:
+        if round_.kind is RoundKind.SHORT and round_.racing:
             samples = ceil(Fraction(str(self.sample_overcommit)) * self.group_size)
         return Launch(round_.number, samples, queued, count - len(queued))
 

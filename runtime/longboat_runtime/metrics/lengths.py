@@ -1,0 +1,39 @@
+"""What the audit of response lengths found, as metrics and in a line for people. Pure."""
+
+from __future__ import annotations
+
+from longboat_runtime.rounds.audit.length_bias import LengthAudit, LengthBias
+from longboat_runtime.rounds.audit.paired_laws import Estimate
+
+
+def length_metrics(audit: LengthAudit) -> dict[str, float]:
+    """`tail/length_bias/*` over all prompts, `tail/length_bias/DOMAIN/*` where there are several domains."""
+    metrics = _metrics("tail/length_bias", audit.overall)
+    if len(audit.domains) > 1:
+        for domain, bias in audit.domains.items():
+            metrics |= _metrics(f"tail/length_bias/{domain}", bias)
+    return metrics
+
+
+def length_line(bias: LengthBias) -> str:
+    """Such as `mean 0.98 (0.95 to 1.01), KS 0.02 (0.00 to 0.05), 640 prompts`."""
+    if bias.mean_ratio is None or bias.ks is None:
+        return f"unresolved, {bias.prompts} prompts"
+    return f"mean {_interval(bias.mean_ratio)}, KS {_interval(bias.ks)}, {bias.prompts} prompts"
+
+
+def _metrics(prefix: str, bias: LengthBias) -> dict[str, float]:
+    values = {
+        "prompts": float(bias.prompts),
+        "redraw_rate": bias.relaunched,
+        "censored": bias.censored,
+        "modelled": bias.modelled,
+    }
+    for name, estimate in (("ks", bias.ks), ("mean_ratio", bias.mean_ratio)):
+        if estimate is not None:
+            values |= {name: estimate.value, f"{name}/low": estimate.low, f"{name}/high": estimate.high}
+    return {f"{prefix}/{name}": value for name, value in values.items()}
+
+
+def _interval(estimate: Estimate) -> str:
+    return f"{estimate.value:.2f} ({estimate.low:.2f} to {estimate.high:.2f})"

@@ -1,0 +1,111 @@
+"""Response lengths of the prompts of the last whole periods, folded from events. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from longboat_runtime.rounds import events
+from longboat_runtime.rounds.audit.lengths import PromptLengths
+from longboat_runtime.rounds.events import RoundKind
+from longboat_runtime.samples import PromptId, SampleId
+
+# Periods (short rounds and the long one that ends them) that are looked at together: one has few prompts to say anything. A
+# checkpoint holds them, so there are fewer where they are large.
+WINDOW_PERIODS = 8
+WINDOW_PROMPTS = 2048
+
+
+@dataclass(slots=True)
+class PromptHistory:
+    """A prompt that was first launched in `period`, with `samples` responses.
+
+    `finished` are the response tokens of finished samples by attempt and index, `cut` those of samples of the first attempt
+    that were stopped, as far as they got; `trained` are lengths of the batch.
+    """
+
+    prompt: PromptId
+    period: int
+    samples: int
+    finished: dict[int, dict[int, int]] = field(default_factory=dict)
+    cut: dict[int, int] = field(default_factory=dict)
+    trained: list[int] = field(default_factory=list)
+
+    def lengths(self, domain: str) -> PromptLengths:
+        """A first response that neither finished nor was given back is cut before its first token: nothing is known of it."""
+        first = self.finished.get(0, {})
+        missing = [index for index in range(self.samples) if index not in first]
+        return PromptLengths(
+            domain=domain,
+            finished=tuple(first.values()),
+            cut=tuple(self.cut.get(index, 0) for index in missing),
+            later=tuple(tokens for attempt, of in self.finished.items() if attempt for tokens in of.values()),
+            trained=tuple(self.trained),
+        )
+
+
+_PROMPTS = TypeAdapter(list[PromptHistory])
+
+
+class LengthHistory:
+    """Folds events in the order of their numbers. `period` counts the periods that have ended."""
+
+    def __init__(self) -> None:
+        self.period = 0
+        self._prompts: dict[PromptId, PromptHistory] = {}
+        self._kinds: dict[int, RoundKind] = {}
+
+    def fold(self, body: events.Body) -> None:
+        """Takes an event that the ledger has taken."""
+        match body:
+            case events.RoundOpened(round=number, kind=kind):
+                self._kinds[number] = kind
+            case events.Launched(prompt=prompt, attempt=0, samples=samples):
+                self._prompts[prompt] = PromptHistory(prompt, self.period, samples)
+            case events.Generated(sample=sample, tokens=tokens):
+                if history := self._prompts.get(sample.prompt):
+                    history.finished.setdefault(sample.attempt, {})[sample.index] = tokens
+            case events.Stopped(sample=SampleId(attempt=0) as sample, tokens=tokens):
+                if history := self._prompts.get(sample.prompt):
+                    history.cut[sample.index] = tokens
+            case events.StepCommitted(round=number, samples=samples):
+                for sample in samples:
+                    if history := self._prompts.get(sample.prompt):
+                        history.trained.append(history.finished[sample.attempt][sample.index])
+                if self._kinds.pop(number, None) is RoundKind.LONG:
+                    self._end_period()
+
+    def window(self) -> list[PromptHistory]:
+        """Prompts first launched in the periods that have ended: the last WINDOW_PERIODS, or as many as WINDOW_PROMPTS make up."""
+        return [history for history in self._prompts.values() if history.period < self.period]
+
+    def _end_period(self) -> None:
+        self.period += 1
+        sizes = Counter(history.period for history in self._prompts.values())
+        oldest = self.period - 1
+        while (
+            oldest > self.period - WINDOW_PERIODS and sum(sizes[p] for p in sizes if p >= oldest - 1) <= WINDOW_PROMPTS
+        ):
+            oldest -= 1
+        self._prompts = {prompt: history for prompt, history in self._prompts.items() if history.period >= oldest}
+
+    def to_snapshot(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "period": self.period,
+            "kinds": {str(number): str(kind) for number, kind in self._kinds.items()},
+            "prompts": _PROMPTS.dump_python(list(self._prompts.values()), mode="json"),
+        }
+
+    @classmethod
+    def from_snapshot(cls, snapshot: Mapping[str, Any]) -> LengthHistory:
+        """Inverse of `to_snapshot`. Raises KeyError or ValueError if it isn't one."""
+        history = cls()
+        history.period = int(snapshot["period"])
+        history._kinds = {int(number): RoundKind(kind) for number, kind in snapshot["kinds"].items()}
+        history._prompts = {found.prompt: found for found in _PROMPTS.validate_python(snapshot["prompts"])}
+        return history

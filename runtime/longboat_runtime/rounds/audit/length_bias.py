@@ -1,0 +1,97 @@
+"""The audit of a window: per domain and over all, what a round policy did to the lengths of the data. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from longboat_runtime.rounds.audit.completion import complete
+from longboat_runtime.rounds.audit.first_launches import FirstLaunches, together
+from longboat_runtime.rounds.audit.ks_distance import ks_distance
+from longboat_runtime.rounds.audit.lengths import PromptLengths
+from longboat_runtime.rounds.audit.mean_ratio import mean_ratio
+from longboat_runtime.rounds.audit.paired_laws import Estimate, PairedLaws
+
+# Below that many prompts, or trained prompts, intervals don't hold what they promise.
+MIN_PROMPTS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class LengthBias:
+    """How far the law of trained lengths is from that of first launches.
+
+    `prompts` were drawn and `trained` of them are in a step. `relaunched` is the share of prompts with a later attempt; `censored`
+    that of first-launch responses that were cut; `modelled` that of the first launches' law which no later attempt of the same prompt
+    completes. `ks` is in [0, 1], `mean_ratio` is trained by launched; both are None below MIN_PROMPTS.
+    """
+
+    prompts: int
+    trained: int
+    relaunched: float
+    censored: float
+    modelled: float
+    ks: Estimate | None
+    mean_ratio: Estimate | None
+
+    @property
+    def unresolved(self) -> bool:
+        """Too little data to say."""
+        return self.ks is None
+
+
+@dataclass(frozen=True, slots=True)
+class LengthAudit:
+    """The bias over all prompts and in each domain."""
+
+    overall: LengthBias
+    domains: Mapping[str, LengthBias]
+
+
+def audit(prompts: Sequence[PromptLengths], longest: int) -> LengthAudit:
+    """Compares trained lengths with those of first launches, each drawn prompt once.
+
+    All launches would be the wrong law: a deferred prompt is launched twice, which looks like the bias it makes good. `prompts`
+    are all those drawn in the window, in any order. The window should hold whole periods of short and long rounds: a prompt that
+    still waits for its long round counts as one that is never trained. `longest` is the limit on a response's tokens.
+
+    The result is a function of the set of prompts: no clock, no state, the same resamples every time. Raises ValueError without
+    a prompt, and for a response longer than `longest`.
+    """
+    if not prompts:
+        raise ValueError("no prompts to audit")
+    if max(prompt.longest for prompt in prompts) > longest:
+        raise ValueError(f"a response is longer than the limit of {longest} tokens")
+    domains: dict[str, list[PromptLengths]] = {}
+    for prompt in sorted(prompts, key=_canonical):
+        domains.setdefault(prompt.domain, []).append(prompt)
+    launched = {domain: complete(members, longest) for domain, members in domains.items()}
+    each = {domain: _compare(members, launched[domain]) for domain, members in domains.items()}
+    if len(each) == 1:
+        return LengthAudit(next(iter(each.values())), each)
+    everyone = [prompt for members in domains.values() for prompt in members]
+    return LengthAudit(_compare(everyone, together([*launched.values()])), each)
+
+
+def _canonical(prompt: PromptLengths) -> tuple[object, ...]:
+    sides = (prompt.finished, prompt.cut, prompt.later, prompt.trained)
+    return (prompt.domain, *(sorted(lengths) for lengths in sides))
+
+
+def _compare(prompts: Sequence[PromptLengths], launched: FirstLaunches) -> LengthBias:
+    trained = sum(bool(prompt.trained) for prompt in prompts)
+    ks = ratio = None
+    if min(len(prompts), trained) >= MIN_PROMPTS:
+        laws = PairedLaws.of(prompts, launched)
+        draws = laws.draws()
+        ks, ratio = ks_distance(laws, draws), mean_ratio(laws, draws)
+    return LengthBias(
+        prompts=len(prompts),
+        trained=trained,
+        relaunched=float(np.mean([bool(prompt.later) for prompt in prompts])),
+        censored=sum(len(prompt.cut) for prompt in prompts) / sum(prompt.launched for prompt in prompts),
+        modelled=launched.modelled_share,
+        ks=ks,
+        mean_ratio=ratio,
+    )

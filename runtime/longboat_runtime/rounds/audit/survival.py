@@ -1,0 +1,72 @@
+"""The law of lengths some of which are censored: the product-limit estimate. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+# A tail is given as so many parts of equal mass, each at its mean: enough for a distribution function, exact for a mean.
+TAIL_PARTS = 16
+# Masses below it are rounding.
+_NOTHING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Survival:
+    """A law on the finished lengths `values` [n], ascending, with `masses` [n]; `rest` of it is beyond `last`, the longest seen.
+
+    `values` and `last` are in tokens, or in shares of some level.
+    """
+
+    values: Floats
+    masses: Floats
+    rest: float
+    last: float
+
+    @property
+    def median(self) -> float:
+        """The length by which half have ended; not a number when more than half were censored before."""
+        reached = np.flatnonzero(np.cumsum(self.masses) >= 0.5 - 1e-9)
+        return float(self.values[reached[0]]) if reached.size else np.nan
+
+    def beyond(self, cuts: Floats) -> tuple[Floats, Floats]:
+        """The law conditional on being longer than each of `cuts` [c, 1], as places and masses [c, TAIL_PARTS + 1].
+
+        All but the last are parts of equal mass, each at its mean; the last is what is beyond `last`, and put there.
+        """
+        mass = np.concatenate([[0.0], np.cumsum(self.masses)])
+        moment = np.concatenate([[0.0], np.cumsum(self.masses * self.values)])
+        below = mass[np.searchsorted(self.values, cuts, side="right")]
+        seen = np.maximum(mass[-1] - below, _NOTHING)
+        unseen = np.where(seen > _NOTHING, self.rest / (seen + self.rest), 1.0)
+        edges = below + seen * np.linspace(0, 1, TAIL_PARTS + 1)
+        places = np.diff(np.interp(edges, mass, moment)) / (seen / TAIL_PARTS)
+        places = np.concatenate([places, np.full(cuts.shape, self.last)], axis=1)
+        masses = np.concatenate([np.repeat((1 - unseen) / TAIL_PARTS, TAIL_PARTS, axis=1), unseen], axis=1)
+        return np.maximum(places, cuts), masses
+
+
+def product_limit(lengths: Floats, finished: Bools) -> Survival:
+    """Estimates the law of `lengths` [n > 0], of which those not `finished` [n] are known to be longer than they were.
+
+    Kaplan & Meier 1958, Nonparametric estimation from incomplete observations. A length censored where another one ended
+    counts as the longer of the two.
+    """
+    order = np.lexsort((~finished, lengths))
+    lengths, ended = lengths[order], finished[order]
+    surviving = np.cumprod(1 - ended / np.arange(len(lengths), 0, -1))
+    masses = -np.diff(surviving, prepend=1.0)
+    return Survival(lengths[ended], masses[ended], float(surviving[-1]), float(lengths[-1]))
+
+
+def exponential(masses: Floats) -> Floats:
+    """The exponential law of mean 1 in ascending parts of `masses` [c, parts], together 1: the mean of each part."""
+    above = np.clip(1 - np.cumsum(np.pad(masses, ((0, 0), (1, 0))), axis=1), 0.0, 1.0)
+    moment = above * np.log(np.maximum(above, _NOTHING)) - above
+    means: Floats = np.diff(moment) / np.maximum(masses, _NOTHING)
+    return means
