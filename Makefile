@@ -5,8 +5,8 @@ PYTHON := .venv/bin/python
 UV_VERSION := 0.13.8
 UV := $(CACHE)/uv-$(UV_VERSION)/bin/uv
 EXTRAS := operator,runtime,cpu,dev,bench
-# Two share a CPU: tests wait for processes about half of the time.
-WORKERS := $(shell expr 2 \* $$(nproc))
+# Each has a CPU (conftest.py): more would make threads wait for each other.
+WORKERS := $(shell nproc)
 PACKAGES := buildah containerd containernetworking-plugins debootstrap gcc iproute2 iptables libnuma1 runc
 
 .NOTPARALLEL:

@@ -34,9 +34,9 @@ def finished(site: sites.Site) -> Iterator[Job]:
 
 @pytest.fixture(scope="session")
 def survivor(site: sites.Site) -> Iterator[Job]:
-    """A job that goes on until it is deleted. A test that uses it leaves it running."""
+    """A job of short and long rounds that goes on until it is deleted. A test that uses it leaves it running."""
     job = Job(site.cluster, site.namespace, "survivor")
-    job.apply(small_job.spec(rounds={"steps": 100_000, "promptsPerRound": 4}))
+    job.apply(small_job.spec(rounds={"policy": "TailBatching", "steps": 100_000, "promptsPerRound": 4}))
     job.wait_for("Running", 300)
     job.wait_for_step(3)
     yield job

@@ -10,6 +10,7 @@ import pytest
 from e2e.installation import NAMESPACE as SYSTEM
 from e2e.installation import operator_pods
 from e2e.jobs import Job
+from e2e.tests.prompts import fates_in
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -100,6 +101,15 @@ def test_suspend_keeps_a_step_and_resume_continues_there(survivor: Job) -> None:
     survivor.patch({"suspend": False})
     survivor.wait("running again", lambda: survivor.status()["phase"] == "Running", 300)
     assert survivor.wait_for_step(kept + 1) < kept + 50
+
+
+def test_all_that_came_before_lost_and_doubled_no_prompt(survivor: Job) -> None:
+    found = fates_in(survivor)
+    assert (found["lost"], found["doubled"]) == ([], [])
+    assert found["incarnations"] > 1
+    assert found["deferred"] > 0, "short rounds left prompts behind"
+    rounds = survivor.status()["training"]["recentRounds"]
+    assert {summary["kind"] for summary in rounds} == {"Short", "Long"}
 
 
 def test_deleted_job_leaves_only_its_claim(survivor: Job) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
@@ -12,6 +11,7 @@ import structlog
 from longboat_crds.algorithm import resolve
 from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint.volume import volume_full
+from longboat_runtime.driver.audits import Audits
 from longboat_runtime.driver.batch import kept_samples, train_request
 from longboat_runtime.driver.boundary import Boundary, Evaluated
 from longboat_runtime.driver.evaluation import Evaluation, is_due
@@ -23,12 +23,9 @@ from longboat_runtime.driver.rooms import Rooms
 from longboat_runtime.driver.stages import Stage
 from longboat_runtime.interfaces import Manifest, PublicationReport
 from longboat_runtime.metrics.batch import batch_metrics, round_metrics, staleness
-from longboat_runtime.metrics.lengths import length_line, length_metrics
 from longboat_runtime.metrics.record import Record
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.audit.length_bias import LengthBias, audit
-from longboat_runtime.rounds.named import races_of_a_period
 from longboat_runtime.samples import GradeKind, SampleId
 from longboat_runtime.trainer.errors import TrainerLost
 
@@ -62,6 +59,7 @@ class Steps:
         self._job, self._spec, self._rooms, self._reporter = job, job.spec, rooms, reporter
         self._stages, self._evaluation = reporter.stages, evaluation
         self._happened, self._reported = happened, reported
+        self._audits = Audits(job, rooms.source, reporter, happened)
         self._algorithm = resolve(job.spec.algorithm)
         self.lane = Lane()
         self.saved: Manifest | None = None
@@ -69,7 +67,7 @@ class Steps:
     def go_on(self, journal: Journal, saved: Manifest | None, evaluated: Evaluated | None) -> None:
         """Where the driver begins."""
         self._journal, self.saved, self._evaluated = journal, saved, evaluated
-        self._audited = journal.lengths.period
+        self._audits.go_on(journal.lengths)
 
     def train(self, step: int, round_: int) -> None:
         """Queues the optimizer step."""
@@ -221,36 +219,10 @@ class Steps:
         self._reporter.tell()
         return problem
 
-    async def _audit(self, step: int) -> None:
-        """Once a period: whether what was trained has the lengths of what was launched."""
-        lengths = self._journal.lengths
-        if lengths.period == self._audited:
-            return
-        self._audited = lengths.period
-        domain, longest = self._rooms.source.domain, self._job.sampling.max_tokens
-        prompts = [history.lengths(domain(history.prompt.row)) for history in lengths.window()]
-        if prompts:
-            found = await asyncio.to_thread(audit, prompts, longest)
-            self._reporter.reports.add(step, length_metrics(found))
-            self._reporter.audited(length_line(found.overall))
-            self._limit_bias(found.overall)
-
-    def _limit_bias(self, bias: LengthBias) -> None:
-        """Suspends racing for a period once the bias is more than allowed, beyond doubt."""
-        limit = self._spec.rounds.max_length_bias
-        exceeded = limit is not None and bias.ks is not None and bias.ks.low > limit
-        message = (
-            f"Trained responses differ from those first launched: {length_line(bias)}; rounds don't race for a period."
-        )
-        self._reporter.troubles.set(Reason.LENGTH_BIAS, "spec.rounds.maxLengthBias", message, exceeded)
-        if exceeded:
-            log.warning("races are suspended", bias=length_line(bias), limit=limit)
-            self._happened(events.RacesSuspended(races_of_a_period(self._spec)))
-
     async def _report(self, step: int, *, timed: bool) -> None:
         """The step's record, once everything of the step is done; `timed` if this driver made the step."""
         seconds = self._stages.take()
-        await self._audit(step)
+        await self._audits.run(step)
         if timed:
             timings = {f"timing_s/{name}": seconds.get(stage, 0.0) for stage, name in _TIMINGS.items()}
             self._reporter.reports.add(step, {**timings, "training/late_events": float(self._journal.late)})

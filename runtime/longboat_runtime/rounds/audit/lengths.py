@@ -13,7 +13,8 @@ class PromptLengths:
     aborted with that many tokens, which are censored there. `later` are responses that ended in later attempts. `trained`
     are the samples a step was made of, of whichever attempt; empty for a prompt that was dropped.
 
-    Raises ValueError without a response at the first launch, for a finished response without tokens and for a negative cut.
+    Raises ValueError without a response at the first launch, for a finished response without tokens, for a negative cut and for
+    a trained sample that didn't finish.
     """
 
     domain: str
@@ -25,8 +26,10 @@ class PromptLengths:
     def __post_init__(self) -> None:
         if not self.launched:
             raise ValueError("a prompt without a response at its first launch")
-        if min((*self.finished, *self.later, *self.trained), default=1) < 1 or min(self.cut, default=0) < 0:
+        if min((*self.finished, *self.later), default=1) < 1 or min(self.cut, default=0) < 0:
             raise ValueError(f"not lengths of responses: {self}")
+        if not {*self.trained} <= {*self.finished, *self.later}:
+            raise ValueError(f"trained samples that did not finish: {self}")
 
     @property
     def launched(self) -> int:
@@ -35,4 +38,4 @@ class PromptLengths:
 
     @property
     def longest(self) -> int:
-        return max((*self.finished, *self.cut, *self.later, *self.trained))
+        return max((*self.finished, *self.cut, *self.later))

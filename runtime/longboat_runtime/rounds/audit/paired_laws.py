@@ -52,8 +52,7 @@ class PairedLaws:
 
     def launched_means(self, places: Floats) -> Floats:
         """Mean length of each prompt's first launch [count], its atoms being at `places` [n]."""
-        means: Floats = np.bincount(self.launched.prompts, self.launched.masses * places, self.count)
-        return means
+        return np.bincount(self.launched.prompts, self.launched.masses * places, self.count).astype(np.float64)
 
     def draws(self) -> Floats:
         """How often each prompt is in each resample [1 + DRAWS, count]: first the data, then the same draws for the same count."""

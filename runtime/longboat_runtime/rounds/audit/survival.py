@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,12 +28,6 @@ class Survival:
     masses: Floats
     rest: float
     last: float
-
-    @property
-    def median(self) -> float:
-        """The length by which half have ended; not a number when more than half were censored before."""
-        reached = np.flatnonzero(np.cumsum(self.masses) >= 0.5 - 1e-9)
-        return float(self.values[reached[0]]) if reached.size else np.nan
 
     def beyond(self, cuts: Floats) -> tuple[Floats, Floats]:
         """The law conditional on being longer than each of `cuts` [c, 1], as places and masses [c, TAIL_PARTS + 1].
@@ -62,6 +57,19 @@ def product_limit(lengths: Floats, finished: Bools) -> Survival:
     surviving = np.cumprod(1 - ended / np.arange(len(lengths), 0, -1))
     masses = -np.diff(surviving, prepend=1.0)
     return Survival(lengths[ended], masses[ended], float(surviving[-1]), float(lengths[-1]))
+
+
+def median(finished: Sequence[int], cut: Sequence[int]) -> float:
+    """The length by which half have ended, by the same estimate; not a number when too many were cut before."""
+    surviving, at_risk = 1.0, len(finished) + len(cut)
+    for length, censored in sorted([*((length, False) for length in finished), *((length, True) for length in cut)]):
+        if not censored:
+            surviving *= 1 - 1 / at_risk
+        # Products of such fractions miss a half by rounding.
+        if surviving < 0.5 + _NOTHING:
+            return length
+        at_risk -= 1
+    return float("nan")
 
 
 def exponential(masses: Floats) -> Floats:

@@ -1,16 +1,15 @@
 """Where cut responses end that no later attempt of their prompt outlasts: three answers, likely, near and far. Pure.
 
-Likely: lengths of the domain as multiples of their prompt's level (its median), beyond the cut's multiple. Responses to one prompt
-have similar lengths (Seer, arXiv:2511.14617), so a length is modelled as prompt effect x sample effect, the law of the second being
-shared; with lengths of other prompts as they are, cut responses of ordinary prompts would become as long as the longest.
-Only where more than half of the prompt's responses were cut, so that it has no level, lengths of the domain beyond the cut.
-These laws count what was cut in them as well (product limit).
+Likely: as the domain's responses do beyond the same multiple of their prompt's level, which is its median. Responses to one prompt
+have similar lengths (Seer, arXiv:2511.14617), so a length is modelled as prompt effect x sample effect, and the law of the sample
+effect is shared. By their lengths alone, responses cut in ordinary prompts would become as long as those of the longest; only a
+prompt more than half of which was cut, which has no level, is completed so. What was cut counts in both laws (product limit).
 
-Near: the shorter of that and of an exponential law, which has the response go on ending at the rate at which its prompt's responses
-ended between level and cut. Lengths with a long tail go on longer: the rate falls. The prompts that seem likely to go on for long
-are often those of a wider sample effect, which the shared law takes for everybody's; this answer isn't misled by them.
+Near: the shorter of that and of an exponential law: the response ends at the rate at which its prompt's responses ended between
+level and cut. With a long tail the rate falls, so it would go on longer. This holds back the likely answer where sample effects of
+some prompts are wider than those of others: it takes the widest for everybody's, as they are seen the farthest.
 
-Far: what is beyond the longest response seen ends at the longest possible one.
+Far: as likely, but what is beyond the longest response seen ends at the longest possible one.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import numpy as np
 
 from longboat_runtime.rounds.audit.first_launches import FirstLaunches
 from longboat_runtime.rounds.audit.lengths import PromptLengths
-from longboat_runtime.rounds.audit.survival import Floats, Survival, exponential, product_limit
+from longboat_runtime.rounds.audit.survival import Floats, Survival, exponential, median, product_limit
 
 
 class Cut(NamedTuple):
@@ -37,8 +36,7 @@ def tails(prompts: Sequence[PromptLengths], cuts: Sequence[Cut], longest: int) -
     """The ends of `cuts`. `prompts` are all of the domain; no response has more than `longest` tokens."""
     if not cuts:
         return []
-    one = np.ones(len(prompts))
-    levels = np.array([_law([prompt], one[:1]).median for prompt in prompts])
+    levels = np.array([median((*prompt.finished, *prompt.later), prompt.cut) for prompt in prompts])
     known = np.flatnonzero(~np.isnan(levels))
     scaled = [cut for cut in cuts if not np.isnan(levels[cut.prompt])]
     others = [cut for cut in cuts if np.isnan(levels[cut.prompt])]
@@ -48,6 +46,7 @@ def tails(prompts: Sequence[PromptLengths], cuts: Sequence[Cut], longest: int) -
         rests = np.array([_mean_rest(prompts[cut.prompt], levels[cut.prompt], cut.tokens) for cut in scaled])
         found.append(_tail(scaled, shared, levels, rests, longest))
     if others:
+        one = np.ones(len(prompts))
         found.append(_tail(others, _law(prompts, one), one, np.zeros(len(others)), longest))
     return found
 

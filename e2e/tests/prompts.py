@@ -1,0 +1,48 @@
+"""What became of every prompt of a job, by its event logs."""
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+from e2e import host_runtime
+from e2e.jobs import Job
+
+
+def fates_in(job: Job) -> dict[str, Any]:
+    """`fates` of a running job, worked out in its driver's container, where the logs are."""
+    script = f"import json\nfrom pathlib import Path\n{inspect.getsource(fates)}\n".replace(" -> dict[str, Any]", "")
+    script += 'print(json.dumps(fates(Path("/checkpoint"))))'
+    python = str(host_runtime.ENVIRONMENT / "bin" / "python")
+    found: dict[str, Any] = json.loads(job.exec(job.pod("driver"), "driver", python, "-c", script))
+    return found
+
+
+def fates(root: Path) -> dict[str, Any]:
+    """Counts over the surviving incarnations, and the prompts that broke the rule.
+
+    Every prompt drawn ended once (trained or dropped), or the ledger still has it (queued or in a round): never twice, and never
+    neither.
+    """
+    from collections import Counter
+
+    from longboat_runtime.driver.eventlog import end_of, replay
+    from longboat_runtime.rounds import events
+    from longboat_runtime.timeline.log import read_log
+
+    log = list(read_log(root))
+    bodies = [event.body for event in log]
+    drawn = {prompt for body in bodies if isinstance(body, events.Drawn) for prompt in body.prompts}
+    steps = [body for body in bodies if isinstance(body, events.StepCommitted)]
+    ended = Counter(prompt for step in steps for prompt in {sample.prompt for sample in step.samples})
+    ended.update(body.prompt for body in bodies if isinstance(body, events.GroupDropped))
+    ledger = replay(root, end_of(root, log[-1].incarnation))
+    kept = {*ledger.queue, *ledger.groups}
+    return {
+        "incarnations": len({event.incarnation for event in log}),
+        "deferred": sum(isinstance(body, events.GroupDeferred) for body in bodies),
+        "drawn": len(drawn),
+        "ended": len(ended),
+        "doubled": [str(prompt) for prompt, times in ended.items() if times > 1 or prompt in kept],
+        "lost": [str(prompt) for prompt in drawn if prompt not in ended and prompt not in kept],
+    }
