@@ -8,23 +8,37 @@ from statistics import median
 from typing import Any
 
 from bench.record import read
+from bench.step.cases import CASES
 
 SYSTEMS = ("trl", "longboat")
 
 
 def write(raw: Path) -> None:
-    """Writes `step.md` and `step.svg` beside the raw file, from its last run."""
-    lines = last_run(raw)
+    """Writes `step.md` and `step.svg` beside the raw file, from the last complete run of each case."""
+    lines = last_runs(raw)
     raw.with_suffix(".md").write_text(table(lines))
     plot(lines, raw.with_suffix(".svg"))
 
 
-def last_run(raw: Path) -> list[dict[str, Any]]:
-    """The lines since the last one of kind `run`."""
-    lines: list[dict[str, Any]] = []
+def last_runs(raw: Path) -> list[dict[str, Any]]:
+    """The `run` line of the newest run, and of each case the steps of the last run that has them of both systems."""
+    runs: list[list[dict[str, Any]]] = []
     for line in read(raw):
-        lines = [line] if line["kind"] == "run" else [*lines, line]
-    return lines
+        if line["kind"] == "run":
+            runs.append([])
+        runs[-1].append(line)
+    last = {case.name: run for case in CASES for run in runs if _systems(run, case.name) == set(SYSTEMS)}
+    steps = [line for name, run in last.items() for line in run if _is_step(line, name)]
+    newest = [run for run in runs if run in last.values()][-1]
+    return [newest[0], *steps]
+
+
+def _is_step(line: dict[str, Any], case: str) -> bool:
+    return line["kind"] == "step" and line["case"] == case
+
+
+def _systems(run: list[dict[str, Any]], case: str) -> set[str]:
+    return {line["system"] for line in run if _is_step(line, case)}
 
 
 def medians(lines: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, float]]:
@@ -50,21 +64,21 @@ def table(lines: list[dict[str, Any]]) -> str:
         "# Seconds of a synchronous step",
         "",
         f"{run['machine']['processor']}, {run['machine']['cpus']} CPUs, {run['machine']['memory_gib']} GiB. {versions}.",
-        f"Commit {run['commit']}. Medians over the steps of {run['settings']['repeats']} runs taking turns.",
+        f"Commit of the newest case: {run['commit']}. Medians over the steps of all runs, which take turns.",
         "",
-        "| model-samples | TRL | Longboat | faster | TRL without generation | Longboat without generation | faster |",
-        "|---|---|---|---|---|---|---|",
+        "| workload-model-samples | steps of each | TRL | Longboat | faster | TRL without generation | Longboat without it | faster |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for case in cases:
         trl, ours = (found[case, system] for system in SYSTEMS)
-        cells = [case, _s(trl["step"]), _s(ours["step"]), _times(trl["step"], ours["step"])]
+        cells = [case, f"{ours['count']:.0f}", _s(trl["step"]), _s(ours["step"]), _times(trl["step"], ours["step"])]
         cells += [_s(trl["rest"]), _s(ours["rest"]), _times(trl["rest"], ours["rest"])]
         text.append("| " + " | ".join(cells) + " |")
     text += [
         "",
         "Longboat by stage:",
         "",
-        "| model-samples | generate | reward | train | publish |",
+        "| workload-model-samples | generate | reward | train | publish |",
         "|---|---|---|---|---|",
     ]
     for case in cases:

@@ -51,7 +51,9 @@ class Audits:
         """Suspends racing for a period once the bias is more than allowed, beyond doubt."""
         limit = self._spec.rounds.max_length_bias
         exceeded = limit is not None and bias.ks is not None and bias.ks.low > limit
-        message = f"Trained responses differ from those first launched: {length_line(bias)}; rounds don't race for a period."
+        message = (
+            f"Trained responses differ from those first launched: {length_line(bias)}; rounds don't race for a period."
+        )
         self._reporter.troubles.set(Reason.LENGTH_BIAS, "spec.rounds.maxLengthBias", message, exceeded)
         if exceeded:
             log.warning("races are suspended", bias=length_line(bias), limit=limit)
