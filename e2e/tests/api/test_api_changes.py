@@ -32,6 +32,7 @@ CHANGES: dict[str, Any] = {
     "rollout.maxSequences": 8,
     "rollout.sampling": {"maxTokens": 32},
     "rollout.tensorParallel": 2,
+    "rounds.maxLengthBias": 0.1,
     "rounds.policy": "TailBatching",
     "rounds.promptOvercommit": 1.5,
     "rounds.promptsPerRound": 4,
@@ -63,16 +64,17 @@ def test_what_may_change_when(jobs: Jobs, new_job: NewJob, path: str) -> None:
         patch["spec"]["dataset"]["files"] = None
     if path.endswith("Overcommit"):
         patch["spec"]["rounds"]["policy"] = "TailBatching"
-    before = new_job()
+    base = {"spec.rounds.policy": "TailBatching"} if path == "rounds.maxLengthBias" else {}
+    before = new_job(base)
     jobs.merge(before, patch)  # not started
 
-    running = new_job(name="running", status={"startTime": STARTED, "phase": "Running"})
+    running = new_job(base, name="running", status={"startTime": STARTED, "phase": "Running"})
     with pytest.raises(Refused) as caught:
         jobs.merge(running, patch)
     assert f"spec.{path}" in caught.value.fields
     assert caught.value.status == 422
 
-    suspended = new_job(name="suspended", status={"startTime": STARTED, "phase": "Suspended"})
+    suspended = new_job(base, name="suspended", status={"startTime": STARTED, "phase": "Suspended"})
     if path in WHILE_SUSPENDED:
         jobs.merge(suspended, patch)
     else:
