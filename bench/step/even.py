@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 # Layers, width, heads. Random weights, 264 tokens (bytes).
-SIZES = {"0.6M": (4, 128, 4), "4M": (8, 256, 8), "17M": (8, 512, 8)}
+SIZES = {"0.6M": (4, 128, 4), "4M": (8, 256, 8)}
 PROMPT_TOKENS = 32
 MAX_TOKENS = 128
 

@@ -11,7 +11,7 @@ from e2e.jobs import Job
 
 def fates_in(job: Job) -> dict[str, Any]:
     """`fates` of a running job, worked out in its driver's container, where the logs are."""
-    script = f"import json\nfrom pathlib import Path\n{inspect.getsource(fates)}\n".replace(" -> dict[str, Any]", "")
+    script = f"import json\nfrom pathlib import Path\nfrom typing import Any\n{inspect.getsource(fates)}\n"
     script += 'print(json.dumps(fates(Path("/checkpoint"))))'
     python = str(host_runtime.ENVIRONMENT / "bin" / "python")
     found: dict[str, Any] = json.loads(job.exec(job.pod("driver"), "driver", python, "-c", script))

@@ -108,3 +108,10 @@ async def test_too_much_bias_suspends_races_for_a_period_and_says_so(tmp_path: P
     short, long = RoundKind.SHORT, RoundKind.LONG
     assert kinds[:6] == [short, short, long] * 2, "the first period has too few prompts to say anything"
     assert kinds[6:11] == [short] * 4 + [long], "two rounds without a race come before the two that fill the queue"
+
+
+@pytest.mark.parametrize("rounds", [{"policy": "Synchronous"}, {"policy": "TailBatching", "prompt_overcommit": 1.0}])
+async def test_without_long_rounds_no_lengths_pile_up(tmp_path: Path, rounds: dict) -> None:
+    site = Site(tmp_path, make_spec(**rounds, steps=6, prompts_per_round=PROMPTS))
+    assert await site.driver().run() is Outcome.DONE
+    assert manifests(tmp_path)[-1]["lengths"] == {"period": 0, "kinds": {}, "prompts": []}

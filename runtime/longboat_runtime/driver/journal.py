@@ -12,11 +12,17 @@ from longboat_runtime.rounds.view import View
 
 
 class Journal:
-    """The only writer of a ledger, and of the history of lengths beside it. `clock` gives Unix time in seconds. `late` counts events that had no effect."""
+    """The only writer of a ledger, and of the history of lengths beside it.
 
-    def __init__(self, ledger: Ledger, lengths: LengthHistory, log: EventLog, clock: Callable[[], float]) -> None:
+    Lengths are kept where rounds make periods (`audited`): else none would ever be forgotten. `clock` gives
+    Unix time in seconds. `late` counts events that had no effect.
+    """
+
+    def __init__(
+        self, ledger: Ledger, lengths: LengthHistory, log: EventLog, clock: Callable[[], float], *, audited: bool
+    ) -> None:
         self.ledger, self.view, self.lengths, self.log = ledger, View(ledger), lengths, log
-        self._clock = clock
+        self._clock, self._audited = clock, audited
         self.late = 0
 
     def record(self, body: Body) -> Event | None:
@@ -25,6 +31,7 @@ class Journal:
         if not self.ledger.apply(event):
             self.late += 1
             return None
-        self.lengths.fold(body)
+        if self._audited:
+            self.lengths.fold(body)
         self.log.append(event)
         return event

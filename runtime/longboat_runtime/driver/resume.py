@@ -17,6 +17,7 @@ from longboat_runtime.driver.rooms import Rooms
 from longboat_runtime.interfaces import Manifest
 from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.ledger import STORED, Ledger
+from longboat_runtime.rounds.named import races_of_a_period
 from longboat_runtime.rounds.snapshot import to_snapshot
 from longboat_runtime.samples import SampleId
 
@@ -75,7 +76,7 @@ def _open_journal(
         log_ = EventLog(job.root, job.incarnation, to_snapshot(ledger), resumes)
     except OSError as error:
         raise volume_problem(error) or error from error
-    return Journal(ledger, lengths, log_, clock)
+    return Journal(ledger, lengths, log_, clock, audited=races_of_a_period(job.spec) > 0)
 
 
 def _stored(ledger: Ledger) -> set[SampleId]:

@@ -284,9 +284,8 @@ class Ledger:
         round_.deferred[body.reason] = round_.deferred.get(body.reason, 0) + 1
         self.deferred[body.reason] += 1
         self.queue[body.prompt] = body.attempt + 1
-        finished = [record.index for record in group.samples if record.finish_reason is not None]
         lengths = [record.tokens if record.finish_reason is not None else None for record in group.samples]
-        self.deferred_prompts[body.prompt] = GivenUp(body.prompt, body.attempt, group.round, lengths, finished)
+        self.deferred_prompts[body.prompt] = GivenUp(body.prompt, body.attempt, group.round, lengths)
         return True
 
     @_fold.register

@@ -11,9 +11,11 @@ from longboat_runtime.rounds.tail_batching import TailBatching
 
 
 def races_of_a_period(spec: RLJobSpec) -> int:
-    """Short rounds between two long ones under TailBatching, at least one: 1 / (promptOvercommit - 1)."""
+    """Short rounds between two long ones: 1 / (promptOvercommit - 1), at least one. 0 where there never is a long one."""
     surplus = (spec.rounds.prompt_overcommit or PROMPT_OVERCOMMIT) - 1
-    return max(1, round(1 / surplus)) if surplus > 0 else 1
+    if spec.rounds.policy is not RoundPolicyName.TAIL_BATCHING or surplus <= 0:
+        return 0
+    return max(1, round(1 / surplus))
 
 
 def open_policy(spec: RLJobSpec) -> Policy:

@@ -119,14 +119,13 @@ class GivenUp:
     """The last attempt at a deferred prompt, in `round`.
 
     `lengths` are the response tokens of its samples, by index: of finished ones, and of stopped ones as far as they got; None
-    while the engine hasn't said. `finished` are the indices of the finished ones.
+    while the engine hasn't said.
     """
 
     prompt: PromptId
     attempt: int
     round: int
     lengths: list[int | None]
-    finished: list[int]
 
     def awaits(self, index: int) -> bool:
         """The engine hasn't said yet how far this sample got."""

@@ -53,8 +53,9 @@ def from_snapshot(snapshot: Mapping[str, Any]) -> Ledger:
     ledger.dropped = Counter({DropReason(reason): count for reason, count in snapshot["dropped"].items()})
     ledger.deferred = Counter({DeferReason(reason): count for reason, count in snapshot["deferred"].items()})
     ledger.queue = {PromptId(epoch, row): attempt for epoch, row, attempt in snapshot["queue"]}
-    given_up = {attempt.prompt: attempt for attempt in _GIVEN_UP.validate_python(snapshot["given_up"])}
-    ledger.deferred_prompts = {prompt: given_up[prompt] for prompt, attempt in ledger.queue.items() if attempt}
+    ledger.deferred_prompts = {
+        given_up.prompt: given_up for given_up in _GIVEN_UP.validate_python(snapshot["given_up"])
+    }
     ledger.groups = {group.prompt: group for group in _GROUPS.validate_python(snapshot["groups"])}
     ledger.rounds = {round_.number: round_ for round_ in _ROUNDS.validate_python(snapshot["rounds"])}
     ledger.lost = {SampleId(*sample): None for sample in snapshot["lost"]}

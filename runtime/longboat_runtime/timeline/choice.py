@@ -16,8 +16,8 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 def choose(timeline: Timeline, wanted: str | None = None) -> Timeline:
     """Only the rounds `wanted`, such as `3-7` or `3`, with all that belongs to them, of a timeline with at least one.
 
-    Raises ValueError, told to a person, if the log doesn't have them. Without a wish: the last whole period (short rounds and the long one that follows) or the last 6 rounds, if those are
-    fewer, or if there is no such period.
+    Without a wish: the last whole period (short rounds and the long one that follows) or the last 6 rounds, if those are fewer, or
+    if there is no such period. Raises ValueError, told to a person, if the log doesn't have what is wanted.
     """
     rounds = timeline.rounds
     if wanted is None:
