@@ -6,47 +6,20 @@ doesn't fit the state (late, doubled, of a moved or aborted sample, of an older 
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import singledispatchmethod
 
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import DeferReason, DropReason, Event, RoundKind
+from longboat_runtime.rounds.events import Event, RoundKind
 from longboat_runtime.rounds.records import GivenUp, GroupRecord, RoundRecord, RoundState, SampleRecord, State
+from longboat_runtime.rounds.state import LedgerState
 from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId
 
 # States in which the store has the sample's data.
 STORED = (State.GENERATED, State.REWARDED, State.KEPT)
 
 
-class Ledger:
-    """Folds events. Read it through `view.View`; nothing but `apply` changes it.
-
-    `queue` maps prompts that wait for a launch to their next attempt, oldest first; `deferred_prompts` those of them that have
-    been launched before to the attempt that was given up. `short_rounds` counts the short rounds opened so far, `calm_rounds`
-    those to come that don't race. `lost` are samples that nobody makes any
-    more. `counts` counts samples of live groups by state.
-    """
-
-    def __init__(self, group_size: int) -> None:
-        self.group_size = group_size
-        self.seq = 0
-        self.incarnation = 0
-        self.step = 0
-        self.serving: int | None = None
-        self.publishing: int | None = None
-        self.last_round = 0
-        self.short_rounds = 0
-        self.calm_rounds = 0
-        self.drawn = 0
-        self.trained = 0
-        self.dropped: Counter[DropReason] = Counter()
-        self.deferred: Counter[DeferReason] = Counter()
-        self.queue: dict[PromptId, int] = {}
-        self.deferred_prompts: dict[PromptId, GivenUp] = {}
-        self.groups: dict[PromptId, GroupRecord] = {}
-        self.rounds: dict[int, RoundRecord] = {}
-        self.lost: dict[SampleId, None] = {}
-        self.counts: Counter[State] = Counter()
+class Ledger(LedgerState):
+    """Folds events."""
 
     def apply(self, event: Event) -> bool:
         """Folds `event` if it is the next number and fits the state; says whether it did."""
@@ -56,24 +29,6 @@ class Ledger:
             return False
         self.seq, self.incarnation = event.seq, event.incarnation
         return True
-
-    def sample(self, sample: SampleId) -> SampleRecord | None:
-        """The record of a sample of a live group and of its current attempt."""
-        group = self.group(sample.prompt, sample.attempt)
-        return group.samples[sample.index] if group and 0 <= sample.index < len(group.samples) else None
-
-    def group(self, prompt: PromptId, attempt: int) -> GroupRecord | None:
-        group = self.groups.get(prompt)
-        return group if group and group.attempt == attempt else None
-
-    def _move(self, record: SampleRecord, state: State) -> None:
-        self.counts[record.state] -= 1
-        self.counts[state] += 1
-        record.state = state
-
-    def _open_round(self, number: int) -> RoundRecord | None:
-        found = self.rounds.get(number)
-        return found if found and found.state is RoundState.OPEN else None
 
     @singledispatchmethod
     def _fold(self, body: events.Body, seq: int) -> bool:
@@ -180,18 +135,6 @@ class Ledger:
             self._move(record, State.REWARDED)
         return True
 
-    def _lose(self, group: GroupRecord, record: SampleRecord) -> None:
-        if record.kind is not None:
-            group.graded -= 1
-            group.errors -= record.kind is GradeKind.GRADER_ERROR
-            record.kind, record.score, record.parts, record.grading_seconds = None, 0.0, {}, 0.0
-        round_ = self.rounds[group.round]
-        if record.state is State.KEPT:
-            round_.missing += 1
-        round_.lost += 1
-        self.lost[group.sample_id(record.index)] = None
-        self._move(record, State.LOST)
-
     @_fold.register
     def _(self, body: events.Lost, seq: int) -> bool:
         group, record = self.groups.get(body.sample.prompt), self.sample(body.sample)
@@ -267,13 +210,6 @@ class Ledger:
             index.pop(prompt, None)
         self._forget(group)
         return group
-
-    def _forget(self, group: GroupRecord) -> None:
-        del self.groups[group.prompt]
-        for record in group.samples:
-            self.counts[record.state] -= 1
-            if record.state is State.LOST:
-                self.lost.pop(group.sample_id(record.index), None)
 
     @_fold.register
     def _(self, body: events.GroupDeferred, seq: int) -> bool:
