@@ -72,7 +72,7 @@ class Interleavings(RuleBasedStateMachine):
         """An engine gives back what it was told to stop, perhaps long after."""
         sample = data.draw(st.sampled_from(self.world.stopping))
         before = to_snapshot(self.world.ledger)
-        if not self.world.stop(sample):
+        if not self.world.stopped(sample):
             assert to_snapshot(self.world.ledger) == before
 
     @rule()

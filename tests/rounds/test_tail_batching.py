@@ -166,7 +166,7 @@ def test_a_round_counts_the_tokens_that_were_thrown_away() -> None:
         world.finish(SampleId(0, 0, 0, index))
     assert world.stopping == [SampleId(0, 1, 0, 0), SampleId(0, 1, 0, 1)]
     for sample in list(world.stopping):
-        assert world.stop(sample)
+        assert world.stopped(sample)
     (round_,) = world.view.rounds.values()
     assert (round_.generated_tokens, round_.stopped_tokens) == (3 + 4, 1 + 2)
     assert world.view.deferred[PromptId(0, 1)].longest == 2

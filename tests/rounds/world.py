@@ -3,71 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.decisions import bodies, stopped_by
 from longboat_runtime.rounds.events import Event
 from longboat_runtime.rounds.ledger import Ledger
-from longboat_runtime.rounds.policy import Action, Policy, Publish, Train
+from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.records import State
+from longboat_runtime.rounds.roomless import Roomless
 from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
-from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan
 
 EPOCH_ROWS = 5
 
 
-@dataclass
-class World:
+class World(Roomless):
     """`boundary` is what a checkpoint at the last commit holds; `publishing` and `training` are what the trainer has to do,
     `stopping` the samples that engines have been told to stop.
     """
 
-    policy: Policy
-    group_size: int
-    score: Callable[[SampleId], float] = lambda sample: float((sample.index + sample.row) % 2)
-    incarnation: int = 0
-    log: list[Event] = field(default_factory=list)
-    late: list[events.Body] = field(default_factory=list)
-    training: list[int] = field(default_factory=list)
-    publishing: list[int] = field(default_factory=list)
-    stopping: list[SampleId] = field(default_factory=list)
-    fate: dict[PromptId, str] = field(default_factory=dict)
-    batches: dict[int, tuple[SampleId, ...]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.ledger = Ledger(self.group_size)
-        self.view = View(self.ledger)
+    def __init__(
+        self,
+        policy: Policy,
+        group_size: int,
+        score: Callable[[SampleId], float] = lambda sample: float((sample.index + sample.row) % 2),
+    ) -> None:
+        super().__init__(policy, Ledger(group_size), 0)
+        self.group_size, self.score = group_size, score
+        self.log: list[Event] = []
+        self.late: list[events.Body] = []
+        self.training: list[int] = []
+        self.publishing: list[int] = []
+        self.stopping: list[SampleId] = []
+        self.fate: dict[PromptId, str] = {}
+        self.batches: dict[int, tuple[SampleId, ...]] = {}
         self.boundary = (to_snapshot(self.ledger), 0, dict(self.fate), dict(self.batches))
 
     def start(self) -> None:
         """Starts an incarnation from the last boundary; everything later is dead."""
         snapshot, offset, fate, batches = self.boundary
-        self.ledger = from_snapshot(snapshot)
-        self.view = View(self.ledger)
+        self.take_over(from_snapshot(snapshot), self.incarnation + 1)
         self.late += [event.body for event in self.log[offset:]]
         self.log, self.fate, self.batches = self.log[:offset], dict(fate), dict(batches)
         self.training, self.publishing, self.stopping = [], [], []
-        self.incarnation += 1
         self.record(events.Started(self.ledger.step))
 
-    def record(self, body: events.Body) -> bool:
-        event = Event(self.ledger.seq + 1, self.incarnation, float(len(self.log)), body)
-        if not self.ledger.apply(event):
-            return False
-        self._note(event)
-        while actions := self.policy.decide(self.view, event):
-            for action in actions:
-                self._carry_out(action)
-        return True
+    def now(self) -> float:
+        return float(len(self.log))
 
-    def _note(self, event: Event) -> None:
+    def noted(self, event: Event) -> None:
         self.log.append(event)
         match event.body:
             case events.GroupDropped(prompt=prompt):
                 assert prompt not in self.fate, f"{prompt} was given up twice"
                 self.fate[prompt] = "dropped"
+            case events.StepStarted(round=number):
+                self.training.append(number)
+            case events.PublishStarted(version=version):
+                self.publishing.append(version)
             case events.StepCommitted(step=step, samples=samples):
                 self.batches[step] = samples
                 for prompt in {sample.prompt for sample in samples}:
@@ -75,16 +67,8 @@ class World:
                     self.fate[prompt] = "trained"
                 self.boundary = (to_snapshot(self.ledger), len(self.log), dict(self.fate), dict(self.batches))
 
-    def _carry_out(self, action: Action) -> None:
-        self.stopping += stopped_by(self.view, action)
-        for body in bodies(self.view, action, self.draw):
-            event = Event(self.ledger.seq + 1, self.incarnation, float(len(self.log)), body)
-            assert self.ledger.apply(event), f"{action} is against the ledger's state"
-            self._note(event)
-        if isinstance(action, Train):
-            self.training.append(action.round)
-        if isinstance(action, Publish):
-            self.publishing.append(action.version)
+    def stop(self, samples: Sequence[SampleId]) -> None:
+        self.stopping += samples
 
     def draw(self, count: int) -> list[PromptId]:
         first = self.ledger.drawn
@@ -114,7 +98,7 @@ class World:
     def lose(self, sample: SampleId) -> bool:
         return self.record(events.Lost(sample, "engine is gone"))
 
-    def stop(self, sample: SampleId) -> bool:
+    def stopped(self, sample: SampleId) -> bool:
         self.stopping.remove(sample)
         return self.record(events.Stopped(sample, 1 + sample.index, "engine-0"))
 

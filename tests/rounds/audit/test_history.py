@@ -25,7 +25,7 @@ def run(steps: int, seed: int = 1) -> list[Event]:
 
     def give_back_and_pick(samples: Sequence[SampleId]) -> SampleId:
         while world.stopping:
-            world.stop(world.stopping[0])
+            world.stopped(world.stopping[0])
         return pick(samples)
 
     world.run(give_back_and_pick)
