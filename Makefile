@@ -7,6 +7,7 @@ UV := $(CACHE)/uv-$(UV_VERSION)/bin/uv
 EXTRAS := operator,runtime,cpu,dev,bench
 # Each has a CPU (conftest.py): more would make threads wait for each other.
 WORKERS := $(shell nproc)
+PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 PACKAGES := buildah containerd containernetworking-plugins debootstrap gcc iproute2 iptables libnuma1 runc
 
 .NOTPARALLEL:
@@ -78,11 +79,11 @@ test-fast: binaries ## Run the tests that take seconds
 
 .PHONY: test-unit
 test-unit: binaries ## Run the tests that need no cluster
-	$(PYTHON) -m pytest -m "not cluster" --numprocesses $(WORKERS) --dist loadfile
+	$(PYTHON) -m pytest -m "not cluster" $(PARALLEL)
 
 .PHONY: test-parts
 test-parts: binaries images ## Run the tests of the parts, on test clusters too
-	$(PYTHON) -m pytest -m "not alone" --numprocesses $(WORKERS) --dist loadfile tests
+	$(PYTHON) -m pytest -m "not alone" $(PARALLEL) tests
 
 .PHONY: test-e2e
 test-e2e: binaries images ## Run the tests that need the machine to themselves: of the test cluster, then of the whole (CLUSTER=NAME uses one that is up)

@@ -25,6 +25,12 @@ def pytest_configure() -> None:
         os.sched_setaffinity(0, {cpus[int(worker.removeprefix("gw")) % len(cpus)]})
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of long tests first: a worker that gets one last keeps the other waiting for it."""
+    long = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("cluster")}
+    items.sort(key=lambda item: item.path not in long)
+
+
 @pytest.fixture(autouse=True)
 def _default_logging() -> Iterator[None]:
     """What a command under test set up would write to that test's captured output, which is closed by the next one."""

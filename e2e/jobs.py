@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.errors import CommandError
@@ -19,7 +20,7 @@ class Timeout(AssertionError):
 
 @dataclass(frozen=True)
 class Job:
-    """One RLJob of a namespace."""
+    """One RLJob of a namespace. What is asked many times goes to the API server directly: kubectl takes 0.2 s of a CPU."""
 
     cluster: Cluster
     namespace: str
@@ -41,9 +42,7 @@ class Job:
 
     def get(self) -> Object:
         """The object as it stands; empty when there is none."""
-        text = self._kubectl("get", "rljob", self.name, "-o", "json", "--ignore-not-found")
-        found: Object = json.loads(text) if text else {}
-        return found
+        return self.cluster.api.get(f"/apis/longboat.dev/v1alpha1/namespaces/{self.namespace}/rljobs/{self.name}") or {}
 
     def status(self) -> Object:
         """Its status, empty before the operator has written one."""
@@ -68,8 +67,9 @@ class Job:
 
     def pods(self) -> dict[str, Object]:
         """The job's pods by name."""
-        text = self._kubectl("get", "pods", "-l", f"longboat.dev/job={self.name}", "-o", "json")
-        return {pod["metadata"]["name"]: pod for pod in json.loads(text)["items"]}
+        selector = quote(f"longboat.dev/job={self.name}")
+        found = self.cluster.api.get(f"/api/v1/namespaces/{self.namespace}/pods?labelSelector={selector}") or {}
+        return {pod["metadata"]["name"]: pod for pod in found.get("items", [])}
 
     def pod_uids(self, *roles: str) -> dict[str, str]:
         """uid by pod name, of some roles (default all)."""

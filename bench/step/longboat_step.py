@@ -24,7 +24,7 @@ def job(case: Case, model: Path, data: Path, steps: int, seed: int, engines: int
         "spec": {
             "runtimeRef": {"name": "bench"},
             "model": {"path": str(model), "dtype": "Float32"},
-            "dataset": {"files": {"paths": [str(data)]}},
+            "dataset": {"files": {"paths": [str(data)]}, "shuffle": False},
             "algorithm": {"name": "GRPO", "groupSize": GROUP_SIZE, "clipLow": CLIP, "clipHigh": CLIP},
             "rounds": {"steps": steps, "promptsPerRound": case.prompts, "seed": seed},
             "rollout": {

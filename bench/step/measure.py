@@ -27,6 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `make bench NAME=step`."""
     parser.add_argument("--cases", nargs="*", default=CASES, type=case_named, help="such as tail-4M-64")
     parser.add_argument("--steps", type=int, default=6, help="steps of a run that count")
+    parser.add_argument("--micro-batch", type=int, help="TRL's; default: the best, searched for")
+    parser.add_argument("--engines", type=int, help="Longboat's; default: the best, searched for")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each system in each case, taking turns")
 
 
@@ -39,8 +41,8 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
         with tempfile.TemporaryDirectory(prefix="longboat-bench-") as folder:
             scratch = Path(folder)
             case.module.build_model(case.size, model := scratch / "model")
-            micro_batch = _best_micro_batch(recorder, case, model)
-            engines = _best_engines(recorder, case, model, scratch)
+            micro_batch = arguments.micro_batch or _best_micro_batch(recorder, case, model)
+            engines = arguments.engines or _best_engines(recorder, case, model, scratch)
             for repeat in range(arguments.repeats):
                 steps = WARM_UP + arguments.steps
                 rows = _trl(case, model, micro_batch, steps, repeat)[WARM_UP:]

@@ -2,7 +2,7 @@
 
 Settings that differ from TRL's defaults, and why: float32 as Longboat (bf16 is its default), no gradient checkpointing (costs
 time to save memory that is plentiful), all samples of a step generated in one batch, micro-batch chosen by measurement, no
-reference model (beta 0, its default), all cores. Advantages, loss and clip are GRPO's in both.
+reference model (beta 0, its default), all cores, rows in their order: both systems answer the same prompts in each step. Advantages, loss and clip are GRPO's in both.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def settings(case: Case, micro_batch: int, steps: int, seed: int, output: Path) 
         "top_p": 1.0,
         "top_k": 0,
         "logging_steps": 1,
+        "shuffle_dataset": False,
         "save_strategy": "no",
         "report_to": [],
         "disable_tqdm": True,

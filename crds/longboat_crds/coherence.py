@@ -63,6 +63,12 @@ COHERENCE = (
         "algorithm.groupSize",
     ),
     Rule(
+        negation(both(_BASELINE_WITHOUT_GROUP, _SCALE_BY_GROUP)),
+        "GroupStd divides by the deviation within a group, near 0 for one whose rewards are alike, however far they are "
+        "from BatchMean: set advantageScale to BatchStd or None, or advantageBaseline to GroupMean or LeaveOneOut",
+        "algorithm.advantageScale",
+    ),
+    Rule(
         at_most(_SAMPLES, constant(MAX_SAMPLES_PER_ROUND)),
         f"a round has promptsPerRound x algorithm.groupSize samples, at most {MAX_SAMPLES_PER_ROUND}: lower one of them",
         "rounds.promptsPerRound",

@@ -49,6 +49,8 @@ def test_spec_problem_is_named(
     new_job: Callable[[str], Job], spoil: Callable[[Spec], None], reason: str, field: str, cure: str
 ) -> None:
     spec = small_job.spec()
+    if reason != "ModelNotFound":
+        spec["rollout"]["replicas"] = 0  # the driver finds the others: engines would only take its CPUs
     spoil(spec)
     job = new_job(spoil.__name__.replace("_", "-"))
     job.apply(spec)

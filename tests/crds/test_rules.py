@@ -42,7 +42,7 @@ def test_the_longest_name_leaves_room_for_every_derived_one() -> None:
     scale=st.none() | st.sampled_from(AdvantageScale),
     drop=st.none() | st.booleans(),
 )
-def test_a_group_of_one_is_refused_exactly_where_the_resolved_knobs_need_a_group(
+def test_a_group_of_one_and_mixed_advantages_are_refused_exactly_where_the_resolved_knobs_say_so(
     name: AlgorithmName,
     group_size: int,
     baseline: AdvantageBaseline | None,
@@ -62,9 +62,16 @@ def test_a_group_of_one_is_refused_exactly_where_the_resolved_knobs_need_a_group
         or resolved.advantage_scale is AdvantageScale.GROUP_STD
         or resolved.drop_zero_variance
     )
+    mixed = (resolved.advantage_baseline, resolved.advantage_scale) == (
+        AdvantageBaseline.BATCH_MEAN,
+        AdvantageScale.GROUP_STD,
+    )
     body = changed({"spec.algorithm": spec.to_json()})
     if needs_group and group_size == 1:
         with pytest.raises(ValidationError, match="a group of one has no mean"):
+            RLJob.model_validate(body)
+    elif mixed:
+        with pytest.raises(ValidationError, match="GroupStd divides by the deviation within a group"):
             RLJob.model_validate(body)
     else:
         RLJob.model_validate(body)

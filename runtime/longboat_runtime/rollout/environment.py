@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
+from longboat_runtime.quota import cpu_quota
 from longboat_runtime.rollout.binding import CpuShare, cpu_share
 from longboat_runtime.rollout.engine import EngineConfig
-
-CGROUP_V2 = Path("/sys/fs/cgroup/cpu.max")
-CGROUP_V1 = (Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us"))
 
 
 def environment(config: EngineConfig, share: CpuShare, *, in_process: bool, accelerator: bool) -> dict[str, str]:
@@ -42,14 +39,3 @@ def own_share(engine: int, engines: int, workers: int) -> CpuShare:
         engines=engines,
         workers=workers,
     )
-
-
-def cpu_quota() -> float | None:
-    """CPUs' worth of time this container may use, by cgroup v2 or v1; None if unlimited."""
-    if CGROUP_V2.exists():
-        quota, period = CGROUP_V2.read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    if all(path.exists() for path in CGROUP_V1):
-        limit, length = (int(path.read_text()) for path in CGROUP_V1)
-        return None if limit < 0 else limit / length
-    return None
