@@ -83,12 +83,12 @@ test-unit: binaries ## Run the tests that need no cluster
 
 .PHONY: test-parts
 test-parts: binaries images ## Run the tests of the parts, on test clusters too
-	$(PYTHON) -m pytest -m "not alone" $(PARALLEL) tests
+	$(PYTHON) -m pytest -m "not alone" $(PARALLEL) e2e/tests/api tests
 
 .PHONY: test-e2e
 test-e2e: binaries images ## Run the tests that need the machine to themselves: of the test cluster, then of the whole (CLUSTER=NAME uses one that is up)
 	$(PYTHON) -m pytest -m alone tests
-	$(PYTHON) -m pytest -m cluster e2e $(if $(CLUSTER),--cluster $(CLUSTER))
+	$(PYTHON) -m pytest -m cluster e2e --ignore e2e/tests/api $(if $(CLUSTER),--cluster $(CLUSTER))
 
 .PHONY: bench
 bench: setup ## Run the benchmark NAME (`ls bench`)

@@ -6,6 +6,10 @@ from collections.abc import Iterator
 import pytest
 import structlog
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
+
+SHARED = "e2e/tests/api/"
 
 pytest_plugins = ["e2e.fixtures"]
 
@@ -23,6 +27,18 @@ def pytest_configure() -> None:
     if worker:
         cpus = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cpus[int(worker.removeprefix("gw")) % len(cpus)]})
+
+
+class Schedule(LoadFileScheduling):
+    """A worker gets a file at a time, or a folder whose files share a cluster."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return SHARED if file.startswith(SHARED) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedule:
+    return Schedule(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from longboat_crds.job import RLJobSpec
+from longboat_runtime.checkpoint.layout import Position
 from longboat_runtime.driver.broker import LocalBroker
 from longboat_runtime.driver.eventlog import end_of, surviving
 from longboat_runtime.driver.job import Job
@@ -41,7 +43,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def job(data: Path, root: Path, incarnation: int, steps: int) -> Job:
+def job(data: Path, root: Path, incarnation: int) -> Job:
     spec = {
         "runtimeRef": {"name": "local"},
         "model": {"path": str(data / "model"), "dtype": "Float32"},
@@ -51,7 +53,8 @@ def job(data: Path, root: Path, incarnation: int, steps: int) -> Job:
             "evaluation": {"files": {"paths": [str(data / "test.jsonl")]}, "everySteps": 10},
         },
         "algorithm": {"name": "DrGRPO", "groupSize": 4},
-        "rounds": {"steps": steps, "promptsPerRound": 4},
+        "rounds": {"steps": 10, "promptsPerRound": 4},
+        "checkpoint": {"everySteps": 5, "keep": 2},
         "rollout": {"sampling": {"maxTokens": 8}, "kvCache": "16Mi", "enforceEager": True},
         "rewards": [{"name": "letters", "function": f"{data}/rewards.py:letters"}],
         "trainer": {"optimizer": {"learningRate": 1e-3}, "maxTokensPerBin": 256},
@@ -74,11 +77,14 @@ async def run(job_: Job, socket: Path) -> None:
 
 
 async def test_a_resumed_run_is_the_run_that_never_stopped(data: Path, socket: Path, tmp_path: Path) -> None:
-    """Two steps, a checkpoint, a new start and a third step give, bit for bit, what three steps in one go give."""
+    """Ten steps in one go, and five, a checkpoint, a new start and five more, are the same, bit for bit."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    await run(job(data, whole, 1, steps=3), socket)
-    await run(job(data, broken, 1, steps=2), socket)
-    await run(job(data, broken, 2, steps=3), socket)
+    await run(job(data, whole, 1), socket)
+    shutil.copytree(whole, broken)
+    shutil.rmtree(broken / "export")
+    shutil.rmtree(broken / Position(1, 10).path)
+    await run(job(data, broken, 2), socket)
+    assert (broken / Position(2, 10).path).is_dir()
     assert batches(broken, 2) == batches(whole, 1)
     ours, theirs = load_file(broken / "export" / "model.safetensors"), load_file(whole / "export" / "model.safetensors")
     assert ours.keys() == theirs.keys()
@@ -86,10 +92,10 @@ async def test_a_resumed_run_is_the_run_that_never_stopped(data: Path, socket: P
     before = load_file(data / "model" / "model.safetensors")
     assert not all(torch.equal(ours[name], before[name]) for name in ours), "something was learned"
     records = {record.step: record.metrics for record in read_records(broken)}
-    assert list(records) == [0, 1, 2, 3]
+    assert list(records) == list(range(11))
     assert "val/score/mean" in records[0]
     assert all(record["sync/parity_max"] < 1e-4 for record in records.values())
-    assert records[3]["reward/grades/scored"] == 16
+    assert records[10]["reward/grades/scored"] == 16
 
 
 def batches(root: Path, incarnation: int) -> list[tuple]:

@@ -13,7 +13,7 @@ from e2e.tests.api.objects import NAMESPACE, STARTED, Jobs, NewJob, Refused
 from tests.crds.manifests import MINIMAL, changed
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server() -> Iterator[Cluster]:
     """A cluster of its own, with the chart but without an operator, which would take the jobs for real ones."""
     name = "api-tests"

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from longboat_crds.reasons import Reason
+from longboat_runtime.collector import collector_off
 from longboat_runtime.interfaces import Engine
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout.arguments import check_version, engine_arguments
@@ -53,15 +54,16 @@ def start_engine(config: EngineConfig, *, index: int = 0, engines: int = 1) -> E
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     arguments = engine_arguments(config, max_length=max_length, accelerator=accelerator)
     log.info("starting engine %s (%s, CPUs %s)", config.name, "in process" if local else "spawned", share)
-    if local:
-        from longboat_runtime.rollout.inprocess import InProcessEngine
-        from longboat_runtime.rollout.models import load_here
+    with collector_off():
+        if local:
+            from longboat_runtime.rollout.inprocess import InProcessEngine
+            from longboat_runtime.rollout.models import load_here
 
-        load_here(model.get("architectures") or [])
-        return InProcessEngine(config, arguments)
-    from longboat_runtime.rollout.spawned import SpawnedEngine
+            load_here(model.get("architectures") or [])
+            return InProcessEngine(config, arguments)
+        from longboat_runtime.rollout.spawned import SpawnedEngine
 
-    return SpawnedEngine(config, arguments)
+        return SpawnedEngine(config, arguments)
 
 
 def read_model_config(config: EngineConfig) -> dict:
