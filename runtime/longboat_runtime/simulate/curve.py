@@ -1,0 +1,73 @@
+"""What one step of an engine takes, by how many sequences it works on. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """So many `steps` took so many `seconds`."""
+
+    steps: int
+    seconds: float
+
+    def __add__(self, other: StepTimes) -> StepTimes:
+        return StepTimes(self.steps + other.steps, self.seconds + other.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCurve:
+    """Seconds of a step at `batches` (ascending, at least one sequence) are `seconds` (never descending).
+
+    Between them on the straight line, below the first as at the first, beyond the last on the last line.
+    """
+
+    batches: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    @classmethod
+    def of(cls, observed: Mapping[int, StepTimes]) -> StepCurve:
+        """The monotone curve nearest to what was observed at each batch size, in weighted squares.
+
+        Pool adjacent violators (Barlow et al. 1972, Statistical inference under order restrictions), weighted by steps, so
+        that all steps together take what they took. Raises ValueError without a step.
+        """
+        pools: list[tuple[int, StepTimes]] = []
+        for batch, times in sorted(observed.items()):
+            if times.steps < 1:
+                continue
+            pools.append((batch, times))
+            while len(pools) > 1 and _mean(pools[-2][1]) >= _mean(pools[-1][1]):
+                (low, before), (high, after) = pools[-2], pools[-1]
+                together = before + after
+                middle = round((low * before.steps + high * after.steps) / together.steps)
+                pools[-2:] = [(middle, together)]
+        if not pools:
+            raise ValueError("no step was observed")
+        return cls(tuple(batch for batch, _ in pools), tuple(_mean(times) for _, times in pools))
+
+    def __call__(self, batch: int) -> float:
+        """Seconds of a step that works on `batch` sequences."""
+        place = bisect_left(self.batches, batch)
+        if place == 0 or len(self.batches) == 1:
+            return self.seconds[0]
+        place = min(place, len(self.batches) - 1)
+        low, high = self.batches[place - 1], self.batches[place]
+        share = (batch - low) / (high - low)
+        return self.seconds[place - 1] + share * (self.seconds[place] - self.seconds[place - 1])
+
+
+def merged(observations: Iterable[Mapping[int, StepTimes]]) -> dict[int, StepTimes]:
+    """What several engines observed, together."""
+    found: dict[int, StepTimes] = {}
+    for observed in observations:
+        for batch, times in observed.items():
+            found[batch] = found[batch] + times if batch in found else times
+    return found
+
+
+def _mean(times: StepTimes) -> float:
+    return times.seconds / times.steps

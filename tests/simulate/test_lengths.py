@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from statistics import median
+
+import numpy as np
+import pytest
+
+from longboat_runtime.rounds.audit.completion import complete
+from longboat_runtime.rounds.audit.lengths import PromptLengths
+from longboat_runtime.samples import SampleId
+from longboat_runtime.simulate.lengths import FirstLaunchLaw, LengthLaw, Observed, TwoLevel
+from tests.rounds.audit.racing import LONGEST, MEDIAN, PROMPT_SIGMA, SAMPLE_SIGMA, Racing, play
+
+
+def group(law: LengthLaw, row: int, attempt: int = 0, size: int = 8) -> list[int]:
+    return [law(SampleId(0, row, attempt, index)) for index in range(size)]
+
+
+def test_two_levels_have_the_median_and_spreads_they_are_told() -> None:
+    law = TwoLevel(MEDIAN, PROMPT_SIGMA, SAMPLE_SIGMA, 10**9)
+    logs = np.log([group(law, row) for row in range(2000)])
+    assert np.exp(np.median(logs)) == pytest.approx(MEDIAN, rel=0.1)
+    assert logs.std(axis=1, ddof=1).mean() == pytest.approx(SAMPLE_SIGMA, rel=0.1)
+    assert logs.std() == pytest.approx(np.hypot(PROMPT_SIGMA, SAMPLE_SIGMA), rel=0.1)
+
+
+def test_no_response_is_longer_than_the_limit_or_empty() -> None:
+    lengths = [length for row in range(200) for length in group(TwoLevel(3, 2, 2, 50), row)]
+    assert (min(lengths), max(lengths)) == (1, 50)
+
+
+def test_a_prompt_keeps_its_effect_and_draws_its_responses_again() -> None:
+    law = TwoLevel(500, 3.0, 0.1, 10**9)
+    for row in range(10):
+        first, second = group(law, row), group(law, row, attempt=1)
+        assert first != second
+        assert median(first) == pytest.approx(median(second), rel=0.5)
+
+
+def test_what_was_observed_comes_before_the_law() -> None:
+    law = Observed({SampleId(0, 1, 0, 0): 77}, TwoLevel(5, 0, 0, 100))
+    assert [law(SampleId(0, 1, 0, index)) for index in (0, 1)] == [77, 5]
+
+
+def test_a_group_is_one_that_was_launched() -> None:
+    prompts = [PromptLengths("math", tuple(range(start, start + 40, 5)), (), (), ()) for start in (10, 100, 1000)]
+    law = FirstLaunchLaw.of(complete(prompts, 2000), group_size=8)
+    groups = {tuple(sorted(group(law, row))) for row in range(50)}
+    assert groups == {prompt.finished for prompt in prompts}
+
+
+@pytest.mark.parametrize("overcommit", [1.125, 1.25, 1.5])
+def test_censored_windows_give_the_law_that_made_them(overcommit: float) -> None:
+    """Longest responses of a group decide how long a round is: their law must come back, tails included."""
+    window = play(Racing(prompt_overcommit=overcommit), 8, np.random.default_rng(5)).prompts()
+    law = FirstLaunchLaw.of(complete(window, LONGEST), group_size=8)
+    truth = TwoLevel(MEDIAN, PROMPT_SIGMA, SAMPLE_SIGMA, LONGEST)
+    found, wanted = ([max(group(of, row)) for row in range(3000)] for of in (law, truth))
+    for share in (0.5, 0.8, 0.95):
+        assert np.quantile(found, share) == pytest.approx(np.quantile(wanted, share), rel=0.25)
