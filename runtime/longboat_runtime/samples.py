@@ -61,6 +61,16 @@ class VersionSpan(NamedTuple):
     end: int
 
 
+def joined(begun: tuple[VersionSpan, ...], spans: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:
+    """The spans of a response whose first tokens have spans `begun`, and those behind them `spans` (counted from 0)."""
+    offset = begun[-1].end if begun else 0
+    shifted = [VersionSpan(version, start + offset, end + offset) for version, start, end in spans]
+    if begun and shifted and begun[-1].version == shifted[0].version:
+        begun, first = begun[:-1], begun[-1]
+        shifted[0] = VersionSpan(first.version, first.start, shifted[0].end)
+    return (*begun, *shifted)
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """A dataset row ready to be launched."""

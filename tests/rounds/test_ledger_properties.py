@@ -1,4 +1,4 @@
-"""Random interleavings of finish, abort, lost, grade, doubled, late and restart, under four policies."""
+"""Random interleavings of finish, abort, pause, lost, grade, doubled, late and restart, under all policies."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from longboat_runtime.rounds import events
+from longboat_runtime.rounds.bounded_async import BoundedAsync
+from longboat_runtime.rounds.continue_unfinished import ContinueUnfinished
 from longboat_runtime.rounds.events import Event
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.records import RoundState, State
@@ -28,8 +30,13 @@ POLICIES = (
     Racing(STEPS, PROMPTS, GROUP),
     TailBatching(STEPS, PROMPTS, GROUP, prompt_overcommit=1.5, sample_overcommit=1.0),
     TailBatching(STEPS, PROMPTS, GROUP, prompt_overcommit=2.0, sample_overcommit=1.5, drop_zero_variance=True),
+    ContinueUnfinished(STEPS, PROMPTS, GROUP, prompt_overcommit=1.5),
+    ContinueUnfinished(STEPS, PROMPTS, GROUP, prompt_overcommit=2.5, drop_zero_variance=True),
+    BoundedAsync(STEPS, PROMPTS, GROUP, max_staleness=1),
+    BoundedAsync(STEPS, PROMPTS, GROUP, max_staleness=2, drop_zero_variance=True),
 )
 ON_POLICY = (Synchronous, Racing, TailBatching)
+CALLBACKS = (events.Generated, events.Graded, events.Stopped, events.Paused)
 
 
 class Interleavings(RuleBasedStateMachine):
@@ -61,7 +68,17 @@ class Interleavings(RuleBasedStateMachine):
     def grade(self, data: st.DataObject, kind: GradeKind) -> None:
         assert self.world.grade(self._some(data, State.GENERATED), kind)
 
-    @rule(data=st.data(), state=st.sampled_from([State.RUNNING, State.GENERATED, State.REWARDED, State.KEPT]))
+    @precondition(lambda self: self.world.pausing)
+    @rule(data=st.data(), finished=st.booleans())
+    def pause(self, data: st.DataObject, finished: bool) -> None:
+        """An engine gives back what it was told to pause; the sample may have ended by itself just before."""
+        sample = data.draw(st.sampled_from(self.world.pausing))
+        assert self.world.finish(sample) if finished else self.world.paused(sample)
+
+    @rule(
+        data=st.data(),
+        state=st.sampled_from([State.RUNNING, State.PAUSED, State.GENERATED, State.REWARDED, State.KEPT]),
+    )
     def lose(self, data: st.DataObject, state: State) -> None:
         if self._has(state):
             assert self.world.lose(self._some(data, state))
@@ -95,20 +112,23 @@ class Interleavings(RuleBasedStateMachine):
     def late(self, data: st.DataObject) -> None:
         """A callback again for a sample that is not in the state it was in: finished, graded, moved, aborted."""
         callbacks = [e.body for e in self.world.log] + self.world.late
-        callbacks = [b for b in callbacks if isinstance(b, (events.Generated, events.Graded, events.Stopped))]
+        callbacks = [b for b in callbacks if isinstance(b, CALLBACKS)]
         stale = [b for b in callbacks if not self._expects(b)]
         if stale:
             before = to_snapshot(self.world.ledger)
             assert not self.world.record(data.draw(st.sampled_from(stale)))
             assert to_snapshot(self.world.ledger) == before
 
-    def _expects(self, body: events.Generated | events.Graded | events.Stopped) -> bool:
+    def _expects(self, body: events.Generated | events.Graded | events.Stopped | events.Paused) -> bool:
         if isinstance(body, events.Stopped):
             return body.sample in self.world.stopping
+        pausing = body.sample in self.world.pausing
+        if isinstance(body, events.Paused):
+            return pausing
         record = self.world.ledger.sample(body.sample)
-        return record is not None and record.state is (
-            State.RUNNING if isinstance(body, events.Generated) else State.GENERATED
-        )
+        if isinstance(body, events.Graded):
+            return record is not None and record.state is State.GENERATED
+        return record is not None and (record.state is State.RUNNING or pausing)
 
     @rule()
     def from_older_incarnation(self) -> None:
@@ -156,6 +176,13 @@ class Interleavings(RuleBasedStateMachine):
                 assert all(span.version == version for span in group.samples[index].spans)
 
     @invariant()
+    def no_trained_token_is_too_old(self) -> None:
+        policy = self.world.policy
+        bound = policy.max_staleness if isinstance(policy, BoundedAsync) else 0
+        if not isinstance(policy, (ContinueUnfinished, TwoAhead)):
+            assert all(staleness <= bound for staleness in self.world.oldest.values())
+
+    @invariant()
     def first_generated_count_and_stay(self) -> None:
         """Fixed by the numbers of `generated` events alone, and never taken back while the attempt lives."""
         for group in self.world.ledger.groups.values():
@@ -182,13 +209,18 @@ class Interleavings(RuleBasedStateMachine):
         assert {s: n for s, n in ledger.counts.items() if n} == {s: states.count(s) for s in set(states)}
         assert set(ledger.deferred_prompts) == {prompt for prompt, attempt in ledger.queue.items() if attempt}
         assert set(ledger.lost) == set(self.world.samples(State.LOST))
+        assert set(ledger.carried) <= set(ledger.groups)
+        paused = [g.sample_id(s.index) for g in ledger.groups.values() for s in g.samples if s.state is State.PAUSED]
+        waiting = {sample for sample in paused if not ledger.sample(sample).resumable}
+        assert waiting == set(self.world.pausing)
         for group in ledger.groups.values():
             kinds = [s.kind for s in group.samples if s.kind is not None]
             assert (group.graded, group.errors) == (len(kinds), kinds.count(GradeKind.GRADER_ERROR))
         for round_ in ledger.rounds.values():
             data = [s.state for p in round_.kept for s in ledger.groups[p].samples if s.counts]
             assert round_.missing == len(data) - data.count(State.KEPT)
-            assert set(round_.groups) == {g.prompt for g in ledger.groups.values() if g.round == round_.number}
+            live = {g.prompt for g in ledger.groups.values() if g.round == round_.number}
+            assert set(round_.groups) == live - set(ledger.carried)
             kept = {p for p in round_.groups if ledger.groups[p].state is State.KEPT}
             assert set(round_.kept) == kept
             assert round_.state is RoundState.OPEN or not round_.undecided

@@ -18,7 +18,10 @@ EPOCH_ROWS = 5
 
 class World(Roomless):
     """`boundary` is what a checkpoint at the last commit holds; `publishing` and `training` are what the trainer has to do,
-    `stopping` the samples that engines have been told to stop.
+    `stopping` and `pausing` the samples that engines have been told to stop and to pause.
+
+    `drawn` is what engines have drawn of samples that they make, `made` what they have drawn of finished ones. `oldest` is how many
+    versions behind its step the oldest trained token was.
     """
 
     def __init__(
@@ -34,6 +37,10 @@ class World(Roomless):
         self.training: list[int] = []
         self.publishing: list[int] = []
         self.stopping: list[SampleId] = []
+        self.pausing: list[SampleId] = []
+        self.drawn: dict[SampleId, tuple[VersionSpan, ...]] = {}
+        self.made: dict[SampleId, tuple[VersionSpan, ...]] = {}
+        self.oldest: dict[int, int] = {}
         self.fate: dict[PromptId, str] = {}
         self.batches: dict[int, tuple[SampleId, ...]] = {}
         self.boundary = (to_snapshot(self.ledger), 0, dict(self.fate), dict(self.batches))
@@ -44,7 +51,7 @@ class World(Roomless):
         self.take_over(from_snapshot(snapshot), self.incarnation + 1)
         self.late += [event.body for event in self.log[offset:]]
         self.log, self.fate, self.batches = self.log[:offset], dict(fate), dict(batches)
-        self.training, self.publishing, self.stopping = [], [], []
+        self.training, self.publishing, self.stopping, self.pausing, self.drawn = [], [], [], [], {}
         self.record(events.Started(self.ledger.step))
 
     def now(self) -> float:
@@ -53,6 +60,12 @@ class World(Roomless):
     def noted(self, event: Event) -> None:
         self.log.append(event)
         match event.body:
+            case events.Launched(prompt=prompt):
+                self.drawn.update(dict.fromkeys(self.ledger.groups[prompt].sample_ids, ()))
+            case events.Relaunched(sample=sample):
+                self.drawn[sample] = ()
+            case events.Resumed(samples=samples):
+                self.drawn.update({sample: self.ledger.sample(sample).begun for sample in samples})
             case events.GroupDropped(prompt=prompt):
                 assert prompt not in self.fate, f"{prompt} was given up twice"
                 self.fate[prompt] = "dropped"
@@ -70,6 +83,11 @@ class World(Roomless):
     def stop(self, samples: Sequence[SampleId]) -> None:
         self.stopping += samples
 
+    def pause(self, samples: Sequence[SampleId]) -> None:
+        for sample in samples:
+            self._draw(sample, sample.index)
+        self.pausing += samples
+
     def draw(self, count: int) -> list[PromptId]:
         first = self.ledger.drawn
         return [PromptId(*divmod(number, EPOCH_ROWS)) for number in range(first, first + count)]
@@ -85,22 +103,42 @@ class World(Roomless):
         ]
 
     def finish(self, sample: SampleId, version: int | None = None) -> bool:
+        self._draw(sample, 3 + sample.index, version)
+        self.made[sample] = spans = self.drawn[sample]
+        if sample in self.pausing:
+            self.pausing.remove(sample)
+        return self.record(events.Generated(sample, 2, spans[-1].end, FinishReason.STOP, spans, "engine-0"))
+
+    def _draw(self, sample: SampleId, tokens: int, version: int | None = None) -> None:
+        """An engine draws so many tokens of a sample."""
         version = self.ledger.serving if version is None else version
         assert version is not None
-        tokens = 3 + sample.index
-        span = (VersionSpan(version, 0, tokens),)
-        return self.record(events.Generated(sample, 2, tokens, FinishReason.STOP, span, "engine-0"))
+        spans = self.drawn[sample]
+        start = spans[-1].end if spans else 0
+        if spans and spans[-1].version == version:
+            spans, start = spans[:-1], spans[-1].start
+        if tokens:
+            end = (self.drawn[sample][-1].end if self.drawn[sample] else 0) + tokens
+            self.drawn[sample] = (*spans, VersionSpan(version, start, end))
 
     def grade(self, sample: SampleId, kind: GradeKind = GradeKind.SCORED) -> bool:
         score = self.score(sample) if kind is GradeKind.SCORED else 0.0
         return self.record(events.Graded(sample, kind, score, 0.1))
 
     def lose(self, sample: SampleId) -> bool:
+        if sample in self.pausing:
+            self.pausing.remove(sample)
         return self.record(events.Lost(sample, "engine is gone"))
 
     def stopped(self, sample: SampleId) -> bool:
         self.stopping.remove(sample)
         return self.record(events.Stopped(sample, 1 + sample.index, "engine-0"))
+
+    def paused(self, sample: SampleId) -> bool:
+        """An engine gives back a sample that it was told to pause."""
+        self.pausing.remove(sample)
+        spans = self.drawn[sample]
+        return self.record(events.Paused(sample, spans[-1].end if spans else 0, spans, "engine-0"))
 
     def train(self) -> bool:
         if not self.training:
@@ -110,10 +148,20 @@ class World(Roomless):
         if round_.missing:
             return self.record(events.StepFailed(step, round_.number, "data is gone"))
         samples = sorted(s for prompt in round_.kept for s in self.ledger.groups[prompt].counted_ids)
+        spans = {sample: self.ledger.sample(sample).spans for sample in samples}
+        assert spans == {sample: self.made[sample] for sample in samples}, (
+            "token versions in the log are those that were drawn"
+        )
+        self.oldest[step] = max((step - 1 - span.version for of in spans.values() for span in of), default=0)
         return self.record(events.StepCommitted(step, step, round_.number, tuple(samples)))
 
     def publish(self) -> bool:
-        return bool(self.publishing) and self.record(events.Published(self.publishing.pop(0)))
+        if not self.publishing:
+            return False
+        if self.ledger.serving is not None:
+            for sample in self.samples(State.RUNNING):
+                self._draw(sample, 1)
+        return self.record(events.Published(self.publishing.pop(0)))
 
     def run_until_training(self) -> None:
         while not self.training:
@@ -127,6 +175,8 @@ class World(Roomless):
                 self.finish(pick(running))
             elif generated := self.samples(State.GENERATED):
                 self.grade(pick(generated))
+            elif self.pausing:
+                self.paused(pick(self.pausing))
             elif not (self.train() or self.publish()):
                 return
 

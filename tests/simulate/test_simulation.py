@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from longboat_runtime.rounds.bounded_async import BoundedAsync
+from longboat_runtime.rounds.continue_unfinished import ContinueUnfinished
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.synchronous import Synchronous
 from longboat_runtime.rounds.tail_batching import TailBatching
@@ -26,12 +28,13 @@ def constant(tokens: int) -> TwoLevel:
 
 
 policies = st.builds(
-    lambda kind, steps, prompts, group, factor, samples, drop: (
-        Synchronous(steps, prompts, group, drop)
-        if kind == "Synchronous"
-        else TailBatching(steps, prompts, group, factor, samples, drop)
-    ),
-    st.sampled_from(["Synchronous", "TailBatching"]),
+    lambda kind, steps, prompts, group, factor, samples, drop: {
+        "Synchronous": lambda: Synchronous(steps, prompts, group, drop),
+        "TailBatching": lambda: TailBatching(steps, prompts, group, factor, samples, drop),
+        "ContinueUnfinished": lambda: ContinueUnfinished(steps, prompts, group, factor, drop),
+        "BoundedAsync": lambda: BoundedAsync(steps, prompts, group, round(factor), drop),
+    }[kind](),
+    st.sampled_from(["Synchronous", "TailBatching", "ContinueUnfinished", "BoundedAsync"]),
     st.integers(1, 8),
     st.integers(1, 6),
     st.integers(2, 4),

@@ -8,6 +8,8 @@ from longboat_runtime.rounds import events
 from longboat_runtime.rounds.policy import (
     Abort,
     Action,
+    Adopt,
+    Carry,
     Close,
     Defer,
     Drop,
@@ -16,6 +18,7 @@ from longboat_runtime.rounds.policy import (
     Open,
     Publish,
     Relaunch,
+    Resume,
     Train,
 )
 from longboat_runtime.rounds.records import State
@@ -48,6 +51,15 @@ def bodies(view: View, action: Action, draw: Callable[[int], Sequence[PromptId]]
             yield events.Relaunched(sample)
         case Abort(samples=stopped):
             yield events.Aborted(stopped)
+        case Carry(prompt=prompt):
+            yield events.GroupCarried(prompt, _live(view, prompt).attempt)
+        case Adopt(round=number, prompt=prompt):
+            group = _live(view, prompt)
+            yield events.GroupAdopted(number, prompt, group.attempt)
+            if paused := tuple(i for i, r in zip(group.sample_ids, group.samples, strict=True) if r.resumable):
+                yield events.Resumed(paused)
+        case Resume(samples=resumed):
+            yield events.Resumed(resumed)
         case Keep(prompt=prompt):
             yield events.GroupKept(prompt, _live(view, prompt).attempt)
         case Defer(prompt=prompt, reason=deferred):
@@ -68,9 +80,17 @@ def stopped_by(view: View, action: Action) -> list[SampleId]:
         case Abort(samples=samples):
             return [s for s in samples if (record := view.sample(s)) and record.state is State.RUNNING]
         case Defer(prompt=prompt) | Drop(prompt=prompt):
-            group = _live(view, prompt)
-            return [i for i, r in zip(group.sample_ids, group.samples, strict=True) if r.state is State.RUNNING]
+            return _running(_live(view, prompt))
     return []
+
+
+def paused_by(view: View, action: Action) -> list[SampleId]:
+    """Samples that engines still make and that `action` (not carried out yet) has go on later, behind the tokens they have."""
+    return _running(_live(view, action.prompt)) if isinstance(action, Carry) else []
+
+
+def _running(group: GroupView) -> list[SampleId]:
+    return [i for i, r in zip(group.sample_ids, group.samples, strict=True) if r.state is State.RUNNING]
 
 
 def _live(view: View, prompt: PromptId) -> GroupView:

@@ -37,7 +37,7 @@ class DeferReason(StrEnum):
     VERSION_GONE = "version_gone"
     """A sample was lost, and the weights that began the group no longer serve."""
     OFF_VERSION = "off_version"
-    """A sample has tokens of other weights than its round's, under a policy that allows none."""
+    """A sample has, or would get, tokens of other weights than its round's, under a policy that allows none."""
     TOO_LONG = "too_long"
     """The round closed before the group was complete."""
 
@@ -150,6 +150,40 @@ class GroupKept:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupCarried:
+    """The round goes on without the group, which waits for a later one. Its unfinished samples are being paused."""
+
+    prompt: PromptId
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """An engine has given back an unfinished sample of a carried group. The store has its `tokens` response tokens, and keeps them."""
+
+    sample: SampleId
+    tokens: int
+    spans: tuple[VersionSpan, ...]
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAdopted:
+    """A carried group is part of this round from now on."""
+
+    round: int
+    prompt: PromptId
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Paused samples were handed to the engines again, to go on behind the tokens that they have."""
+
+    samples: tuple[SampleId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GroupDeferred:
     """The attempt was given up; the prompt is queued for another one."""
 
@@ -228,6 +262,10 @@ Body = (
     | Aborted
     | Stopped
     | GroupKept
+    | GroupCarried
+    | Paused
+    | GroupAdopted
+    | Resumed
     | GroupDeferred
     | GroupDropped
     | RoundClosed

@@ -39,7 +39,7 @@ class Ledger(LedgerState):
         self.serving = self.publishing = None
         for group in self.groups.values():
             for record in group.samples:
-                if record.state is State.RUNNING:
+                if record.state is State.RUNNING or (record.state is State.PAUSED and not record.resumable):
                     self._lose(group, record)
         for round_ in self.rounds.values():
             if round_.state is RoundState.TRAINING:
@@ -64,7 +64,10 @@ class Ledger(LedgerState):
         calm = short and self.calm_rounds > 0
         self.short_rounds += short
         self.calm_rounds -= calm
-        self.rounds[body.round] = RoundRecord(body.round, body.kind, body.version, racing=not calm)
+        opened = RoundRecord(body.round, body.kind, body.version, racing=not calm)
+        opened.generated, opened.generated_tokens = self.between.generated, self.between.generated_tokens
+        opened.lost, opened.grades = self.between.lost, self.between.grades
+        self.rounds[body.round], self.between = opened, RoundRecord(0, RoundKind.SHORT, -1)
         return True
 
     @_fold.register
@@ -91,11 +94,11 @@ class Ledger(LedgerState):
     @_fold.register
     def _(self, body: events.Generated, seq: int) -> bool:
         group, record = self.groups.get(body.sample.prompt), self.sample(body.sample)
-        if not group or not record or record.state is not State.RUNNING:
+        if not group or not record or record.state not in (State.RUNNING, State.PAUSED) or record.resumable:
             return False
-        round_ = self.rounds[group.round]
+        round_ = self._counters(group)
         round_.generated += 1
-        round_.generated_tokens += body.tokens
+        round_.generated_tokens += body.tokens - record.begun_tokens
         record.seq = record.seq or seq
         record.prompt_tokens, record.tokens, record.finish_reason = body.prompt_tokens, body.tokens, body.finish_reason
         record.spans, record.engine = body.spans, body.engine
@@ -108,7 +111,8 @@ class Ledger(LedgerState):
             group.counted.append(record.index)
             if len(group.counted) == self.group_size:
                 group.completed = seq
-                round_.completed[group.prompt] = None
+                if group.prompt not in self.carried:
+                    round_.completed[group.prompt] = None
         self._move(record, State.GENERATED)
         return True
 
@@ -117,7 +121,7 @@ class Ledger(LedgerState):
         group, record = self.groups.get(body.sample.prompt), self.sample(body.sample)
         if not group or not record or record.state is not State.GENERATED:
             return False
-        round_ = self.rounds[group.round]
+        round_ = self._counters(group)
         round_.grades[body.kind] = round_.grades.get(body.kind, 0) + 1
         record.kind, record.score, record.parts, record.grading_seconds = (
             body.kind,
@@ -138,7 +142,7 @@ class Ledger(LedgerState):
     @_fold.register
     def _(self, body: events.Lost, seq: int) -> bool:
         group, record = self.groups.get(body.sample.prompt), self.sample(body.sample)
-        if not group or not record or record.state not in (State.RUNNING, *STORED):
+        if not group or not record or record.state not in (State.RUNNING, State.PAUSED, *STORED):
             return False
         self._lose(group, record)
         return True
@@ -196,13 +200,63 @@ class Ledger(LedgerState):
             self._move(group.samples[index], State.KEPT)
         return True
 
+    @_fold.register
+    def _(self, body: events.GroupCarried, seq: int) -> bool:
+        group = self.group(body.prompt, body.attempt)
+        if not group or group.state is not State.RUNNING or body.prompt in self.carried:
+            return False
+        round_ = self._open_round(group.round)
+        if not round_:
+            return False
+        for index in (round_.groups, round_.completed):
+            index.pop(body.prompt, None)
+        round_.carried += 1
+        self.carried[body.prompt] = None
+        for record in group.samples:
+            if record.state is State.RUNNING:
+                record.finish_reason = None
+                self._move(record, State.PAUSED)
+        return True
+
+    @_fold.register
+    def _(self, body: events.Paused, seq: int) -> bool:
+        group, record = self.groups.get(body.sample.prompt), self.sample(body.sample)
+        if not group or not record or record.state is not State.PAUSED or record.resumable:
+            return False
+        self._counters(group).generated_tokens += body.tokens - record.begun_tokens
+        record.begun, record.finish_reason, record.engine = body.spans, FinishReason.ABORT, body.engine
+        return True
+
+    @_fold.register
+    def _(self, body: events.GroupAdopted, seq: int) -> bool:
+        group, round_ = self.group(body.prompt, body.attempt), self._open_round(body.round)
+        if not group or not round_ or body.prompt not in self.carried:
+            return False
+        del self.carried[body.prompt]
+        group.round = body.round
+        round_.adopted += 1
+        round_.groups[body.prompt] = None
+        if group.completed is not None:
+            round_.completed[body.prompt] = None
+        return True
+
+    @_fold.register
+    def _(self, body: events.Resumed, seq: int) -> bool:
+        records = [record for sample in body.samples if (record := self.sample(sample)) and record.resumable]
+        if len(records) != len(body.samples) or any(sample.prompt in self.carried for sample in body.samples):
+            return False
+        for record in records:
+            record.finish_reason = None
+            self._move(record, State.RUNNING)
+        return bool(records)
+
     def _given_up(self, prompt: PromptId, attempt: int) -> GroupRecord | None:
         """Takes out a group that is undecided, or kept with data that is gone, unless it is being trained; else None."""
         group = self.group(prompt, attempt)
         if not group or (group.state is State.KEPT and group.rewarded and not group.errors):
             return None
-        round_ = self.rounds[group.round]
-        if round_.state is RoundState.TRAINING:
+        round_ = self._counters(group)
+        if round_.state is RoundState.TRAINING and prompt not in self.carried:
             return None
         if group.state is State.KEPT:
             round_.missing -= sum(group.samples[index].state is not State.KEPT for index in group.counted)
@@ -216,7 +270,7 @@ class Ledger(LedgerState):
         group = self._given_up(body.prompt, body.attempt)
         if not group:
             return False
-        round_ = self.rounds[group.round]
+        round_ = self._counters(group)
         round_.deferred[body.reason] = round_.deferred.get(body.reason, 0) + 1
         self.deferred[body.reason] += 1
         self.queue[body.prompt] = body.attempt + 1
@@ -229,7 +283,7 @@ class Ledger(LedgerState):
         group = self._given_up(body.prompt, body.attempt)
         if not group:
             return False
-        round_ = self.rounds[group.round]
+        round_ = self._counters(group)
         round_.dropped[body.reason] = round_.dropped.get(body.reason, 0) + 1
         self.dropped[body.reason] += 1
         return True

@@ -43,6 +43,28 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class Carry:
+    """Leaves the group to a later round: what still runs of it is paused, with the tokens that it has."""
+
+    prompt: PromptId
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Takes a carried group into an open round, and has its paused samples go on."""
+
+    round: int
+    prompt: PromptId
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Has paused samples go on whose group a round has adopted before their engine had given them back."""
+
+    samples: tuple[SampleId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Keep:
     """The group, all of it graded, is part of its round's batch."""
 
@@ -86,14 +108,14 @@ class Publish:
     version: int
 
 
-Action = Open | Launch | Relaunch | Abort | Keep | Defer | Drop | Close | Train | Publish
+Action = Open | Launch | Relaunch | Abort | Carry | Adopt | Resume | Keep | Defer | Drop | Close | Train | Publish
 
 
 class Policy(Protocol):
     """A rule without state of its own: what it needs to know is in the view, or is derived from it.
 
-    It is asked after every event from outside that had an effect (Started, Generated, Lost, Stopped, Graded,
-    StepFailed, StepCommitted, Published).
+    It is asked after every event from outside that had an effect (Started, Generated, Lost, Stopped, Paused,
+    Graded, StepFailed, StepCommitted, Published).
     What it decides is carried out in order, and it is asked again with the same event and the new state until it decides
     nothing more. So a policy compares what is with what should be, and need not remember what it has asked for.
     """

@@ -26,6 +26,8 @@ class State(StrEnum):
     QUEUED = "queued"
     """Drawn or deferred, and not launched."""
     RUNNING = "running"
+    PAUSED = "paused"
+    """Unfinished, of a carried group: it waits with its tokens, or is on its way out of its engine."""
     GENERATED = "generated"
     """The store holds it and it counts; not graded yet."""
     REWARDED = "rewarded"
@@ -51,7 +53,8 @@ class SampleRecord:
     """One response.
 
     `seq` is the number of its first `generated` event, `counts` whether that was among the group's first `groupSize`; grade
-    fields are set while it is graded.
+    fields are set while it is graded. `begun` are the spans of the tokens that the store keeps of an unfinished sample: it
+    goes on behind them.
     """
 
     index: int
@@ -67,11 +70,21 @@ class SampleRecord:
     score: float = 0.0
     parts: Mapping[str, float] = field(default_factory=dict)
     grading_seconds: float = 0.0
+    begun: tuple[VersionSpan, ...] = ()
+
+    @property
+    def resumable(self) -> bool:
+        """It is paused, and no engine has it any more."""
+        return self.state is State.PAUSED and self.finish_reason is not None
+
+    @property
+    def begun_tokens(self) -> int:
+        return self.begun[-1].end if self.begun else 0
 
 
 @dataclass(slots=True)
 class GroupRecord:
-    """One attempt at one prompt. `state` is RUNNING until it is decided, then KEPT.
+    """One attempt at one prompt. `state` is RUNNING until it is decided, then KEPT. `round` is the one that it is in, or was last.
 
     `counted` are the indices of the first `groupSize` samples in the order of their `generated` events: they count, whatever
     happens later. `completed` is the number of the event that filled it. `graded` and `errors` count its grades.
@@ -144,7 +157,8 @@ class RoundRecord:
     `racing` is False for a short round that launches no more than it trains.
     `missing` counts samples of kept groups whose data or grade is gone: it can't be trained before they are made again.
     The counters are over the whole round, decided groups included: `grades` by kind, `dropped` and `deferred` by reason;
-    `generated_tokens` and `stopped_tokens` are response tokens of finished and of stopped samples.
+    `generated_tokens` are response tokens that were made in the round, those of stopped samples apart, `stopped_tokens` theirs;
+    `carried` are groups that the round left to a later one, `adopted` those that one before had left to it.
     """
 
     number: int
@@ -157,6 +171,8 @@ class RoundRecord:
     kept: PromptSet = field(default_factory=dict)
     missing: int = 0
     launched: int = 0
+    adopted: int = 0
+    carried: int = 0
     generated: int = 0
     surplus: int = 0
     lost: int = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from longboat_runtime.rounds.decisions import PolicyError, bodies, stopped_by
+from longboat_runtime.rounds.decisions import PolicyError, bodies, paused_by, stopped_by
 from longboat_runtime.rounds.events import Body, Event
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.policy import Policy
@@ -34,12 +34,14 @@ class Roomless(ABC):
             return False
         while actions := self.policy.decide(self.view, event):
             for action in actions:
-                stopped = stopped_by(self.view, action)
+                stopped, paused = stopped_by(self.view, action), paused_by(self.view, action)
                 for decided in bodies(self.view, action, self.draw):
                     if self._fold(decided) is None:
                         raise PolicyError(f"{action} is against the state of the ledger")
                 if stopped:
                     self.stop(stopped)
+                if paused:
+                    self.pause(paused)
         return True
 
     def _fold(self, body: Body) -> Event | None:
@@ -64,3 +66,7 @@ class Roomless(ABC):
     @abstractmethod
     def stop(self, samples: Sequence[SampleId]) -> None:
         """Engines have to stop these samples, which ran until now."""
+
+    @abstractmethod
+    def pause(self, samples: Sequence[SampleId]) -> None:
+        """Engines have to give these samples back with the tokens that they have, to go on later."""

@@ -27,6 +27,7 @@ _SCALARS = (
 )
 _GIVEN_UP = TypeAdapter(list[GivenUp])
 _GROUPS = TypeAdapter(list[GroupRecord])
+_ROUND = TypeAdapter(RoundRecord)
 _ROUNDS = TypeAdapter(list[RoundRecord])
 
 
@@ -42,6 +43,8 @@ def to_snapshot(ledger: Ledger) -> dict[str, Any]:
         "groups": _GROUPS.dump_python(list(ledger.groups.values()), mode="json"),
         "rounds": _ROUNDS.dump_python(list(ledger.rounds.values()), mode="json"),
         "lost": [list(sample) for sample in ledger.lost],
+        "carried": [list(prompt) for prompt in ledger.carried],
+        "between": _ROUND.dump_python(ledger.between, mode="json"),
     }
 
 
@@ -59,5 +62,7 @@ def from_snapshot(snapshot: Mapping[str, Any]) -> Ledger:
     ledger.groups = {group.prompt: group for group in _GROUPS.validate_python(snapshot["groups"])}
     ledger.rounds = {round_.number: round_ for round_ in _ROUNDS.validate_python(snapshot["rounds"])}
     ledger.lost = {SampleId(*sample): None for sample in snapshot["lost"]}
+    ledger.carried = {PromptId(*prompt): None for prompt in snapshot["carried"]}
+    ledger.between = _ROUND.validate_python(snapshot["between"])
     ledger.counts = Counter(record.state for group in ledger.groups.values() for record in group.samples)
     return ledger

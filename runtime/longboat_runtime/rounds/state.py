@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from longboat_runtime.rounds.events import DeferReason, DropReason
+from longboat_runtime.rounds.events import DeferReason, DropReason, RoundKind
 from longboat_runtime.rounds.records import GivenUp, GroupRecord, RoundRecord, RoundState, SampleRecord, State
 from longboat_runtime.samples import GradeKind, PromptId, SampleId
 
@@ -14,8 +14,9 @@ class LedgerState:
 
     `queue` maps prompts that wait for a launch to their next attempt, oldest first; `deferred_prompts` those of them that have
     been launched before to the attempt that was given up. `short_rounds` counts the short rounds opened so far, `calm_rounds`
-    those to come that don't race. `lost` are samples that nobody makes any
-    more. `counts` counts samples of live groups by state.
+    those to come that don't race. `lost` are samples that nobody makes any more. `carried` are groups that wait for a round,
+    oldest first; `between` counts what happens to them once the round they were in is trained, and is added to the next round.
+    `counts` counts samples of live groups by state.
     """
 
     def __init__(self, group_size: int) -> None:
@@ -37,6 +38,8 @@ class LedgerState:
         self.groups: dict[PromptId, GroupRecord] = {}
         self.rounds: dict[int, RoundRecord] = {}
         self.lost: dict[SampleId, None] = {}
+        self.carried: dict[PromptId, None] = {}
+        self.between = RoundRecord(0, RoundKind.SHORT, -1)
         self.counts: Counter[State] = Counter()
 
     def sample(self, sample: SampleId) -> SampleRecord | None:
@@ -57,12 +60,19 @@ class LedgerState:
         found = self.rounds.get(number)
         return found if found and found.state is RoundState.OPEN else None
 
+    def _counters(self, group: GroupRecord) -> RoundRecord:
+        """Where what happens to a group is counted."""
+        return self.rounds.get(group.round, self.between)
+
     def _lose(self, group: GroupRecord, record: SampleRecord) -> None:
         if record.kind is not None:
             group.graded -= 1
             group.errors -= record.kind is GradeKind.GRADER_ERROR
             record.kind, record.score, record.parts, record.grading_seconds = None, 0.0, {}, 0.0
-        round_ = self.rounds[group.round]
+        if record.state is State.PAUSED:
+            record.finish_reason = None
+        record.begun = ()
+        round_ = self._counters(group)
         if record.state is State.KEPT:
             round_.missing += 1
         round_.lost += 1
@@ -71,6 +81,7 @@ class LedgerState:
 
     def _forget(self, group: GroupRecord) -> None:
         del self.groups[group.prompt]
+        self.carried.pop(group.prompt, None)
         for record in group.samples:
             self.counts[record.state] -= 1
             if record.state is State.LOST:

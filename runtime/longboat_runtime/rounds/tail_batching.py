@@ -15,12 +15,13 @@ from math import ceil
 
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DeferReason, DropReason, RoundKind
-from longboat_runtime.rounds.judging import judge
 from longboat_runtime.rounds.on_policy import OnPolicy
+from longboat_runtime.rounds.overcommit import overcommitted
 from longboat_runtime.rounds.policy import Abort, Action, Close, Defer, Launch
+from longboat_runtime.rounds.race import losers, verdict
 from longboat_runtime.rounds.records import State
-from longboat_runtime.rounds.synchronous import MAX_DRAWS_PER_ROUND
 from longboat_runtime.rounds.view import GroupView, RoundView, View
+from longboat_runtime.rounds.whole_rounds import MAX_DRAWS_PER_ROUND
 from longboat_runtime.samples import PromptId, SampleId
 
 
@@ -58,28 +59,12 @@ class TailBatching(OnPolicy):
             case events.Generated(sample=sample) if extra := _running_extras(view.group(sample.prompt)):
                 return Abort(extra)
             case events.Graded(sample=sample):
-                return self._verdict(view, round_, sample.prompt)
+                wanted = self._wanted(round_)
+                return verdict(view, round_, sample.prompt, wanted, drop_zero_variance=self.drop_zero_variance)
         return None
 
     def _wanted(self, round_: RoundView) -> int:
         return self.prompts_per_round - round_.dropped.get(DropReason.GRADER_ERROR, 0)
-
-    def _verdict(self, view: View, round_: RoundView, prompt: PromptId) -> Action | None:
-        """Only complete groups are judged. Those beyond the wanted ones wait for an earlier one to be dropped."""
-        group = view.group(prompt)
-        if group is None:
-            # It was dropped a moment ago, so another one may count.
-            prompts = islice(round_.completed, self._wanted(round_))
-            verdicts = (self._judge(view.group(prompt)) for prompt in prompts)
-            return next((verdict for verdict in verdicts if verdict), None)
-        if group.state is State.KEPT or not self.drop_zero_variance:
-            return self._judge(group)
-        chosen = prompt in islice(round_.completed, self._wanted(round_))
-        return self._judge(group) if chosen else None
-
-    def _judge(self, group: GroupView | None) -> Action | None:
-        complete = group is not None and group.completed is not None
-        return judge(group, drop_zero_variance=self.drop_zero_variance) if complete else None
 
     def _settle(self, view: View, round_: RoundView) -> Sequence[Action]:
         """Launches, ends the race once it is decided, and closes the round when every group is."""
@@ -88,10 +73,8 @@ class TailBatching(OnPolicy):
         wanted, live = self._wanted(round_), len(round_.groups)
         if live < wanted and self._may_draw(round_):
             return [self._replacement(view, round_, wanted - live)]
-        finished = round_.kept if self.drop_zero_variance else round_.completed
-        if live > wanted and len(finished) >= wanted:
-            winners = set(islice(finished, wanted))
-            return [Defer(prompt, DeferReason.TOO_LONG) for prompt in round_.groups if prompt not in winners]
+        if left := losers(round_, wanted, drop_zero_variance=self.drop_zero_variance):
+            return [Defer(prompt, DeferReason.TOO_LONG) for prompt in left]
         return [] if round_.undecided else [Close(round_.number)]
 
     def _may_draw(self, round_: RoundView) -> bool:
@@ -106,14 +89,13 @@ class TailBatching(OnPolicy):
             fresh = self._fresh(view, self.prompts_per_round - len(queued))
             return self._launch(round_, (*queued, *fresh), self.prompts_per_round)
         room = self._later(view) - len(view.deferred)
-        wanted = self._overcommitted(view.short_rounds) if round_.racing else self.prompts_per_round
+        wanted = (
+            overcommitted(self.prompts_per_round, self.prompt_overcommit, view.short_rounds)
+            if round_.racing
+            else self.prompts_per_round
+        )
         count = min(wanted, self.prompts_per_round + room)
         return self._launch(round_, self._fresh(view, count), count)
-
-    def _overcommitted(self, ordinal: int) -> int:
-        """Prompts of the short round number `ordinal`: the whole ones of an even flow, whose fractions are carried on."""
-        flow = Fraction(str(self.prompt_overcommit)) * self.prompts_per_round
-        return int(flow * ordinal) - int(flow * (ordinal - 1))
 
     def _replacement(self, view: View, round_: RoundView, count: int) -> Launch:
         """For groups that were dropped, or given up with the weights that began them. The last round takes what is deferred."""

@@ -38,6 +38,12 @@ class SampleView(Protocol):
     def parts(self) -> Mapping[str, float]: ...
     @property
     def grading_seconds(self) -> float: ...
+    @property
+    def begun(self) -> tuple[VersionSpan, ...]: ...
+    @property
+    def begun_tokens(self) -> int: ...
+    @property
+    def resumable(self) -> bool: ...
 
 
 class GroupView(Protocol):
@@ -103,6 +109,10 @@ class RoundView(Protocol):
     def trainable(self) -> bool: ...
     @property
     def launched(self) -> int: ...
+    @property
+    def adopted(self) -> int: ...
+    @property
+    def carried(self) -> int: ...
     @property
     def generated(self) -> int: ...
     @property
@@ -183,6 +193,11 @@ class View:
     @property
     def lost(self) -> Collection[SampleId]:
         return self._ledger.lost.keys()
+
+    @property
+    def carried(self) -> Collection[PromptId]:
+        """Groups that wait for a round to go on in, oldest first."""
+        return self._ledger.carried.keys()
 
     @property
     def counts(self) -> Mapping[State, int]:

@@ -14,7 +14,7 @@ from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.records import State
 from longboat_runtime.rounds.roomless import Roomless
-from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId
+from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan, joined
 from longboat_runtime.simulate.chance import uniform
 from longboat_runtime.simulate.engine import Response, SimulatedEngine
 from longboat_runtime.simulate.lengths import LengthLaw
@@ -113,6 +113,8 @@ class Simulation(Roomless):
                 self._launch([SampleId(*prompt, attempt, index) for index in range(samples)])
             case events.Relaunched(sample=sample):
                 self._launch([sample])
+            case events.Resumed(samples=resumed):
+                self._launch(resumed)
             case events.Generated(sample=sample, tokens=tokens):
                 self._tokens[sample] = tokens
                 record = self.view.sample(sample)
@@ -128,6 +130,9 @@ class Simulation(Roomless):
 
     def stop(self, samples: Sequence[SampleId]) -> None:
         self._later(self._site.latency, partial(self._stop, samples))
+
+    def pause(self, samples: Sequence[SampleId]) -> None:
+        self._later(self._site.latency, partial(self._pause, samples))
 
     # Rooms
 
@@ -149,25 +154,43 @@ class Simulation(Roomless):
             return
         for name, there in self._router.route(samples).items():
             for sample in there:
-                self.engines[name].submit(self._time, sample, self._law(sample), self._site.prompt_tokens)
+                record = self.view.sample(sample)
+                begun = record.begun_tokens if record else 0
+                rest, prompt = self._law(sample) - begun, self._site.prompt_tokens + begun
+                self.engines[name].submit(self._time, sample, rest, prompt)
 
     def _stop(self, samples: Sequence[SampleId]) -> None:
+        self._take_back(samples, self._stopped)
+
+    def _pause(self, samples: Sequence[SampleId]) -> None:
+        self._take_back(samples, self._paused)
+
+    def _take_back(self, samples: Sequence[SampleId], then: Callable[[str, Response], None]) -> None:
         for name, there in self._router.engines_of(samples).items():
             for sample in there:
                 response = self.engines[name].stop(self._time, sample)
                 if response is not None:
                     self._router.finished(name, sample)
-                    self._later(self._site.latency, partial(self._stopped, name, response))
+                    self._later(self._site.latency, partial(then, name, response))
 
     def _finished(self, engine: str, response: Response) -> None:
-        sample, tokens = response.sample, response.tokens
-        self._generated += tokens
-        prompt = self._site.prompt_tokens
-        self._happens(events.Generated(sample, prompt, tokens, FinishReason.STOP, response.spans, engine))
+        self._generated += response.tokens
+        sample, prompt, spans = response.sample, self._site.prompt_tokens, self._spans(response)
+        self._happens(events.Generated(sample, prompt, spans[-1].end, FinishReason.STOP, spans, engine))
 
     def _stopped(self, engine: str, response: Response) -> None:
         self._generated += response.tokens
         self._happens(events.Stopped(response.sample, response.tokens, engine))
+
+    def _paused(self, engine: str, response: Response) -> None:
+        self._generated += response.tokens
+        spans = self._spans(response)
+        self._happens(events.Paused(response.sample, spans[-1].end if spans else 0, spans, engine))
+
+    def _spans(self, response: Response) -> tuple[VersionSpan, ...]:
+        """Of all its tokens, those of before it was paused included."""
+        record = self.view.sample(response.sample)
+        return joined(record.begun if record else (), response.spans)
 
     def _grade(self, sample: SampleId) -> None:
         """The first grader that is free takes it; samples wait in order."""

@@ -1,0 +1,62 @@
+"""Bounded asynchrony: rollout runs ahead of training, by so many weight versions at most. Pure.
+
+Source: AReaL (arXiv:2505.24298), whose rollout goes on while the trainer works and takes new weights in mid-response. Differs in
+what it bounds: not the mean over a buffer but every token, by when rounds are opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from longboat_runtime.rounds import events
+from longboat_runtime.rounds.events import Event
+from longboat_runtime.rounds.in_order import next_work, opened_steps
+from longboat_runtime.rounds.judging import judge
+from longboat_runtime.rounds.policy import Action, Open
+from longboat_runtime.rounds.recovery import make_again
+from longboat_runtime.rounds.view import View
+from longboat_runtime.rounds.whole_rounds import settle_whole
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedAsync:
+    """Keeps up to `max_staleness` + 1 rounds going, each like one of the synchronous policy; steps train them in order.
+
+    The bound: step s trains on the weights of version s - 1, so the round that feeds it is opened once version
+    s - 1 - `max_staleness` serves. Nothing of a round is drawn before it is opened and versions only rise, so no token is
+    older at its step. Responses that run while weights are published go on with the new ones.
+
+    Nothing races: a round keeps the same prompts in whatever order samples finish.
+    """
+
+    steps: int
+    prompts_per_round: int
+    group_size: int
+    max_staleness: int
+    drop_zero_variance: bool = False
+
+    def decide(self, view: View, event: Event) -> Sequence[Action]:
+        match event.body:
+            # Said once, so it is answered whatever serves.
+            case events.Graded(sample=sample) if verdict := judge(
+                view.group(sample.prompt), drop_zero_variance=self.drop_zero_variance
+            ):
+                return [verdict]
+        if work := next_work(view):
+            return [work]
+        if view.serving is None:
+            return []
+        if again := make_again(view):
+            return again
+        for round_ in view.open_rounds():
+            if actions := settle_whole(
+                view, round_, self.prompts_per_round, self.group_size, drop_zero_variance=self.drop_zero_variance
+            ):
+                return actions
+        return [Open()] if self._may_open(view) else []
+
+    def _may_open(self, view: View) -> bool:
+        if view.serving is None or opened_steps(view) >= self.steps:
+            return False
+        return opened_steps(view) - view.serving <= self.max_staleness

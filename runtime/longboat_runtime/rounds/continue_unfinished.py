@@ -1,0 +1,101 @@
+"""Partial rollout: a round ends with its first complete prompts, and what the others have goes on in the next one. Pure.
+
+Source: Kimi k1.5, "partial rollouts" (arXiv:2501.12599, section 2.6.2), and APRIL (arXiv:2509.18521), which overcommits to end
+rounds early. Differs in what waits: whole groups, so that no response of a group is preferred for being short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from longboat_runtime.rounds import events
+from longboat_runtime.rounds.adoption import adopt
+from longboat_runtime.rounds.events import DropReason, Event
+from longboat_runtime.rounds.in_order import next_work
+from longboat_runtime.rounds.overcommit import overcommitted
+from longboat_runtime.rounds.policy import Action, Carry, Close, Launch, Open, Resume
+from longboat_runtime.rounds.race import losers, verdict
+from longboat_runtime.rounds.records import RoundState
+from longboat_runtime.rounds.recovery import make_again
+from longboat_runtime.rounds.view import RoundView, View
+from longboat_runtime.rounds.whole_rounds import MAX_DRAWS_PER_ROUND
+
+
+@dataclass(frozen=True, slots=True)
+class ContinueUnfinished:
+    """A round has `prompt_overcommit` times `prompts_per_round` groups: first those carried from before, then new ones.
+
+    It trains the first `prompts_per_round` that are complete. The others are carried: their unfinished responses are paused
+    with the tokens that they have, and go on in the next round under its weights. Nothing is thrown away or drawn
+    twice, and a response may have tokens of several versions. No more are carried than the remaining rounds can take, so nothing
+    is left at the end.
+
+    With `drop_zero_variance` the first complete groups of unequal rewards are kept. A group with a grader error is dropped
+    and not replaced.
+    """
+
+    steps: int
+    prompts_per_round: int
+    group_size: int
+    prompt_overcommit: float
+    drop_zero_variance: bool = False
+
+    def decide(self, view: View, event: Event) -> Sequence[Action]:
+        round_ = next(iter(view.rounds.values()), None)
+        if round_ and (answer := self._answer(view, round_, event.body)):
+            return [answer]
+        if work := next_work(view):
+            return [work]
+        if view.serving != view.step:
+            return []
+        if round_ is None:
+            return [Open()] if view.step < self.steps else []
+        if again := make_again(view):
+            return again
+        return self._settle(view, round_) if round_.state is RoundState.OPEN else []
+
+    def _answer(self, view: View, round_: RoundView, body: events.Body) -> Action | None:
+        """What is said only once, so it is answered whatever serves."""
+        match body:
+            case events.Graded(sample=sample):
+                wanted = self._wanted(round_)
+                return verdict(view, round_, sample.prompt, wanted, drop_zero_variance=self.drop_zero_variance)
+            case events.Paused(sample=sample) if sample.prompt in round_.groups:
+                record = view.sample(sample)
+                return Resume((sample,)) if record and record.resumable else None
+        return None
+
+    def _wanted(self, round_: RoundView) -> int:
+        return self.prompts_per_round - round_.dropped.get(DropReason.GRADER_ERROR, 0)
+
+    def _settle(self, view: View, round_: RoundView) -> Sequence[Action]:
+        """Fills the round, ends the race once it is decided, and closes the round when every group is."""
+        if not round_.launched and not round_.adopted:
+            return self._fill(view, round_)
+        missing = self._wanted(round_) - len(round_.groups)
+        if missing > 0 and self._may_draw(round_):
+            return [self._launch(view, round_, missing)]
+        if left := losers(round_, self._wanted(round_), drop_zero_variance=self.drop_zero_variance):
+            return [Carry(prompt) for prompt in left]
+        return [] if round_.undecided else [Close(round_.number)]
+
+    def _fill(self, view: View, round_: RoundView) -> list[Action]:
+        """Carried groups first, oldest first."""
+        rest = self.prompts_per_round * (self.steps - view.step)
+        count = min(overcommitted(self.prompts_per_round, self.prompt_overcommit, view.short_rounds), rest)
+        carried = list(islice(view.carried, count))
+        actions = adopt(
+            view, round_.number, carried, self.prompts_per_round, drop_zero_variance=self.drop_zero_variance
+        )
+        return [*actions, self._launch(view, round_, count - len(carried))] if len(carried) < count else actions
+
+    def _may_draw(self, round_: RoundView) -> bool:
+        """Dynamic sampling ends: see MAX_DRAWS_PER_ROUND."""
+        redrawn = round_.dropped.get(DropReason.ZERO_VARIANCE, 0)
+        return redrawn <= self.prompts_per_round * (MAX_DRAWS_PER_ROUND - 1)
+
+    def _launch(self, view: View, round_: RoundView, count: int) -> Launch:
+        queued = tuple(islice(view.queue, count))
+        return Launch(round_.number, self.group_size, queued, count - len(queued))
