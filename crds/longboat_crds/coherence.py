@@ -114,6 +114,6 @@ COHERENCE = (
             "belongs to policy TailBatching: leave it out, or set rounds.policy to TailBatching",
             f"rounds.{name}",
         )
-        for name in ("promptOvercommit", "sampleOvercommit", "maxLengthBias")
+        for name in ("promptOvercommit", "sampleOvercommit", "maxLengthBias", "auditEvery")
     ),
 )

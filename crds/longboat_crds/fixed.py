@@ -33,6 +33,7 @@ WHILE_SUSPENDED = (
     "rollout.kvCache",
     "rollout.maxSequences",
     "rollout.tensorParallel",
+    "rounds.auditEvery",
     "rounds.maxLengthBias",
     "rounds.stageDeadlineSeconds",
     "trainer.gradientCheckpointing",

@@ -11,6 +11,15 @@ from longboat_crds.rules import Rule
 MAX_DEVICES_PER_POD = 64
 
 
+class RepetitionSpec(ApiModel):
+    """When a response that repeats itself is ended. It is graded and trained like any other, and marked."""
+
+    pattern_tokens: int = Field(ge=1, le=1024, description="Longest pattern that is looked for, in tokens.")
+    count: int = Field(
+        ge=2, le=1024, description="The response ends once its last tokens are so many copies of one pattern."
+    )
+
+
 class SamplingSpec(ApiModel):
     """How tokens are drawn. The defaults sample the model as it is, which the loss assumes."""
 
@@ -22,6 +31,10 @@ class SamplingSpec(ApiModel):
         max_length=16,
         description="A response ends before any of these texts.",
         json_schema_extra={LIST_TYPE: "atomic"},
+    )
+    repetition: RepetitionSpec | None = Field(
+        None,
+        description="Ends responses that repeat themselves; reward functions see `finish_reason` `repetition`. Default: they go on.",
     )
 
 

@@ -55,6 +55,13 @@ class RoundsSpec(ApiModel):
         "launches. Once the lower 95 % bound of status.training.lengthBias exceeds it, the job doesn't race for a period, and says "
         "so. Default: no limit.",
     )
+    audit_every: int | None = Field(
+        None,
+        ge=2,
+        le=10_000,
+        description="With TailBatching: every so many short rounds one doesn't race. Its responses, none of which is cut, show "
+        "beside the estimate of status.training.lengthBias what racing does to lengths. Default: none.",
+    )
     seed: Seed = Field(0, description="Seed of every sample; with Synchronous a resumed job repeats bit for bit.")
     stage_deadline_seconds: Seconds = Field(
         1800,

@@ -73,6 +73,11 @@ class Training(ApiModel):
         description="With TailBatching: trained response lengths against those of first launches, over the last periods of short "
         "and long rounds: ratio of means and Kolmogorov-Smirnov distance, each with a 95 % interval.",
     )
+    audit_rounds: Line | None = Field(
+        None,
+        description="With rounds.auditEvery: trained response lengths against those of audit rounds, whose prompts are others, in "
+        "the words of lengthBias; the prompts counted are those of audit rounds.",
+    )
     recent_rounds: list[RoundSummary] | None = Field(
         None,
         max_length=RECENT_ROUNDS,

@@ -84,6 +84,14 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Repetition:
+    """A response ends once its last tokens are `count` copies of one pattern of at most `pattern_tokens` tokens."""
+
+    pattern_tokens: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How tokens are drawn. `temperature` 0 is greedy (held-out evaluation only)."""
 
@@ -91,6 +99,7 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
+    repetition: Repetition | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,12 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     ({"spec.rounds.promptsPerRound": 8192}, None),
     ({"spec.rounds.promptOvercommit": 1.5}, "spec.rounds.promptOvercommit"),
     ({"spec.rounds.sampleOvercommit": 1.0}, "spec.rounds.sampleOvercommit"),
+    ({"spec.rounds.auditEvery": 4}, "spec.rounds.auditEvery"),
+    ({"spec.rounds.policy": "TailBatching", "spec.rounds.auditEvery": 4}, None),
+    ({"spec.rounds.policy": "TailBatching", "spec.rounds.auditEvery": 1}, "spec.rounds.auditEvery"),
+    ({"spec.rollout.sampling.repetition": {"patternTokens": 8, "count": 6}}, None),
+    ({"spec.rollout.sampling.repetition": {"patternTokens": 8, "count": 1}}, "spec.rollout.sampling.repetition.count"),
+    ({"spec.rollout.sampling.repetition": {"patternTokens": 8}}, "spec.rollout.sampling.repetition.count"),
     (
         {
             "spec.rounds.policy": "TailBatching",

@@ -108,7 +108,8 @@ class FakeFleet:
 
     async def _make(self, request: SampleRequest) -> None:
         first = self.version, self.weights
-        self.likely[request.id] = likely = 1 + digest(request.seed, request.prompt_ids, *first) % 7
+        value = digest(request.seed, request.prompt_ids, first[1], self.weights)
+        self.likely[request.id] = likely = 1 + value % 7
         for _ in range(20 * likely if self.shortest_first else self.shuffle.randrange(20)):
             await asyncio.sleep(0)
         if request.id in self.hang:
@@ -142,7 +143,8 @@ class FakeFleet:
             self.aborted.append(i)
             if task := self.running.pop(i, None):
                 task.cancel()
-                made = max(1, self.likely.get(i, 0) - 1)
+                # The order in which samples finish has nothing to do with their lengths, so neither has where they are cut.
+                made = self.likely.get(i, 1) - 1 if self.shortest_first else 0
                 part = GeneratedSample(
                     i,
                     np.zeros(1, np.int32),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,13 @@ def test_lengths_show_the_tail() -> None:
     assert metrics["response_length/mean"] == 32.5
     assert metrics["response_length/p50"] == 10
     assert metrics["response_length/tail_ratio"] == 10
+    assert metrics["response_length/clip_ratio"] == 0.25
+
+
+def test_loops_that_an_engine_ended_are_counted() -> None:
+    looped = replace(sample(4), finish_reason=FinishReason.REPETITION)
+    metrics = batch_metrics([looped, sample(4), sample(100), sample(4)], [0.0] * 4)
+    assert metrics["response_length/repetition_ratio"] == 0.25
     assert metrics["response_length/clip_ratio"] == 0.25
 
 

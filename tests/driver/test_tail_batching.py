@@ -110,8 +110,29 @@ async def test_too_much_bias_suspends_races_for_a_period_and_says_so(tmp_path: P
     assert kinds[6:11] == [short] * 4 + [long], "two rounds without a race come before the two that fill the queue"
 
 
+async def test_audit_rounds_are_compared_with_what_is_trained(tmp_path: Path) -> None:
+    rounds = {**ROUNDS, "prompts_per_round": 8, "steps": 70, "audit_every": 4}
+    site = Site(tmp_path, make_spec(**rounds))
+    assert await site.driver().run() is Outcome.DONE
+    records = [r.metrics for r in read_records(tmp_path) if "tail/audit_rounds/mean_ratio" in r.metrics]
+    last = records[-1]
+    assert last["tail/audit_rounds/prompts"] >= 40
+    assert last["tail/audit_rounds/mean_ratio/low"] <= 1 <= last["tail/audit_rounds/mean_ratio/high"]
+    assert last["tail/audit_rounds/ks/low"] < 0.05
+    assert site.broker.status.training.audit_rounds.endswith(f"{last['tail/audit_rounds/prompts']:.0f} prompts")
+
+
+async def test_what_finishes_while_it_is_stopped_is_known_whole_and_not_kept_in_the_store(tmp_path: Path) -> None:
+    site = Site(tmp_path, make_spec(**{**ROUNDS, "steps": 60}))
+    assert await site.driver().run() is Outcome.DONE
+    late = [body for body in history(site) if isinstance(body, events.Stopped) and body.finished]
+    assert late
+    assert all(body.tokens == site.fleet.likely.get(body.sample) for body in late)
+    assert not site.store.samples
+
+
 @pytest.mark.parametrize("rounds", [{"policy": "Synchronous"}, {"policy": "TailBatching", "prompt_overcommit": 1.0}])
 async def test_without_long_rounds_no_lengths_pile_up(tmp_path: Path, rounds: dict) -> None:
     site = Site(tmp_path, make_spec(**rounds, steps=6, prompts_per_round=PROMPTS))
     assert await site.driver().run() is Outcome.DONE
-    assert manifests(tmp_path)[-1]["lengths"] == {"period": 0, "kinds": {}, "prompts": []}
+    assert manifests(tmp_path)[-1]["lengths"] == {"period": 0, "rounds": [], "prompts": []}

@@ -37,7 +37,7 @@ def act(sample):
         time.sleep(1e6)
     if sample.text == "fail":
         raise RuntimeError("as asked")
-    return 0.0
+    return 0.0 if sample.finish_reason == "repetition" else 9.0
 """
 TEXTS = ["42", "", "sleep", "fail"]
 
@@ -48,7 +48,7 @@ class Texts:
     async def get(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
         empty = np.zeros(0, np.int32)
         return [
-            GeneratedSample(i, empty, empty, np.zeros(0, np.float32), (), FinishReason.STOP, TEXTS[i.row], "e")
+            GeneratedSample(i, empty, empty, np.zeros(0, np.float32), (), FinishReason.REPETITION, TEXTS[i.row], "e")
             for i in ids
         ]
 

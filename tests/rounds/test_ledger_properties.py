@@ -29,6 +29,7 @@ POLICIES = (
     TwoAhead(STEPS, PROMPTS, GROUP),
     Racing(STEPS, PROMPTS, GROUP),
     TailBatching(STEPS, PROMPTS, GROUP, prompt_overcommit=1.5, sample_overcommit=1.0),
+    TailBatching(STEPS, PROMPTS, GROUP, prompt_overcommit=1.5, sample_overcommit=1.5, audit_every=2),
     TailBatching(STEPS, PROMPTS, GROUP, prompt_overcommit=2.0, sample_overcommit=1.5, drop_zero_variance=True),
     ContinueUnfinished(STEPS, PROMPTS, GROUP, prompt_overcommit=1.5),
     ContinueUnfinished(STEPS, PROMPTS, GROUP, prompt_overcommit=2.5, drop_zero_variance=True),
@@ -84,12 +85,12 @@ class Interleavings(RuleBasedStateMachine):
             assert self.world.lose(self._some(data, state))
 
     @precondition(lambda self: self.world.stopping)
-    @rule(data=st.data())
-    def stop(self, data: st.DataObject) -> None:
-        """An engine gives back what it was told to stop, perhaps long after."""
+    @rule(data=st.data(), finished=st.booleans())
+    def stop(self, data: st.DataObject, finished: bool) -> None:
+        """An engine gives back what it was told to stop, perhaps long after, perhaps whole."""
         sample = data.draw(st.sampled_from(self.world.stopping))
         before = to_snapshot(self.world.ledger)
-        if not self.world.stopped(sample):
+        if not self.world.stopped(sample, finished=finished):
             assert to_snapshot(self.world.ledger) == before
 
     @rule()
@@ -121,7 +122,9 @@ class Interleavings(RuleBasedStateMachine):
 
     def _expects(self, body: events.Generated | events.Graded | events.Stopped | events.Paused) -> bool:
         if isinstance(body, events.Stopped):
-            return body.sample in self.world.stopping
+            return self.world.view.awaits(body.sample)
+        if isinstance(body, events.Generated) and self.world.view.awaits(body.sample):
+            return True
         pausing = body.sample in self.world.pausing
         if isinstance(body, events.Paused):
             return pausing

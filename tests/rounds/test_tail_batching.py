@@ -159,6 +159,23 @@ def test_a_long_round_begins_with_what_got_furthest() -> None:
     assert launched == [PromptId(0, 3), PromptId(0, 0)], "the second to be deferred had got further"
 
 
+def test_what_finished_while_it_was_being_stopped_has_its_whole_length() -> None:
+    world = started(tail_batching(steps=2, prompts_per_round=1, group_size=2, prompt_overcommit=2.0))
+    world.publish()
+    for index in (0, 1):
+        world.finish(SampleId(0, 0, 0, index))
+    late, cut = list(world.stopping)
+    assert world.stopped(late, finished=True)
+    assert world.stopped(cut)
+    assert bodies(world, events.Stopped) == [
+        events.Stopped(late, 3, "engine-0", finished=True),
+        events.Stopped(cut, 2, "engine-0", finished=False),
+    ]
+    assert world.view.deferred[PromptId(0, 1)].longest == 3
+    assert not world.view.awaits(late)
+    assert not world.finish(late), "said twice"
+
+
 def test_a_round_counts_the_tokens_that_were_thrown_away() -> None:
     world = started(tail_batching(steps=2, prompts_per_round=1, group_size=2, prompt_overcommit=2.0))
     world.publish()
@@ -201,6 +218,27 @@ def test_without_overcommit_it_is_the_synchronous_policy() -> None:
     world.run(random.Random(1).choice)
     assert set(kinds(world)) == {RoundKind.SHORT}
     assert not world.ledger.deferred
+
+
+@pytest.mark.parametrize(("prompts", "audit_every"), [(2, 2), (3, 4), (3, 3)])
+def test_audit_rounds_race_in_no_way_and_leave_the_flow_of_the_others_as_it_is(prompts: int, audit_every: int) -> None:
+    world = started(TailBatching(200, prompts, 2, 1.25, sample_overcommit=1.5, audit_every=audit_every))
+    while world.ledger.step < 100:
+        if world.view.rounds and (running := world.samples(State.RUNNING)):
+            world.finish(running[0])
+        elif generated := world.samples(State.GENERATED):
+            world.grade(generated[0])
+        else:
+            assert world.train() or world.publish()
+    opened = bodies(world, events.RoundOpened)[:100]
+    short = [body for body in opened if body.kind is RoundKind.SHORT]
+    audits = {body.round for body in short if not body.racing}
+    assert audits == {body.round for body in short[audit_every - 1 :: audit_every]}
+    fresh = {body.prompt: body.samples for body in bodies(world, events.Launched) if body.round in audits}
+    assert set(fresh.values()) == {2}
+    assert all(len(launches(world)[number]) == prompts for number in audits)
+    long = len(opened) - len(short)
+    assert abs(long - (len(opened) - len(audits)) * Fraction(1, 5)) <= 1
 
 
 @pytest.mark.parametrize("waiting_kind", ["queue", "deferred"])

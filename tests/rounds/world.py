@@ -130,8 +130,11 @@ class World(Roomless):
             self.pausing.remove(sample)
         return self.record(events.Lost(sample, "engine is gone"))
 
-    def stopped(self, sample: SampleId) -> bool:
+    def stopped(self, sample: SampleId, *, finished: bool = False) -> bool:
+        """An engine gives back what it was told to stop; if `finished`, the response had ended before that."""
         self.stopping.remove(sample)
+        if finished:
+            return self.finish(sample)
         return self.record(events.Stopped(sample, 1 + sample.index, "engine-0"))
 
     def paused(self, sample: SampleId) -> bool:

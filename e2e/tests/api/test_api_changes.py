@@ -32,6 +32,7 @@ CHANGES: dict[str, Any] = {
     "rollout.maxSequences": 8,
     "rollout.sampling": {"maxTokens": 32},
     "rollout.tensorParallel": 2,
+    "rounds.auditEvery": 3,
     "rounds.maxLengthBias": 0.1,
     "rounds.policy": "TailBatching",
     "rounds.promptOvercommit": 1.5,
@@ -64,7 +65,7 @@ def test_what_may_change_when(jobs: Jobs, new_job: NewJob, path: str) -> None:
         patch["spec"]["dataset"]["files"] = None
     if path.endswith("Overcommit"):
         patch["spec"]["rounds"]["policy"] = "TailBatching"
-    base = {"spec.rounds.policy": "TailBatching"} if path == "rounds.maxLengthBias" else {}
+    base = {"spec.rounds.policy": "TailBatching"} if path in ("rounds.auditEvery", "rounds.maxLengthBias") else {}
     before = new_job(base)
     jobs.merge(before, patch)  # not started
 

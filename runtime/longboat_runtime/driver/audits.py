@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -11,10 +11,12 @@ from longboat_crds.reasons import Reason
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.interfaces import PromptSource
-from longboat_runtime.metrics.lengths import length_line, length_metrics
+from longboat_runtime.metrics.lengths import audit_rounds_metrics, length_line, length_metrics
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.audit.history import LengthHistory
+from longboat_runtime.rounds.audit.audit_rounds import compare
+from longboat_runtime.rounds.audit.history import LengthHistory, PromptHistory
 from longboat_runtime.rounds.audit.length_bias import LengthBias, audit
+from longboat_runtime.rounds.audit.lengths import PromptLengths
 from longboat_runtime.rounds.named import races_of_a_period
 
 log = structlog.get_logger()
@@ -41,11 +43,19 @@ class Audits:
         window = self._lengths.window()
         if not window:
             return
-        prompts = [history.lengths(self._source.domain(history.prompt.row)) for history in window]
-        found = await asyncio.to_thread(audit, prompts, self._longest)
+        raced, audited = self._lengths_of(window, audited=False), self._lengths_of(window, audited=True)
+        found = await asyncio.to_thread(audit, [*raced, *audited], self._longest)
         self._reporter.reports.add(step, length_metrics(found))
         self._reporter.audited(length_line(found.overall))
+        if audited:
+            beside = await asyncio.to_thread(compare, audited, raced, self._longest)
+            self._reporter.reports.add(step, audit_rounds_metrics(beside))
+            self._reporter.compared(length_line(beside))
         self._limit(found.overall)
+
+    def _lengths_of(self, window: Sequence[PromptHistory], *, audited: bool) -> list[PromptLengths]:
+        """Of prompts that were first launched in audit rounds, or in others."""
+        return [one.lengths(self._source.domain(one.prompt.row)) for one in window if one.audited == audited]
 
     def _limit(self, bias: LengthBias) -> None:
         """Suspends racing for a period once the bias is more than allowed, beyond doubt."""

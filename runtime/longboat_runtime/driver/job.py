@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from longboat_crds.job import RLJobSpec
-from longboat_runtime.samples import Sampling
+from longboat_runtime.samples import Repetition, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,9 @@ class Job:
     def sampling(self) -> Sampling:
         """How training samples are drawn."""
         spec = self.spec.rollout.sampling
-        return Sampling(spec.max_tokens, spec.temperature, spec.top_p, tuple(spec.stop))
+        loop = spec.repetition
+        repetition = Repetition(loop.pattern_tokens, loop.count) if loop else None
+        return Sampling(spec.max_tokens, spec.temperature, spec.top_p, tuple(spec.stop), repetition)
 
     @property
     def full_batch(self) -> int:

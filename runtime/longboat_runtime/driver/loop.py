@@ -30,6 +30,7 @@ from longboat_runtime.metrics.record import Record
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.decisions import PolicyError, bodies, stopped_by
+from longboat_runtime.rounds.late import as_given_back
 from longboat_runtime.rounds.ledger import STORED
 from longboat_runtime.rounds.policy import Action, Policy
 from longboat_runtime.rounds.records import State
@@ -119,16 +120,18 @@ class Driver:
 
     def _happened(self, body: events.Body) -> None:
         """Numbers and folds what happened, and has the policy decide until it decides nothing more."""
-        event = self._journal.record(body)
+        event = self._journal.record(as_given_back(self._view, body))
         if event is None:
             return self._discard_if_unwanted(body)
-        match body:
+        match event.body:
             case events.Generated(sample=sample):
                 self._grade_if_it_counts(sample)
             case events.Graded(kind=GradeKind.GRADER_ERROR, message=message):
                 self._reporter.troubles.put(Reason.GRADER_ERRORS, "spec.rewards", message or "A grader failed.")
-            case events.StepCommitted():
-                self._commit(body)
+            case events.Stopped(sample=sample, finished=True):
+                self._flow.discard([sample])
+            case events.StepCommitted() as committed:
+                self._commit(committed)
         while not self._suspending and (actions := self._policy.decide(self._view, event)):
             for action in actions:
                 self._carry_out(action)

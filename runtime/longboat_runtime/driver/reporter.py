@@ -33,6 +33,7 @@ class Reporter:
         before = self._before.recent_rounds if self._before else None
         self._rounds: deque[RoundSummary] = deque(before or (), maxlen=RECENT_ROUNDS)
         self._length_bias = self._before.length_bias if self._before else None
+        self._audit_rounds = self._before.audit_rounds if self._before else None
         self._metrics: dict[str, float] = {}
         stages.changed = self.tell
 
@@ -77,6 +78,10 @@ class Reporter:
         """What the last audit of response lengths found."""
         self._length_bias = line
 
+    def compared(self, line: str) -> None:
+        """How trained responses compare with those of audit rounds."""
+        self._audit_rounds = line
+
     def remember(self, metrics: Mapping[str, float]) -> None:
         """Values that the status shows until newer ones come."""
         self._metrics.update(metrics)
@@ -116,6 +121,7 @@ class Reporter:
             weight_version=view.serving if view else None,
             parity=self._text("sync/parity_max", ".1e"),
             length_bias=self._length_bias,
+            audit_rounds=self._audit_rounds,
             recent_rounds=list(self._rounds) or None,
             updated=self._now(),
             **({"round_kind": str(kinds[-1])} if kinds else {}),

@@ -31,11 +31,14 @@ def batch_metrics(samples: Sequence[SampleView], advantages: Sequence[float]) ->
 
 
 def response_lengths(samples: Sequence[SampleView]) -> dict[str, float]:
-    """`response_length/*` in tokens; `clip_ratio` is the share cut by maxTokens, `tail_ratio` the longest over the median."""
+    """`response_length/*` in tokens; `tail_ratio` is the longest over the median.
+
+    `clip_ratio` is the share cut by maxTokens, `repetition_ratio` that ended for repeating itself.
+    """
     if not samples:
         return {}
     lengths = [float(sample.tokens) for sample in samples]
-    cut = sum(sample.finish_reason is FinishReason.LENGTH for sample in samples)
+    reasons = [sample.finish_reason for sample in samples]
     middle = percentile(lengths, 0.5)
     return {
         **spread("response_length", lengths),
@@ -43,7 +46,8 @@ def response_lengths(samples: Sequence[SampleView]) -> dict[str, float]:
         "response_length/p90": percentile(lengths, 0.9),
         "response_length/p99": percentile(lengths, 0.99),
         "response_length/tail_ratio": max(lengths) / max(middle, 1.0),
-        "response_length/clip_ratio": cut / len(lengths),
+        "response_length/clip_ratio": reasons.count(FinishReason.LENGTH) / len(lengths),
+        "response_length/repetition_ratio": reasons.count(FinishReason.REPETITION) / len(lengths),
     }
 
 

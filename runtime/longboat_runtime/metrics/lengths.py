@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from longboat_runtime.rounds.audit.audit_rounds import AuditRounds
 from longboat_runtime.rounds.audit.length_bias import LengthAudit, LengthBias
 from longboat_runtime.rounds.audit.paired_laws import Estimate
 
@@ -15,11 +16,17 @@ def length_metrics(audit: LengthAudit) -> dict[str, float]:
     return metrics
 
 
-def length_line(bias: LengthBias) -> str:
+def audit_rounds_metrics(found: AuditRounds) -> dict[str, float]:
+    """`tail/audit_rounds/*`."""
+    values = {"prompts": float(found.prompts), "trained": float(found.trained), **_estimates(found)}
+    return {f"tail/audit_rounds/{name}": value for name, value in values.items()}
+
+
+def length_line(found: LengthBias | AuditRounds) -> str:
     """Such as `mean 0.98 (0.95 to 1.01), KS 0.02 (0.00 to 0.05), 640 prompts`."""
-    if bias.mean_ratio is None or bias.ks is None:
-        return f"unresolved, {bias.prompts} prompts"
-    return f"mean {_interval(bias.mean_ratio)}, KS {_interval(bias.ks)}, {bias.prompts} prompts"
+    if found.mean_ratio is None or found.ks is None:
+        return f"unresolved, {found.prompts} prompts"
+    return f"mean {_interval(found.mean_ratio)}, KS {_interval(found.ks)}, {found.prompts} prompts"
 
 
 def _metrics(prefix: str, bias: LengthBias) -> dict[str, float]:
@@ -28,11 +35,17 @@ def _metrics(prefix: str, bias: LengthBias) -> dict[str, float]:
         "redraw_rate": bias.relaunched,
         "censored": bias.censored,
         "modelled": bias.modelled,
+        **_estimates(bias),
     }
-    for name, estimate in (("ks", bias.ks), ("mean_ratio", bias.mean_ratio)):
+    return {f"{prefix}/{name}": value for name, value in values.items()}
+
+
+def _estimates(found: LengthBias | AuditRounds) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for name, estimate in (("ks", found.ks), ("mean_ratio", found.mean_ratio)):
         if estimate is not None:
             values |= {name: estimate.value, f"{name}/low": estimate.low, f"{name}/high": estimate.high}
-    return {f"{prefix}/{name}": value for name, value in values.items()}
+    return values
 
 
 def _interval(estimate: Estimate) -> str:

@@ -12,7 +12,8 @@ class RewardSample:
     """One response and the row it answers.
 
     `text` is the response without special tokens, `prompt` the prompt text as the model saw it. `messages` is the chat of a
-    conversational row, else None. `columns` are all columns of the row, JSON values.
+    conversational row, else None. `columns` are all columns of the row, JSON values. `finish_reason` says why the response ended:
+    `stop`, `length` (cut by maxTokens) or `repetition` (ended for repeating itself).
     """
 
     text: str
@@ -21,3 +22,4 @@ class RewardSample:
     domain: str = ""
     columns: Mapping[str, Any] = field(default_factory=dict)
     messages: Sequence[Mapping[str, Any]] | None = None
+    finish_reason: str = "stop"

@@ -43,15 +43,16 @@ def sampling_params(request: SampleRequest) -> SamplingParams:
     Text is decoded by vLLM only if it has to look for stop strings, since that costs time at every token.
     """
     from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind
 
-    sampling = request.sampling
+    sampling, loop = request.sampling, request.sampling.repetition
     return SamplingParams(
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         stop=list(sampling.stop),
         seed=request.seed,
+        repetition_detection=RepetitionDetectionParams(loop.pattern_tokens, 1, loop.count) if loop else None,
         logprobs=0,
         flat_logprobs=True,
         detokenize=bool(sampling.stop),

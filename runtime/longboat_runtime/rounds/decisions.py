@@ -37,10 +37,10 @@ def bodies(view: View, action: Action, draw: Callable[[int], Sequence[PromptId]]
     PolicyError if the action names a group that is not live, or opens a round while nothing serves.
     """
     match action:
-        case Open(kind=kind):
+        case Open(kind=kind, racing=racing):
             if view.serving is None:
                 raise PolicyError("a round was opened while no weights serve")
-            yield events.RoundOpened(view.last_round + 1, kind, view.serving)
+            yield events.RoundOpened(view.last_round + 1, kind, view.serving, racing)
         case Launch(round=number, samples=samples, queued=queued, fresh=fresh):
             drawn = tuple(draw(fresh)) if fresh else ()
             if drawn:

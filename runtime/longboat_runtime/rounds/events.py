@@ -59,16 +59,17 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class RoundOpened:
-    """Round numbers count from 1. `version` is the weight version that serves."""
+    """Round numbers count from 1. `version` is the weight version that serves. A `racing` round leaves its slowest prompts out."""
 
     round: int
     kind: RoundKind
     version: int
+    racing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RacesSuspended:
-    """The next `rounds` short rounds launch no more than they train: racing has biased the data by more than is allowed."""
+    """The next `rounds` short rounds must not race: racing has biased the data by more than is allowed."""
 
     rounds: int
 
@@ -134,11 +135,15 @@ class Aborted:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """An engine has given back a sample that it was told to stop, after `tokens` response tokens. They are thrown away."""
+    """An engine has given back a sample that it was told to stop, after `tokens` response tokens. They are thrown away.
+
+    `finished` says that the response had ended by itself, at that length.
+    """
 
     sample: SampleId
     tokens: int
     engine: str
+    finished: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,14 +57,16 @@ class Ledger(LedgerState):
 
     @_fold.register
     def _(self, body: events.RoundOpened, seq: int) -> bool:
+        short = body.kind is RoundKind.SHORT
         if body.round != self.last_round + 1 or body.version != self.serving:
             return False
+        if body.racing and (not short or self.calm_rounds):
+            return False
         self.last_round = body.round
-        short = body.kind is RoundKind.SHORT
-        calm = short and self.calm_rounds > 0
         self.short_rounds += short
-        self.calm_rounds -= calm
-        opened = RoundRecord(body.round, body.kind, body.version, racing=not calm)
+        self.races += body.racing
+        self.calm_rounds -= short and self.calm_rounds > 0
+        opened = RoundRecord(body.round, body.kind, body.version, body.racing)
         opened.generated, opened.generated_tokens = self.between.generated, self.between.generated_tokens
         opened.lost, opened.grades = self.between.lost, self.between.grades
         self.rounds[body.round], self.between = opened, RoundRecord(0, RoundKind.SHORT, -1)
@@ -169,16 +171,16 @@ class Ledger(LedgerState):
 
     @_fold.register
     def _(self, body: events.Stopped, seq: int) -> bool:
+        if not self.awaits(body.sample):
+            return False
         group, record = self.groups.get(body.sample.prompt), self.sample(body.sample)
-        given_up = self.deferred_prompts.get(body.sample.prompt)
-        if group and record and record.state is State.SURPLUS and record.finish_reason is None:
+        if group and record:
             record.tokens, record.finish_reason, record.engine = body.tokens, FinishReason.ABORT, body.engine
             number = group.round
-        elif given_up and given_up.attempt == body.sample.attempt and given_up.awaits(body.sample.index):
+        else:
+            given_up = self.deferred_prompts[body.sample.prompt]
             given_up.lengths[body.sample.index] = body.tokens
             number = given_up.round
-        else:
-            return False
         if number in self.rounds:
             self.rounds[number].stopped_tokens += body.tokens
         return True

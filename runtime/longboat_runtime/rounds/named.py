@@ -31,4 +31,5 @@ def open_policy(spec: RLJobSpec) -> Policy:
                 prompt_overcommit=rounds.prompt_overcommit or PROMPT_OVERCOMMIT,
                 sample_overcommit=rounds.sample_overcommit or SAMPLE_OVERCOMMIT,
                 drop_zero_variance=algorithm.drop_zero_variance,
+                audit_every=rounds.audit_every,
             )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import DeferReason, Event, RoundKind
+from longboat_runtime.rounds.events import DeferReason, Event
 from longboat_runtime.rounds.judging import off_version
 from longboat_runtime.rounds.policy import Action, Defer, Open, Publish, Train
 from longboat_runtime.rounds.records import RoundState
@@ -34,7 +34,7 @@ class OnPolicy(ABC):
             return [Defer(prompt, DeferReason.OFF_VERSION) for prompt in view.carried]
         round_ = next(iter(view.rounds.values()), None)
         if round_ is None:
-            return [Open(self._kind(view))] if view.step < self.steps else []
+            return [self._open(view)] if view.step < self.steps else []
         if actions := recover(view):
             return actions
         match event.body:
@@ -47,8 +47,8 @@ class OnPolicy(ABC):
         return self._settle(view, round_) if round_.state is RoundState.OPEN else []
 
     @abstractmethod
-    def _kind(self, view: View) -> RoundKind:
-        """The kind of the next round."""
+    def _open(self, view: View) -> Open:
+        """The next round."""
 
     @abstractmethod
     def _answer(self, view: View, round_: RoundView, body: events.Body) -> Action | None:

@@ -13,9 +13,10 @@ from longboat_runtime.samples import PromptId, SampleId
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Opens the next round on the weights that serve."""
+    """Opens the next round on the weights that serve. Only short rounds race, and none while races are suspended."""
 
     kind: RoundKind = RoundKind.SHORT
+    racing: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,7 +154,7 @@ class GivenUp:
 class RoundRecord:
     """One round. `groups` are its undecided and kept groups; `completed` its groups in the order they were filled.
 
-    `racing` is False for a short round that launches no more than it trains.
+    A `racing` round leaves its slowest prompts out.
     `missing` counts samples of kept groups whose data or grade is gone: it can't be trained before they are made again.
     The counters are over the whole round, decided groups included: `grades` by kind, `dropped` and `deferred` by reason;
     `generated_tokens` are response tokens that were made in the round, those of stopped samples apart, `stopped_tokens` theirs;
@@ -164,7 +164,7 @@ class RoundRecord:
     number: int
     kind: RoundKind
     version: int
-    racing: bool = True
+    racing: bool = False
     state: RoundState = RoundState.OPEN
     groups: PromptSet = field(default_factory=dict)
     completed: PromptSet = field(default_factory=dict)

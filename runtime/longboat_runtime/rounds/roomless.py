@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from longboat_runtime.rounds.decisions import PolicyError, bodies, paused_by, stopped_by
 from longboat_runtime.rounds.events import Body, Event
+from longboat_runtime.rounds.late import as_given_back
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.view import View
@@ -29,7 +30,7 @@ class Roomless(ABC):
 
     def record(self, body: Body) -> bool:
         """Folds what happened, and has the policy decide until it decides nothing more; False if it had no effect."""
-        event = self._fold(body)
+        event = self._fold(as_given_back(self.view, body))
         if event is None:
             return False
         while actions := self.policy.decide(self.view, event):

@@ -21,6 +21,7 @@ _SCALARS = (
     "publishing",
     "last_round",
     "short_rounds",
+    "races",
     "calm_rounds",
     "drawn",
     "trained",

@@ -13,10 +13,10 @@ class LedgerState:
     """Read it through `view.View`; nothing but `Ledger.apply` changes it.
 
     `queue` maps prompts that wait for a launch to their next attempt, oldest first; `deferred_prompts` those of them that have
-    been launched before to the attempt that was given up. `short_rounds` counts the short rounds opened so far, `calm_rounds`
-    those to come that don't race. `lost` are samples that nobody makes any more. `carried` are groups that wait for a round,
-    oldest first; `between` counts what happens to them once the round they were in is trained, and is added to the next round.
-    `counts` counts samples of live groups by state.
+    been launched before to the attempt that was given up. `short_rounds` counts the short rounds opened so far, `races` those of
+    them that race, `calm_rounds` those to come that must not. `lost` are samples that nobody makes any more. `carried` are groups
+    that wait for a round, oldest first; `between` counts what happens to them once the round they were in is trained, and is added
+    to the next round. `counts` counts samples of live groups by state.
     """
 
     def __init__(self, group_size: int) -> None:
@@ -28,6 +28,7 @@ class LedgerState:
         self.publishing: int | None = None
         self.last_round = 0
         self.short_rounds = 0
+        self.races = 0
         self.calm_rounds = 0
         self.drawn = 0
         self.trained = 0
@@ -50,6 +51,13 @@ class LedgerState:
     def group(self, prompt: PromptId, attempt: int) -> GroupRecord | None:
         group = self.groups.get(prompt)
         return group if group and group.attempt == attempt else None
+
+    def awaits(self, sample: SampleId) -> bool:
+        """An engine was told to stop this sample, and hasn't given it back."""
+        if record := self.sample(sample):
+            return record.state is State.SURPLUS and record.finish_reason is None
+        given_up = self.deferred_prompts.get(sample.prompt)
+        return given_up is not None and given_up.attempt == sample.attempt and given_up.awaits(sample.index)
 
     def _move(self, record: SampleRecord, state: State) -> None:
         self.counts[record.state] -= 1

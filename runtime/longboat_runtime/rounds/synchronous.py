@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import RoundKind
 from longboat_runtime.rounds.judging import judge
 from longboat_runtime.rounds.on_policy import OnPolicy
-from longboat_runtime.rounds.policy import Action
+from longboat_runtime.rounds.policy import Action, Open
 from longboat_runtime.rounds.view import RoundView, View
 from longboat_runtime.rounds.whole_rounds import settle_whole
 
@@ -26,8 +25,8 @@ class Synchronous(OnPolicy):
 
     drop_zero_variance: bool = False
 
-    def _kind(self, view: View) -> RoundKind:
-        return RoundKind.SHORT
+    def _open(self, view: View) -> Open:
+        return Open()
 
     def _answer(self, view: View, round_: RoundView, body: events.Body) -> Action | None:
         match body:

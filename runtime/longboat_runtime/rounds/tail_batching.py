@@ -17,7 +17,7 @@ from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DeferReason, DropReason, RoundKind
 from longboat_runtime.rounds.on_policy import OnPolicy
 from longboat_runtime.rounds.overcommit import overcommitted
-from longboat_runtime.rounds.policy import Abort, Action, Close, Defer, Launch
+from longboat_runtime.rounds.policy import Abort, Action, Close, Defer, Launch, Open
 from longboat_runtime.rounds.race import losers, verdict
 from longboat_runtime.rounds.records import State
 from longboat_runtime.rounds.view import GroupView, RoundView, View
@@ -38,17 +38,23 @@ class TailBatching(OnPolicy):
     What a round keeps depends on the order in which responses are generated, never on when they are graded. With
     `drop_zero_variance` the first complete groups of unequal rewards are kept, and the race lasts until there are enough of
     them. A group with a grader error is dropped and not replaced. Deferred prompts train by the end: no more are deferred
-    than the remaining rounds can take. While races are suspended, short rounds are those of the synchronous policy.
+    than the remaining rounds can take.
+
+    Every `audit_every`-th short round is an audit round: it doesn't race, so that it shows what responses are like where nothing
+    is cut. Neither do short rounds while races are suspended: they are rounds of the synchronous policy, which defer nothing.
     """
 
     prompt_overcommit: float
     sample_overcommit: float
     drop_zero_variance: bool = False
+    audit_every: int | None = None
 
-    def _kind(self, view: View) -> RoundKind:
+    def _open(self, view: View) -> Open:
         """Long as soon as a whole round is deferred, or the rounds after this one could not take what is."""
-        waiting = len(view.deferred)
-        return RoundKind.LONG if waiting >= min(self.prompts_per_round, self._later(view) + 1) else RoundKind.SHORT
+        if len(view.deferred) >= min(self.prompts_per_round, self._later(view) + 1):
+            return Open(RoundKind.LONG)
+        audit = self.audit_every is not None and (view.short_rounds + 1) % self.audit_every == 0
+        return Open(RoundKind.SHORT, racing=not audit and not view.calm_rounds)
 
     def _later(self, view: View) -> int:
         """Prompts that the rounds after this one train."""
@@ -90,7 +96,7 @@ class TailBatching(OnPolicy):
             return self._launch(round_, (*queued, *fresh), self.prompts_per_round)
         room = self._later(view) - len(view.deferred)
         wanted = (
-            overcommitted(self.prompts_per_round, self.prompt_overcommit, view.short_rounds)
+            overcommitted(self.prompts_per_round, self.prompt_overcommit, view.races)
             if round_.racing
             else self.prompts_per_round
         )
@@ -112,7 +118,7 @@ class TailBatching(OnPolicy):
 
     def _launch(self, round_: RoundView, queued: tuple[PromptId, ...], count: int) -> Launch:
         samples = self.group_size
-        if round_.kind is RoundKind.SHORT and round_.racing:
+        if round_.racing:
             samples = ceil(Fraction(str(self.sample_overcommit)) * self.group_size)
         return Launch(round_.number, samples, queued, count - len(queued))
 

@@ -186,6 +186,16 @@ class View:
         return self._ledger.short_rounds
 
     @property
+    def races(self) -> int:
+        """Those of them that race."""
+        return self._ledger.races
+
+    @property
+    def calm_rounds(self) -> int:
+        """So many short rounds to come must not race."""
+        return self._ledger.calm_rounds
+
+    @property
     def rounds(self) -> Mapping[int, RoundView]:
         """Rounds that are open, or closed and not trained, by number, oldest first."""
         return self._ledger.rounds
@@ -216,6 +226,10 @@ class View:
     def sample(self, sample: SampleId) -> SampleView | None:
         """A sample of a live group; None if its attempt is over."""
         return self._ledger.sample(sample)
+
+    def awaits(self, sample: SampleId) -> bool:
+        """An engine was told to stop this sample, and hasn't given it back."""
+        return self._ledger.awaits(sample)
 
     def open_rounds(self) -> Iterator[RoundView]:
         return (round_ for round_ in self._ledger.rounds.values() if round_.state is RoundState.OPEN)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from longboat_runtime.rollout.engine import EngineDead
-from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, SampleRequest, VersionSpan
+from longboat_runtime.samples import FinishReason, GeneratedSample, Repetition, SampleId, SampleRequest, VersionSpan
 from longboat_runtime.weights.gate import PublicationRefused
 from tests.rollout.conformance.conftest import MAX_SEQUENCES
 from tests.rollout.conformance.hosted import HostedEngine
@@ -100,6 +100,17 @@ def test_a_stop_string_ends_a_response(engine: HostedEngine, reference: Referenc
     assert sample.finish_reason is FinishReason.STOP
     assert sample.text == whole.text[: whole.text.index(stop)]
     assert sample.token_ids.tolist() == whole.token_ids.tolist()[: len(sample.token_ids)]
+
+
+def test_a_loop_is_ended_and_named(engine: HostedEngine, reference: ReferenceModel) -> None:
+    """Hardly any temperature: a small model soon repeats itself."""
+    whole = run(engine, [request(0, tokens=LONG, temperature=0.01)]).popitem()[1].token_ids.tolist()
+    asked = request(0, tokens=LONG, temperature=0.01, repetition=Repetition(pattern_tokens=8, count=3))
+    sample = run(engine, [asked])[asked.id]
+    made = sample.token_ids.tolist()
+    assert sample.finish_reason is FinishReason.REPETITION
+    assert made == whole[: len(made)]
+    assert any(made[-3 * n :] == made[-n:] * 3 for n in range(1, 9))
 
 
 def test_abort_returns_the_tokens_so_far(engine: HostedEngine, reference: ReferenceModel) -> None:

@@ -64,6 +64,39 @@ def test_first_launches_later_attempts_and_what_was_trained() -> None:
         assert set(lengths.cut) <= {0, 1, 2, 3}
 
 
+def test_what_finished_while_it_was_being_stopped_is_not_cut() -> None:
+    world = World(TailBatching(PERIOD, PROMPTS, GROUP, prompt_overcommit=1.5, sample_overcommit=1.5), GROUP)
+    world.start()
+
+    def give_back_and_pick(samples: Sequence[SampleId]) -> SampleId:
+        while world.stopping:
+            world.stopped(world.stopping[0], finished=True)
+        return samples[0]
+
+    world.run(give_back_and_pick)
+    for found in folded(world.log).window():
+        lengths = found.lengths("")
+        assert not lengths.cut
+        assert sorted(lengths.finished) == [3, 4, 5]
+
+
+def test_prompts_of_audit_rounds_are_known() -> None:
+    world = World(TailBatching(40, PROMPTS, GROUP, 1.5, 1.0, audit_every=3), GROUP)
+    world.start()
+    world.run()
+    history = folded(world.log)
+    calm = {e.body.round for e in world.log if isinstance(e.body, events.RoundOpened) and not e.body.racing}
+    rounds = {
+        e.body.prompt: e.body.round for e in world.log if isinstance(e.body, events.Launched) and not e.body.attempt
+    }
+    long = {e.body.round for e in world.log if isinstance(e.body, events.RoundOpened) and e.body.kind == "Long"}
+    window = history.window()
+    assert {found.prompt for found in window if found.audited} == {
+        found.prompt for found in window if rounds[found.prompt] in calm - long
+    }
+    assert any(found.audited for found in window)
+
+
 def test_a_snapshot_anywhere_changes_nothing() -> None:
     log = run(steps=PERIOD * 3)
     whole = folded(log)

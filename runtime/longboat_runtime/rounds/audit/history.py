@@ -22,7 +22,7 @@ WINDOW_PROMPTS = 2048
 
 @dataclass(slots=True)
 class PromptHistory:
-    """A prompt that was first launched in `period`, with `samples` responses.
+    """A prompt that was first launched in `period`, with `samples` responses; if `audited`, in an audit round.
 
     `finished` are the response tokens of finished samples by attempt and index, `cut` those of samples of the first attempt
     that were stopped, as far as they got; `trained` are lengths of the batch.
@@ -31,6 +31,7 @@ class PromptHistory:
     prompt: PromptId
     period: int
     samples: int
+    audited: bool = False
     finished: dict[int, dict[int, int]] = field(default_factory=dict)
     cut: dict[int, int] = field(default_factory=dict)
     trained: list[int] = field(default_factory=list)
@@ -49,6 +50,12 @@ class PromptHistory:
 
 
 _PROMPTS = TypeAdapter(list[PromptHistory])
+_ROUNDS = TypeAdapter(list[events.RoundOpened])
+
+
+def _is_audit(round_: events.RoundOpened | None) -> bool:
+    """Its prompts are fresh and all of its responses are waited for."""
+    return round_ is not None and round_.kind is RoundKind.SHORT and not round_.racing
 
 
 class LengthHistory:
@@ -57,16 +64,19 @@ class LengthHistory:
     def __init__(self) -> None:
         self.period = 0
         self._prompts: dict[PromptId, PromptHistory] = {}
-        self._kinds: dict[int, RoundKind] = {}
+        self._rounds: dict[int, events.RoundOpened] = {}
 
     def fold(self, body: events.Body) -> None:
         """Takes an event that the ledger has taken."""
         match body:
-            case events.RoundOpened(round=number, kind=kind):
-                self._kinds[number] = kind
-            case events.Launched(prompt=prompt, attempt=0, samples=samples):
-                self._prompts[prompt] = PromptHistory(prompt, self.period, samples)
-            case events.Generated(sample=sample, tokens=tokens):
+            case events.RoundOpened(round=number):
+                self._rounds[number] = body
+            case events.Launched(round=number, prompt=prompt, attempt=0, samples=samples):
+                self._prompts[prompt] = PromptHistory(prompt, self.period, samples, _is_audit(self._rounds.get(number)))
+            case (
+                events.Generated(sample=sample, tokens=tokens)
+                | events.Stopped(sample=sample, tokens=tokens, finished=True)
+            ):
                 if history := self._prompts.get(sample.prompt):
                     history.finished.setdefault(sample.attempt, {})[sample.index] = tokens
             case events.Stopped(sample=SampleId(attempt=0) as sample, tokens=tokens):
@@ -76,7 +86,8 @@ class LengthHistory:
                 for sample in samples:
                     if history := self._prompts.get(sample.prompt):
                         history.trained.append(history.finished[sample.attempt][sample.index])
-                if self._kinds.pop(number, None) is RoundKind.LONG:
+                opened = self._rounds.pop(number, None)
+                if opened and opened.kind is RoundKind.LONG:
                     self._end_period()
 
     def window(self) -> list[PromptHistory]:
@@ -97,7 +108,7 @@ class LengthHistory:
         """Plain JSON values."""
         return {
             "period": self.period,
-            "kinds": {str(number): str(kind) for number, kind in self._kinds.items()},
+            "rounds": _ROUNDS.dump_python(list(self._rounds.values()), mode="json"),
             "prompts": _PROMPTS.dump_python(list(self._prompts.values()), mode="json"),
         }
 
@@ -106,6 +117,6 @@ class LengthHistory:
         """Inverse of `to_snapshot`. Raises KeyError or ValueError if it isn't one."""
         history = cls()
         history.period = int(snapshot["period"])
-        history._kinds = {int(number): RoundKind(kind) for number, kind in snapshot["kinds"].items()}
+        history._rounds = {opened.round: opened for opened in _ROUNDS.validate_python(snapshot["rounds"])}
         history._prompts = {found.prompt: found for found in _PROMPTS.validate_python(snapshot["prompts"])}
         return history
