@@ -19,7 +19,7 @@ from longboat_crds.expressions import (
     product,
 )
 from longboat_crds.reward_style import RewardStyle
-from longboat_crds.rounds import RoundPolicyName
+from longboat_crds.rounds import OvercommitMode, RoundPolicyName
 from longboat_crds.rules import Rule
 
 MAX_SAMPLES_PER_ROUND = 65_536
@@ -51,6 +51,10 @@ _DROPS_EQUAL_GROUPS = choose(
 )
 _NO_SCORER = every("rewards", "r", negation(equals(field("style", of="r"), constant(RewardStyle.REASONING_GYM.value))))
 _RACES = equals(field("rounds.policy"), constant(RoundPolicyName.TAIL_BATCHING.value))
+_CHOOSES = both(
+    present("rounds.promptOvercommitMode"),
+    equals(field("rounds.promptOvercommitMode"), constant(OvercommitMode.AUTO.value)),
+)
 
 COHERENCE = (
     Rule(
@@ -108,12 +112,20 @@ COHERENCE = (
         "a reward for some domains needs to know a row's domain: set dataset.columns.domain",
         "rewards",
     ),
+    Rule(
+        either(
+            negation(_CHOOSES),
+            if_present("rounds.promptOvercommit", lambda factor: less_than(constant(1.0), factor)),
+        ),
+        "a job that never races learns nothing to choose from: give more than 1, or leave it out",
+        "rounds.promptOvercommit",
+    ),
     *(
         Rule(
             either(_RACES, negation(present(f"rounds.{name}"))),
             "belongs to policy TailBatching: leave it out, or set rounds.policy to TailBatching",
             f"rounds.{name}",
         )
-        for name in ("promptOvercommit", "sampleOvercommit", "maxLengthBias", "auditEvery")
+        for name in ("promptOvercommit", "promptOvercommitMode", "sampleOvercommit", "maxLengthBias", "auditEvery")
     ),
 )

@@ -56,6 +56,7 @@ FIXED = (
     "rollout.sampling",
     "rounds.policy",
     "rounds.promptOvercommit",
+    "rounds.promptOvercommitMode",
     "rounds.promptsPerRound",
     "rounds.sampleOvercommit",
     "rounds.seed",

@@ -22,6 +22,17 @@ class RoundPolicyName(StrEnum):
     TAIL_BATCHING = "TailBatching"
 
 
+class OvercommitMode(StrEnum):
+    """Fixed launches promptOvercommit times promptsPerRound prompts in every short round.
+
+    Auto begins with that. Once a period of short and long rounds has ended it takes the factor among 1, 1.125, 1.25 and 1.5 whose
+    rounds take least time by simulation, on the response lengths and step times that were measured; now and then it looks again.
+    """
+
+    FIXED = "Fixed"
+    AUTO = "Auto"
+
+
 class RoundsSpec(ApiModel):
     """A round is one optimizer step and the rollout that feeds it."""
 
@@ -38,6 +49,9 @@ class RoundsSpec(ApiModel):
         le=4.0,
         description="With TailBatching: a short round launches this times promptsPerRound prompts. "
         f"Default: {PROMPT_OVERCOMMIT:g}.",
+    )
+    prompt_overcommit_mode: OvercommitMode | None = Field(
+        None, description="With TailBatching: whether promptOvercommit stays as it is. Default: Fixed."
     )
     sample_overcommit: float | None = Field(
         None,

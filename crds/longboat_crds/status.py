@@ -11,7 +11,8 @@ from longboat_crds.base import ApiModel, Timestamp, list_map
 RECENT_ROUNDS = 10
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
-Line = Annotated[str, Field(max_length=256)]
+LINE_LENGTH = 256
+Line = Annotated[str, Field(max_length=LINE_LENGTH)]
 Message = Annotated[str, Field(max_length=4096)]
 ReasonText = Annotated[str, Field(pattern=r"^[A-Z][A-Za-z]*$", max_length=64)]
 
@@ -77,6 +78,11 @@ class Training(ApiModel):
         None,
         description="With rounds.auditEvery: trained response lengths against those of audit rounds, whose prompts are others, in "
         "the words of lengthBias; the prompts counted are those of audit rounds.",
+    )
+    prompt_overcommit: Line | None = Field(
+        None,
+        description="With promptOvercommitMode Auto: the factor that was chosen, and the rollout seconds of a round that are expected "
+        "with it and with others.",
     )
     recent_rounds: list[RoundSummary] | None = Field(
         None,

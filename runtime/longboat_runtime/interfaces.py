@@ -10,12 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from longboat_runtime.rollout.step_times import StepTimes
 from longboat_runtime.samples import FinishedSample, GeneratedSample, Grade, LostSample, Row, SampleId, SampleRequest
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """One engine at one moment. `kv_usage` is a share (0..1); counters count from the engine's start."""
+    """One engine at one moment. `kv_usage` is a share (0..1) of the `kv_tokens` that it holds at most, of all sequences together.
+
+    Counters count from the engine's start. `step_times` are its steps so far, by the number of sequences they worked on.
+    """
 
     name: str
     running: int
@@ -24,6 +28,8 @@ class EngineStats:
     preemptions: int
     generated_tokens: int
     weight_version: int
+    kv_tokens: int
+    step_times: Mapping[int, StepTimes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

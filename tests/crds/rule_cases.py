@@ -55,6 +55,16 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
         },
         None,
     ),
+    ({"spec.rounds.promptOvercommitMode": "Auto"}, "spec.rounds.promptOvercommitMode"),
+    ({"spec.rounds.policy": "TailBatching", "spec.rounds.promptOvercommitMode": "Auto"}, None),
+    (
+        {
+            "spec.rounds.policy": "TailBatching",
+            "spec.rounds.promptOvercommitMode": "Auto",
+            "spec.rounds.promptOvercommit": 1.0,
+        },
+        "spec.rounds.promptOvercommit",
+    ),
     (
         {"spec.rounds.policy": "TailBatching", "spec.rounds.promptOvercommit": 0.9},
         "spec.rounds.promptOvercommit",

@@ -135,4 +135,5 @@ async def test_what_finishes_while_it_is_stopped_is_known_whole_and_not_kept_in_
 async def test_without_long_rounds_no_lengths_pile_up(tmp_path: Path, rounds: dict) -> None:
     site = Site(tmp_path, make_spec(**rounds, steps=6, prompts_per_round=PROMPTS))
     assert await site.driver().run() is Outcome.DONE
-    assert manifests(tmp_path)[-1]["lengths"] == {"period": 0, "rounds": [], "prompts": []}
+    lengths = manifests(tmp_path)[-1]["lengths"]
+    assert (lengths["period"], lengths["rounds"], lengths["prompts"]) == (0, [], [])

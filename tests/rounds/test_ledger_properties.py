@@ -93,6 +93,10 @@ class Interleavings(RuleBasedStateMachine):
         if not self.world.stopped(sample, finished=finished):
             assert to_snapshot(self.world.ledger) == before
 
+    @rule(factor=st.sampled_from([1.0, 1.125, 1.5]))
+    def choose(self, factor: float) -> None:
+        assert self.world.record(events.OvercommitChosen(factor, {"1": 2.5}, "because"))
+
     @rule()
     def train(self) -> None:
         self.world.train()

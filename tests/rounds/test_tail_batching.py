@@ -255,6 +255,63 @@ def test_the_queue_survives_a_driver(waiting_kind: str) -> None:
     assert world.fate[waiting[0]] == "trained"
 
 
+def chosen(factor: float) -> events.OvercommitChosen:
+    return events.OvercommitChosen(factor, {}, "because")
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    prompts=st.integers(1, 6),
+    factors=st.lists(st.sampled_from([1.0, 1.125, 1.25, 1.5]), min_size=1, max_size=3),
+    seed=st.integers(0, 1000),
+)
+def test_each_chosen_factor_has_its_share_of_long_rounds(prompts: int, factors: list[float], seed: int) -> None:
+    """Chosen between rounds: from there on, within one round, the closed form of the new factor."""
+    stretch = 12
+    world = started(tail_batching(stretch * (len(factors) + 1) + 60, prompts, 1))
+    pick = random.Random(seed).choice
+    for number, factor in enumerate([1.25, *factors]):
+        assert number == 0 or world.record(chosen(factor))
+        while world.ledger.step < stretch * (number + 1):
+            running, generated = world.samples(State.RUNNING), world.samples(State.GENERATED)
+            if running or generated:
+                world.finish(pick(running)) if running else world.grade(pick(generated))
+            else:
+                assert world.train() or world.publish()
+        # The round after the last one is open already: it began with the factor before.
+        there = kinds(world)[stretch * number : stretch * (number + 1)]
+        assert abs(there.count(RoundKind.LONG) - stretch * (1 - 1 / Fraction(str(factor)))) <= 2
+
+
+def test_a_choice_is_part_of_every_checkpoint() -> None:
+    world = started(tail_batching(steps=20, prompts_per_round=4, group_size=1))
+    world.publish()
+    assert world.record(chosen(1.5))
+    assert not world.record(chosen(0.9)), "a round could not be filled"
+    for _ in range(2):
+        world.run_until_training()
+        world.train()
+        world.publish()
+    world.start()
+    assert (world.view.overcommit, world.view.overcommit_since) == (1.5, 1)
+    world.run()
+    counts = [len(prompts) for prompts in launches(world).values()]
+    assert counts[:4] == [5, 6, 6, 4]
+
+
+def test_without_a_race_what_was_deferred_goes_into_the_next_round() -> None:
+    world = started(tail_batching(steps=20, prompts_per_round=4, group_size=1))
+    world.publish()
+    assert world.record(chosen(1.0))
+    world.run_until_training()
+    (waiting,) = world.view.deferred
+    world.train()
+    world.publish()
+    assert waiting in launches(world)[2]
+    world.run()
+    assert set(kinds(world)) == {RoundKind.SHORT}
+
+
 def test_suspended_races_are_synchronous_rounds() -> None:
     world = started(
         tail_batching(steps=20, prompts_per_round=2, group_size=1, prompt_overcommit=1.5, sample_overcommit=2.0)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longboat_runtime.simulate.curve import StepCurve, StepTimes, merged
+from longboat_runtime.rollout.step_times import StepTimes
+from longboat_runtime.simulate.curve import StepCurve, merged
 
 observations = st.dictionaries(
     st.integers(1, 300),

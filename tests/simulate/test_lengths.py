@@ -7,8 +7,8 @@ import pytest
 
 from longboat_runtime.rounds.audit.completion import complete
 from longboat_runtime.rounds.audit.lengths import PromptLengths
-from longboat_runtime.samples import SampleId
-from longboat_runtime.simulate.lengths import FirstLaunchLaw, LengthLaw, Observed, TwoLevel
+from longboat_runtime.samples import PromptId, SampleId
+from longboat_runtime.simulate.lengths import FirstLaunchLaw, LengthLaw, TwoLevel
 from tests.rounds.audit.racing import LONGEST, MEDIAN, PROMPT_SIGMA, SAMPLE_SIGMA, Racing, play
 
 
@@ -37,16 +37,26 @@ def test_a_prompt_keeps_its_effect_and_draws_its_responses_again() -> None:
         assert median(first) == pytest.approx(median(second), rel=0.5)
 
 
-def test_what_was_observed_comes_before_the_law() -> None:
-    law = Observed({SampleId(0, 1, 0, 0): 77}, TwoLevel(5, 0, 0, 100))
-    assert [law(SampleId(0, 1, 0, index)) for index in (0, 1)] == [77, 5]
-
-
 def test_a_group_is_one_that_was_launched() -> None:
     prompts = [PromptLengths("math", tuple(range(start, start + 40, 5)), (), (), ()) for start in (10, 100, 1000)]
     law = FirstLaunchLaw.of(complete(prompts, 2000), group_size=8)
     groups = {tuple(sorted(group(law, row))) for row in range(50)}
     assert groups == {prompt.finished for prompt in prompts}
+    law = FirstLaunchLaw.of(complete(prompts, 2000), 8, known={PromptId(0, 7): 2})
+    assert tuple(sorted(group(law, 7))) == prompts[2].finished
+
+
+def test_a_prompt_that_was_long_by_chance_is_shorter_the_next_time() -> None:
+    """Of the longest groups of a window, the mean longest response when they are launched again."""
+    truth = TwoLevel(MEDIAN, PROMPT_SIGMA, SAMPLE_SIGMA, LONGEST)
+    prompts = [PromptLengths("math", tuple(group(truth, row)), (), (), ()) for row in range(600)]
+    law = FirstLaunchLaw.of(complete(prompts, LONGEST), 8, known={PromptId(0, row): row for row in range(600)})
+    longest = sorted(range(600), key=lambda row: max(group(truth, row)))[-100:]
+    found, wanted, before = (
+        np.mean([max(group(of, row, attempt)) for row in longest]) for of, attempt in ((law, 1), (truth, 1), (truth, 0))
+    )
+    assert found == pytest.approx(wanted, rel=0.15)
+    assert found < 0.95 * before
 
 
 @pytest.mark.parametrize("overcommit", [1.125, 1.25, 1.5])

@@ -36,6 +36,7 @@ CHANGES: dict[str, Any] = {
     "rounds.maxLengthBias": 0.1,
     "rounds.policy": "TailBatching",
     "rounds.promptOvercommit": 1.5,
+    "rounds.promptOvercommitMode": "Auto",
     "rounds.promptsPerRound": 4,
     "rounds.sampleOvercommit": 1.5,
     "rounds.seed": 1,
@@ -63,7 +64,7 @@ def test_what_may_change_when(jobs: Jobs, new_job: NewJob, path: str) -> None:
     patch = _patch(path, CHANGES[path])
     if path == "dataset.reasoningGym":
         patch["spec"]["dataset"]["files"] = None
-    if path.endswith("Overcommit"):
+    if "Overcommit" in path:
         patch["spec"]["rounds"]["policy"] = "TailBatching"
     base = {"spec.rounds.policy": "TailBatching"} if path in ("rounds.auditEvery", "rounds.maxLengthBias") else {}
     before = new_job(base)

@@ -105,7 +105,7 @@ class Driver:
 
     async def _rounds(self) -> Outcome:
         """Rooms report into the inbox; one event after another is dealt with, until the last step or an interruption."""
-        for work in (self._flow.collect(self._evaluated), self._flow.send()):
+        for work in (self._flow.collect(self._evaluated), self._flow.send(), self._steps.overcommits.run()):
             self._spawn(work)
         self._happened(events.Started(self._view.step))
         self._steps.introduce(self._view.step)

@@ -6,7 +6,15 @@ import datetime
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from longboat_crds.status import RECENT_ROUNDS, CheckpointStatus, Problem, RoundSummary, Training, TrainingState
+from longboat_crds.status import (
+    LINE_LENGTH,
+    RECENT_ROUNDS,
+    CheckpointStatus,
+    Problem,
+    RoundSummary,
+    Training,
+    TrainingState,
+)
 from longboat_runtime.driver.broker import Broker
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.stages import Stages
@@ -34,6 +42,7 @@ class Reporter:
         self._rounds: deque[RoundSummary] = deque(before or (), maxlen=RECENT_ROUNDS)
         self._length_bias = self._before.length_bias if self._before else None
         self._audit_rounds = self._before.audit_rounds if self._before else None
+        self._overcommit = self._before.prompt_overcommit if self._before else None
         self._metrics: dict[str, float] = {}
         stages.changed = self.tell
 
@@ -82,6 +91,11 @@ class Reporter:
         """How trained responses compare with those of audit rounds."""
         self._audit_rounds = line
 
+    def overcommitted(self, line: str) -> None:
+        """The factor that was chosen, and why."""
+        self._overcommit = line
+        self.tell()
+
     def remember(self, metrics: Mapping[str, float]) -> None:
         """Values that the status shows until newer ones come."""
         self._metrics.update(metrics)
@@ -122,6 +136,7 @@ class Reporter:
             parity=self._text("sync/parity_max", ".1e"),
             length_bias=self._length_bias,
             audit_rounds=self._audit_rounds,
+            prompt_overcommit=self._overcommit[:LINE_LENGTH] if self._overcommit else None,
             recent_rounds=list(self._rounds) or None,
             updated=self._now(),
             **({"round_kind": str(kinds[-1])} if kinds else {}),

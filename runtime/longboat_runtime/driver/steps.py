@@ -18,6 +18,7 @@ from longboat_runtime.driver.evaluation import Evaluation, is_due
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.journal import Journal
 from longboat_runtime.driver.lane import Lane, Task
+from longboat_runtime.driver.overcommits import Overcommits
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.rooms import Rooms
 from longboat_runtime.driver.stages import Stage
@@ -60,6 +61,7 @@ class Steps:
         self._stages, self._evaluation = reporter.stages, evaluation
         self._happened, self._reported = happened, reported
         self._audits = Audits(job, rooms.source, reporter, happened)
+        self.overcommits = Overcommits(job, rooms, reporter, happened)
         self._algorithm = resolve(job.spec.algorithm)
         self.lane = Lane()
         self.saved: Manifest | None = None
@@ -68,6 +70,7 @@ class Steps:
         """Where the driver begins."""
         self._journal, self.saved, self._evaluated = journal, saved, evaluated
         self._audits.go_on(journal.lengths)
+        self.overcommits.go_on(journal)
 
     def train(self, step: int, round_: int) -> None:
         """Queues the optimizer step."""
@@ -226,7 +229,9 @@ class Steps:
         if timed:
             timings = {f"timing_s/{name}": seconds.get(stage, 0.0) for stage, name in _TIMINGS.items()}
             self._reporter.reports.add(step, {**timings, "training/late_events": float(self._journal.late)})
+        self._reporter.reports.add(step, self.overcommits.metrics())
         record = self._reporter.finish_step(step, timed=timed)
+        self.overcommits.consider(record)
         if not record.metrics.get(f"reward/grades/{GradeKind.GRADER_ERROR}"):
             self._reporter.troubles.clear(Reason.GRADER_ERRORS)
         log.info("step", step=step, reward=record.metrics.get("critic/score/mean"), seconds=sum(seconds.values()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ class BaseEngine:
     _counters: EngineCounters
     _tokenizer: Any
     _vocabulary: int
+    _kv_tokens: int
 
     def __init__(self, config: EngineConfig, arguments: dict[str, Any]) -> None:
         self._config = config
@@ -47,6 +49,8 @@ class BaseEngine:
             preemptions=self._counters.preemptions,
             generated_tokens=self._counters.generated_tokens,
             weight_version=self._version,
+            kv_tokens=self._kv_tokens,
+            step_times=dict(self._counters.steps.times),
         )
 
     def _check_requests(self, requests: Sequence[SampleRequest]) -> None:
@@ -59,10 +63,20 @@ class BaseEngine:
     def _startable(self, requests: Sequence[SampleRequest]) -> list[SampleRequest]:
         """Those that do not run yet; none, given back without a token, if a publication was refused since they were taken."""
         if self._refused is None:
+            if not self._running:
+                self._counters.steps.begin(time.perf_counter())
             return [request for request in requests if str(request.id) not in self._running]
         for request in requests:
             self._outbox.put(unstarted_sample(request, self._config.name))
         return []
+
+    def _know(self, vllm: Any) -> None:
+        """Takes what vLLM worked out at its start."""
+        (self._counters,) = vllm.logger_manager.stat_loggers
+        self._vocabulary = vllm.model_config.get_vocab_size()
+        self._tokenizer = vllm.get_tokenizer()
+        cache = vllm.vllm_config.cache_config
+        self._kv_tokens = (cache.num_gpu_blocks or 0) * cache.block_size
 
     def _finish(self, request: SampleRequest, output: Any) -> None:
         self._outbox.put(generated_sample(request, output, self._config.name, self._tokenizer))

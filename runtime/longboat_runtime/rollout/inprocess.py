@@ -101,10 +101,7 @@ class InProcessEngine(BaseEngine):
 
         self._vllm: LLMEngine = LLMEngine.from_engine_args(EngineArgs(**self._arguments), stat_loggers=[EngineCounters])
         self._vllm.set_weight_version(str(NO_VERSION))
-        assert self._vllm.logger_manager is not None
-        (self._counters,) = self._vllm.logger_manager.stat_loggers
-        self._vocabulary = self._vllm.model_config.get_vocab_size()
-        self._tokenizer = self._vllm.get_tokenizer()
+        self._know(self._vllm)
         # The first request sets kernels up lazily, for seconds.
         self._probe([1, 1])
 
@@ -142,6 +139,7 @@ class InProcessEngine(BaseEngine):
         return probe
 
     def _update_weights(self, publication: WeightPublication) -> float:
+        self._counters.steps.interrupt()
         self._outbox.hold()
         try:
             self._check_probe(publication)

@@ -101,10 +101,7 @@ class SpawnedEngine(BaseEngine):
         self._vllm: AsyncLLM = AsyncLLM.from_engine_args(
             AsyncEngineArgs(**self._arguments), stat_loggers=[EngineCounters]
         )
-        assert self._vllm.logger_manager is not None
-        (self._counters,) = self._vllm.logger_manager.stat_loggers
-        self._vocabulary = self._vllm.model_config.get_vocab_size()
-        self._tokenizer = self._vllm.get_tokenizer()
+        self._know(self._vllm)
         await self._vllm.update_weight_version(str(NO_VERSION))
         # The first request sets kernels up lazily, for seconds.
         await self._probe([1, 1])
@@ -147,6 +144,7 @@ class SpawnedEngine(BaseEngine):
     async def _update_weights(self, publication: WeightPublication) -> float:
         async with self._turn:
             await self._vllm.pause_generation(mode="keep", clear_cache=False)
+            self._counters.steps.interrupt()
             self._outbox.hold()
             try:
                 self._check_probe(publication)

@@ -75,6 +75,18 @@ class RacesSuspended:
 
 
 @dataclass(frozen=True, slots=True)
+class OvercommitChosen:
+    """Short rounds that are opened from now on launch `factor` times the prompts that they train.
+
+    `predicted` are rollout seconds of a round by factor, as text; `reason` is for people.
+    """
+
+    factor: float
+    predicted: Mapping[str, float]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Launched:
     """A group of `samples` responses to one prompt was handed to the engines."""
 
@@ -259,6 +271,7 @@ Body = (
     | Drawn
     | RoundOpened
     | RacesSuspended
+    | OvercommitChosen
     | Launched
     | Generated
     | Lost

@@ -80,6 +80,14 @@ class Ledger(LedgerState):
         return True
 
     @_fold.register
+    def _(self, body: events.OvercommitChosen, seq: int) -> bool:
+        if body.factor < 1:
+            return False
+        if body.factor != self.overcommit:
+            self.overcommit, self.overcommit_since = body.factor, self.races
+        return True
+
+    @_fold.register
     def _(self, body: events.Launched, seq: int) -> bool:
         round_ = self._open_round(body.round)
         if not round_ or self.queue.get(body.prompt) != body.attempt or body.samples < self.group_size:

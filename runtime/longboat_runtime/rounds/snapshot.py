@@ -23,6 +23,8 @@ _SCALARS = (
     "short_rounds",
     "races",
     "calm_rounds",
+    "overcommit",
+    "overcommit_since",
     "drawn",
     "trained",
 )

@@ -16,7 +16,8 @@ class LedgerState:
     been launched before to the attempt that was given up. `short_rounds` counts the short rounds opened so far, `races` those of
     them that race, `calm_rounds` those to come that must not. `lost` are samples that nobody makes any more. `carried` are groups
     that wait for a round, oldest first; `between` counts what happens to them once the round they were in is trained, and is added
-    to the next round. `counts` counts samples of live groups by state.
+    to the next round. `counts` counts samples of live groups by state. `overcommit` is the factor chosen last, None
+    before; `overcommit_since` counts the races that were opened before it was.
     """
 
     def __init__(self, group_size: int) -> None:
@@ -30,6 +31,8 @@ class LedgerState:
         self.short_rounds = 0
         self.races = 0
         self.calm_rounds = 0
+        self.overcommit: float | None = None
+        self.overcommit_since = 0
         self.drawn = 0
         self.trained = 0
         self.dropped: Counter[DropReason] = Counter()

@@ -42,6 +42,9 @@ class TailBatching(OnPolicy):
 
     Every `audit_every`-th short round is an audit round: it doesn't race, so that it shows what responses are like where nothing
     is cut. Neither do short rounds while races are suspended: they are rounds of the synchronous policy, which defer nothing.
+
+    A factor that was chosen while the job runs (`OvercommitChosen`) takes the place of `prompt_overcommit`. With a factor of 1
+    nothing is deferred, so no long round may ever come; what was deferred before then goes into the next rounds.
     """
 
     prompt_overcommit: float
@@ -94,12 +97,14 @@ class TailBatching(OnPolicy):
             queued = tuple(prompt for prompt, _ in sorted(oldest, key=lambda item: -item[1].longest))
             fresh = self._fresh(view, self.prompts_per_round - len(queued))
             return self._launch(round_, (*queued, *fresh), self.prompts_per_round)
+        factor = self.prompt_overcommit if view.overcommit is None else view.overcommit
+        if round_.racing and factor == 1:
+            queued = tuple(islice(view.deferred, self.prompts_per_round))
+            fresh = self._fresh(view, self.prompts_per_round - len(queued))
+            return self._launch(round_, (*queued, *fresh), self.prompts_per_round)
         room = self._later(view) - len(view.deferred)
-        wanted = (
-            overcommitted(self.prompts_per_round, self.prompt_overcommit, view.races)
-            if round_.racing
-            else self.prompts_per_round
-        )
+        ordinal = view.races - view.overcommit_since
+        wanted = overcommitted(self.prompts_per_round, factor, ordinal) if round_.racing else self.prompts_per_round
         count = min(wanted, self.prompts_per_round + room)
         return self._launch(round_, self._fresh(view, count), count)
 

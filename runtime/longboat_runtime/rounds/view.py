@@ -196,6 +196,16 @@ class View:
         return self._ledger.calm_rounds
 
     @property
+    def overcommit(self) -> float | None:
+        """The factor of prompts that was chosen last while the job ran; None before."""
+        return self._ledger.overcommit
+
+    @property
+    def overcommit_since(self) -> int:
+        """Races opened before that."""
+        return self._ledger.overcommit_since
+
+    @property
     def rounds(self) -> Mapping[int, RoundView]:
         """Rounds that are open, or closed and not trained, by number, oldest first."""
         return self._ledger.rounds

@@ -6,16 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """So many `steps` took so many `seconds`."""
-
-    steps: int
-    seconds: float
-
-    def __add__(self, other: StepTimes) -> StepTimes:
-        return StepTimes(self.steps + other.steps, self.seconds + other.seconds)
+from longboat_runtime.rollout.step_times import StepTimes
 
 
 @dataclass(frozen=True, slots=True)

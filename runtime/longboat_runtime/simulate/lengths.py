@@ -13,8 +13,11 @@ from math import ceil, exp
 from typing import Protocol
 
 from longboat_runtime.rounds.audit.first_launches import FirstLaunches
-from longboat_runtime.samples import SampleId
+from longboat_runtime.samples import PromptId, SampleId
 from longboat_runtime.simulate.chance import normal, uniform
+from longboat_runtime.simulate.redraws import Atoms, Redraws
+
+_ROUNDING = 1e-9
 
 
 class LengthLaw(Protocol):
@@ -45,58 +48,57 @@ class TwoLevel:
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
-    """The lengths that a run showed; `otherwise` is the law of samples that it didn't."""
-
-    lengths: Mapping[SampleId, int]
-    otherwise: LengthLaw
-
-    def __call__(self, sample: SampleId) -> int:
-        known = self.lengths.get(sample)
-        return self.otherwise(sample) if known is None else known
-
-
-@dataclass(frozen=True, slots=True)
-class _Responses:
-    """Lengths of one prompt, ascending, with the share of its responses that are at most as long."""
-
-    places: tuple[float, ...]
-    shares: tuple[float, ...]
-
-    def quantile(self, share: float) -> int:
-        place = min(bisect_right(self.shares, share), len(self.places) - 1)
-        return max(1, round(self.places[place]))
-
-
-@dataclass(frozen=True, slots=True)
 class FirstLaunchLaw:
     """The law that the audit estimates from a window of prompts: each drawn prompt is like one of the window.
 
-    `group_size` responses of one launch are at even shares of that prompt's law from a random start, so that a group has
-    the window's own spread: single draws from eight responses would rarely have the longest among them.
+    The responses of a first launch are at even shares of that prompt's law from a random start, so that a group has the
+    window's own spread: single draws from eight responses would rarely have the longest among them. Later attempts follow
+    `redraws`. `known` are prompts of the window that are to be themselves.
     """
 
-    prompts: Sequence[_Responses] = field(repr=False)
+    quantiles: Sequence[_Quantiles] = field(repr=False)
+    redraws: Redraws
     group_size: int
-    seed: int = 0
+    known: Mapping[PromptId, int] = field(repr=False)
+    seed: int
 
     @classmethod
-    def of(cls, launched: FirstLaunches, group_size: int, seed: int = 0) -> FirstLaunchLaw:
-        """Raises ValueError without a prompt."""
+    def of(
+        cls, launched: FirstLaunches, group_size: int, known: Mapping[PromptId, int] | None = None, seed: int = 0
+    ) -> FirstLaunchLaw:
+        """`known` are numbers of `launched`. Raises ValueError without a prompt."""
         atoms: dict[int, list[tuple[float, float]]] = {}
         for prompt, place, mass in zip(launched.prompts, launched.likely, launched.masses, strict=True):
             atoms.setdefault(int(prompt), []).append((float(place), float(mass)))
         if not atoms:
             raise ValueError("no prompt was launched")
-        return cls([_responses(sorted(of)) for of in atoms.values()], group_size, seed)
+        prompts = [sorted(atoms[number]) for number in sorted(atoms)]
+        redraws = Redraws.of(prompts, group_size, seed)
+        return cls([_Quantiles.of(prompt) for prompt in prompts], redraws, group_size, known or {}, seed)
 
     def __call__(self, sample: SampleId) -> int:
-        prompt = self.prompts[int(uniform(self.seed, sample.epoch, sample.row) * len(self.prompts))]
-        start = uniform(self.seed, sample.epoch, sample.row, sample.attempt)
-        return prompt.quantile((start + sample.index) / self.group_size % 1)
+        number = self.known.get(sample.prompt)
+        if number is None:
+            number = int(uniform(self.seed, sample.epoch, sample.row) * len(self.quantiles))
+        if sample.attempt:
+            return self.redraws(number, sample)
+        start = uniform(self.seed, sample.epoch, sample.row, "start")
+        return self.quantiles[number]((start + sample.index) / self.group_size % 1)
 
 
-def _responses(atoms: Sequence[tuple[float, float]]) -> _Responses:
-    total = sum(mass for _, mass in atoms)
-    shares = accumulate(mass / total for _, mass in atoms)
-    return _Responses(tuple(place for place, _ in atoms), tuple(shares))
+@dataclass(frozen=True, slots=True)
+class _Quantiles:
+    """Lengths of one prompt, ascending, with the share of its responses that are at most as long."""
+
+    places: Sequence[float]
+    shares: Sequence[float]
+
+    @classmethod
+    def of(cls, atoms: Atoms) -> _Quantiles:
+        shares = accumulate(mass for _, mass in atoms)
+        return cls([place for place, _ in atoms], [*shares])
+
+    def __call__(self, share: float) -> int:
+        # Masses add up with rounding, which must not make two responses one.
+        place = bisect_right(self.shares, share + _ROUNDING)
+        return max(1, round(self.places[min(place, len(self.places) - 1)]))

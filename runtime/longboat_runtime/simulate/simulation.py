@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
 
@@ -35,13 +35,14 @@ def simulate(
     *,
     source: Callable[[int, int], Sequence[PromptId]] = number_prompts,
     most_steps: float = inf,
+    told: Mapping[int, Body] | None = None,
 ) -> Outcome:
     """Runs the job to the end of its policy, or until `most_steps` are committed.
 
     A function of its arguments: the same run every time. `source(drawn, count)` gives the next prompts of the dataset. Raises
-    RuntimeError if the policy waits for nothing, and ValueError if no step was made.
+    ValueError if no step was made. `told` are events from outside, each right after the round of that number was opened.
     """
-    run = Simulation(policy, group_size, site, law, source)
+    run = Simulation(policy, group_size, site, law, source, told or {})
     while run.ledger.step < most_steps and run.proceed():
         pass
     if not run.steps:
@@ -59,9 +60,10 @@ class Simulation(Roomless):
         site: Site,
         law: LengthLaw,
         source: Callable[[int, int], Sequence[PromptId]],
+        told: Mapping[int, Body],
     ) -> None:
         super().__init__(policy, Ledger(group_size), 0)
-        self._site, self._law, self._source = site, law, source
+        self._site, self._law, self._source, self._told = site, law, source, told
         self.engines = {name: SimulatedEngine(name, site.max_sequences, site.curve) for name in site.names}
         self._router = Router()
         for name in self.engines:
@@ -109,6 +111,8 @@ class Simulation(Roomless):
         match event.body:
             case events.RoundOpened(round=number, kind=kind):
                 self._kinds[number] = kind
+                if number in self._told:
+                    self._later(0.0, partial(self._happens, self._told[number]))
             case events.Launched(prompt=prompt, attempt=attempt, samples=samples):
                 self._launch([SampleId(*prompt, attempt, index) for index in range(samples)])
             case events.Relaunched(sample=sample):

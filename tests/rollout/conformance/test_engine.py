@@ -58,6 +58,17 @@ def test_samples_are_complete(engine: HostedEngine, reference: ReferenceModel) -
     assert (engine.stats().running, engine.stats().waiting) == (0, 0)
 
 
+def test_every_token_is_of_a_step_that_was_timed(engine: HostedEngine, reference: ReferenceModel) -> None:
+    before = engine.stats()
+    run(engine, [request(row, 9) for row in range(MAX_SEQUENCES + 2)])
+    after = engine.stats()
+    tokens = [sum(batch * times.steps for batch, times in stats.step_times.items()) for stats in (before, after)]
+    assert tokens[1] - tokens[0] == after.generated_tokens - before.generated_tokens
+    assert set(after.step_times) <= set(range(1, MAX_SEQUENCES + 1))
+    assert all(0 < times.seconds < 60 for times in after.step_times.values())
+    assert after.kv_tokens >= 512, "room for one sequence at least"
+
+
 def test_a_seed_gives_the_same_tokens_in_any_company(engine: HostedEngine, reference: ReferenceModel) -> None:
     requests = [request(row, index) for row in range(3) for index in range(4)]
     together = run(engine, requests)

@@ -18,6 +18,8 @@ from longboat_runtime.samples import PromptId, SampleId
 # checkpoint holds them, so there are fewer where they are large.
 WINDOW_PERIODS = 8
 WINDOW_PROMPTS = 2048
+# A period of a job that has chosen not to race: as many rounds as the smallest factor that it may choose has short ones.
+ROUNDS_WITHOUT_RACE = 8
 
 
 @dataclass(slots=True)
@@ -65,6 +67,7 @@ class LengthHistory:
         self.period = 0
         self._prompts: dict[PromptId, PromptHistory] = {}
         self._rounds: dict[int, events.RoundOpened] = {}
+        self._races, self._committed = True, 0
 
     def fold(self, body: events.Body) -> None:
         """Takes an event that the ledger has taken."""
@@ -86,16 +89,20 @@ class LengthHistory:
                 for sample in samples:
                     if history := self._prompts.get(sample.prompt):
                         history.trained.append(history.finished[sample.attempt][sample.index])
+                self._committed += 1
                 opened = self._rounds.pop(number, None)
-                if opened and opened.kind is RoundKind.LONG:
+                calm = not self._races and self._committed >= ROUNDS_WITHOUT_RACE
+                if calm or (opened and opened.kind is RoundKind.LONG):
                     self._end_period()
+            case events.OvercommitChosen(factor=factor):
+                self._races = factor > 1
 
     def window(self) -> list[PromptHistory]:
         """Prompts first launched in the periods that have ended: the last WINDOW_PERIODS, or as many as WINDOW_PROMPTS make up."""
         return [history for history in self._prompts.values() if history.period < self.period]
 
     def _end_period(self) -> None:
-        self.period += 1
+        self.period, self._committed = self.period + 1, 0
         sizes = Counter(history.period for history in self._prompts.values())
         oldest = self.period - 1
         while (
@@ -108,6 +115,8 @@ class LengthHistory:
         """Plain JSON values."""
         return {
             "period": self.period,
+            "races": self._races,
+            "committed": self._committed,
             "rounds": _ROUNDS.dump_python(list(self._rounds.values()), mode="json"),
             "prompts": _PROMPTS.dump_python(list(self._prompts.values()), mode="json"),
         }
@@ -117,6 +126,7 @@ class LengthHistory:
         """Inverse of `to_snapshot`. Raises KeyError or ValueError if it isn't one."""
         history = cls()
         history.period = int(snapshot["period"])
+        history._races, history._committed = bool(snapshot["races"]), int(snapshot["committed"])
         history._rounds = {opened.round: opened for opened in _ROUNDS.validate_python(snapshot["rounds"])}
         history._prompts = {found.prompt: found for found in _PROMPTS.validate_python(snapshot["prompts"])}
         return history

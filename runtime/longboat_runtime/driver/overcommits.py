@@ -1,0 +1,103 @@
+"""`promptOvercommitMode: Auto`: now and then, at the end of a period, the factor that rounds would be fastest with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from math import ceil
+
+import structlog
+
+from longboat_crds.algorithm import resolve
+from longboat_crds.rounds import SAMPLE_OVERCOMMIT, OvercommitMode
+from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.journal import Journal
+from longboat_runtime.driver.reporter import Reporter
+from longboat_runtime.driver.rooms import Rooms
+from longboat_runtime.interfaces import EngineStats
+from longboat_runtime.metrics.record import Record
+from longboat_runtime.rounds import events
+from longboat_runtime.rounds.audit.history import WINDOW_PERIODS
+from longboat_runtime.simulate.curve import StepCurve, merged
+from longboat_runtime.simulate.overcommit import Choice, choose
+from longboat_runtime.simulate.site import Site
+
+log = structlog.get_logger()
+
+# Engines that have made fewer steps, all together, have not shown what a step takes.
+MIN_STEPS = 100
+
+
+def is_due(period: int) -> bool:
+    """After periods 1, 2, 4, 8, and then whenever the window of lengths is a new one: every eighth (pure)."""
+    return period > 0 and (period & (period - 1) == 0 if period <= WINDOW_PERIODS else period % WINDOW_PERIODS == 0)
+
+
+class Overcommits:
+    """Chooses beside the loop, in a thread: rounds go on meanwhile. `happened` hears what was chosen."""
+
+    def __init__(self, job: Job, rooms: Rooms, reporter: Reporter, happened: Callable[[events.Body], None]) -> None:
+        self._job, self._spec, self._rooms = job, job.spec, rooms
+        self._reporter, self._happened = reporter, happened
+        self._ended = asyncio.Event()
+        self._prompt_tokens = 0
+        self.active = job.spec.rounds.prompt_overcommit_mode is OvercommitMode.AUTO
+
+    def go_on(self, journal: Journal) -> None:
+        """Where the driver begins: for the periods until then, a choice was made before, or engines don't remember steps."""
+        self._journal, self._period = journal, journal.lengths.period
+
+    def metrics(self) -> dict[str, float]:
+        """The factor that the next short round is opened with, where it is chosen."""
+        chosen = self._journal.view.overcommit if self.active else None
+        return {} if chosen is None else {"tail/prompt_overcommit": chosen}
+
+    def consider(self, record: Record) -> None:
+        """Has a factor chosen if the step of `record` ended a period, and it is time for it."""
+        period = self._journal.lengths.period
+        self._prompt_tokens = ceil(record.metrics.get("prompt_length/mean", self._prompt_tokens))
+        if self.active and period != self._period and is_due(period):
+            self._ended.set()
+        self._period = period
+
+    async def run(self) -> None:
+        """Chooses whenever it is due, forever."""
+        while True:
+            await self._ended.wait()
+            self._ended.clear()
+            if choice := await self._choose():
+                log.info("promptOvercommit is chosen", factor=choice.factor, reason=choice.reason)
+                predicted = {format(factor, "g"): seconds for factor, seconds in choice.predicted.items()}
+                self._reporter.overcommitted(choice.reason)
+                self._happened(events.OvercommitChosen(choice.factor, predicted, choice.reason))
+
+    async def _choose(self) -> Choice | None:
+        """None while too little is known."""
+        stats = await self._rooms.fleet.stats()
+        window = self._journal.lengths.window()
+        if not window or sum(times.steps for of in stats for times in of.step_times.values()) < MIN_STEPS:
+            return None
+        prompts = [history.lengths(self._rooms.source.domain(history.prompt.row)) for history in window]
+        rounds = self._spec.rounds
+        return await asyncio.to_thread(
+            partial(
+                choose,
+                prompts,
+                self._job.sampling.max_tokens,
+                self._site(stats),
+                prompts_per_round=rounds.prompts_per_round,
+                group_size=resolve(self._spec.algorithm).group_size,
+                sample_overcommit=rounds.sample_overcommit or SAMPLE_OVERCOMMIT,
+                kv_tokens=min(of.kv_tokens for of in stats),
+            )
+        )
+
+    def _site(self, stats: list[EngineStats]) -> Site:
+        """Engines as they are. What else a round takes is the same with every factor."""
+        return Site(
+            StepCurve.of(merged(of.step_times for of in stats)),
+            engines=len(stats),
+            max_sequences=self._spec.rollout.max_sequences,
+            prompt_tokens=self._prompt_tokens,
+        )

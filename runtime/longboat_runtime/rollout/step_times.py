@@ -1,0 +1,43 @@
+"""What an engine's steps take, by the number of sequences they work on. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """So many `steps` took so many `seconds`."""
+
+    steps: int
+    seconds: float
+
+    def __add__(self, other: StepTimes) -> StepTimes:
+        return StepTimes(self.steps + other.steps, self.seconds + other.seconds)
+
+
+class StepClock:
+    """Adds up steps by batch size, in `times`. `now` is of one monotonic clock, in seconds.
+
+    A step takes from the end of the one before to its own end, whatever the engine does meanwhile, so that all steps together
+    take what the engine was busy; after a rest it takes from `begin`. Steps that compute prompts count like others.
+    """
+
+    def __init__(self) -> None:
+        self.times: dict[int, StepTimes] = {}
+        self._since: float | None = None
+
+    def begin(self, now: float) -> None:
+        """There is work again, after a rest."""
+        self._since = now
+
+    def step(self, now: float, batch: int, *, more: bool) -> None:
+        """A step has ended that gave `batch` sequences a token; `more` if others follow at once."""
+        if self._since is not None and batch:
+            step = StepTimes(1, now - self._since)
+            self.times[batch] = self.times[batch] + step if batch in self.times else step
+        self._since = now if more else None
+
+    def interrupt(self) -> None:
+        """What the engine does now is no step: the next one isn't counted."""
+        self._since = None

@@ -1,0 +1,85 @@
+"""promptOvercommitMode Auto through the driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from longboat_runtime.driver.loop import Driver, Outcome
+from longboat_runtime.driver.overcommits import is_due
+from longboat_runtime.interfaces import EngineStats
+from longboat_runtime.metrics.record import read_records
+from longboat_runtime.rollout.step_times import StepTimes
+from longboat_runtime.rounds import events
+from tests.driver.fakes import Site, make_spec
+from tests.driver.runs import history, manifests
+
+PROMPTS = 2
+ROUNDS = {
+    "policy": "TailBatching",
+    "prompt_overcommit": 1.5,
+    "prompt_overcommit_mode": "Auto",
+    "steps": 60,
+    "prompts_per_round": PROMPTS,
+}
+
+
+def driver_of(site: Site, steps: int = 1000, seconds: float = 10.0, **arguments: object) -> Driver:
+    """With engines that have seen so many steps."""
+    driver = site.driver(**arguments)
+
+    async def stats() -> list[EngineStats]:
+        return [EngineStats("engine-0", 0, 0, 0.0, 0, 100, 1, 10_000, {4: StepTimes(steps, seconds)})]
+
+    site.fleet.stats = stats
+    return driver
+
+
+def choices(site: Site) -> list[events.OvercommitChosen]:
+    return [body for body in history(site) if isinstance(body, events.OvercommitChosen)]
+
+
+async def test_a_factor_is_chosen_and_told(tmp_path: Path) -> None:
+    site = Site(tmp_path, make_spec(**ROUNDS))
+    assert await driver_of(site).run() is Outcome.DONE
+    first, *_ = choices(site)
+    assert set(first.predicted) == {"1", "1.125", "1.25", "1.5"}
+    assert format(first.factor, "g") in first.predicted
+    assert site.broker.status.training.prompt_overcommit.startswith(f"{choices(site)[-1].factor:g}: ")
+    told = [record.metrics.get("tail/prompt_overcommit") for record in read_records(tmp_path)]
+    assert told[-1] == choices(site)[-1].factor
+    assert told[0] is None
+
+
+async def test_the_choice_survives_the_driver(tmp_path: Path) -> None:
+    site = Site(tmp_path, make_spec(**ROUNDS))
+    driver = driver_of(site)
+    site.trainer.crash = (40, "after")
+    with pytest.raises(ExceptionGroup):
+        await driver.run()
+    saved = manifests(tmp_path)[-1]["ledger"]
+    assert saved["overcommit"] is not None
+    driver = driver_of(site, previous=site.broker.status)
+    site.trainer.crash = (39, "before")
+    with pytest.raises(ExceptionGroup):
+        await driver.run()
+    assert driver._view.overcommit == saved["overcommit"]
+    assert site.broker.status.training.prompt_overcommit is not None
+
+
+@pytest.mark.parametrize("mode", ["Fixed", None])
+async def test_a_fixed_factor_stays(tmp_path: Path, mode: str | None) -> None:
+    site = Site(tmp_path, make_spec(**{**ROUNDS, "steps": 9, "prompt_overcommit_mode": mode}))
+    assert await driver_of(site).run() is Outcome.DONE
+    assert not choices(site)
+
+
+async def test_nothing_is_chosen_before_engines_have_shown_what_a_step_takes(tmp_path: Path) -> None:
+    site = Site(tmp_path, make_spec(**{**ROUNDS, "steps": 9}))
+    assert await driver_of(site, steps=5).run() is Outcome.DONE
+    assert not choices(site)
+
+
+def test_it_looks_again_ever_more_rarely() -> None:
+    assert [period for period in range(33) if is_due(period)] == [1, 2, 4, 8, 16, 24, 32]

@@ -1,0 +1,68 @@
+"""Auto: on windows as the audit sees them, of laws that are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from longboat_runtime.rounds.audit.lengths import PromptLengths
+from longboat_runtime.rounds.tail_batching import TailBatching
+from longboat_runtime.simulate.curve import StepCurve
+from longboat_runtime.simulate.lengths import TwoLevel
+from longboat_runtime.simulate.overcommit import PERIODS, Choice, choose
+from longboat_runtime.simulate.simulation import simulate
+from longboat_runtime.simulate.site import Site
+from tests.rounds.audit.racing import LONGEST, MEDIAN, PROMPT_SIGMA, SAMPLE_SIGMA, Racing, play
+
+PROMPTS, GROUP = 32, 8
+LATENCY_BOUND = StepCurve((1,), (0.01,))
+# Measured on engines of small models on CPUs, or nearly so.
+RISING = StepCurve((1, 64), (0.006, 0.015))
+COMPUTE_BOUND = StepCurve((1, 256), (0.001, 0.256))
+ROOM = 10**9
+
+
+def chosen(window: list[PromptLengths], curve: StepCurve, kv_tokens: int = ROOM) -> Choice:
+    return choose(
+        window,
+        LONGEST,
+        Site(curve, engines=2),
+        prompts_per_round=PROMPTS,
+        group_size=GROUP,
+        sample_overcommit=1.0,
+        kv_tokens=kv_tokens,
+    )
+
+
+def seconds(factor: float, curve: StepCurve) -> float:
+    """What the factor takes under the law that the window is a sample of."""
+    law = TwoLevel(MEDIAN, PROMPT_SIGMA, SAMPLE_SIGMA, LONGEST)
+    policy = TailBatching(400, PROMPTS, GROUP, factor, 1.0)
+    return simulate(policy, GROUP, Site(curve, engines=2), law, most_steps=45).rollout_per_round
+
+
+def test_the_choice_is_nearly_the_best() -> None:
+    """Of one window of eight periods."""
+    window = play(Racing(prompt_overcommit=1.25), 32, np.random.default_rng(1)).prompts()
+    truth = {factor: seconds(factor, RISING) for factor in PERIODS}
+    choice = chosen(window, RISING)
+    assert choice.factor > 1
+    assert truth[choice.factor] <= min(truth.values()) / 0.97
+    assert choice.predicted[choice.factor] <= 1.01 * min(choice.predicted.values())
+    assert choice.reason.startswith(f"{choice.factor:g}: ")
+
+
+@pytest.mark.parametrize("curve", [LATENCY_BOUND, COMPUTE_BOUND])
+def test_equal_responses_are_not_raced(curve: StepCurve) -> None:
+    window = [PromptLengths("math", (200,) * GROUP, (), (), (200,) * GROUP) for _ in range(60)]
+    choice = chosen(window, curve)
+    assert choice.factor == 1
+    assert choice.predicted[1.0] == pytest.approx(200 * curve(PROMPTS * GROUP // 2), rel=1e-6)
+
+
+def test_what_engines_cannot_hold_is_not_chosen() -> None:
+    window = play(Racing(prompt_overcommit=1.25), 8, np.random.default_rng(2)).prompts()
+    choice = chosen(window, LATENCY_BOUND, kv_tokens=1000)
+    assert choice.factor == 1
+    assert "1.25 would need" in choice.reason
+    assert "KV cache of 1000" in choice.reason
