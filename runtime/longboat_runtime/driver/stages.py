@@ -30,7 +30,7 @@ class Activity:
 
 
 class Stages:
-    """Stages that run now; several may. `clock` is monotonic, in seconds; `changed` is told of each beginning and end."""
+    """Stages that run now; several may. `clock` is monotonic, in seconds; `changed` is told when another one is foremost."""
 
     def __init__(self, clock: Callable[[], float], changed: Callable[[], None] = lambda: None) -> None:
         self._clock, self.changed = clock, changed
@@ -45,13 +45,14 @@ class Stages:
         """Begins or ends a stage; nothing happens if it already is so."""
         if active is (stage in self.active):
             return
-        now = self._clock()
+        now, foremost = self._clock(), self.foremost
         if active:
             self.active[stage] = Activity(now, now)
         else:
             activity = self.active.pop(stage)
             self._seconds[stage] = self._seconds.get(stage, 0.0) + now - activity.counted
-        self.changed()
+        if self.foremost is not foremost:
+            self.changed()
 
     def move(self, stage: Stage) -> None:
         """The stage made progress."""

@@ -1,0 +1,158 @@
+"""Rooms that answer at once: what is left is the driver."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from longboat_runtime.driver.rooms import Rooms
+from longboat_runtime.interfaces import (
+    EngineStats,
+    Manifest,
+    ModelInfo,
+    PublicationReport,
+    TrainReport,
+    TrainRequest,
+    WeightPublication,
+)
+from longboat_runtime.samples import (
+    FinishedSample,
+    FinishReason,
+    GeneratedSample,
+    Grade,
+    GradeKind,
+    PromptId,
+    Row,
+    SampleId,
+    SampleRequest,
+    VersionSpan,
+)
+
+
+class Store:
+    """Holds nothing: data never goes through the driver."""
+
+    async def put(self, samples: Sequence[GeneratedSample]) -> None: ...
+
+    async def get(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
+        raise KeyError(ids)
+
+    async def delete(self, ids: Sequence[SampleId]) -> None: ...
+
+    async def held(self) -> list[SampleId]:
+        return []
+
+
+class Fleet:
+    """Answers everything that was asked for as soon as the driver waits: all of a round is in flight until then."""
+
+    def __init__(self) -> None:
+        self._version = 0
+        self._running: dict[SampleId, SampleRequest] = {}
+        self._done: list[FinishedSample] = []
+        self._news = asyncio.Event()
+
+    async def submit(self, requests: Sequence[SampleRequest]) -> None:
+        if not self._running:
+            asyncio.get_running_loop().call_soon(self._answer)
+        self._running.update({request.id: request for request in requests})
+
+    def _answer(self) -> None:
+        self._finish([*self._running], FinishReason.STOP)
+
+    async def abort(self, ids: Sequence[SampleId]) -> None:
+        self._finish([sample for sample in ids if sample in self._running], FinishReason.ABORT)
+
+    def _finish(self, samples: Sequence[SampleId], reason: FinishReason) -> None:
+        for sample in samples:
+            request = self._running.pop(sample)
+            tokens = 1 + request.seed % 512
+            span = (VersionSpan(self._version, 0, tokens),)
+            self._done.append(FinishedSample(sample, len(request.prompt_ids), tokens, reason, span, "engine-0"))
+        self._news.set()
+
+    async def finished(self) -> list[FinishedSample]:
+        await self._news.wait()
+        self._news.clear()
+        done, self._done = self._done, []
+        return done
+
+    async def publish(self, publication: WeightPublication) -> PublicationReport:
+        self._version = publication.version
+        return PublicationReport(publication.version, 0.0, 0, 0.0, ("engine-0",))
+
+    async def stats(self) -> list[EngineStats]:
+        return []
+
+    async def close(self) -> None: ...
+
+
+class Rewards:
+    """Every other response of a group is right. Grades overlap, as they do anywhere: none comes before the next is asked for."""
+
+    async def grade(self, sample: SampleId, row: Row) -> Grade:
+        await asyncio.sleep(0)
+        return Grade(GradeKind.SCORED, float(sample.index % 2), 0.0)
+
+    async def close(self) -> None: ...
+
+
+class Trainer:
+    async def load(self) -> ModelInfo:
+        return ModelInfo(1, 1024, 256)
+
+    async def train(self, request: TrainRequest) -> TrainReport:
+        return TrainReport(request.step, {})
+
+    async def publish(self, version: int) -> WeightPublication:
+        return WeightPublication(version, "", None, (), ())
+
+    async def save(self, directory: Path) -> None: ...
+
+    async def restore(self, directory: Path) -> None: ...
+
+    async def export(self, directory: Path) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Source:
+    """Rows that never repeat."""
+
+    def __init__(self) -> None:
+        self._drawn = 0
+
+    def draw(self, count: int) -> list[Row]:
+        first, self._drawn = self._drawn, self._drawn + count
+        return [self.row(0, number) for number in range(first, first + count)]
+
+    def row(self, epoch: int, row: int) -> Row:
+        return Row(PromptId(epoch, row), "", (1, 2, 3, 4))
+
+    def domain(self, row: int) -> str:
+        return ""
+
+    def state(self) -> Mapping[str, Any]:
+        return {"drawn": self._drawn}
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Checkpoints:
+    """Makes none: what the driver's part of one costs is taken at every commit all the same."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def newest(self) -> Manifest | None:
+        return None
+
+    async def save(self, step: int, state: Mapping[str, Any], write_model: Any) -> Manifest:
+        return Manifest(1, step, self._root, state)
+
+
+def rooms(root: Path) -> Rooms:
+    """For one run of a driver whose checkpoint directory is `root`."""
+    return Rooms(Store(), Fleet(), Rewards(), Trainer(), Source(), Checkpoints(root))

@@ -1,0 +1,86 @@
+"""Table and plot of the driver benchmark."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.driver.measure import POLICIES
+from bench.record import read
+
+COLUMNS = {
+    "fold_us": "ledger alone, an event",
+    "decide_us": "ledger and policy, an event from outside",
+    "loop_us": "driver's loop, a trained sample",
+}
+# What an event may cost the ledger.
+BAR_US = 50
+
+
+def write(raw: Path) -> None:
+    """Writes `driver.md` and `driver.svg` beside the raw file, from its newest run."""
+    runs: list[list[dict[str, Any]]] = []
+    for line in read(raw):
+        if line["kind"] == "run":
+            runs.append([])
+        runs[-1].append(line)
+    run, *lines = next(run for run in reversed(runs) if len(run) > 1)
+    found = medians(lines)
+    raw.with_suffix(".md").write_text(table(run, found))
+    plot(found, raw.with_suffix(".svg"))
+
+
+Medians = dict[tuple[str, int], dict[str, float]]
+
+
+def medians(lines: list[dict[str, Any]]) -> Medians:
+    """By policy and samples in flight, over repeats."""
+    rows: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
+    for line in lines:
+        rows[line["policy"], line["in_flight"]].append(line)
+    return {key: {name: median(line[name] for line in of) for name in COLUMNS} for key, of in rows.items()}
+
+
+def table(run: dict[str, Any], found: Medians) -> str:
+    """Markdown."""
+    machine = run["machine"]
+    text = [
+        "# What the driver costs",
+        "",
+        (
+            f"{machine['processor']}, python {run['versions']['python']}, commit {run['commit']}. CPU microseconds, medians of "
+            f"{run['settings']['repeats']} repeats; engines, graders and trainer answer at once. An event may cost the ledger {BAR_US}."
+        ),
+        "",
+        f"| policy | samples in flight | {' | '.join(COLUMNS.values())} |",
+        "|---|---|---|---|---|",
+    ]
+    for (policy, in_flight), values in sorted(
+        found.items(), key=lambda item: ([*POLICIES].index(item[0][0]), item[0][1])
+    ):
+        text.append(f"| {policy} | {in_flight} | {' | '.join(f'{values[name]:.1f}' for name in COLUMNS)} |")
+    return "\n".join(text) + "\n"
+
+
+def plot(found: Medians, path: Path) -> None:
+    """A panel for each cost, against samples in flight."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(COLUMNS), figsize=(4 * len(COLUMNS), 3.4), layout="constrained")
+    for axis, (name, title) in zip(axes, COLUMNS.items(), strict=True):
+        for policy in POLICIES:
+            points = sorted((in_flight, values[name]) for (of, in_flight), values in found.items() if of == policy)
+            if points:
+                axis.plot(*zip(*points, strict=True), marker="o", label=policy)
+        axis.set_xscale("log")
+        axis.set_ylim(bottom=0)
+        axis.set_title(f"{title}, µs", fontsize=9)
+        axis.set_xlabel("samples in flight")
+    axes[0].legend(fontsize=8)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
