@@ -50,11 +50,21 @@ _DROPS_EQUAL_GROUPS = choose(
     one_of(_NAME, _DROPPING),
 )
 _NO_SCORER = every("rewards", "r", negation(equals(field("style", of="r"), constant(RewardStyle.REASONING_GYM.value))))
-_RACES = equals(field("rounds.policy"), constant(RoundPolicyName.TAIL_BATCHING.value))
 _CHOOSES = both(
     present("rounds.promptOvercommitMode"),
     equals(field("rounds.promptOvercommitMode"), constant(OvercommitMode.AUTO.value)),
 )
+_POLICY = field("rounds.policy")
+_OFF_POLICY = [RoundPolicyName.CONTINUE_UNFINISHED.value, RoundPolicyName.BOUNDED_ASYNC.value]
+# Fields of `rounds` that say something under some policies only.
+_OF_POLICIES = {
+    "promptOvercommit": (RoundPolicyName.TAIL_BATCHING, RoundPolicyName.CONTINUE_UNFINISHED),
+    "promptOvercommitMode": (RoundPolicyName.TAIL_BATCHING,),
+    "sampleOvercommit": (RoundPolicyName.TAIL_BATCHING,),
+    "maxLengthBias": (RoundPolicyName.TAIL_BATCHING,),
+    "auditEvery": (RoundPolicyName.TAIL_BATCHING,),
+    "maxStaleness": (RoundPolicyName.BOUNDED_ASYNC,),
+}
 
 COHERENCE = (
     Rule(
@@ -120,12 +130,18 @@ COHERENCE = (
         "a job that never races learns nothing to choose from: give more than 1, or leave it out",
         "rounds.promptOvercommit",
     ),
+    Rule(
+        either(negation(one_of(_POLICY, _OFF_POLICY)), less_than(constant(0.0), field("algorithm.importanceCap"))),
+        "ContinueUnfinished and BoundedAsync train on tokens of older weights, which the truncated importance weight corrects for: "
+        "leave importanceCap out, or set it above 0",
+        "algorithm.importanceCap",
+    ),
     *(
         Rule(
-            either(_RACES, negation(present(f"rounds.{name}"))),
-            "belongs to policy TailBatching: leave it out, or set rounds.policy to TailBatching",
+            either(one_of(_POLICY, [policy.value for policy in policies]), negation(present(f"rounds.{name}"))),
+            f"belongs to policy {' or '.join(policies)}: leave it out, or set rounds.policy to {' or '.join(policies)}",
             f"rounds.{name}",
         )
-        for name in ("promptOvercommit", "promptOvercommitMode", "sampleOvercommit", "maxLengthBias", "auditEvery")
+        for name, policies in _OF_POLICIES.items()
     ),
 )

@@ -54,6 +54,7 @@ FIXED = (
     "model",
     "rewards",
     "rollout.sampling",
+    "rounds.maxStaleness",
     "rounds.policy",
     "rounds.promptOvercommit",
     "rounds.promptOvercommitMode",

@@ -9,6 +9,8 @@ from longboat_crds.base import ApiModel, Seconds, Seed
 # Of TailBatching, where the job doesn't say. More responses than a group needs cut its long ones off for good; more prompts don't.
 PROMPT_OVERCOMMIT = 1.25
 SAMPLE_OVERCOMMIT = 1.0
+# Of BoundedAsync: one step of overlap hides all that the trainer does; more only makes tokens older.
+MAX_STALENESS = 1
 
 
 class RoundPolicyName(StrEnum):
@@ -16,10 +18,14 @@ class RoundPolicyName(StrEnum):
 
     Synchronous waits for every response of every round. TailBatching launches more prompts than a short round needs, keeps those
     that are complete first and leaves the rest to rare long rounds. Both train on responses of the newest weights only.
+    ContinueUnfinished ends a round as TailBatching does, and has the rest go on in the next round, under new weights, behind the
+    tokens that they have. BoundedAsync begins rounds while earlier ones are trained. Both train on tokens of older weights too.
     """
 
     SYNCHRONOUS = "Synchronous"
     TAIL_BATCHING = "TailBatching"
+    CONTINUE_UNFINISHED = "ContinueUnfinished"
+    BOUNDED_ASYNC = "BoundedAsync"
 
 
 class OvercommitMode(StrEnum):
@@ -47,7 +53,7 @@ class RoundsSpec(ApiModel):
         None,
         ge=1.0,
         le=4.0,
-        description="With TailBatching: a short round launches this times promptsPerRound prompts. "
+        description="With TailBatching and ContinueUnfinished: a short round has this times promptsPerRound prompts in the engines. "
         f"Default: {PROMPT_OVERCOMMIT:g}.",
     )
     prompt_overcommit_mode: OvercommitMode | None = Field(
@@ -75,6 +81,13 @@ class RoundsSpec(ApiModel):
         le=10_000,
         description="With TailBatching: every so many short rounds one doesn't race. Its responses, none of which is cut, show "
         "beside the estimate of status.training.lengthBias what racing does to lengths. Default: none.",
+    )
+    max_staleness: int | None = Field(
+        None,
+        ge=1,
+        le=64,
+        description="With BoundedAsync: how many steps a trained token's weights may be behind those that are trained. So many rounds "
+        f"are begun ahead. Default: {MAX_STALENESS}.",
     )
     seed: Seed = Field(0, description="Seed of every sample; with Synchronous a resumed job repeats bit for bit.")
     stage_deadline_seconds: Seconds = Field(

@@ -62,7 +62,8 @@ class PublicationReport:
 class Engine(Protocol):
     """One vLLM instance of one tensor-parallel size, inside its actor's process. Only its own step loop touches vLLM."""
 
-    def submit(self, requests: Sequence[SampleRequest]) -> None: ...
+    def submit(self, requests: Sequence[SampleRequest], begun: Sequence[GeneratedSample] = ()) -> None:
+        """Begins samples; one that is in `begun` goes on behind the tokens that it has, and comes back with all of them."""
 
     def abort(self, ids: Sequence[SampleId]) -> None:
         """Ends samples; each comes back through `drain_finished` with reason ABORT (or its own reason if it had ended)."""
@@ -81,7 +82,8 @@ class Engine(Protocol):
 class SampleStore(Protocol):
     """Holds generated samples until they are trained or given up. Lives in a pod that outlives engines."""
 
-    async def put(self, samples: Sequence[GeneratedSample]) -> None: ...
+    async def put(self, samples: Sequence[GeneratedSample]) -> None:
+        """A sample that is held already is passed over, unless what is held is unfinished."""
 
     async def get(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
         """Raises KeyError naming the ids that are missing."""
@@ -99,7 +101,7 @@ class RolloutFleet(Protocol):
     async def abort(self, ids: Sequence[SampleId]) -> None: ...
 
     async def finished(self) -> list[FinishedSample | LostSample]:
-        """Waits for at least one event. Samples named here are held by the store, unless lost."""
+        """Waits for at least one event. The store holds samples named here, unless they are lost or have no token."""
 
     async def publish(self, publication: WeightPublication) -> PublicationReport:
         """Every engine serves the new version or stops serving. Engines that join later get the last publication first."""

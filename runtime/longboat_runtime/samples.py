@@ -104,13 +104,25 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """What an engine needs to make one sample. The same request on the same weights gives the same tokens."""
+    """What an engine needs to make one sample. The same request on the same weights gives the same tokens.
+
+    A sample that goes on has spans `begun` of its first tokens, which the store has; `sampling.max_tokens` counts them too.
+    """
 
     id: SampleId
     prompt_ids: tuple[int, ...]
     seed: int
     sampling: Sampling
     evaluation: bool = False
+    begun: tuple[VersionSpan, ...] = ()
+
+    @property
+    def unstarted(self) -> FinishedSample:
+        """It was aborted before an engine had it: it has what it had before."""
+        tokens = self.begun[-1].end if self.begun else 0
+        return FinishedSample(
+            self.id, len(self.prompt_ids), tokens, FinishReason.ABORT, self.begun, "", evaluation=self.evaluation
+        )
 
 
 @dataclass(frozen=True, slots=True)

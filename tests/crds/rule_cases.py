@@ -47,6 +47,21 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     ({"spec.rollout.sampling.repetition": {"patternTokens": 8, "count": 6}}, None),
     ({"spec.rollout.sampling.repetition": {"patternTokens": 8, "count": 1}}, "spec.rollout.sampling.repetition.count"),
     ({"spec.rollout.sampling.repetition": {"patternTokens": 8}}, "spec.rollout.sampling.repetition.count"),
+    ({"spec.rounds.policy": "ContinueUnfinished", "spec.rounds.promptOvercommit": 1.5}, None),
+    (
+        {"spec.rounds.policy": "ContinueUnfinished", "spec.rounds.sampleOvercommit": 1.5},
+        "spec.rounds.sampleOvercommit",
+    ),
+    ({"spec.rounds.policy": "ContinueUnfinished", "spec.rounds.maxStaleness": 1}, "spec.rounds.maxStaleness"),
+    ({"spec.rounds.maxStaleness": 1}, "spec.rounds.maxStaleness"),
+    ({"spec.rounds.policy": "BoundedAsync"}, None),
+    ({"spec.rounds.policy": "BoundedAsync", "spec.rounds.maxStaleness": 64}, None),
+    ({"spec.rounds.policy": "BoundedAsync", "spec.rounds.maxStaleness": 65}, "spec.rounds.maxStaleness"),
+    ({"spec.rounds.policy": "BoundedAsync", "spec.rounds.maxStaleness": 0}, "spec.rounds.maxStaleness"),
+    ({"spec.rounds.policy": "BoundedAsync", "spec.rounds.promptOvercommit": 1.5}, "spec.rounds.promptOvercommit"),
+    ({"spec.algorithm.importanceCap": 0}, None),
+    ({"spec.rounds.policy": "BoundedAsync", "spec.algorithm.importanceCap": 0}, "spec.algorithm.importanceCap"),
+    ({"spec.rounds.policy": "ContinueUnfinished", "spec.algorithm.importanceCap": 0.5}, None),
     (
         {
             "spec.rounds.policy": "TailBatching",

@@ -46,6 +46,7 @@ from longboat_runtime.samples import (
     SampleId,
     SampleRequest,
     VersionSpan,
+    joined,
 )
 from longboat_runtime.trainer.errors import TrainerLost
 
@@ -64,7 +65,8 @@ class FakeStore:
 
     async def put(self, samples: Sequence[GeneratedSample]) -> None:
         for sample in samples:
-            self.samples.setdefault(sample.id, sample)
+            if sample.id not in self.samples or self.samples[sample.id].finish_reason is FinishReason.ABORT:
+                self.samples[sample.id] = sample
 
     async def get(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
         missing = [i for i in ids if i not in self.samples]
@@ -82,7 +84,10 @@ class FakeStore:
 
 @dataclass
 class FakeFleet:
-    """A sample's tokens are a function of its seed and the weights. `shuffle` gives the order in which samples finish."""
+    """A sample's tokens are a function of its seed and the weights. `shuffle` gives the order in which samples finish.
+
+    The log-prob of a token is minus the weight version that drew it.
+    """
 
     store: FakeStore
     shuffle: random.Random = field(default_factory=lambda: random.Random(0))
@@ -94,7 +99,9 @@ class FakeFleet:
     aborted: list[SampleId] = field(default_factory=list)
     published: list[int] = field(default_factory=list)
     shortest_first: bool = False
+    cut_at: int = 0
     likely: dict[SampleId, int] = field(default_factory=dict)
+    begun: dict[SampleId, GeneratedSample | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.done: asyncio.Queue[FinishedSample | LostSample] = asyncio.Queue()
@@ -104,7 +111,32 @@ class FakeFleet:
         assert self.version >= 0, "nothing was published"
         for request in requests:
             self.requests.append(request)
+            self.begun[request.id] = await self._part(request)
             self.running[request.id] = asyncio.create_task(self._make(request))
+
+    async def _part(self, request: SampleRequest) -> GeneratedSample | None:
+        if not request.begun:
+            return None
+        (part,) = await self.store.get([request.id])
+        assert part.spans == request.begun
+        return part
+
+    def _sample(
+        self, request: SampleRequest, token: int, spans: tuple[VersionSpan, ...], reason: FinishReason, text: str
+    ) -> GeneratedSample:
+        """New tokens behind those that the sample had."""
+        part = self.begun[request.id]
+        count = spans[-1].end if spans else 0
+        tokens, logprobs = np.full(count, token, np.int32), np.zeros(count, np.float32)
+        for span in spans:
+            logprobs[span.start : span.end] = -span.version
+        if part is not None:
+            tokens, logprobs = np.concatenate([part.token_ids, tokens]), np.concatenate([part.logprobs, logprobs])
+            spans = joined(part.spans, spans)
+        prompt = np.array(request.prompt_ids, np.int32)
+        return GeneratedSample(
+            request.id, prompt, tokens, logprobs, spans, reason, text, "engine-0", request.evaluation
+        )
 
     async def _make(self, request: SampleRequest) -> None:
         first = self.version, self.weights
@@ -120,20 +152,11 @@ class FakeFleet:
             return
         value = digest(request.seed, request.prompt_ids, first[1], self.weights)
         length = 1 + value % 7
-        spans = [VersionSpan(first[0], 0, length)]
+        spans: tuple[VersionSpan, ...] = (VersionSpan(first[0], 0, length),)
         if self.version != first[0]:
-            spans = [VersionSpan(first[0], 0, 1), VersionSpan(self.version, 1, max(length, 2))]
-        sample = GeneratedSample(
-            request.id,
-            np.array(request.prompt_ids, np.int32),
-            np.array([value % 250] * length, np.int32),
-            np.zeros(length, np.float32),
-            tuple(spans),
-            FinishReason.LENGTH if length == 7 else FinishReason.STOP,
-            str(value),
-            "engine-0",
-            request.evaluation,
-        )
+            spans = (VersionSpan(first[0], 0, 1), VersionSpan(self.version, 1, max(length, 2)))
+        reason = FinishReason.LENGTH if length == 7 else FinishReason.STOP
+        sample = self._sample(request, value % 250, spans, reason, str(value))
         await self.store.put([sample])
         self.running.pop(request.id, None)
         self.done.put_nowait(sample.summary)
@@ -144,17 +167,10 @@ class FakeFleet:
             if task := self.running.pop(i, None):
                 task.cancel()
                 # The order in which samples finish has nothing to do with their lengths, so neither has where they are cut.
-                made = self.likely.get(i, 1) - 1 if self.shortest_first else 0
-                part = GeneratedSample(
-                    i,
-                    np.zeros(1, np.int32),
-                    np.zeros(made, np.int32),
-                    np.zeros(made, np.float32),
-                    (VersionSpan(self.version, 0, made),),
-                    FinishReason.ABORT,
-                    "3",
-                    "engine-0",
-                )
+                made = self.likely.get(i, 1) - 1 if self.shortest_first else self.cut_at
+                request = next(request for request in reversed(self.requests) if request.id == i)
+                spans = (VersionSpan(self.version, 0, made),) if made else ()
+                part = self._sample(request, 0, spans, FinishReason.ABORT, "3")
                 await self.store.put([part])
                 self.done.put_nowait(part.summary)
 
@@ -207,6 +223,7 @@ class FakeTrainer:
     loads: int = 0
     weights: str = "start"
     requests: list[TrainRequest] = field(default_factory=list)
+    trained: dict[SampleId, GeneratedSample] = field(default_factory=dict)
     saves: int = 0
 
     async def load(self) -> ModelInfo:
@@ -226,6 +243,7 @@ class FakeTrainer:
         tokens = [(d.id, d.token_ids.tolist()) for d in data]
         self.weights = f"{digest(self.weights, request, tokens):x}"
         self.requests.append(request)
+        self.trained.update({sample.id: sample for sample in data})
         if self.crash == (request.step, "after"):
             raise Crash("the driver died between train and commit")
         return TrainReport(request.step, {"actor/pg_loss": 0.5, "actor/grad_norm": 1.0})

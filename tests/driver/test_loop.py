@@ -236,7 +236,7 @@ async def test_two_rounds_ahead(tmp_path: Path) -> None:
     batches = trained(site)
     assert [step for step, _ in batches] == [1, 2, 3, 4, 5, 6]
     assert len({sample for _, samples in batches for sample in samples}) == 6 * 4
-    staleness = [r.metrics["training/off_policy/trajectory_staleness/max"] for r in read_records(tmp_path)[1:]]
+    staleness = [r.metrics["training/off_policy/trajectory_staleness_worst/max"] for r in read_records(tmp_path)[1:]]
     assert max(staleness) == 2
 
 

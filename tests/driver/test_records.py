@@ -59,9 +59,15 @@ def test_rewards_and_their_parts() -> None:
 
 def test_staleness_counts_steps_and_versions() -> None:
     metrics = staleness([sample(4, versions=(1, 2)), sample(4, versions=(3,))], 3)
-    assert metrics["training/off_policy/trajectory_staleness/max"] == 2
-    assert metrics["training/off_policy/trajectory_staleness/mean"] == 1
+    assert metrics["training/off_policy/trajectory_staleness/max"] == 1
+    assert metrics["training/off_policy/trajectory_staleness_worst/max"] == 2
+    assert metrics["training/off_policy/trajectory_staleness_worst/mean"] == 1
     assert metrics["training/off_policy/trajectory_spans/max"] == 2
+    assert metrics["training/off_policy/token_staleness/max"] == 2
+    assert metrics["training/off_policy/token_staleness/mean"] == 1
+    assert metrics["fully_async/partial/total_partial_num"] == 1
+    assert metrics["fully_async/partial/partial_ratio"] == 0.5
+    assert metrics["fully_async/partial/max_partial_span"] == 1
 
 
 def test_an_empty_batch_has_no_means() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -30,6 +32,15 @@ def test_putting_again_and_deleting_twice_change_nothing() -> None:
     held.delete([sample(0).id])
     assert held.ids() == [sample(1).id]
     assert held.nbytes * 2 == held.peak_bytes
+
+
+def test_what_is_unfinished_is_replaced() -> None:
+    held = HeldSamples()
+    held.put([replace(sample(0), finish_reason=FinishReason.ABORT)])
+    held.put([sample(0, tokens=5)])
+    held.put([replace(sample(0), finish_reason=FinishReason.ABORT)])
+    assert [len(got.token_ids) for got in held.get([sample(0).id])] == [5]
+    assert held.nbytes == 4 * 4 + 5 * 4 + 5 * 4 + 10
 
 
 def test_missing_samples_are_named() -> None:

@@ -34,6 +34,7 @@ CHANGES: dict[str, Any] = {
     "rollout.tensorParallel": 2,
     "rounds.auditEvery": 3,
     "rounds.maxLengthBias": 0.1,
+    "rounds.maxStaleness": 2,
     "rounds.policy": "TailBatching",
     "rounds.promptOvercommit": 1.5,
     "rounds.promptOvercommitMode": "Auto",
@@ -66,6 +67,8 @@ def test_what_may_change_when(jobs: Jobs, new_job: NewJob, path: str) -> None:
         patch["spec"]["dataset"]["files"] = None
     if "Overcommit" in path:
         patch["spec"]["rounds"]["policy"] = "TailBatching"
+    if path == "rounds.maxStaleness":
+        patch["spec"]["rounds"]["policy"] = "BoundedAsync"
     base = {"spec.rounds.policy": "TailBatching"} if path in ("rounds.auditEvery", "rounds.maxLengthBias") else {}
     before = new_job(base)
     jobs.merge(before, patch)  # not started

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,10 +23,13 @@ from longboat_runtime.samples import (
     Row,
     SampleId,
     SampleRequest,
+    VersionSpan,
 )
 
 # Graders may say a lot; the event log keeps the beginning.
 _MESSAGE_LIMIT = 500
+
+Heard = events.Generated | events.Stopped | events.Paused | events.Lost
 
 
 class SampleFlow:
@@ -49,6 +52,7 @@ class SampleFlow:
         self._orders: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         self._grading = 0
         self._stopping: set[SampleId] = set()
+        self._pausing: set[SampleId] = set()
         self.identity = job.identity
 
     def draw(self, count: int) -> list[PromptId]:
@@ -63,17 +67,28 @@ class SampleFlow:
 
     def launch(self, samples: Iterable[SampleId]) -> None:
         """Has engines make these samples."""
-        requests = [
-            SampleRequest(sample, self._row(sample.prompt).token_ids, self.seed(sample), self._sampling)
-            for sample in samples
-        ]
+        self.resume(dict.fromkeys(samples, ()))
+
+    def resume(self, begun: Mapping[SampleId, tuple[VersionSpan, ...]]) -> None:
+        """Has engines go on with these samples, of whose first tokens the store has such spans."""
+        requests = [self._request(sample, spans) for sample, spans in begun.items()]
         if requests:
             self._orders.put_nowait(partial(self._rooms.fleet.submit, requests))
+
+    def _request(self, sample: SampleId, begun: tuple[VersionSpan, ...]) -> SampleRequest:
+        seed = sample_seed(self.identity, self._seed, sample, begun[-1].end if begun else 0)
+        return SampleRequest(sample, self._row(sample.prompt).token_ids, seed, self._sampling, begun=begun)
 
     def abort(self, samples: Sequence[SampleId]) -> None:
         """Has engines stop these samples; what they made of them is discarded when it comes."""
         if samples:
             self._stopping.update(samples)
+            self._orders.put_nowait(partial(self._rooms.fleet.abort, samples))
+
+    def pause(self, samples: Sequence[SampleId]) -> None:
+        """Has engines stop these samples; the store keeps what they made of them."""
+        if samples:
+            self._pausing.update(samples)
             self._orders.put_nowait(partial(self._rooms.fleet.abort, samples))
 
     def grade(self, sample: SampleId) -> None:
@@ -99,6 +114,7 @@ class SampleFlow:
     async def collect(self, evaluated: Callable[[FinishedSample | LostSample], bool]) -> None:
         """Takes what the fleet finished, forever. `evaluated` takes held-out samples, and says whether one was awaited."""
         while True:
+            heard: list[Heard] = []
             for item in await self._rooms.fleet.finished():
                 if item.evaluation:
                     self._stages.move(Stage.EVALUATE)
@@ -106,11 +122,14 @@ class SampleFlow:
                         self.discard([item.id])
                 else:
                     self._stages.move(Stage.GENERATE)
-                    if isinstance(item, FinishedSample) and item.finish_reason is FinishReason.ABORT:
-                        # The store keeps what it has: a part of a sample would stand in for the whole one.
-                        await self._rooms.store.delete([item.id])
-                    self._happened(as_event(item, stopping=item.id in self._stopping))
-                    self._stopping.discard(item.id)
+                    heard.append(as_event(item, stopping=item.id in self._stopping, pausing=item.id in self._pausing))
+            # Of what was given up the store may have a part, which would stand in for the whole.
+            if parts := [event.sample for event in heard if isinstance(event, events.Stopped | events.Lost)]:
+                await self._rooms.store.delete(parts)
+            for event in heard:
+                self._stopping.discard(event.sample)
+                self._pausing.discard(event.sample)
+                self._happened(event)
 
     async def grade_held_out(self, sample: SampleId, row: Row) -> Grade:
         """Grades a stored held-out sample and discards it. Raises KeyError if the store has lost it."""
@@ -140,8 +159,8 @@ class SampleFlow:
         return self._rows[prompt]
 
 
-def as_event(item: FinishedSample | LostSample, *, stopping: bool) -> events.Generated | events.Stopped | events.Lost:
-    """What the fleet says, as an event; `stopping` if it was asked to stop this sample.
+def as_event(item: FinishedSample | LostSample, *, stopping: bool, pausing: bool) -> Heard:
+    """What the fleet says, as an event; `stopping` or `pausing` if it was asked to stop this sample, for good or to go on later.
 
     A sample that an engine gave up without being asked to is lost: nobody makes it.
     """
@@ -149,6 +168,8 @@ def as_event(item: FinishedSample | LostSample, *, stopping: bool) -> events.Gen
         return events.Lost(item.id, item.reason)
     if item.finish_reason is FinishReason.ABORT and stopping:
         return events.Stopped(item.id, item.tokens, item.engine)
+    if item.finish_reason is FinishReason.ABORT and pausing:
+        return events.Paused(item.id, item.tokens, tuple(item.spans), item.engine)
     if item.finish_reason is FinishReason.ABORT:
         return events.Lost(item.id, f"given up by {item.engine}")
     return events.Generated(

@@ -29,9 +29,8 @@ from longboat_runtime.driver.watchdog import Watchdog
 from longboat_runtime.metrics.record import Record
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.decisions import PolicyError, bodies, stopped_by
+from longboat_runtime.rounds.decisions import PolicyError, bodies, paused_by, stopped_by
 from longboat_runtime.rounds.late import as_given_back
-from longboat_runtime.rounds.ledger import STORED
 from longboat_runtime.rounds.policy import Action, Policy
 from longboat_runtime.rounds.records import State
 from longboat_runtime.samples import FinishedSample, GradeKind, LostSample, PromptId, SampleId
@@ -139,7 +138,7 @@ class Driver:
 
     def _carry_out(self, action: Action) -> None:
         """Records what the policy decided, and sets it going."""
-        stopped = stopped_by(self._view, action)
+        stopped, paused = stopped_by(self._view, action), paused_by(self._view, action)
         for body in bodies(self._view, action, self._flow.draw):
             given_up = self._group(body.prompt) if isinstance(body, events.GroupDropped | events.GroupDeferred) else {}
             if self._journal.record(body) is None:
@@ -149,14 +148,17 @@ class Driver:
                     self._flow.launch(self._group(prompt))
                 case events.Relaunched(sample=sample):
                     self._flow.launch([sample])
+                case events.Resumed(samples=samples):
+                    self._flow.resume({i: record.begun for i in samples if (record := self._view.sample(i))})
                 case events.GroupDropped(prompt=prompt) | events.GroupDeferred(prompt=prompt):
-                    self._flow.discard([sample for sample, state in given_up.items() if state in STORED])
+                    self._flow.discard(list(given_up))
                     self._flow.forget([prompt])
                 case events.StepStarted(step=step, round=number):
                     self._steps.train(step, number)
                 case events.PublishStarted(version=version):
                     self._steps.publish(version)
         self._flow.abort(stopped)
+        self._flow.pause(paused)
 
     def _commit(self, body: events.StepCommitted) -> None:
         """The step boundary: what a checkpoint will hold is taken before anything else happens."""
@@ -176,7 +178,7 @@ class Driver:
 
     def _discard_if_unwanted(self, body: events.Body) -> None:
         """Data that comes late, of a sample that is no part of a live group any more."""
-        if isinstance(body, events.Generated | events.Lost):
+        if isinstance(body, events.Generated | events.Paused | events.Lost):
             record = self._view.sample(body.sample)
             if record is None or record.state is State.SURPLUS:
                 self._flow.discard([body.sample])

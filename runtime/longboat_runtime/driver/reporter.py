@@ -158,6 +158,6 @@ def _summary(step: int, metrics: Mapping[str, float]) -> RoundSummary:
         kind=str(RoundKind.LONG if metrics.get("tail/round_kind") else RoundKind.SHORT),
         seconds=format(metrics.get("timing_s/step", 0.0), ".1f"),
         kept=int(metrics.get("rollout/kept_groups", 0)),
-        deferred=int(metrics.get("rollout/deferred_groups", 0)),
+        deferred=int(metrics.get("rollout/deferred_groups", 0) + metrics.get("rollout/carried_groups", 0)),
         generated_to_kept=format(metrics.get("tail/generated_to_kept", 0.0), ".2f"),
     )

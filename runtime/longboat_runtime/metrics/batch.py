@@ -52,12 +52,29 @@ def response_lengths(samples: Sequence[SampleView]) -> dict[str, float]:
 
 
 def staleness(samples: Sequence[SampleView], version: int) -> dict[str, float]:
-    """Steps between the weights that drew a sample's first token and those that are trained (`version`), and its versions."""
-    firsts = [float(version - min(span.version for span in sample.spans)) for sample in samples if sample.spans]
-    spans = [float(len({span.version for span in sample.spans})) for sample in samples if sample.spans]
+    """How many steps the weights that drew the batch are behind those that are trained (`version`).
+
+    By verl's names: of each sample's newest token (`trajectory_staleness`) and its oldest (`_worst`), how many versions drew it
+    (`trajectory_spans`), and of samples that several versions drew their number, share and largest distance between versions
+    (`fully_async/partial/*`). Ours: `token_staleness`, over all response tokens.
+    """
+    drawn = [sample.spans for sample in samples if sample.spans]
+    if not drawn:
+        return {}
+    ranges = [(spans[0].version, spans[-1].version) for spans in drawn]
+    tokens = [(version - span.version, span.end - span.start) for spans in drawn for span in spans]
+    total = sum(count for _, count in tokens)
+    partial = sum(oldest < newest for oldest, newest in ranges)
+    prefix = "training/off_policy"
     return {
-        **spread("training/off_policy/trajectory_staleness", firsts),
-        **spread("training/off_policy/trajectory_spans", spans),
+        **spread(f"{prefix}/trajectory_staleness", [float(version - newest) for _, newest in ranges]),
+        **spread(f"{prefix}/trajectory_staleness_worst", [float(version - oldest) for oldest, _ in ranges]),
+        **spread(f"{prefix}/trajectory_spans", [float(len(spans)) for spans in drawn]),
+        f"{prefix}/token_staleness/mean": sum(steps * count for steps, count in tokens) / total,
+        f"{prefix}/token_staleness/max": float(max(steps for steps, _ in tokens)),
+        "fully_async/partial/total_partial_num": float(partial),
+        "fully_async/partial/partial_ratio": partial / len(ranges),
+        "fully_async/partial/max_partial_span": float(max(newest - oldest for oldest, newest in ranges)),
     }
 
 
@@ -75,6 +92,8 @@ def round_metrics(round_: RoundView, queued: int, kept_tokens: int) -> dict[str,
         "rollout/surplus": float(round_.surplus),
         "rollout/lost": float(round_.lost),
         "rollout/kept_groups": float(len(round_.kept)),
+        "rollout/carried_groups": float(round_.carried),
+        "rollout/adopted_groups": float(round_.adopted),
         "rollout/deferred_groups": float(sum(round_.deferred.values())),
         **{f"rollout/dropped_groups/{reason}": float(round_.dropped.get(reason, 0)) for reason in DropReason},
         **{f"reward/grades/{kind}": float(round_.grades.get(kind, 0)) for kind in GradeKind},

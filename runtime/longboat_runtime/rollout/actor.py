@@ -28,6 +28,7 @@ class EngineActor:
         self._store = store
         self._unstored: list[GeneratedSample] = []
         self._engine: Engine | None = None
+        self._turn = asyncio.Lock()
 
     async def start(self) -> None:
         """Starts the engine (seconds to minutes). Raises SpecProblem for what a person has to change."""
@@ -37,11 +38,30 @@ class EngineActor:
         sweep()
         self._engine = await asyncio.to_thread(start_engine, self._config, index=self._index, engines=self._engines)
 
-    async def submit(self, requests: Sequence[SampleRequest]) -> None:
-        self._started.submit(requests)
+    async def submit(self, requests: Sequence[SampleRequest]) -> list[SampleId]:
+        """Begins samples, or has them go on with what the store has; returns those that it has lost, which are not begun."""
+        async with self._turn:
+            begun = await self._begun([request for request in requests if request.begun])
+            lost = [request.id for request in requests if request.begun and request.id not in begun]
+            self._started.submit([request for request in requests if request.id not in lost], [*begun.values()])
+            return lost
 
     async def abort(self, ids: Sequence[SampleId]) -> None:
-        self._started.abort(ids)
+        """After whatever was submitted before."""
+        async with self._turn:
+            self._started.abort(ids)
+
+    async def _begun(self, requests: Sequence[SampleRequest]) -> dict[SampleId, GeneratedSample]:
+        """First parts of samples that go on, as far as the store has just those."""
+        wanted = {request.id: request.begun for request in requests}
+        while wanted:
+            try:
+                samples = await self._store.get(list(wanted))
+            except KeyError as missing:
+                wanted = {sample: spans for sample, spans in wanted.items() if sample not in missing.args}
+            else:
+                return {sample.id: sample for sample in samples if sample.spans == wanted[sample.id]}
+        return {}
 
     async def finished(self) -> list[FinishedSample]:
         """Waits for finished samples, at most `POLL_SECONDS`; returns them once the store holds them.

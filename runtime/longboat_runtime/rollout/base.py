@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class BaseEngine:
-    """State of an engine. `_running` holds the running samples' requests by name, which is the sample id as text."""
+    """State of an engine. `_running` holds the running samples' requests by name, which is the sample id as text.
+
+    `_begun` holds what those of them had that go on.
+    """
 
     _counters: EngineCounters
     _tokenizer: Any
@@ -30,6 +33,7 @@ class BaseEngine:
         self._arguments = arguments
         self._outbox = Outbox()
         self._running: dict[str, SampleRequest] = {}
+        self._begun: dict[str, GeneratedSample] = {}
         self._version = NO_VERSION
         self._calibrated: float | None = None
         self._refused: str | None = None
@@ -60,14 +64,17 @@ class BaseEngine:
         for request in requests:
             check_request(request, self._arguments["max_model_len"], self._vocabulary)
 
-    def _startable(self, requests: Sequence[SampleRequest]) -> list[SampleRequest]:
-        """Those that do not run yet; none, given back without a token, if a publication was refused since they were taken."""
+    def _startable(
+        self, requests: Sequence[SampleRequest], begun: Sequence[GeneratedSample]
+    ) -> list[tuple[SampleRequest, GeneratedSample | None]]:
+        """Those that do not run yet; none, given back as they are, if a publication was refused since they were taken."""
+        by_id = {sample.id: sample for sample in begun}
         if self._refused is None:
             if not self._running:
                 self._counters.steps.begin(time.perf_counter())
-            return [request for request in requests if str(request.id) not in self._running]
+            return [(request, by_id.get(request.id)) for request in requests if str(request.id) not in self._running]
         for request in requests:
-            self._outbox.put(unstarted_sample(request, self._config.name))
+            self._outbox.put(unstarted_sample(request, by_id.get(request.id), self._config.name))
         return []
 
     def _know(self, vllm: Any) -> None:
@@ -78,8 +85,16 @@ class BaseEngine:
         cache = vllm.vllm_config.cache_config
         self._kv_tokens = (cache.num_gpu_blocks or 0) * cache.block_size
 
-    def _finish(self, request: SampleRequest, output: Any) -> None:
-        self._outbox.put(generated_sample(request, output, self._config.name, self._tokenizer))
+    def _started(self, name: str, request: SampleRequest, begun: GeneratedSample | None) -> None:
+        """vLLM has the request, under this name."""
+        self._running[name] = request
+        if begun is not None:
+            self._begun[name] = begun
+
+    def _finish(self, name: str, output: Any) -> None:
+        """vLLM has ended the request of this name."""
+        request, begun = self._running.pop(name), self._begun.pop(name, None)
+        self._outbox.put(generated_sample(request, begun, output, self._config.name, self._tokenizer))
 
     def _check_probe(self, publication: WeightPublication) -> None:
         """Refuses a publication whose probe the engine can't score, before anything is changed."""
@@ -106,4 +121,5 @@ class BaseEngine:
         self._refused = f"engine {self._config.name} refused version {publication.version}: {reason}"
         lost = [request.id for request in self._running.values()] + self._outbox.drop()
         self._running.clear()
+        self._begun.clear()
         return PublicationRefused(self._refused, lost)

@@ -14,7 +14,6 @@ from longboat_runtime.interfaces import EngineStats, PublicationReport, WeightPu
 from longboat_runtime.rollout.engine import EngineDead
 from longboat_runtime.rollout.keeper import EngineKeeper
 from longboat_runtime.rollout.member import Member
-from longboat_runtime.rollout.requests import unstarted_sample
 from longboat_runtime.rollout.router import Router
 from longboat_runtime.samples import (
     FinishedSample,
@@ -38,7 +37,6 @@ class RayRolloutFleet:
     """
 
     def __init__(self, spec: RLJobSpec, store: StoreClient) -> None:
-        self._store = store
         self._keeper = EngineKeeper(spec, store, self)
         self._router = Router()
         self._waiting: dict[SampleId, SampleRequest] = {}
@@ -54,13 +52,10 @@ class RayRolloutFleet:
         self._dispatch()
 
     async def abort(self, ids: Sequence[SampleId]) -> None:
-        """Running samples come back with their tokens, waiting ones without any; others are passed over."""
+        """Running samples come back with their tokens, waiting ones with what they had before; others are passed over."""
         for engine, there in self._router.engines_of(ids).items():
             self._call(self._abort_in(self._keeper.members[engine], there))
-        unlaunched = [unstarted_sample(self._waiting.pop(sample), "") for sample in ids if sample in self._waiting]
-        if unlaunched:
-            await self._store.put(unlaunched)
-            self._report([sample.summary for sample in unlaunched])
+        self._report([self._waiting.pop(sample).unstarted for sample in ids if sample in self._waiting])
 
     async def finished(self) -> list[FinishedSample | LostSample]:
         self._keeper.watch()
@@ -149,13 +144,15 @@ class RayRolloutFleet:
 
     async def _submit_to(self, member: Member, requests: Sequence[SampleRequest]) -> None:
         try:
-            await member.actor.submit.remote(requests)
+            lost = await member.actor.submit.remote(requests)
         except ValueError as error:
             self._keeper.fail(error)
         except PublicationRefused as refused:
             self._lose(member.name, [request.id for request in requests], refused.reason)
         except (RayError, EngineDead) as error:
             self._lose(member.name, [request.id for request in requests], f"engine {member.name} died: {error}")
+        else:
+            self._lose(member.name, lost, "the store has lost its first tokens")
 
     async def _abort_in(self, member: Member, ids: Sequence[SampleId]) -> None:
         try:

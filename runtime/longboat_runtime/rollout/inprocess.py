@@ -15,12 +15,14 @@ from longboat_runtime.rollout.commands import Commands
 from longboat_runtime.rollout.engine import NO_VERSION, EngineConfig, EngineDead
 from longboat_runtime.rollout.requests import (
     PROBE_PRIORITY,
+    go_on_with_text,
     probe_logprobs,
     probe_params,
+    prompt_of,
     sampling_params,
     tokens,
 )
-from longboat_runtime.samples import SampleId, SampleRequest
+from longboat_runtime.samples import GeneratedSample, SampleId, SampleRequest
 from longboat_runtime.weights.gate import PublicationRefused, check_receipts
 from longboat_runtime.weights.handover import handed_over
 from longboat_runtime.weights.payload import fetched
@@ -52,10 +54,10 @@ class InProcessEngine(BaseEngine):
 
     # Called from other threads
 
-    def submit(self, requests: Sequence[SampleRequest]) -> None:
+    def submit(self, requests: Sequence[SampleRequest], begun: Sequence[GeneratedSample] = ()) -> None:
         """Raises ValueError for a request the engine can't take; then none is taken. A running sample's id is passed over."""
         self._check_requests(requests)
-        self._commands.give(partial(self._submit, tuple(requests)))
+        self._commands.give(partial(self._submit, tuple(requests), tuple(begun)))
 
     def abort(self, ids: Sequence[SampleId]) -> None:
         self._commands.give(partial(self._abort, tuple(ids)))
@@ -105,11 +107,13 @@ class InProcessEngine(BaseEngine):
         # The first request sets kernels up lazily, for seconds.
         self._probe([1, 1])
 
-    def _submit(self, requests: Sequence[SampleRequest]) -> None:
-        for request in self._startable(requests):
+    def _submit(self, requests: Sequence[SampleRequest], begun: Sequence[GeneratedSample]) -> None:
+        for request, first in self._startable(requests, begun):
             name = str(request.id)
-            self._own_names[name] = self._add(name, tokens(request.prompt_ids), sampling_params(request))
-            self._running[name] = request
+            own_name = self._add(name, prompt_of(request, first), sampling_params(request, first))
+            go_on_with_text(self._vllm.output_processor.request_states[own_name], request, first)
+            self._own_names[name] = own_name
+            self._started(name, request, first)
 
     def _add(self, name: str, prompt: Any, params: Any, priority: int = 0) -> str:
         """Gives vLLM a request; arrivals are numbered, not timed, so that the order is the same in every run."""
@@ -125,7 +129,7 @@ class InProcessEngine(BaseEngine):
             state = self._vllm.output_processor.request_states[own_name]
             output = state.make_request_output([], None, FinishReason.ABORT, None)
             self._vllm.abort_request([own_name], internal=True)
-            self._finish(self._running.pop(name), output)
+            self._finish(name, output)
 
     def _step(self) -> RequestOutput | None:
         """One step of vLLM; returns the probe's output if it has come."""
@@ -135,7 +139,7 @@ class InProcessEngine(BaseEngine):
                 probe = output
             else:
                 del self._own_names[output.request_id]
-                self._finish(self._running.pop(output.request_id), output)
+                self._finish(output.request_id, output)
         return probe
 
     def _update_weights(self, publication: WeightPublication) -> float:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from longboat_runtime.samples import FinishReason, GeneratedSample, SampleRequest, VersionSpan
+from longboat_runtime.samples import FinishReason, GeneratedSample, SampleRequest, VersionSpan, joined
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
@@ -37,7 +38,12 @@ def tokens(ids: Sequence[int]) -> TokensInput:
     return TokensInput(type="token", prompt_token_ids=list(ids))
 
 
-def sampling_params(request: SampleRequest) -> SamplingParams:
+def prompt_of(request: SampleRequest, begun: GeneratedSample | None) -> TokensInput:
+    """What the engine continues: the prompt, and what there is of the response."""
+    return tokens([*request.prompt_ids, *(begun.token_ids.tolist() if begun else ())])
+
+
+def sampling_params(request: SampleRequest, begun: GeneratedSample | None = None) -> SamplingParams:
     """Only the final output is asked for: it has all tokens, log-probs and version spans, also of an aborted request.
 
     Text is decoded by vLLM only if it has to look for stop strings, since that costs time at every token.
@@ -47,7 +53,7 @@ def sampling_params(request: SampleRequest) -> SamplingParams:
 
     sampling, loop = request.sampling, request.sampling.repetition
     return SamplingParams(
-        max_tokens=sampling.max_tokens,
+        max_tokens=sampling.max_tokens - (len(begun.token_ids) if begun else 0),
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         stop=list(sampling.stop),
@@ -58,6 +64,12 @@ def sampling_params(request: SampleRequest) -> SamplingParams:
         detokenize=bool(sampling.stop),
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
+
+
+def go_on_with_text(state: Any, request: SampleRequest, begun: GeneratedSample | None) -> None:
+    """Has vLLM look for stop strings in the whole response, of which `begun` is the first part. `state` is its RequestState."""
+    if begun is not None and request.sampling.stop:
+        state.detokenizer.output_text = begun.text + state.detokenizer.output_text
 
 
 def probe_params() -> SamplingParams:
@@ -74,17 +86,23 @@ def probe_params() -> SamplingParams:
     )
 
 
-def generated_sample(request: SampleRequest, output: RequestOutput, engine: str, tokenizer: Any) -> GeneratedSample:
-    """What became of a request. `output` is its final output."""
+def generated_sample(
+    request: SampleRequest, begun: GeneratedSample | None, output: RequestOutput, engine: str, tokenizer: Any
+) -> GeneratedSample:
+    """What became of a request that began with the tokens of `begun`, if that is given. `output` is its final output."""
     completion = output.outputs[0]
     token_ids = np.asarray(completion.token_ids, dtype=np.int32)
+    logprobs, spans = _sampled_logprobs(completion.logprobs, len(token_ids)), _spans(completion.weight_versions or ())
+    if begun is not None:
+        token_ids = np.concatenate([begun.token_ids, token_ids])
+        logprobs, spans = np.concatenate([begun.logprobs, logprobs]), joined(begun.spans, spans)
     text = completion.text if request.sampling.stop else tokenizer.decode(token_ids.tolist(), skip_special_tokens=True)
     return GeneratedSample(
         id=request.id,
         prompt_ids=np.asarray(request.prompt_ids, dtype=np.int32),
         token_ids=token_ids,
-        logprobs=_sampled_logprobs(completion.logprobs, len(token_ids)),
-        spans=_spans(completion.weight_versions or ()),
+        logprobs=logprobs,
+        spans=spans,
         finish_reason=FinishReason(completion.finish_reason),
         text=text,
         engine=engine,
@@ -92,8 +110,10 @@ def generated_sample(request: SampleRequest, output: RequestOutput, engine: str,
     )
 
 
-def unstarted_sample(request: SampleRequest, engine: str) -> GeneratedSample:
-    """An aborted sample without a token."""
+def unstarted_sample(request: SampleRequest, begun: GeneratedSample | None, engine: str) -> GeneratedSample:
+    """An aborted sample without a token of this engine."""
+    if begun is not None:
+        return replace(begun, engine=engine)
     return GeneratedSample(
         id=request.id,
         prompt_ids=np.asarray(request.prompt_ids, dtype=np.int32),

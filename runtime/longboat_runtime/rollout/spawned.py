@@ -12,12 +12,14 @@ from longboat_runtime.rollout.base import BaseEngine
 from longboat_runtime.rollout.engine import NO_VERSION, EngineConfig, EngineDead
 from longboat_runtime.rollout.requests import (
     PROBE_PRIORITY,
+    go_on_with_text,
     probe_logprobs,
     probe_params,
+    prompt_of,
     sampling_params,
     tokens,
 )
-from longboat_runtime.samples import SampleId, SampleRequest
+from longboat_runtime.samples import GeneratedSample, SampleId, SampleRequest
 from longboat_runtime.weights.gate import PublicationRefused, check_receipts
 from longboat_runtime.weights.handover import handed_over
 from longboat_runtime.weights.payload import fetched
@@ -54,11 +56,11 @@ class SpawnedEngine(BaseEngine):
 
     # Called from other threads
 
-    def submit(self, requests: Sequence[SampleRequest]) -> None:
+    def submit(self, requests: Sequence[SampleRequest], begun: Sequence[GeneratedSample] = ()) -> None:
         """Raises ValueError for a request the engine can't take; then none is taken. A running sample's id is passed over."""
         self._check_alive()
         self._check_requests(requests)
-        self._give(self._submit(tuple(requests)))
+        self._give(self._submit(tuple(requests), tuple(begun)))
 
     def abort(self, ids: Sequence[SampleId]) -> None:
         self._check_alive()
@@ -117,12 +119,17 @@ class SpawnedEngine(BaseEngine):
             self._outbox.fail(self._failed)
             raise self._failed from error
 
-    async def _submit(self, requests: Sequence[SampleRequest]) -> None:
+    async def _submit(self, requests: Sequence[SampleRequest], begun: Sequence[GeneratedSample]) -> None:
         async with self._turn:
-            for request in self._startable(requests):
+            for request, first in self._startable(requests, begun):
                 name = str(request.id)
-                collector = await self._vllm.add_request(name, tokens(request.prompt_ids), sampling_params(request))
-                self._running[name] = request
+                collector = await self._vllm.add_request(
+                    name, prompt_of(request, first), sampling_params(request, first)
+                )
+                processor = self._vllm.output_processor
+                for own_name in processor.external_req_ids.get(name, ()):
+                    go_on_with_text(processor.request_states[own_name], request, first)
+                self._started(name, request, first)
                 task = asyncio.create_task(self._collect(request, collector))
                 self._collectors.add(task)
                 task.add_done_callback(self._collectors.discard)
@@ -134,8 +141,7 @@ class SpawnedEngine(BaseEngine):
             return  # the guard has told whoever waits for samples
         # Another request of that name may run by now: this one was lost with a refused publication.
         if self._running.get(str(request.id)) is request:
-            del self._running[str(request.id)]
-            self._finish(request, output)
+            self._finish(str(request.id), output)
 
     async def _abort(self, ids: Sequence[SampleId]) -> None:
         async with self._turn:

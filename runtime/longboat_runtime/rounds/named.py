@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from longboat_crds.algorithm import resolve
 from longboat_crds.job import RLJobSpec
-from longboat_crds.rounds import PROMPT_OVERCOMMIT, SAMPLE_OVERCOMMIT, RoundPolicyName
+from longboat_crds.rounds import MAX_STALENESS, PROMPT_OVERCOMMIT, SAMPLE_OVERCOMMIT, RoundPolicyName
+from longboat_runtime.rounds.bounded_async import BoundedAsync
+from longboat_runtime.rounds.continue_unfinished import ContinueUnfinished
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.synchronous import Synchronous
 from longboat_runtime.rounds.tail_batching import TailBatching
@@ -33,3 +35,8 @@ def open_policy(spec: RLJobSpec) -> Policy:
                 drop_zero_variance=algorithm.drop_zero_variance,
                 audit_every=rounds.audit_every,
             )
+        case RoundPolicyName.CONTINUE_UNFINISHED:
+            overcommit = rounds.prompt_overcommit or PROMPT_OVERCOMMIT
+            return ContinueUnfinished(*size, overcommit, algorithm.drop_zero_variance)
+        case RoundPolicyName.BOUNDED_ASYNC:
+            return BoundedAsync(*size, rounds.max_staleness or MAX_STALENESS, algorithm.drop_zero_variance)

@@ -36,7 +36,7 @@ class SampleStoreActor:
         self._held = HeldSamples()
 
     def put(self, samples: Sequence[GeneratedSample]) -> None:
-        """Returning is the acknowledgement. A sample that is held already is passed over."""
+        """Returning is the acknowledgement. A sample that is held already is passed over, unless that is unfinished."""
         self._held.put(samples)
 
     def get(self, ids: Sequence[SampleId]) -> tuple[list[GeneratedSample], list[SampleId]]:

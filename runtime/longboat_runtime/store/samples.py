@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from longboat_runtime.samples import GeneratedSample, SampleId
+from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId
 
 
 def sample_bytes(sample: GeneratedSample) -> int:
@@ -14,7 +14,7 @@ def sample_bytes(sample: GeneratedSample) -> int:
 
 
 class HeldSamples:
-    """A dictionary that counts bytes. Putting a sample that is held, and deleting one that isn't, change nothing."""
+    """A dictionary that counts bytes. Putting a finished sample that is held, and deleting one that isn't, change nothing."""
 
     def __init__(self) -> None:
         self._samples: dict[SampleId, GeneratedSample] = {}
@@ -23,8 +23,11 @@ class HeldSamples:
 
     def put(self, samples: Iterable[GeneratedSample]) -> None:
         for sample in samples:
-            if sample.id in self._samples:
+            held = self._samples.get(sample.id)
+            if held is not None and held.finish_reason is not FinishReason.ABORT:
                 continue
+            if held is not None:
+                self.nbytes -= sample_bytes(held)
             self._samples[sample.id] = sample
             self.nbytes += sample_bytes(sample)
         self.peak_bytes = max(self.peak_bytes, self.nbytes)

@@ -30,8 +30,8 @@ class HostedEngine:
             raise TimeoutError("the engine does not start")
         self._result()
 
-    def submit(self, requests: Sequence[SampleRequest]) -> None:
-        self._call("submit", requests)
+    def submit(self, requests: Sequence[SampleRequest], begun: Sequence[GeneratedSample] = ()) -> None:
+        self._call("submit", requests, begun)
 
     def abort(self, ids: Sequence[SampleId]) -> None:
         self._call("abort", ids)

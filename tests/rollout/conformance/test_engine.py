@@ -201,6 +201,81 @@ def test_new_weights_take_over_in_mid_flight(engine: HostedEngine, reference: Re
     assert engine.stats().weight_version == reference.version
 
 
+def test_a_paused_sample_goes_on_under_new_weights(engine: HostedEngine, reference: ReferenceModel) -> None:
+    """Twice: its log-probs are those of the weights that drew each token, and the spans say which these are."""
+    asked = request(1, 8, tokens=LONG)
+    engine.submit([asked])
+    parts = []
+    for turn in range(2):
+        wait_for_tokens(engine, 3)
+        engine.abort([asked.id])
+        part = collect(engine, 1)[asked.id]
+        assert part.finish_reason is FinishReason.ABORT
+        parts.append(part)
+        reference.step(0.02)
+        engine.update_weights(reference.publication())
+        engine.submit([replace(asked, seed=asked.seed + 1 + turn, begun=part.spans)], [part])
+    whole = collect(engine, 1)[asked.id]
+    first, second, total = (len(sample.token_ids) for sample in (*parts, whole))
+    newest = reference.version
+    assert whole.spans == (
+        VersionSpan(newest - 2, 0, first),
+        VersionSpan(newest - 1, first, second),
+        VersionSpan(newest, second, total),
+    )
+    assert 0 < first < second < total == len(whole.logprobs) <= LONG
+    assert whole.finish_reason == (FinishReason.LENGTH if total == LONG else FinishReason.STOP)
+    assert whole.prompt_ids.tolist() == list(asked.prompt_ids)
+    for part in parts:
+        count = len(part.token_ids)
+        assert whole.token_ids[:count].tolist() == part.token_ids.tolist()
+        assert whole.logprobs[:count].tobytes() == part.logprobs.tobytes()
+        assert whole.text.startswith(part.text.rstrip("\ufffd"))
+    assert reference.difference(whole) < 1e-4
+
+
+def test_a_sample_paused_before_its_first_token_begins_anew(engine: HostedEngine, reference: ReferenceModel) -> None:
+    asked = request(2, 8)
+    whole = run(engine, [asked])[asked.id]
+    engine.submit([*(request(3, index, tokens=LONG) for index in range(MAX_SEQUENCES)), asked])
+    engine.abort([asked.id, *(request(3, index).id for index in range(MAX_SEQUENCES))])
+    part = collect(engine, MAX_SEQUENCES + 1)[asked.id]
+    assert (len(part.token_ids), part.spans) == (0, ())
+    assert run(engine, [asked])[asked.id].token_ids.tolist() == whole.token_ids.tolist()
+
+
+def test_a_stop_string_that_was_begun_before_the_pause_ends_the_response(
+    engine: HostedEngine, reference: ReferenceModel
+) -> None:
+    asked = request(0, 9, tokens=4, temperature=0.0)
+    made = run(engine, [asked])[asked.id]
+    spans = (VersionSpan(reference.version, 0, 1),)
+
+    def go_on(first: int, **sampling: object) -> GeneratedSample:
+        """What comes behind this token."""
+        part = replace(
+            made,
+            token_ids=np.array([first], np.int32),
+            logprobs=np.zeros(1, np.float32),
+            spans=spans,
+            finish_reason=FinishReason.ABORT,
+            text=chr(first + 29),
+        )
+        again = request(0, 9, tokens=4, temperature=0.0, **sampling)
+        engine.submit([replace(again, begun=spans)], [part])
+        return collect(engine, 1)[asked.id]
+
+    # Printable characters are tokens 4 and up.
+    whole = next(
+        sample
+        for sample in map(go_on, range(4, 90))
+        if 4 <= sample.token_ids[1] < 90 and sample.token_ids[1] != sample.token_ids[0]
+    )
+    stopped = go_on(int(whole.token_ids[0]), stop=(whole.text[:2],))
+    assert (stopped.finish_reason, stopped.text) == (FinishReason.STOP, "")
+    assert stopped.token_ids.tolist() == whole.token_ids[:2].tolist()
+
+
 def test_damaged_weights_are_refused(engine: HostedEngine, reference: ReferenceModel) -> None:
     running = request(1, tokens=LONG)
     engine.submit([running])
