@@ -136,6 +136,16 @@ COHERENCE = (
         "leave importanceCap out, or set it above 0",
         "algorithm.importanceCap",
     ),
+    Rule(
+        either(negation(present("rounds.quotas")), negation(one_of(_POLICY, _OFF_POLICY))),
+        "quotas hold with policies Synchronous and TailBatching: leave them out, or set rounds.policy to one of these",
+        "rounds.quotas",
+    ),
+    Rule(
+        either(present("dataset.columns.domain"), negation(present("rounds.quotas"))),
+        "quotas are of domains: set dataset.columns.domain to the column that has a row's",
+        "rounds.quotas",
+    ),
     *(
         Rule(
             either(one_of(_POLICY, [policy.value for policy in policies]), negation(present(f"rounds.{name}"))),

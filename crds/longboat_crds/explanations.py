@@ -147,6 +147,10 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     Reason.DATASET_COLUMN_MISSING: _configuration(
         "A row lacks a column that dataset.columns names.", "Correct dataset.columns or the file."
     ),
+    Reason.DOMAINS_MISMATCH: _configuration(
+        "A domain of rounds.quotas has no row, or rows have a domain without a quota.",
+        "Correct rounds.quotas, dataset.columns.domain or the file: every domain of the rows needs a quota.",
+    ),
     Reason.PROMPT_TEMPLATE_INVALID: _configuration(
         "dataset.promptTemplate doesn't parse, or names a column that a row lacks.", "Correct dataset.promptTemplate."
     ),

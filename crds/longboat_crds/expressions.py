@@ -133,6 +133,12 @@ def every(path: str, variable: str, body: Expression) -> Expression:
     )
 
 
+def total(path: str, name: str) -> Expression:
+    """The sum of the numbers `name` of the items of the list at the path."""
+    items = field(path)
+    return Expression(f"{items.cel}.map(i, i.{name}).sum()", lambda s: sum(item[name] for item in items.evaluate(s)))
+
+
 def _binary(operator: str, left: Expression, right: Expression, meaning: Callable[[Any, Any], Any]) -> Expression:
     return Expression(f"({left.cel} {operator} {right.cel})", lambda s: meaning(left.evaluate(s), right.evaluate(s)))
 

@@ -59,6 +59,7 @@ FIXED = (
     "rounds.promptOvercommit",
     "rounds.promptOvercommitMode",
     "rounds.promptsPerRound",
+    "rounds.quotas",
     "rounds.sampleOvercommit",
     "rounds.seed",
     "trainer.minibatches",

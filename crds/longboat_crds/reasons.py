@@ -49,6 +49,7 @@ class Reason(StrEnum):
     DATASET_INVALID = "DatasetInvalid"
     DATASET_EMPTY = "DatasetEmpty"
     DATASET_COLUMN_MISSING = "DatasetColumnMissing"
+    DOMAINS_MISMATCH = "DomainsMismatch"
     PROMPT_TEMPLATE_INVALID = "PromptTemplateInvalid"
     PROMPT_TOO_LONG = "PromptTooLong"
     REWARD_FUNCTION_NOT_FOUND = "RewardFunctionNotFound"

@@ -1,10 +1,13 @@
 """`spec.rounds`: how many steps, of how many prompts, by which round policy."""
 
 from enum import StrEnum
+from typing import ClassVar
 
 from pydantic import Field
 
-from longboat_crds.base import ApiModel, Seconds, Seed
+from longboat_crds.base import ApiModel, Seconds, Seed, list_map
+from longboat_crds.expressions import equals, field, if_present, total
+from longboat_crds.rules import Rule
 
 # Of TailBatching, where the job doesn't say. More responses than a group needs cut its long ones off for good; more prompts don't.
 PROMPT_OVERCOMMIT = 1.25
@@ -39,8 +42,23 @@ class OvercommitMode(StrEnum):
     AUTO = "Auto"
 
 
+class DomainQuota(ApiModel):
+    """So many prompts of every round are of this domain."""
+
+    domain: str = Field(min_length=1, max_length=128, description="Value of the column dataset.columns.domain.")
+    prompts: int = Field(ge=1, le=65_536, description="Prompts of the domain trained in one step.")
+
+
 class RoundsSpec(ApiModel):
     """A round is one optimizer step and the rollout that feeds it."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            if_present("quotas", lambda _: equals(total("quotas", "prompts"), field("promptsPerRound"))),
+            "must add up to promptsPerRound: change a quota's prompts, or promptsPerRound",
+            "quotas",
+        ),
+    )
 
     policy: RoundPolicyName = RoundPolicyName.SYNCHRONOUS
     steps: int = Field(
@@ -48,6 +66,14 @@ class RoundsSpec(ApiModel):
     )
     prompts_per_round: int = Field(
         ge=1, le=65_536, description="Prompts trained in one step; samples = this times algorithm.groupSize."
+    )
+    quotas: list[DomainQuota] | None = Field(
+        None,
+        min_length=1,
+        max_length=64,
+        description="How promptsPerRound is divided over the domains of the dataset, each of which is named. Holds in every round. "
+        "Default: prompts of all domains as they come.",
+        json_schema_extra=list_map("domain"),
     )
     prompt_overcommit: float | None = Field(
         None,

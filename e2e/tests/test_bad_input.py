@@ -31,6 +31,11 @@ def long_prompt(spec: Spec) -> None:
     spec["model"]["maxLength"] = 20
 
 
+def missing_domain(spec: Spec) -> None:
+    spec["dataset"]["columns"] = {"domain": "answer"}
+    spec["rounds"]["quotas"] = [{"domain": "nowhere", "prompts": spec["rounds"]["promptsPerRound"]}]
+
+
 def missing_dataset(spec: Spec) -> None:
     spec["dataset"]["files"]["paths"] = ["/data/nothing.jsonl"]
 
@@ -42,6 +47,7 @@ def missing_dataset(spec: Spec) -> None:
         (unknown_reward, "RewardFunctionNotFound", "spec.rewards[0].function", "reward"),
         (missing_column, "DatasetColumnMissing", "spec.dataset.columns.prompt", "prompt"),
         (long_prompt, "PromptTooLong", "spec.model.maxLength", "maxLength"),
+        (missing_domain, "DomainsMismatch", "spec.rounds.quotas[0].domain", "Correct the name"),
         (missing_dataset, "DatasetNotFound", "spec.dataset.files.paths[0]", "/data/nothing.jsonl"),
     ],
 )

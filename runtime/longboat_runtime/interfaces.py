@@ -223,8 +223,8 @@ class Inspectable(Protocol):
 class PromptSource(Protocol):
     """Rows in a resumable order."""
 
-    def draw(self, count: int) -> list[Row]:
-        """The next rows; wraps into a new epoch with its own permutation."""
+    def draw(self, count: int, domain: str = "") -> list[Row]:
+        """The next rows of a domain (of all rows where the job has no quotas); wraps into a new epoch with its own permutation."""
 
     def row(self, epoch: int, row: int) -> Row:
         """The row again, for a relaunch or after a restart."""

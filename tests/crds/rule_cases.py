@@ -5,6 +5,13 @@ from typing import Any
 GYM = {"spec.dataset": {"reasoningGym": {"task": "chain_sum"}}}
 SCORER = {"spec.rewards": [{"name": "scorer", "style": "ReasoningGym"}]}
 
+DOMAINS = {"spec.dataset.columns.domain": "topic"}
+
+
+def quotas(**prompts: int) -> list[dict[str, Any]]:
+    return [{"domain": domain, "prompts": count} for domain, count in prompts.items()]
+
+
 CASES: list[tuple[dict[str, Any], str | None]] = [
     ({}, None),
     ({"spec.dataset.files": None}, "spec.dataset.files"),
@@ -42,6 +49,24 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     ({"spec.rounds.promptOvercommit": 1.5}, "spec.rounds.promptOvercommit"),
     ({"spec.rounds.sampleOvercommit": 1.0}, "spec.rounds.sampleOvercommit"),
     ({"spec.rounds.auditEvery": 4}, "spec.rounds.auditEvery"),
+    (DOMAINS | {"spec.rounds.promptsPerRound": 4, "spec.rounds.quotas": quotas(math=1, code=3)}, None),
+    (DOMAINS | {"spec.rounds.promptsPerRound": 4, "spec.rounds.quotas": quotas(math=4)}, None),
+    (DOMAINS | {"spec.rounds.promptsPerRound": 4, "spec.rounds.quotas": quotas(math=1, code=2)}, "spec.rounds.quotas"),
+    (DOMAINS | {"spec.rounds.promptsPerRound": 4, "spec.rounds.quotas": []}, "spec.rounds.quotas"),
+    ({"spec.rounds.promptsPerRound": 4, "spec.rounds.quotas": quotas(math=4)}, "spec.rounds.quotas"),
+    (
+        DOMAINS
+        | {
+            "spec.rounds.policy": "BoundedAsync",
+            "spec.rounds.promptsPerRound": 4,
+            "spec.rounds.quotas": quotas(math=4),
+        },
+        "spec.rounds.quotas",
+    ),
+    (
+        DOMAINS | {"spec.rounds.promptsPerRound": 4, "spec.rounds.quotas": [*quotas(math=2), *quotas(math=2)]},
+        "spec.rounds.quotas[1]",
+    ),
     ({"spec.rounds.policy": "TailBatching", "spec.rounds.auditEvery": 4}, None),
     ({"spec.rounds.policy": "TailBatching", "spec.rounds.auditEvery": 1}, "spec.rounds.auditEvery"),
     ({"spec.rollout.sampling.repetition": {"patternTokens": 8, "count": 6}}, None),

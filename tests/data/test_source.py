@@ -1,7 +1,9 @@
 """Datasets as a user brings them: what comes out, and what a person is told when something is wrong."""
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from longboat_crds.dataset import DatasetSpec
 from longboat_crds.model import ModelSpec
+from longboat_crds.rounds import DomainQuota
 from longboat_runtime.data.source import TablePrompts, open_evaluation, open_source
 from longboat_runtime.problems import SpecProblem
 from tests.support.tiny_model import build_tiny_model
@@ -25,10 +28,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
 
 @pytest.fixture
 def open_rows(model: ModelSpec, tmp_path: Path) -> Callable[..., TablePrompts]:
-    def open_rows(rows: Rows, max_tokens: int = 32, **spec: Any) -> TablePrompts:
+    def open_rows(rows: Rows, max_tokens: int = 32, quotas: Sequence[DomainQuota] = (), **spec: Any) -> TablePrompts:
         path = tmp_path / "rows.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return open_source(DatasetSpec.model_validate({"files": {"paths": [str(path)]}, **spec}), model, max_tokens)
+        dataset = DatasetSpec.model_validate({"files": {"paths": [str(path)]}, **spec})
+        return open_source(dataset, model, max_tokens, quotas)
 
     return open_rows
 
@@ -88,6 +92,67 @@ def test_restart_goes_on_with_the_next_row(open_rows: Callable[..., TablePrompts
     changed = open_rows(rows[:6], shuffleSeed=5)
     with pytest.raises(SpecProblem, match=r"made with 7 rows.*now there are 6 rows"):
         changed.restore(first.state())
+
+
+TOPICS = [{"prompt": str(i), "topic": "abb"[i % 3]} for i in range(9)]
+BY_TOPIC = {"columns": {"domain": "topic"}}
+
+
+def quotas(*domains: str) -> list[DomainQuota]:
+    return [DomainQuota(domain=domain, prompts=1) for domain in domains]
+
+
+def test_every_domain_is_drawn_by_itself_in_the_order_of_the_seed(open_rows: Callable[..., TablePrompts]) -> None:
+    rows = [row.prompt.row for row in open_rows(TOPICS, shuffleSeed=5).draw(9)]
+    source = open_rows(TOPICS, shuffleSeed=5, quotas=quotas("a", "b"), **BY_TOPIC)
+    a, b = source.draw(3, "a"), source.draw(6, "b")
+    assert [row.prompt.row for row in a] == [row for row in rows if row % 3 == 0]
+    assert [row.prompt.row for row in b] == [row for row in rows if row % 3]
+    assert {row.domain for row in a} == {"a"}
+    assert [row.prompt.epoch for row in source.draw(4, "a")] == [1, 1, 1, 2]
+    assert [row.prompt.epoch for row in source.draw(1, "b")] == [1], "its epoch ends when its own rows do"
+
+
+def test_cursors_of_domains_are_kept(open_rows: Callable[..., TablePrompts]) -> None:
+    open_ = partial(open_rows, TOPICS, shuffleSeed=5, quotas=quotas("a", "b"), **BY_TOPIC)
+    whole, first, resumed = open_(), open_(), open_()
+    expected = whole.draw(7, "a"), whole.draw(9, "b")
+    begun = first.draw(2, "a"), first.draw(5, "b")
+    resumed.restore(json.loads(json.dumps(first.state())))
+    assert (begun[0] + resumed.draw(5, "a"), begun[1] + resumed.draw(4, "b")) == expected
+    with pytest.raises(SpecProblem, match="quotas of a, b; now there are some of no domain") as caught:
+        open_rows(TOPICS, shuffleSeed=5).restore(first.state())
+    assert caught.value.field == "spec.rounds.quotas"
+
+
+@pytest.mark.parametrize(
+    ("domains", "field", "cure"),
+    [
+        (
+            ("a", "b", "c"),
+            "spec.rounds.quotas[2].domain",
+            "No row of the dataset is of domain 'c'; there are 'b', 'a'.",
+        ),
+        (("b",), "spec.rounds.quotas", "3 rows are of domains without a quota, and would never be drawn: 'a'."),
+    ],
+)
+def test_domains_that_do_not_match_the_quotas_are_named(
+    open_rows: Callable[..., TablePrompts], domains: tuple[str, ...], field: str, cure: str
+) -> None:
+    with pytest.raises(SpecProblem, match=re.escape(cure)) as caught:
+        open_rows(TOPICS, quotas=quotas(*domains), **BY_TOPIC)
+    assert (caught.value.field, caught.value.reason) == (field, "DomainsMismatch")
+
+
+def test_a_reasoning_gym_task_is_one_domain(model: ModelSpec) -> None:
+    gym = {"task": "chain_sum", "size": 100, "config": {"max_terms": 2, "max_digits": 1}}
+    spec = DatasetSpec.model_validate(
+        {"reasoningGym": gym, "columns": {"domain": "domain"}, "promptTemplate": "{{ metadata.expression }}="}
+    )
+    source = open_source(spec, model, 16, quotas("chain_sum"))
+    assert {row.domain for row in source.draw(5, "chain_sum")} == {"chain_sum"}
+    with pytest.raises(SpecProblem, match="'chain_sum'"):
+        open_source(spec, model, 16, quotas("sums"))
 
 
 def test_evaluation_takes_the_first_rows(model: ModelSpec, tmp_path: Path) -> None:

@@ -269,12 +269,13 @@ class FakeTrainer:
 
 class FakeSource:
     def __init__(self, rows: int = 5) -> None:
-        self.rows, self.position = rows, 0
+        self.rows, self.positions = rows, Counter[str]()
 
-    def draw(self, count: int) -> list[Row]:
-        drawn = [self.row(*divmod(self.position + i, self.rows)) for i in range(count)]
-        self.position += count
-        return drawn
+    def draw(self, count: int, domain: str = "") -> list[Row]:
+        rows = [row for row in range(self.rows) if domain in ("", self.domain(row))]
+        first = self.positions[domain]
+        self.positions[domain] += count
+        return [self.row(number // len(rows), rows[number % len(rows)]) for number in range(first, first + count)]
 
     def row(self, epoch: int, row: int) -> Row:
         return Row(PromptId(epoch, row), f"prompt {row}", (row,), self.domain(row))
@@ -283,17 +284,18 @@ class FakeSource:
         return "odd" if row % 2 else "even"
 
     def state(self) -> Mapping[str, Any]:
-        return {"position": self.position}
+        return {"positions": dict(self.positions)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.position = state["position"]
+        self.positions = Counter(state["positions"])
 
 
 def make_spec(**rounds: Any) -> RLJobSpec:
     """A small job; keyword arguments go to `rounds`, except `algorithm`, `checkpoint` and `evaluation`."""
+    columns = {"domain": "parity"} if "quotas" in rounds else {}
     algorithm = {"group_size": 2, **rounds.pop("algorithm", {})}
     checkpoint = {"every_steps": 2, "keep": 10, **rounds.pop("checkpoint", {})}
-    dataset: dict[str, Any] = {"files": {"paths": ["/data/train.jsonl"]}}
+    dataset: dict[str, Any] = {"files": {"paths": ["/data/train.jsonl"]}, "columns": columns}
     if "evaluation" in rounds:
         dataset["evaluation"] = {"files": {"paths": ["/data/test.jsonl"]}, **rounds.pop("evaluation")}
     return RLJobSpec.model_validate(

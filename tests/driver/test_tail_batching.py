@@ -47,6 +47,36 @@ async def test_every_prompt_that_is_launched_is_trained_once(
     assert not manifests(tmp_path)[-1]["ledger"]["queue"]
 
 
+@pytest.mark.parametrize("policy", [ROUNDS, {"policy": "Synchronous", "steps": STEPS}])
+@pytest.mark.parametrize("crash", [None, (4, "after"), (7, "before")])
+async def test_quotas_hold_in_every_step_also_after_a_death(
+    tmp_path: Path, policy: dict, crash: tuple[int, str] | None
+) -> None:
+    quotas = [{"domain": "even", "prompts": 2}, {"domain": "odd", "prompts": 1}]
+    site = Site(tmp_path, make_spec(**{**policy, "prompts_per_round": 3, "quotas": quotas}))
+    driver = site.driver()
+    if crash:
+        site.trainer.crash = crash
+        with pytest.raises(ExceptionGroup):
+            await driver.run()
+        driver = site.driver(10)
+    assert await driver.run() is Outcome.DONE
+    prompts = [{sample.prompt for sample in samples} for _, samples in trained(site)]
+    assert [sorted(site.source.domain(prompt.row) for prompt in step) for step in prompts] == [
+        ["even", "even", "odd"]
+    ] * STEPS
+    every = [prompt for step in prompts for prompt in step]
+    assert len(every) == len(set(every))
+    launched = {body.prompt for body in history(site) if isinstance(body, events.Launched)}
+    assert launched == set(every), "nothing that was begun is left out"
+    metrics = {r.step: r.metrics for r in read_records(tmp_path) if "training/round" in r.metrics}
+    assert {m["rollout/domains/even/kept_groups"] for m in metrics.values()} == {2}
+    if policy is ROUNDS:
+        waiting = [m["tail/queue_len/even"] + m["tail/queue_len/odd"] for m in metrics.values()]
+        assert waiting == [m["tail/queue_len"] for m in metrics.values()]
+        assert max(waiting) >= 3
+
+
 async def test_rounds_are_short_until_a_round_is_deferred(tmp_path: Path) -> None:
     site = Site(tmp_path, make_spec(**ROUNDS))
     assert await site.driver().run() is Outcome.DONE

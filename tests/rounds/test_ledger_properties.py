@@ -11,8 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.bounded_async import BoundedAsync
+from longboat_runtime.rounds.by_domain import ByDomain
 from longboat_runtime.rounds.continue_unfinished import ContinueUnfinished
 from longboat_runtime.rounds.events import Event
+from longboat_runtime.rounds.overcommit import phases
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.records import RoundState, State
 from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
@@ -23,6 +25,7 @@ from tests.rounds.policies import Racing, TwoAhead
 from tests.rounds.world import World, replay
 
 STEPS, PROMPTS, GROUP = 3, 2, 2
+PHASES = tuple(zip("abc", phases(3), strict=True))
 POLICIES = (
     Synchronous(STEPS, PROMPTS, GROUP),
     Synchronous(STEPS, PROMPTS, GROUP, drop_zero_variance=True),
@@ -31,12 +34,17 @@ POLICIES = (
     TailBatching(STEPS, PROMPTS, GROUP, prompt_overcommit=1.5, sample_overcommit=1.0),
     TailBatching(STEPS, PROMPTS, GROUP, prompt_overcommit=1.5, sample_overcommit=1.5, audit_every=2),
     TailBatching(STEPS, PROMPTS, GROUP, prompt_overcommit=2.0, sample_overcommit=1.5, drop_zero_variance=True),
+    ByDomain(STEPS, 3, GROUP, {"a": Synchronous(STEPS, 1, GROUP), "b": Synchronous(STEPS, 2, GROUP)}),
+    ByDomain(
+        STEPS, 3, GROUP, {domain: TailBatching(STEPS, 1, GROUP, 1.5, 1.0, phase=phase) for domain, phase in PHASES}
+    ),
+    ByDomain(STEPS, 3, GROUP, {domain: TailBatching(STEPS, 1, GROUP, 2.0, 1.5, True) for domain in "abc"}),
     ContinueUnfinished(STEPS, PROMPTS, GROUP, prompt_overcommit=1.5),
     ContinueUnfinished(STEPS, PROMPTS, GROUP, prompt_overcommit=2.5, drop_zero_variance=True),
     BoundedAsync(STEPS, PROMPTS, GROUP, max_staleness=1),
     BoundedAsync(STEPS, PROMPTS, GROUP, max_staleness=2, drop_zero_variance=True),
 )
-ON_POLICY = (Synchronous, Racing, TailBatching)
+ON_POLICY = (Synchronous, Racing, TailBatching, ByDomain)
 CALLBACKS = (events.Generated, events.Graded, events.Stopped, events.Paused)
 
 
@@ -215,6 +223,18 @@ class Interleavings(RuleBasedStateMachine):
         states = [s.state for g in ledger.groups.values() for s in g.samples]
         assert {s: n for s, n in ledger.counts.items() if n} == {s: states.count(s) for s in set(states)}
         assert set(ledger.deferred_prompts) == {prompt for prompt, attempt in ledger.queue.items() if attempt}
+        assert set(ledger.domains) <= {*ledger.queue, *ledger.groups}
+        for domain, waiting in ledger.waiting.items():
+            of = {prompt for prompt, its in ledger.domains.items() if its == domain}
+            assert waiting.queue == {prompt: attempt for prompt, attempt in ledger.queue.items() if prompt in of}
+            assert waiting.deferred == {prompt: one for prompt, one in ledger.deferred_prompts.items() if prompt in of}
+        for round_ in ledger.rounds.values():
+            for domain, part in round_.parts.items():
+                for index in ("groups", "completed", "kept"):
+                    whole = [prompt for prompt in getattr(round_, index) if ledger.domains[prompt] == domain]
+                    assert list(getattr(part, index)) == whole
+            if round_.parts:
+                assert round_.launched == sum(part.launched for part in round_.parts.values())
         assert set(ledger.lost) == set(self.world.samples(State.LOST))
         assert set(ledger.carried) <= set(ledger.groups)
         paused = [g.sample_id(s.index) for g in ledger.groups.values() for s in g.samples if s.state is State.PAUSED]

@@ -88,9 +88,16 @@ class World(Roomless):
             self._draw(sample, sample.index)
         self.pausing += samples
 
-    def draw(self, count: int) -> list[PromptId]:
-        first = self.ledger.drawn
-        return [PromptId(*divmod(number, EPOCH_ROWS)) for number in range(first, first + count)]
+    def draw(self, count: int, domain: str) -> list[PromptId]:
+        rows = [row for row in range(EPOCH_ROWS) if domain in ("", self.domain_of(row))]
+        drawn = [event.body for event in self.log if isinstance(event.body, events.Drawn)]
+        first = sum(len(body.prompts) for body in drawn if body.domain == domain)
+        return [PromptId(number // len(rows), rows[number % len(rows)]) for number in range(first, first + count)]
+
+    @staticmethod
+    def domain_of(row: int) -> str:
+        """Domains of as many rows as the letter says."""
+        return "abbcc"[row % EPOCH_ROWS]
 
     # What engines, graders and the trainer have in hand.
 

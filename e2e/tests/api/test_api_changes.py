@@ -39,6 +39,7 @@ CHANGES: dict[str, Any] = {
     "rounds.promptOvercommit": 1.5,
     "rounds.promptOvercommitMode": "Auto",
     "rounds.promptsPerRound": 4,
+    "rounds.quotas": [{"domain": "math", "prompts": 1}, {"domain": "code", "prompts": 1}],
     "rounds.sampleOvercommit": 1.5,
     "rounds.seed": 1,
     "rounds.stageDeadlineSeconds": 60,

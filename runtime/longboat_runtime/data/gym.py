@@ -15,6 +15,8 @@ from longboat_runtime.data.columns import plain, suggestion
 from longboat_runtime.problems import SpecProblem
 
 ORIGIN = "reasoning_gym"
+# The column that has the task's name, in every row.
+DOMAIN = "domain"
 
 
 def create_task(source: ReasoningGymSource, field: str) -> Any:
@@ -73,7 +75,7 @@ class GymTable:
             "question": entry["question"],
             "answer": plain(entry["answer"]),
             "metadata": plain(entry["metadata"]),
-            "domain": self.source.task,
+            DOMAIN: self.source.task,
             ORIGIN: {"source": self.source.to_json(), "row": row},
         }
 

@@ -46,19 +46,26 @@ class Order:
     seed: int
     shuffle: bool = True
 
-    def at(self, cursor: Cursor) -> PromptId:
-        """The prompt at the cursor, whose position is below `rows`."""
-        if not self.shuffle:
-            return PromptId(cursor.epoch, cursor.position)
-        return PromptId(cursor.epoch, int(permutation(self.seed, cursor.epoch, self.rows)[cursor.position]))
+    def epoch(self, number: int) -> npt.NDArray[np.int64]:
+        """All row numbers in the order of an epoch; int64 of shape (rows,)."""
+        return permutation(self.seed, number, self.rows) if self.shuffle else np.arange(self.rows)
 
-    def draw(self, cursor: Cursor, count: int) -> tuple[list[PromptId], Cursor]:
-        """The next `count` prompts and the cursor after them. Every epoch gives each row exactly once."""
+    def draw(
+        self, cursor: Cursor, count: int, members: npt.NDArray[np.bool_] | None = None
+    ) -> tuple[list[PromptId], Cursor]:
+        """The next `count` prompts and the cursor after them. Every epoch gives each row exactly once.
+
+        Only rows of which `members` [rows] is true are drawn, in the same order among themselves; at least one is.
+        """
         drawn: list[PromptId] = []
         epoch, position = cursor.epoch, cursor.position
+        size = self.rows if members is None else np.count_nonzero(members)
         while len(drawn) < count:
-            if position == self.rows:
+            if position == size:
                 epoch, position = epoch + 1, 0
-            drawn.append(self.at(Cursor(epoch, position)))
-            position += 1
+            order = self.epoch(epoch)
+            own = order if members is None else order[members[order]]
+            chunk = own[position : position + count - len(drawn)]
+            drawn += [PromptId(epoch, int(row)) for row in chunk]
+            position += len(chunk)
         return drawn, Cursor(epoch, position)

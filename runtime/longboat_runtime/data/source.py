@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from longboat_crds.dataset import DatasetSpec, FilesSource, ReasoningGymSource
 from longboat_crds.model import ModelSpec
 from longboat_crds.reasons import Reason
+from longboat_crds.rounds import DomainQuota
 from longboat_runtime.data.context import context_length, load_tokenizer
+from longboat_runtime.data.domains import members
+from longboat_runtime.data.gym import DOMAIN as GYM_DOMAIN
 from longboat_runtime.data.gym import GymTable, shares_rows
 from longboat_runtime.data.order import Cursor, Order
 from longboat_runtime.data.prompts import Prompts, column
@@ -21,24 +24,33 @@ _GENERATED_ROWS_CHECKED = 32
 
 
 class TablePrompts:
-    """`interfaces.PromptSource` over a table. All rows of files are checked when it is made, generated ones as they come."""
+    """`interfaces.PromptSource` over a table. All rows of files are checked when it is made, generated ones as they come.
 
-    def __init__(self, table: Table, dataset: DatasetSpec, prompts: Prompts, order: Order) -> None:
+    With `quotas` rows are drawn from their domains, each of which has a cursor of its own.
+    """
+
+    def __init__(
+        self, table: Table, dataset: DatasetSpec, prompts: Prompts, order: Order, quotas: Sequence[DomainQuota] = ()
+    ) -> None:
         self._table, self._prompts, self._order = table, prompts, order
         self._columns = dataset.columns
-        self._cursor = Cursor()
         checked = min(len(table), _GENERATED_ROWS_CHECKED) if isinstance(table, GymTable) else len(table)
+        domains = []
         for row in range(checked):
             record, place = table.record(row), table.place(row)
             prompts.check(record, place)
-            self._meanings(record, place)
+            domains.append(self._meanings(record, place)[0])
+        if quotas:
+            domains += [self.domain(row) for row in range(checked, len(table))]
+        self._members = members(domains, quotas) if quotas else {}
+        self._cursors = {domain: Cursor() for domain in self._members or [""]}
 
     def __len__(self) -> int:
         return len(self._table)
 
-    def draw(self, count: int) -> list[Row]:
-        """The next `count` rows."""
-        drawn, self._cursor = self._order.draw(self._cursor, count)
+    def draw(self, count: int, domain: str = "") -> list[Row]:
+        """The next `count` rows of a domain, which has a quota; without quotas, of all."""
+        drawn, self._cursors[domain] = self._order.draw(self._cursors[domain], count, self._members.get(domain))
         return [self.row(prompt.epoch, prompt.row) for prompt in drawn]
 
     def row(self, epoch: int, row: int) -> Row:
@@ -57,6 +69,8 @@ class TablePrompts:
 
     def domain(self, row: int) -> str:
         """The row's domain; empty if rows have none."""
+        if isinstance(self._table, GymTable) and self._columns.domain == GYM_DOMAIN:
+            return self._table.source.task
         return self._meanings(self._table.record(row), self._table.place(row))[0]
 
     def _meanings(self, record: Mapping[str, Any], place: str) -> tuple[str, Any]:
@@ -71,18 +85,17 @@ class TablePrompts:
         return str(domain), truth
 
     def state(self) -> Mapping[str, Any]:
-        """The cursor, and what the order rests on."""
+        """The cursors by domain, and what the order rests on."""
         order = self._order
         return {
-            "epoch": self._cursor.epoch,
-            "position": self._cursor.position,
+            "cursors": {domain: [cursor.epoch, cursor.position] for domain, cursor in self._cursors.items()},
             "rows": order.rows,
             "seed": order.seed,
             "shuffle": order.shuffle,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state` was taken. Raises SpecProblem if the dataset has another number of rows or order since."""
+        """Goes on where `state` was taken. Raises SpecProblem if the dataset has another number of rows, order or domains since."""
         order = self._order
         if (state["rows"], state["seed"], state["shuffle"]) != (order.rows, order.seed, order.shuffle):
             raise SpecProblem(
@@ -92,14 +105,26 @@ class TablePrompts:
                 f"there are {order.rows} rows, shuffleSeed {order.seed}, shuffle {order.shuffle}. Restore the dataset, or start "
                 "a new job.",
             )
-        self._cursor = Cursor(int(state["epoch"]), int(state["position"]))
+        if set(state["cursors"]) != set(self._cursors):
+            before, now = (
+                ", ".join(sorted(name for name in names if name)) for names in (state["cursors"], self._cursors)
+            )
+            raise SpecProblem(
+                Reason.CHECKPOINT_MISMATCH,
+                "spec.rounds.quotas",
+                f"The checkpoint was made with quotas of {before or 'no domain'}; now there are some of {now or 'no domain'}. Name the "
+                "same domains, or start a new job.",
+            )
+        self._cursors = {domain: Cursor(*cursor) for domain, cursor in state["cursors"].items()}
 
 
-def open_source(dataset: DatasetSpec, model: ModelSpec, max_tokens: int) -> TablePrompts:
+def open_source(
+    dataset: DatasetSpec, model: ModelSpec, max_tokens: int, quotas: Sequence[DomainQuota] = ()
+) -> TablePrompts:
     """The training rows. `max_tokens` is the longest response (spec.rollout.sampling.maxTokens). Raises SpecProblem."""
     prompts = _prompts(dataset, model, max_tokens)
     table = _open_table(dataset.files, dataset.reasoning_gym, "spec.dataset")
-    return TablePrompts(table, dataset, prompts, Order(len(table), dataset.shuffle_seed, dataset.shuffle))
+    return TablePrompts(table, dataset, prompts, Order(len(table), dataset.shuffle_seed, dataset.shuffle), quotas)
 
 
 def open_evaluation(dataset: DatasetSpec, model: ModelSpec, max_tokens: int) -> list[Row]:

@@ -82,7 +82,8 @@ async def open_rooms(job: Job, socket: Path = SOCKET, resume: Path = RESUME) -> 
         # Engines take longest to start, and graders must be there too; neither needs the data.
         starting = asyncio.create_task(_start(rewards, fleet, spec.rollout.replicas * spec.rollout.engines_per_pod))
         stack.push_async_callback(_give_up, starting)
-        source = await asyncio.to_thread(open_source, spec.dataset, spec.model, longest)
+        quotas = spec.rounds.quotas or ()
+        source = await asyncio.to_thread(open_source, spec.dataset, spec.model, longest, quotas)
         evaluation = await asyncio.to_thread(open_evaluation, spec.dataset, spec.model, longest)
 
         async def ready() -> None:

@@ -55,9 +55,9 @@ class SampleFlow:
         self._pausing: set[SampleId] = set()
         self.identity = job.identity
 
-    def draw(self, count: int) -> list[PromptId]:
-        """The next prompts of the source."""
-        rows = self._rooms.source.draw(count)
+    def draw(self, count: int, domain: str) -> list[PromptId]:
+        """The next prompts of a domain of the source."""
+        rows = self._rooms.source.draw(count, domain)
         self._rows.update((row.prompt, row) for row in rows)
         return [row.prompt for row in rows]
 

@@ -79,7 +79,10 @@ def staleness(samples: Sequence[SampleView], version: int) -> dict[str, float]:
 
 
 def round_metrics(round_: RoundView, queued: int, kept_tokens: int) -> dict[str, float]:
-    """What became of everything the round launched, decided groups included. `kept_tokens` are the batch's response tokens."""
+    """What became of everything the round launched, decided groups included. `kept_tokens` are the batch's response tokens.
+
+    `rollout/domains/DOMAIN/*` are there where domains have quotas.
+    """
     grades = sum(round_.grades.values())
     made = round_.generated_tokens + round_.stopped_tokens
     return {
@@ -100,4 +103,14 @@ def round_metrics(round_: RoundView, queued: int, kept_tokens: int) -> dict[str,
         "reward/timeout_rate": round_.grades.get(GradeKind.TIMEOUT, 0) / max(grades, 1),
         "tail/round_kind": float(round_.kind is RoundKind.LONG),
         "tail/queue_len": float(queued),
+        **{
+            f"rollout/domains/{domain}/{name}": float(count)
+            for domain, part in round_.parts.items()
+            for name, count in (
+                ("launched_groups", part.launched),
+                ("kept_groups", len(part.kept)),
+                ("deferred_groups", sum(part.deferred.values())),
+                ("dropped_groups", sum(part.dropped.values())),
+            )
+        },
     }

@@ -30,10 +30,10 @@ class PolicyError(Exception):
     """A policy decided what the ledger's state doesn't allow: a mistake in the policy."""
 
 
-def bodies(view: View, action: Action, draw: Callable[[int], Sequence[PromptId]]) -> Iterator[events.Body]:
+def bodies(view: View, action: Action, draw: Callable[[int, str], Sequence[PromptId]]) -> Iterator[events.Body]:
     """Events that carrying out `action` begins with, in order.
 
-    `draw(n)` takes the next n prompts of the source. Each event is applied before the next one is asked for. Raises
+    `draw(n, domain)` takes the next n prompts of a domain, or of all where it is empty. Each event is applied before the next one is asked for. Raises
     PolicyError if the action names a group that is not live, or opens a round while nothing serves.
     """
     match action:
@@ -41,10 +41,10 @@ def bodies(view: View, action: Action, draw: Callable[[int], Sequence[PromptId]]
             if view.serving is None:
                 raise PolicyError("a round was opened while no weights serve")
             yield events.RoundOpened(view.last_round + 1, kind, view.serving, racing)
-        case Launch(round=number, samples=samples, queued=queued, fresh=fresh):
-            drawn = tuple(draw(fresh)) if fresh else ()
+        case Launch(round=number, samples=samples, queued=queued, fresh=fresh, domain=domain):
+            drawn = tuple(draw(fresh, domain)) if fresh else ()
             if drawn:
-                yield events.Drawn(view.drawn, drawn)
+                yield events.Drawn(view.drawn, drawn, domain)
             for prompt in (*queued, *drawn):
                 yield events.Launched(number, prompt, view.queue.get(prompt, -1), samples)
         case Relaunch(sample=sample):

@@ -51,10 +51,14 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Prompts were taken from the source. `position` is the number of prompts drawn before them."""
+    """Prompts were taken from the source. `position` is the number of prompts drawn before them.
+
+    All are of `domain`; where that is empty they may be of any.
+    """
 
     position: int
     prompts: tuple[PromptId, ...]
+    domain: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,10 @@ class Ledger(LedgerState):
         if body.position != self.drawn or known or len(set(body.prompts)) != len(body.prompts):
             return False
         self.drawn += len(body.prompts)
-        self.queue.update((prompt, 0) for prompt in body.prompts)
+        for prompt in body.prompts:
+            if body.domain:
+                self.domains[prompt] = body.domain
+            self.enqueue(prompt, 0)
         return True
 
     @_fold.register
@@ -66,10 +69,10 @@ class Ledger(LedgerState):
         self.short_rounds += short
         self.races += body.racing
         self.calm_rounds -= short and self.calm_rounds > 0
-        opened = RoundRecord(body.round, body.kind, body.version, body.racing)
+        opened = RoundRecord(body.round, body.kind, body.racing, version=body.version)
         opened.generated, opened.generated_tokens = self.between.generated, self.between.generated_tokens
         opened.lost, opened.grades = self.between.lost, self.between.grades
-        self.rounds[body.round], self.between = opened, RoundRecord(0, RoundKind.SHORT, -1)
+        self.rounds[body.round], self.between = opened, RoundRecord(0, RoundKind.SHORT, version=-1)
         return True
 
     @_fold.register
@@ -92,13 +95,13 @@ class Ledger(LedgerState):
         round_ = self._open_round(body.round)
         if not round_ or self.queue.get(body.prompt) != body.attempt or body.samples < self.group_size:
             return False
-        del self.queue[body.prompt]
-        self.deferred_prompts.pop(body.prompt, None)
+        self._dequeue(body.prompt)
         samples = [SampleRecord(index) for index in range(body.samples)]
         self.groups[body.prompt] = GroupRecord(body.prompt, body.attempt, body.round, samples)
         self.counts[State.RUNNING] += body.samples
-        round_.groups[body.prompt] = None
-        round_.launched += 1
+        for share in self._shares(body.prompt, round_):
+            share.groups[body.prompt] = None
+            share.launched += 1
         return True
 
     @_fold.register
@@ -122,7 +125,8 @@ class Ledger(LedgerState):
             if len(group.counted) == self.group_size:
                 group.completed = seq
                 if group.prompt not in self.carried:
-                    round_.completed[group.prompt] = None
+                    for share in self._shares(group.prompt, round_):
+                        share.completed[group.prompt] = None
         self._move(record, State.GENERATED)
         return True
 
@@ -205,7 +209,8 @@ class Ledger(LedgerState):
         if not group or group.state is not State.RUNNING or not group.rewarded or group.errors:
             return False
         group.state = State.KEPT
-        self.rounds[group.round].kept[group.prompt] = None
+        for share in self._shares(group.prompt, self.rounds[group.round]):
+            share.kept[group.prompt] = None
         for index in group.counted:
             self._move(group.samples[index], State.KEPT)
         return True
@@ -218,8 +223,9 @@ class Ledger(LedgerState):
         round_ = self._open_round(group.round)
         if not round_:
             return False
-        for index in (round_.groups, round_.completed):
-            index.pop(body.prompt, None)
+        for share in self._shares(body.prompt, round_):
+            share.groups.pop(body.prompt, None)
+            share.completed.pop(body.prompt, None)
         round_.carried += 1
         self.carried[body.prompt] = None
         for record in group.samples:
@@ -245,9 +251,10 @@ class Ledger(LedgerState):
         del self.carried[body.prompt]
         group.round = body.round
         round_.adopted += 1
-        round_.groups[body.prompt] = None
-        if group.completed is not None:
-            round_.completed[body.prompt] = None
+        for share in self._shares(body.prompt, round_):
+            share.groups[body.prompt] = None
+            if group.completed is not None:
+                share.completed[body.prompt] = None
         return True
 
     @_fold.register
@@ -270,8 +277,9 @@ class Ledger(LedgerState):
             return None
         if group.state is State.KEPT:
             round_.missing -= sum(group.samples[index].state is not State.KEPT for index in group.counted)
-        for index in (round_.groups, round_.completed, round_.kept):
-            index.pop(prompt, None)
+        for share in self._shares(prompt, round_):
+            for index in (share.groups, share.completed, share.kept):
+                index.pop(prompt, None)
         self._forget(group)
         return group
 
@@ -280,12 +288,11 @@ class Ledger(LedgerState):
         group = self._given_up(body.prompt, body.attempt)
         if not group:
             return False
-        round_ = self._counters(group)
-        round_.deferred[body.reason] = round_.deferred.get(body.reason, 0) + 1
+        for share in self._shares(body.prompt, self._counters(group)):
+            share.deferred[body.reason] = share.deferred.get(body.reason, 0) + 1
         self.deferred[body.reason] += 1
-        self.queue[body.prompt] = body.attempt + 1
         lengths = [record.tokens if record.finish_reason is not None else None for record in group.samples]
-        self.deferred_prompts[body.prompt] = GivenUp(body.prompt, body.attempt, group.round, lengths)
+        self.enqueue(body.prompt, body.attempt + 1, GivenUp(body.prompt, body.attempt, group.round, lengths))
         return True
 
     @_fold.register
@@ -293,8 +300,9 @@ class Ledger(LedgerState):
         group = self._given_up(body.prompt, body.attempt)
         if not group:
             return False
-        round_ = self._counters(group)
-        round_.dropped[body.reason] = round_.dropped.get(body.reason, 0) + 1
+        for share in self._shares(body.prompt, self._counters(group)):
+            share.dropped[body.reason] = share.dropped.get(body.reason, 0) + 1
+        self.domains.pop(body.prompt, None)
         self.dropped[body.reason] += 1
         return True
 
@@ -332,6 +340,7 @@ class Ledger(LedgerState):
             return False
         for group in kept:
             self._forget(group)
+            self.domains.pop(group.prompt, None)
         del self.rounds[body.round]
         self.trained += len(kept)
         self.step = body.step

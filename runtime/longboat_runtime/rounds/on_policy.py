@@ -44,7 +44,7 @@ class OnPolicy(ABC):
             return [answer]
         if round_.trainable:
             return [Train(round_.number)]
-        return self._settle(view, round_) if round_.state is RoundState.OPEN else []
+        return self._settle(view, round_, event.body) if round_.state is RoundState.OPEN else []
 
     @abstractmethod
     def _open(self, view: View) -> Open:
@@ -55,5 +55,5 @@ class OnPolicy(ABC):
         """What the event itself calls for."""
 
     @abstractmethod
-    def _settle(self, view: View, round_: RoundView) -> Sequence[Action]:
-        """What an open round lacks, or its end."""
+    def _settle(self, view: View, round_: RoundView, body: events.Body) -> Sequence[Action]:
+        """What an open round lacks, or its end, now that this has happened."""

@@ -21,12 +21,13 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Launches groups of `samples` responses: first the prompts of `queued`, then `fresh` new ones from the source."""
+    """Launches groups of `samples` responses: first the prompts of `queued`, then `fresh` new ones from the source, of `domain`."""
 
     round: int
     samples: int
     queued: tuple[PromptId, ...] = ()
     fresh: int = 0
+    domain: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from itertools import islice
 from longboat_runtime.rounds.judging import judge
 from longboat_runtime.rounds.policy import Action
 from longboat_runtime.rounds.records import State
-from longboat_runtime.rounds.view import GroupView, RoundView, View
+from longboat_runtime.rounds.view import GroupView, PartView, View
 from longboat_runtime.samples import PromptId
 
 
-def verdict(view: View, round_: RoundView, prompt: PromptId, wanted: int, *, drop_zero_variance: bool) -> Action | None:
+def verdict(view: View, round_: PartView, prompt: PromptId, wanted: int, *, drop_zero_variance: bool) -> Action | None:
     """What becomes of groups of the round now that one of this prompt was graded.
 
     Only complete groups are judged. With `drop_zero_variance` those beyond the first `wanted` wait for an earlier one to be dropped.
@@ -31,7 +31,7 @@ def verdict(view: View, round_: RoundView, prompt: PromptId, wanted: int, *, dro
     return judge_complete(group, drop_zero_variance=drop_zero_variance) if chosen else None
 
 
-def losers(round_: RoundView, wanted: int, *, drop_zero_variance: bool) -> list[PromptId]:
+def losers(round_: PartView, wanted: int, *, drop_zero_variance: bool) -> list[PromptId]:
     """Groups that the round goes on without, once the first `wanted` are complete (kept, with `drop_zero_variance`); else none."""
     finished = round_.kept if drop_zero_variance else round_.completed
     if len(round_.groups) <= wanted or len(finished) < wanted:

@@ -151,26 +151,50 @@ class GivenUp:
 
 
 @dataclass(slots=True)
-class RoundRecord:
-    """One round. `groups` are its undecided and kept groups; `completed` its groups in the order they were filled.
+class Waiting:
+    """What `LedgerState.queue` and `LedgerState.deferred_prompts` have of one domain."""
 
-    A `racing` round leaves its slowest prompts out.
-    `missing` counts samples of kept groups whose data or grade is gone: it can't be trained before they are made again.
-    The counters are over the whole round, decided groups included: `grades` by kind, `dropped` and `deferred` by reason;
-    `generated_tokens` are response tokens that were made in the round, those of stopped samples apart, `stopped_tokens` theirs;
-    `carried` are groups that the round left to a later one, `adopted` those that one before had left to it.
+    queue: dict[PromptId, int] = field(default_factory=dict)
+    deferred: dict[PromptId, GivenUp] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class PartRecord:
+    """What became of the prompts of a round, or of those of one domain in it.
+
+    A `racing` round leaves its slowest prompts out. `groups` are the undecided and kept groups; `completed` groups in the order
+    they were filled. The counters are over the whole round, decided groups included: `dropped` and `deferred` by reason.
     """
 
     number: int
     kind: RoundKind
-    version: int
     racing: bool = False
-    state: RoundState = RoundState.OPEN
     groups: PromptSet = field(default_factory=dict)
     completed: PromptSet = field(default_factory=dict)
     kept: PromptSet = field(default_factory=dict)
-    missing: int = 0
     launched: int = 0
+    dropped: dict[DropReason, int] = field(default_factory=dict)
+    deferred: dict[DeferReason, int] = field(default_factory=dict)
+
+    @property
+    def undecided(self) -> int:
+        return len(self.groups) - len(self.kept)
+
+
+@dataclass(slots=True)
+class RoundRecord(PartRecord):
+    """One round. `parts` has what became of prompts that have a domain, by domain.
+
+    `missing` counts samples of kept groups whose data or grade is gone: it can't be trained before they are made again.
+    The counters are over the whole round, decided groups included: `grades` by kind; `generated_tokens` are response tokens
+    that were made in the round, those of stopped samples apart, `stopped_tokens` theirs; `carried` are groups that the round
+    left to a later one, `adopted` those that one before had left to it.
+    """
+
+    version: int = field(kw_only=True)
+    state: RoundState = RoundState.OPEN
+    parts: dict[str, PartRecord] = field(default_factory=dict)
+    missing: int = 0
     adopted: int = 0
     carried: int = 0
     generated: int = 0
@@ -179,12 +203,10 @@ class RoundRecord:
     generated_tokens: int = 0
     stopped_tokens: int = 0
     grades: dict[GradeKind, int] = field(default_factory=dict)
-    dropped: dict[DropReason, int] = field(default_factory=dict)
-    deferred: dict[DeferReason, int] = field(default_factory=dict)
 
-    @property
-    def undecided(self) -> int:
-        return len(self.groups) - len(self.kept)
+    def part(self, domain: str) -> PartRecord:
+        """What became of the prompts of a domain."""
+        return self.parts.get(domain) or PartRecord(self.number, self.kind, self.racing)
 
     @property
     def trainable(self) -> bool:

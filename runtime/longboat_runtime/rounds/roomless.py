@@ -57,8 +57,8 @@ class Roomless(ABC):
         """The time that the next event gets, in seconds."""
 
     @abstractmethod
-    def draw(self, count: int) -> Sequence[PromptId]:
-        """The next prompts of the source."""
+    def draw(self, count: int, domain: str) -> Sequence[PromptId]:
+        """The next prompts of a domain, or of the whole source where it is empty."""
 
     @abstractmethod
     def noted(self, event: Event) -> None:

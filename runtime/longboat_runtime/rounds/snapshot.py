@@ -42,6 +42,7 @@ def to_snapshot(ledger: Ledger) -> dict[str, Any]:
         "dropped": {str(reason): count for reason, count in sorted(ledger.dropped.items())},
         "deferred": {str(reason): count for reason, count in sorted(ledger.deferred.items())},
         "queue": [[*prompt, attempt] for prompt, attempt in ledger.queue.items()],
+        "domains": [[*prompt, domain] for prompt, domain in ledger.domains.items()],
         "given_up": _GIVEN_UP.dump_python(list(ledger.deferred_prompts.values()), mode="json"),
         "groups": _GROUPS.dump_python(list(ledger.groups.values()), mode="json"),
         "rounds": _ROUNDS.dump_python(list(ledger.rounds.values()), mode="json"),
@@ -58,10 +59,11 @@ def from_snapshot(snapshot: Mapping[str, Any]) -> Ledger:
         setattr(ledger, name, snapshot[name])
     ledger.dropped = Counter({DropReason(reason): count for reason, count in snapshot["dropped"].items()})
     ledger.deferred = Counter({DeferReason(reason): count for reason, count in snapshot["deferred"].items()})
-    ledger.queue = {PromptId(epoch, row): attempt for epoch, row, attempt in snapshot["queue"]}
-    ledger.deferred_prompts = {
-        given_up.prompt: given_up for given_up in _GIVEN_UP.validate_python(snapshot["given_up"])
-    }
+    ledger.domains = {PromptId(epoch, row): domain for epoch, row, domain in snapshot["domains"]}
+    given_up = {one.prompt: one for one in _GIVEN_UP.validate_python(snapshot["given_up"])}
+    for epoch, row, attempt in snapshot["queue"]:
+        prompt = PromptId(epoch, row)
+        ledger.enqueue(prompt, attempt, given_up.get(prompt))
     ledger.groups = {group.prompt: group for group in _GROUPS.validate_python(snapshot["groups"])}
     ledger.rounds = {round_.number: round_ for round_ in _ROUNDS.validate_python(snapshot["rounds"])}
     ledger.lost = {SampleId(*sample): None for sample in snapshot["lost"]}

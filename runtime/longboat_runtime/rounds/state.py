@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections import Counter
 
 from longboat_runtime.rounds.events import DeferReason, DropReason, RoundKind
-from longboat_runtime.rounds.records import GivenUp, GroupRecord, RoundRecord, RoundState, SampleRecord, State
+from longboat_runtime.rounds.records import (
+    GivenUp,
+    GroupRecord,
+    PartRecord,
+    RoundRecord,
+    RoundState,
+    SampleRecord,
+    State,
+    Waiting,
+)
 from longboat_runtime.samples import GradeKind, PromptId, SampleId
 
 
@@ -13,7 +22,8 @@ class LedgerState:
     """Read it through `view.View`; nothing but `Ledger.apply` changes it.
 
     `queue` maps prompts that wait for a launch to their next attempt, oldest first; `deferred_prompts` those of them that have
-    been launched before to the attempt that was given up. `short_rounds` counts the short rounds opened so far, `races` those of
+    been launched before to the attempt that was given up. `domains` are those of queued prompts and live groups that were drawn from
+    one; `waiting` has what is queued by domain. `short_rounds` counts the short rounds opened so far, `races` those of
     them that race, `calm_rounds` those to come that must not. `lost` are samples that nobody makes any more. `carried` are groups
     that wait for a round, oldest first; `between` counts what happens to them once the round they were in is trained, and is added
     to the next round. `counts` counts samples of live groups by state. `overcommit` is the factor chosen last, None
@@ -39,11 +49,13 @@ class LedgerState:
         self.deferred: Counter[DeferReason] = Counter()
         self.queue: dict[PromptId, int] = {}
         self.deferred_prompts: dict[PromptId, GivenUp] = {}
+        self.domains: dict[PromptId, str] = {}
+        self.waiting: dict[str, Waiting] = {}
         self.groups: dict[PromptId, GroupRecord] = {}
         self.rounds: dict[int, RoundRecord] = {}
         self.lost: dict[SampleId, None] = {}
         self.carried: dict[PromptId, None] = {}
-        self.between = RoundRecord(0, RoundKind.SHORT, -1)
+        self.between = RoundRecord(0, RoundKind.SHORT, version=-1)
         self.counts: Counter[State] = Counter()
 
     def sample(self, sample: SampleId) -> SampleRecord | None:
@@ -70,6 +82,33 @@ class LedgerState:
     def _open_round(self, number: int) -> RoundRecord | None:
         found = self.rounds.get(number)
         return found if found and found.state is RoundState.OPEN else None
+
+    def enqueue(self, prompt: PromptId, attempt: int, given_up: GivenUp | None = None) -> None:
+        """The prompt waits for a launch as this attempt; `given_up` is the one before."""
+        self.queue[prompt] = attempt
+        if given_up:
+            self.deferred_prompts[prompt] = given_up
+        if (domain := self.domains.get(prompt)) is not None:
+            waiting = self.waiting.setdefault(domain, Waiting())
+            waiting.queue[prompt] = attempt
+            if given_up:
+                waiting.deferred[prompt] = given_up
+
+    def _dequeue(self, prompt: PromptId) -> None:
+        del self.queue[prompt]
+        self.deferred_prompts.pop(prompt, None)
+        if (domain := self.domains.get(prompt)) is not None:
+            waiting = self.waiting[domain]
+            del waiting.queue[prompt]
+            waiting.deferred.pop(prompt, None)
+
+    def _shares(self, prompt: PromptId, round_: RoundRecord) -> tuple[PartRecord, ...]:
+        """Where a group of the round is kept account of: in the round and, in it, with its domain."""
+        domain = self.domains.get(prompt)
+        if domain is None:
+            return (round_,)
+        part = round_.parts[domain] = round_.part(domain)
+        return round_, part
 
     def _counters(self, group: GroupRecord) -> RoundRecord:
         """Where what happens to a group is counted."""

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.judging import judge
-from longboat_runtime.rounds.on_policy import OnPolicy
-from longboat_runtime.rounds.policy import Action, Open
-from longboat_runtime.rounds.view import RoundView, View
+from longboat_runtime.rounds.one_quota import OneQuota
+from longboat_runtime.rounds.policy import Action
+from longboat_runtime.rounds.view import PartView, View
 from longboat_runtime.rounds.whole_rounds import settle_whole
 
 
 @dataclass(frozen=True, slots=True)
-class Synchronous(OnPolicy):
+class Synchronous(OneQuota):
     """Launches `prompts_per_round` groups of exactly `group_size` samples, waits for all of them, trains, publishes, repeats.
 
     Nothing races: what a round keeps depends on prompts, seeds and rewards, never on the order in which samples finish.
@@ -25,16 +25,14 @@ class Synchronous(OnPolicy):
 
     drop_zero_variance: bool = False
 
-    def _open(self, view: View) -> Open:
-        return Open()
-
-    def _answer(self, view: View, round_: RoundView, body: events.Body) -> Action | None:
+    def answer(self, view: View, part: PartView, body: events.Body) -> Action | None:
         match body:
             case events.Graded(sample=sample):
                 return judge(view.group(sample.prompt), drop_zero_variance=self.drop_zero_variance)
         return None
 
-    def _settle(self, view: View, round_: RoundView) -> Sequence[Action]:
+    def settle(self, view: View, part: PartView) -> Sequence[Action]:
+        """Fills the quota; the round may end once every group is decided."""
         return settle_whole(
-            view, round_, self.prompts_per_round, self.group_size, drop_zero_variance=self.drop_zero_variance
+            view, part, self.prompts_per_round, self.group_size, drop_zero_variance=self.drop_zero_variance
         )

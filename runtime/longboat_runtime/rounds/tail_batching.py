@@ -15,18 +15,18 @@ from math import ceil
 
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DeferReason, DropReason, RoundKind
-from longboat_runtime.rounds.on_policy import OnPolicy
+from longboat_runtime.rounds.one_quota import OneQuota
 from longboat_runtime.rounds.overcommit import overcommitted
-from longboat_runtime.rounds.policy import Abort, Action, Close, Defer, Launch, Open
+from longboat_runtime.rounds.policy import Abort, Action, Close, Defer, Launch
 from longboat_runtime.rounds.race import losers, verdict
 from longboat_runtime.rounds.records import State
-from longboat_runtime.rounds.view import GroupView, RoundView, View
+from longboat_runtime.rounds.view import GroupView, PartView, View
 from longboat_runtime.rounds.whole_rounds import MAX_DRAWS_PER_ROUND
 from longboat_runtime.samples import PromptId, SampleId
 
 
 @dataclass(frozen=True, slots=True)
-class TailBatching(OnPolicy):
+class TailBatching(OneQuota):
     """Trains `prompts_per_round` prompts a step, `group_size` responses each.
 
     A short round launches `prompt_overcommit` times as many prompts, fresh ones, with `sample_overcommit` times as many
@@ -51,69 +51,77 @@ class TailBatching(OnPolicy):
     sample_overcommit: float
     drop_zero_variance: bool = False
     audit_every: int | None = None
+    phase: Fraction = Fraction(0)
 
-    def _open(self, view: View) -> Open:
-        """Long as soon as a whole round is deferred, or the rounds after this one could not take what is."""
-        if len(view.deferred) >= min(self.prompts_per_round, self._later(view) + 1):
-            return Open(RoundKind.LONG)
+    def due(self, view: View) -> bool:
+        """A whole round is deferred."""
+        return len(view.deferred) >= self.prompts_per_round
+
+    def urgent(self, view: View) -> bool:
+        """More is deferred than the rounds after the next one can take, or than two rounds train."""
+        return len(view.deferred) > min(self._later(view), 2 * self.prompts_per_round)
+
+    def racing(self, view: View) -> bool:
+        """All short rounds do but for audit rounds, unless races are suspended."""
         audit = self.audit_every is not None and (view.short_rounds + 1) % self.audit_every == 0
-        return Open(RoundKind.SHORT, racing=not audit and not view.calm_rounds)
+        return not audit and not view.calm_rounds
 
     def _later(self, view: View) -> int:
         """Prompts that the rounds after this one train."""
         return self.prompts_per_round * (self.steps - view.step - 1)
 
-    def _answer(self, view: View, round_: RoundView, body: events.Body) -> Action | None:
+    def answer(self, view: View, part: PartView, body: events.Body) -> Action | None:
         match body:
             case events.Generated(sample=sample) if extra := _running_extras(view.group(sample.prompt)):
                 return Abort(extra)
             case events.Graded(sample=sample):
-                wanted = self._wanted(round_)
-                return verdict(view, round_, sample.prompt, wanted, drop_zero_variance=self.drop_zero_variance)
+                wanted = self._wanted(part)
+                return verdict(view, part, sample.prompt, wanted, drop_zero_variance=self.drop_zero_variance)
         return None
 
-    def _wanted(self, round_: RoundView) -> int:
-        return self.prompts_per_round - round_.dropped.get(DropReason.GRADER_ERROR, 0)
+    def _wanted(self, part: PartView) -> int:
+        return self.prompts_per_round - part.dropped.get(DropReason.GRADER_ERROR, 0)
 
-    def _settle(self, view: View, round_: RoundView) -> Sequence[Action]:
-        """Launches, ends the race once it is decided, and closes the round when every group is."""
-        if not round_.launched:
-            return [self._first_launch(view, round_)]
-        wanted, live = self._wanted(round_), len(round_.groups)
-        if live < wanted and self._may_draw(round_):
-            return [self._replacement(view, round_, wanted - live)]
-        if left := losers(round_, wanted, drop_zero_variance=self.drop_zero_variance):
+    def settle(self, view: View, part: PartView) -> Sequence[Action]:
+        """Launches, ends the race once it is decided, and lets the round end when every group is."""
+        if not part.launched:
+            return [self._first_launch(view, part)]
+        wanted, live = self._wanted(part), len(part.groups)
+        if live < wanted and self._may_draw(part):
+            return [self._replacement(view, part, wanted - live)]
+        if left := losers(part, wanted, drop_zero_variance=self.drop_zero_variance):
             return [Defer(prompt, DeferReason.TOO_LONG) for prompt in left]
-        return [] if round_.undecided else [Close(round_.number)]
+        return [] if part.undecided else [Close(part.number)]
 
-    def _may_draw(self, round_: RoundView) -> bool:
+    def _may_draw(self, part: PartView) -> bool:
         """Dynamic sampling ends: see MAX_DRAWS_PER_ROUND."""
-        redrawn = round_.dropped.get(DropReason.ZERO_VARIANCE, 0)
+        redrawn = part.dropped.get(DropReason.ZERO_VARIANCE, 0)
         return redrawn <= self.prompts_per_round * (MAX_DRAWS_PER_ROUND - 1)
 
-    def _first_launch(self, view: View, round_: RoundView) -> Launch:
-        if round_.kind is RoundKind.LONG:
+    def _first_launch(self, view: View, part: PartView) -> Launch:
+        if part.kind is RoundKind.LONG:
             oldest = islice(view.deferred.items(), self.prompts_per_round)
             queued = tuple(prompt for prompt, _ in sorted(oldest, key=lambda item: -item[1].longest))
             fresh = self._fresh(view, self.prompts_per_round - len(queued))
-            return self._launch(round_, (*queued, *fresh), self.prompts_per_round)
+            return self._launch(part, (*queued, *fresh), self.prompts_per_round)
         factor = self.prompt_overcommit if view.overcommit is None else view.overcommit
-        if round_.racing and factor == 1:
+        if part.racing and factor == 1:
             queued = tuple(islice(view.deferred, self.prompts_per_round))
             fresh = self._fresh(view, self.prompts_per_round - len(queued))
-            return self._launch(round_, (*queued, *fresh), self.prompts_per_round)
+            return self._launch(part, (*queued, *fresh), self.prompts_per_round)
         room = self._later(view) - len(view.deferred)
-        ordinal = view.races - view.overcommit_since
-        wanted = overcommitted(self.prompts_per_round, factor, ordinal) if round_.racing else self.prompts_per_round
+        wanted = self.prompts_per_round
+        if part.racing:
+            wanted = overcommitted(self.prompts_per_round, factor, view.races - view.overcommit_since, self.phase)
         count = min(wanted, self.prompts_per_round + room)
-        return self._launch(round_, self._fresh(view, count), count)
+        return self._launch(part, self._fresh(view, count), count)
 
-    def _replacement(self, view: View, round_: RoundView, count: int) -> Launch:
+    def _replacement(self, view: View, part: PartView, count: int) -> Launch:
         """For groups that were dropped, or given up with the weights that began them. The last round takes what is deferred."""
         last = view.step + 1 >= self.steps
-        queued = tuple(islice(view.deferred, count)) if round_.kind is RoundKind.LONG or last else ()
+        queued = tuple(islice(view.deferred, count)) if part.kind is RoundKind.LONG or last else ()
         fresh = self._fresh(view, count - len(queued))
-        return self._launch(round_, (*queued, *fresh), count)
+        return self._launch(part, (*queued, *fresh), count)
 
     def _fresh(self, view: View, count: int) -> tuple[PromptId, ...]:
         """Prompts that were drawn and never launched, which a driver before this one may have left."""
@@ -121,11 +129,11 @@ class TailBatching(OnPolicy):
             return ()
         return tuple(islice((prompt for prompt, attempt in view.queue.items() if attempt == 0), count))
 
-    def _launch(self, round_: RoundView, queued: tuple[PromptId, ...], count: int) -> Launch:
+    def _launch(self, part: PartView, queued: tuple[PromptId, ...], count: int) -> Launch:
         samples = self.group_size
-        if round_.racing:
+        if part.racing:
             samples = ceil(Fraction(str(self.sample_overcommit)) * self.group_size)
-        return Launch(round_.number, samples, queued, count - len(queued))
+        return Launch(part.number, samples, queued, count - len(queued))
 
 
 def _running_extras(group: GroupView | None) -> tuple[SampleId, ...]:

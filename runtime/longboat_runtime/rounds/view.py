@@ -7,7 +7,7 @@ from typing import Protocol
 
 from longboat_runtime.rounds.events import DeferReason, DropReason, RoundKind
 from longboat_runtime.rounds.ledger import Ledger
-from longboat_runtime.rounds.records import RoundState, State
+from longboat_runtime.rounds.records import RoundState, State, Waiting
 from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan
 
 
@@ -84,19 +84,15 @@ class GivenUpView(Protocol):
     def longest(self) -> int: ...
 
 
-class RoundView(Protocol):
-    """See `records.RoundRecord`."""
+class PartView(Protocol):
+    """See `records.PartRecord`."""
 
     @property
     def number(self) -> int: ...
     @property
     def kind(self) -> RoundKind: ...
     @property
-    def version(self) -> int: ...
-    @property
     def racing(self) -> bool: ...
-    @property
-    def state(self) -> RoundState: ...
     @property
     def groups(self) -> Collection[PromptId]: ...
     @property
@@ -106,9 +102,22 @@ class RoundView(Protocol):
     @property
     def undecided(self) -> int: ...
     @property
-    def trainable(self) -> bool: ...
-    @property
     def launched(self) -> int: ...
+    @property
+    def dropped(self) -> Mapping[DropReason, int]: ...
+    @property
+    def deferred(self) -> Mapping[DeferReason, int]: ...
+
+
+class RoundView(PartView, Protocol):
+    """See `records.RoundRecord`."""
+
+    @property
+    def version(self) -> int: ...
+    @property
+    def state(self) -> RoundState: ...
+    @property
+    def trainable(self) -> bool: ...
     @property
     def adopted(self) -> int: ...
     @property
@@ -125,10 +134,9 @@ class RoundView(Protocol):
     def stopped_tokens(self) -> int: ...
     @property
     def grades(self) -> Mapping[GradeKind, int]: ...
+    def part(self, domain: str) -> PartView: ...
     @property
-    def dropped(self) -> Mapping[DropReason, int]: ...
-    @property
-    def deferred(self) -> Mapping[DeferReason, int]: ...
+    def parts(self) -> Mapping[str, PartView]: ...
 
 
 class View:
@@ -179,6 +187,11 @@ class View:
     def deferred(self) -> Mapping[PromptId, GivenUpView]:
         """Prompts of the queue that have been launched before, oldest first, with the attempt that was given up."""
         return self._ledger.deferred_prompts
+
+    @property
+    def queued_of_domains(self) -> Mapping[str, int]:
+        """How many prompts wait for a launch, by domain."""
+        return {domain: len(waiting.queue) for domain, waiting in self._ledger.waiting.items()}
 
     @property
     def short_rounds(self) -> int:
@@ -241,5 +254,31 @@ class View:
         """An engine was told to stop this sample, and hasn't given it back."""
         return self._ledger.awaits(sample)
 
+    def domain(self, prompt: PromptId) -> str:
+        """The domain that a queued prompt or one with a live group was drawn from; empty if from none."""
+        return self._ledger.domains.get(prompt, "")
+
+    def within(self, domain: str) -> View:
+        """The same, but for what waits: `queue` and `deferred` are those of one domain."""
+        return DomainView(self._ledger, domain)
+
     def open_rounds(self) -> Iterator[RoundView]:
         return (round_ for round_ in self._ledger.rounds.values() if round_.state is RoundState.OPEN)
+
+
+class DomainView(View):
+    """See `View.within`."""
+
+    def __init__(self, ledger: Ledger, domain: str) -> None:
+        super().__init__(ledger)
+        self._waiting = ledger.waiting.get(domain, Waiting())
+
+    @property
+    def queue(self) -> Mapping[PromptId, int]:
+        """Prompts of the domain that wait for a launch, oldest first, with their next attempt."""
+        return self._waiting.queue
+
+    @property
+    def deferred(self) -> Mapping[PromptId, GivenUpView]:
+        """Those of them that have been launched before, oldest first, with the attempt that was given up."""
+        return self._waiting.deferred

@@ -104,7 +104,8 @@ class Simulation(Roomless):
     def now(self) -> float:
         return self._time
 
-    def draw(self, count: int) -> Sequence[PromptId]:
+    def draw(self, count: int, domain: str) -> Sequence[PromptId]:
+        """Whatever the domain: a simulated prompt has none of its own."""
         return self._source(self.view.drawn, count)
 
     def noted(self, event: Event) -> None:

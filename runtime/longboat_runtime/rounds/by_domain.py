@@ -1,0 +1,79 @@
+"""Quotas: every round trains so many prompts of each domain. Strictly on-policy. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from longboat_runtime.rounds import events
+from longboat_runtime.rounds.events import RoundKind
+from longboat_runtime.rounds.on_policy import OnPolicy
+from longboat_runtime.rounds.one_quota import OneQuota
+from longboat_runtime.rounds.policy import Action, Close, Launch, Open
+from longboat_runtime.rounds.view import RoundView, View
+from longboat_runtime.samples import PromptId
+
+# What happens to one sample concerns its own domain alone.
+_OF_A_SAMPLE = (events.Generated, events.Graded, events.Lost, events.Stopped)
+
+
+@dataclass(frozen=True, slots=True)
+class ByDomain(OnPolicy):
+    """Applies to each domain, by name, the rule for its own quota: a domain launches, races, defers and is replaced by itself.
+
+    A round ends once every domain has its quota, and is long once every domain can make its part of one from what it has
+    deferred. A domain whose queue can't wait for that (it exceeds two quotas, or the rounds to come could not take it) has a long
+    round at once, in which the missing places of other domains go to fresh prompts. So no domain waits for ever for another, and
+    quotas hold in rounds of both kinds.
+    """
+
+    rules: Mapping[str, OneQuota]
+
+    def _open(self, view: View) -> Open:
+        each = [(rule, view.within(domain)) for domain, rule in self.rules.items()]
+        if all(rule.due(there) for rule, there in each) or any(rule.urgent(there) for rule, there in each):
+            return Open(RoundKind.LONG)
+        return Open(RoundKind.SHORT, racing=any(rule.racing(there) for rule, there in each))
+
+    def _answer(self, view: View, round_: RoundView, body: events.Body) -> Action | None:
+        answers = (
+            self.rules[domain].answer(view.within(domain), round_.part(domain), body)
+            for domain in self._concerned(view, body)
+        )
+        return next((answer for answer in answers if answer), None)
+
+    def _settle(self, view: View, round_: RoundView, body: events.Body) -> Sequence[Action]:
+        if actions := self._lacking(view, round_, self._concerned(view, body)):
+            return actions
+        if round_.undecided:
+            return []
+        return self._lacking(view, round_, self.rules) or [Close(round_.number)]
+
+    def _concerned(self, view: View, body: events.Body) -> Iterable[str]:
+        """Domains whose part of the round the event may have changed; all of them for a prompt that was given up by it."""
+        domain = view.domain(body.sample.prompt) if isinstance(body, _OF_A_SAMPLE) else ""
+        return (domain,) if domain else self.rules
+
+    def _lacking(self, view: View, round_: RoundView, domains: Iterable[str]) -> list[Action]:
+        """All that these domains ask for, but for the round's end."""
+        actions: list[Action] = [
+            replace(action, domain=domain) if isinstance(action, Launch) else action
+            for domain in domains
+            for action in self.rules[domain].settle(view.within(domain), round_.part(domain))
+            if not isinstance(action, Close)
+        ]
+        return _longest_first(view, actions) if round_.kind is RoundKind.LONG else actions
+
+
+def _longest_first(view: View, actions: Sequence[Action]) -> list[Action]:
+    """The same, but all domains' queued prompts in one order: those whose given up attempts had got furthest first."""
+    launches = [action for action in actions if isinstance(action, Launch)]
+    queued = [replace(launch, queued=(prompt,), fresh=0) for launch in launches for prompt in launch.queued]
+    fresh = [replace(launch, queued=()) for launch in launches if launch.fresh]
+    others = [action for action in actions if not isinstance(action, Launch)]
+    return [*sorted(queued, key=lambda launch: -_reached(view, launch.queued[0])), *fresh, *others]
+
+
+def _reached(view: View, prompt: PromptId) -> int:
+    given_up = view.deferred.get(prompt)
+    return given_up.longest if given_up else 0
