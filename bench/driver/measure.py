@@ -103,7 +103,7 @@ class Instant(Roomless):
     def now(self) -> float:
         return 0.0
 
-    def draw(self, count: int) -> list[PromptId]:
+    def draw(self, count: int, domain: str) -> list[PromptId]:
         return [PromptId(0, row) for row in range(self.view.drawn, self.view.drawn + count)]
 
     def stop(self, samples: list[SampleId]) -> None:

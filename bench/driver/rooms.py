@@ -124,7 +124,7 @@ class Source:
     def __init__(self) -> None:
         self._drawn = 0
 
-    def draw(self, count: int) -> list[Row]:
+    def draw(self, count: int, domain: str = "") -> list[Row]:
         first, self._drawn = self._drawn, self._drawn + count
         return [self.row(0, number) for number in range(first, first + count)]
 
