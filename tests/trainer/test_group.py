@@ -56,15 +56,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shared(store: StoreClient, model: Path) -> RayTrainerGroup:
-    return RayTrainerGroup(make_spec(model, trainer={"replicas": 2}), store)
-
-
-@pytest.fixture
-async def group(shared: RayTrainerGroup) -> RayTrainerGroup:
-    """Two ranks, loaded."""
-    await shared.load()
-    return shared
+def group(store: StoreClient, model: Path) -> RayTrainerGroup:
+    """Two ranks, loaded once: a test leaves them able to train."""
+    group = RayTrainerGroup(make_spec(model, trainer={"replicas": 2}), store)
+    asyncio.run(group.load())
+    return group
 
 
 async def test_a_group_trains_publishes_saves_restores_and_exports(
@@ -140,10 +136,10 @@ async def test_stacks_name_every_rank(group: RayTrainerGroup) -> None:
     assert "Thread" in stacks["trainer-0"]
 
 
-async def test_a_model_that_is_not_there_is_a_problem_of_the_spec(shared: RayTrainerGroup, store: StoreClient) -> None:
-    await shared.close()
-    group = RayTrainerGroup(make_spec(Path("/nowhere/model")), store)
-    with pytest.raises(SpecProblem) as problem:
-        await group.load()
-    assert problem.value.reason == Reason.MODEL_NOT_FOUND
+async def test_a_model_that_is_not_there_is_a_problem_of_the_spec(group: RayTrainerGroup, store: StoreClient) -> None:
     await group.close()
+    without = RayTrainerGroup(make_spec(Path("/nowhere/model")), store)
+    with pytest.raises(SpecProblem) as problem:
+        await without.load()
+    assert problem.value.reason == Reason.MODEL_NOT_FOUND
+    await without.close()
