@@ -20,7 +20,7 @@ PERIODS = {1.0: 1, 1.125: 9, 1.25: 5, 1.5: 3}
 # Samples that all simulated runs together train: some 4 s of one CPU.
 SAMPLES = 32_000
 # At most so many rounds of each candidate: what more would show is less than what the law of lengths is uncertain by.
-ROUNDS = 72
+ROUNDS = 45
 # Factors whose rounds take this much longer than the fastest are as good: then the smallest throws least away.
 TIE = 0.01
 

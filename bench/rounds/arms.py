@@ -1,0 +1,26 @@
+"""What is compared: `spec.rounds` of each arm, apart from its size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+BASELINE = "Synchronous"
+# Rounds that don't race, or race by a fixed factor: Auto is measured against the best of them.
+FIXED = (BASELINE, "TailBatching-1.125", "TailBatching-1.25", "TailBatching-1.5")
+AUTO = "Auto"
+
+ARMS: dict[str, dict[str, Any]] = {
+    BASELINE: {"policy": "Synchronous"},
+    "TailBatching-1.25": {"policy": "TailBatching", "promptOvercommit": 1.25, "sampleOvercommit": 1.0},
+    "TailBatching-1.125": {"policy": "TailBatching", "promptOvercommit": 1.125, "sampleOvercommit": 1.0},
+    "TailBatching-1.5": {"policy": "TailBatching", "promptOvercommit": 1.5, "sampleOvercommit": 1.0},
+    "TailBatching-1.25-1.25": {"policy": "TailBatching", "promptOvercommit": 1.25, "sampleOvercommit": 1.25},
+    AUTO: {"policy": "TailBatching", "promptOvercommitMode": "Auto"},
+}
+
+
+def arm_named(name: str) -> str:
+    """Raises ValueError for a name that isn't in the table."""
+    if name not in ARMS:
+        raise ValueError(f"no arm {name}: one of {', '.join(ARMS)}")
+    return name

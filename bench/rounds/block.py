@@ -1,0 +1,126 @@
+"""One arm on one seed: a whole job, by the production driver, and what its log says."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.rounds.rooms import block_rooms, quiet
+from bench.rounds.tasks import Task
+from longboat_crds.job import RLJobSpec
+from longboat_runtime.driver.broker import LocalBroker
+from longboat_runtime.driver.eventlog import end_of, surviving
+from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.loop import Driver, Outcome
+from longboat_runtime.driver.reporter import Reporter
+from longboat_runtime.driver.rooms import Rooms
+from longboat_runtime.driver.stages import Stages
+from longboat_runtime.metrics.jsonl import JsonLines
+from longboat_runtime.metrics.record import Record, read_records
+from longboat_runtime.metrics.reports import Reports
+from longboat_runtime.rollout.step_times import StepTimes
+from longboat_runtime.rounds import events
+from longboat_runtime.rounds.named import open_policy
+from longboat_runtime.samples import PromptId, SampleId
+from longboat_runtime.simulate.curve import merged
+
+# Not a part of a step here: they come once in a block, or not at all.
+_APART = ("timing_s/testing", "timing_s/save_checkpoint")
+
+
+async def run_block(task: Task, spec: RLJobSpec, rooms: Rooms, root: Path) -> tuple[Job, dict[str, Any]]:
+    """Runs the job into `root`; the block's raw values."""
+    job = Job("bench", spec, root, 1)
+    before = await step_times(rooms)
+    reports = Reports([JsonLines(job.home / "metrics.jsonl")], time.time)
+    broker = LocalBroker(1)
+    reporter = Reporter(job, broker, reports, Stages(time.monotonic), time.time)
+    began = time.monotonic()
+    driver = Driver(job, block_rooms(rooms, job, task), open_policy(spec), reporter, broker, time.time)
+    if await driver.run() is not Outcome.DONE:
+        raise RuntimeError("the block did not run to its end")
+    reports.close()
+    await quiet(rooms)
+    curve = {
+        str(batch): [times.steps - before.get(batch, NONE).steps, times.seconds - before.get(batch, NONE).seconds]
+        for batch, times in sorted((await step_times(rooms)).items())
+    }
+    log = [event.body for event in surviving(root, end_of(root, 1))]
+    return job, {"wall": time.monotonic() - began, "curve": curve, **steps(read_records(root)), **fates(log)}
+
+
+NONE = StepTimes(0, 0.0)
+
+
+async def step_times(rooms: Rooms) -> dict[int, StepTimes]:
+    """Of all engines since they started."""
+    return merged(stats.step_times for stats in await rooms.fleet.stats())
+
+
+def steps(records: list[Record]) -> dict[str, list[float]]:
+    """Of each step: seconds in all, with rollout, and whether its round was long."""
+    made = [record.metrics for record in records if record.step]
+    return {
+        "step": [metrics["timing_s/step"] - sum(metrics.get(name, 0.0) for name in _APART) for metrics in made],
+        "rollout": [metrics["timing_s/gen"] for metrics in made],
+        "long": [metrics["tail/round_kind"] for metrics in made],
+    }
+
+
+def fates(log: list[events.Body]) -> dict[str, Any]:
+    """What was drawn in which order, and of each launched group: epoch, row, attempt, tokens by index, indices trained.
+
+    Tokens are negative for a response that was stopped, less one; null for one of which nothing is known. `chosen` has the number of the
+    last round opened, factor and reason.
+    """
+    drawn: list[PromptId] = []
+    tokens: dict[tuple[PromptId, int], list[int | None]] = {}
+    trained: dict[tuple[PromptId, int], list[int]] = {}
+    chosen, round_ = [], 0
+    for body in log:
+        match body:
+            case events.Drawn(prompts=prompts):
+                drawn += prompts
+            case events.RoundOpened(round=number):
+                round_ = number
+            case events.Launched(prompt=prompt, attempt=attempt, samples=samples):
+                tokens[prompt, attempt] = [None] * samples
+            case events.Generated(sample=sample, tokens=count):
+                tokens[sample.prompt, sample.attempt][sample.index] = count
+            case events.Stopped(sample=sample, tokens=count):
+                tokens[sample.prompt, sample.attempt][sample.index] = -1 - count
+            case events.StepCommitted(samples=samples):
+                for sample in samples:
+                    trained.setdefault((sample.prompt, sample.attempt), []).append(sample.index)
+            case events.OvercommitChosen(factor=factor, reason=reason):
+                chosen.append([round_, factor, reason])
+    groups = [
+        [*prompt, attempt, of, trained.get((prompt, attempt), [])] for (prompt, attempt), of in sorted(tokens.items())
+    ]
+    return {"drawn": [list(prompt) for prompt in drawn], "groups": groups, "chosen": chosen}
+
+
+def ended(block: dict[str, Any]) -> dict[SampleId, int]:
+    """Tokens of responses that ended by themselves."""
+    return {
+        SampleId(epoch, row, attempt, index): count
+        for epoch, row, attempt, tokens, _ in block["groups"]
+        for index, count in enumerate(tokens)
+        if count is not None and count >= 0
+    }
+
+
+def trained_tokens(block: dict[str, Any]) -> dict[PromptId, list[int]]:
+    """Tokens of trained responses, by prompt."""
+    return {
+        PromptId(epoch, row): [tokens[index] for index in indices]
+        for epoch, row, _, tokens, indices in block["groups"]
+        if indices
+    }
+
+
+def generated_tokens(block: dict[str, Any]) -> int:
+    """All response tokens, stopped ones included."""
+    known = (count for *_, tokens, _ in block["groups"] for count in tokens if count is not None)
+    return sum(count if count >= 0 else -1 - count for count in known)

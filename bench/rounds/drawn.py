@@ -1,0 +1,67 @@
+"""Lengths drawn beforehand: the bench's own fleet gives each request its length as `maxTokens`, and engines stop it there.
+
+The model never ends a response by itself, so a response has just the tokens that were drawn for its name. All else is production.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from longboat_runtime.interfaces import RolloutFleet
+from longboat_runtime.samples import SampleRequest
+from longboat_runtime.simulate.lengths import TwoLevel
+
+# Log-normal, prompt effect x sample effect in the ratio 3 : 2 (research fits 0.9 and 0.6 for rounds of 1,024 responses). Wider here,
+# so that a round of 16 x 4 has the same longest response over its median as those have: 25 to 32, by its median over rounds.
+MEDIAN, PROMPT_SIGMA, SAMPLE_SIGMA, LONGEST = 8, 1.29, 0.86, 512
+PROMPT_TOKENS = 8
+ROWS = 4096
+
+
+def law(seed: int) -> TwoLevel:
+    """Lengths of one seed, the same for every arm."""
+    return TwoLevel(MEDIAN, PROMPT_SIGMA, SAMPLE_SIGMA, LONGEST, seed)
+
+
+class DrawnFleet:
+    """A fleet whose responses have drawn lengths."""
+
+    def __init__(self, fleet: RolloutFleet, seed: int) -> None:
+        self._fleet, self._law = fleet, law(seed)
+
+    async def submit(self, requests: Sequence[SampleRequest]) -> None:
+        await self._fleet.submit(
+            [
+                replace(request, sampling=replace(request.sampling, max_tokens=self._law(request.id)))
+                for request in requests
+            ]
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fleet, name)
+
+
+def prepare(folder: Path) -> None:
+    """The tiny model of the tests without an end token, and prompts of random letters."""
+    from tests.support.tiny_model import build_tiny_model
+
+    model = build_tiny_model(folder / "model", max_length=1024)
+    for name, keys in {
+        "config.json": ("eos_token_id",),
+        "generation_config.json": ("eos_token_id",),
+        "tokenizer_config.json": ("eos_token",),
+        "special_tokens_map.json": ("eos_token",),
+    }.items():
+        file = model / name
+        if file.exists():
+            content = json.loads(file.read_text())
+            file.write_text(json.dumps({key: value for key, value in content.items() if key not in keys}))
+    source = random.Random(0)
+    rows = ({"prompt": "".join(source.choices(string.ascii_lowercase, k=PROMPT_TOKENS))} for _ in range(ROWS))
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

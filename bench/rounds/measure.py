@@ -1,0 +1,79 @@
+"""All arms in turn, seed by seed, on engines that stay up for a task. Two CPUs, about 40 minutes by default, alone on the machine."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import structlog
+
+from bench.record import Recorder
+from bench.rounds.arms import ARMS, BASELINE, arm_named
+from bench.rounds.tasks import TASKS, Task, task_named
+
+WARM_UP = 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `make bench NAME=rounds`."""
+    parser.add_argument("--tasks", nargs="*", default=[*TASKS.values()], type=task_named, help=", ".join(TASKS))
+    parser.add_argument("--arms", nargs="*", default=[*ARMS], type=arm_named, help=", ".join(ARMS))
+    parser.add_argument("--seeds", type=int, default=3, help="blocks of each arm")
+    parser.add_argument("--steps", type=int, default=15, help="optimizer steps of a block")
+    parser.add_argument("--prompts", type=int, help="prompts of a round, instead of the task's own number")
+    parser.add_argument("--held-out", type=int, default=2, help="answers to each held-out prompt after a block")
+
+
+def run(arguments: argparse.Namespace, path: Path) -> None:
+    """Appends to `path`; says of each block what it took."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    recorder = Recorder(
+        path,
+        tasks=[task.name for task in arguments.tasks],
+        arms=arguments.arms,
+        seeds=arguments.seeds,
+        steps=arguments.steps,
+        prompts={task.name: arguments.prompts or task.prompts for task in arguments.tasks},
+        held_out=arguments.held_out,
+    )
+    for task in arguments.tasks:
+        with tempfile.TemporaryDirectory(prefix="longboat-bench-") as folder:
+            asyncio.run(_measure(task, arguments, recorder, Path(folder)))
+    recorder.close()
+
+
+async def _measure(task: Task, arguments: argparse.Namespace, recorder: Recorder, folder: Path) -> None:
+    from bench.rounds.block import run_block
+    from bench.rounds.held_out import answers
+    from bench.rounds.rooms import task_rooms
+
+    began = time.monotonic()
+    task.prepare(folder)
+    prompts = arguments.prompts or task.prompts
+    warm = task.spec(BASELINE, folder, steps=WARM_UP, prompts=prompts, seed=99)
+    async with task_rooms(task, warm, folder) as rooms:
+        await run_block(task, warm, rooms, folder / "warm-up")
+        _say(f"{task.name}: ready", began)
+        for seed in range(arguments.seeds):
+            for arm in arguments.arms:
+                began = time.monotonic()
+                spec = task.spec(arm, folder, steps=arguments.steps, prompts=prompts, seed=seed)
+                root = folder / f"{arm}-{seed}"
+                job, values = await run_block(task, spec, rooms, root)
+                held_out = await answers(rooms, job, rooms.evaluation, arguments.held_out) if task.learns else []
+                shutil.rmtree(root)
+                recorder.write(
+                    "block", task=task.name, arm=arm, seed=seed, load=os.getloadavg()[0], held_out=held_out, **values
+                )
+                mean = sum(values["rollout"]) / len(values["rollout"])
+                _say(f"{task.name} {arm} seed {seed}: rollout {mean:.2f} s a round, block", began)
+
+
+def _say(what: str, began: float) -> None:
+    print(f"{what} {time.monotonic() - began:.0f} s", flush=True)

@@ -1,0 +1,104 @@
+"""What the simulator says of the same arms: on the engines' own step times, and on lengths known before the arm was run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.rounds import drawn
+from bench.rounds.arms import BASELINE
+from bench.rounds.block import trained_tokens
+from bench.rounds.compare import Blocks
+from bench.rounds.tasks import ENGINES, Task
+from longboat_runtime.rollout.step_times import StepTimes
+from longboat_runtime.rounds import events
+from longboat_runtime.rounds.audit.completion import complete
+from longboat_runtime.rounds.audit.lengths import PromptLengths
+from longboat_runtime.rounds.named import open_policy
+from longboat_runtime.samples import PromptId
+from longboat_runtime.simulate.curve import StepCurve, merged
+from longboat_runtime.simulate.lengths import FirstLaunchLaw, LengthLaw
+from longboat_runtime.simulate.outcome import Outcome
+from longboat_runtime.simulate.simulation import simulate
+from longboat_runtime.simulate.site import Site
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Of one arm, over all its seeds. Seconds are for each trained sample."""
+
+    rollout: float
+    step: float
+    generated_to_kept: float
+    long_share: float
+
+
+class Predictor:
+    """Of one task. Step times are those of all its blocks; `overhead` is what a synchronous round takes beyond the simulated one.
+
+    The overhead (messages, the store, graders that compete for CPUs) and the seconds of a step apart from rollout are the baseline's,
+    so of the baseline nothing but its mean is predicted. Drawn lengths are known. Learned ones are those of the baseline's block of the
+    same seed; a prompt that is launched again follows the law of redraws.
+    """
+
+    def __init__(self, blocks: Blocks, task: Task, settings: dict[str, Any]) -> None:
+        self._blocks, self._task, self._settings = blocks, task, settings
+        observed = merged(
+            {int(b): StepTimes(*times) for b, times in block["curve"].items()} for block in blocks.values()
+        )
+        self.observed = {batch: times for batch, times in observed.items() if times.steps > 0}
+        self._site = Site(StepCurve.of(self.observed), engines=ENGINES)
+        seeds = [seed for arm, seed in blocks if arm == BASELINE]
+        real = [blocks[BASELINE, seed] for seed in seeds]
+        simulated = [self._simulate(BASELINE, seed).rollout_per_round for seed in seeds]
+        self.overhead = float(np.mean([of for block in real for of in block["rollout"]]) - np.mean(simulated))
+        self._rest = float(
+            np.mean([of for b in real for of in b["step"]]) - np.mean([of for b in real for of in b["rollout"]])
+        )
+        self._site = replace(self._site, latency=max(0.0, self.overhead) / 2, update=self._rest)
+
+    def predict(self, arm: str) -> Predicted:
+        """All seeds of the arm."""
+        outcomes = [self._simulate(arm, seed) for name, seed in self._blocks if name == arm]
+        return Predicted(
+            rollout=float(np.mean([outcome.rollout_per_sample for outcome in outcomes])),
+            step=float(np.mean([outcome.rollout_per_sample for outcome in outcomes]))
+            + self._rest / (self._settings["prompts"][self._task.name] * self._task.group_size),
+            generated_to_kept=float(np.mean([outcome.generated_to_kept for outcome in outcomes])),
+            long_share=float(np.mean([outcome.long_share for outcome in outcomes])),
+        )
+
+    def _simulate(self, arm: str, seed: int) -> Outcome:
+        prompts = self._settings["prompts"][self._task.name]
+        spec = self._task.spec(arm, Path("/"), steps=self._settings["steps"], prompts=prompts, seed=seed)
+        told = {
+            max(1, round_): events.OvercommitChosen(factor, {}, reason)
+            for round_, factor, reason in self._blocks[arm, seed]["chosen"]
+        }
+        law = self._law(seed)
+        size = self._task.group_size
+        return simulate(open_policy(spec), size, self._site, law, source=self._source(), told=told)
+
+    def _law(self, seed: int) -> LengthLaw:
+        if not self._task.learns:
+            return drawn.law(seed)
+        trained = trained_tokens(self._blocks[BASELINE, seed])
+        lengths = [PromptLengths("", tuple(of), (), (), tuple(of)) for of in trained.values()]
+        known = {prompt: number for number, prompt in enumerate(trained)}
+        longest = max(max(of) for of in trained.values())
+        return FirstLaunchLaw.of(complete(lengths, longest), self._task.group_size, known, seed)
+
+    def _source(self) -> Callable[[int, int], Sequence[PromptId]]:
+        """The prompts in the order the dataset gave them, to the farthest that any arm went."""
+        order = max((block["drawn"] for block in self._blocks.values()), key=len)
+        prompts = [PromptId(*prompt) for prompt in order]
+
+        def draw(before: int, count: int) -> list[PromptId]:
+            further = [PromptId(-1, number) for number in range(len(prompts), before + count)]
+            return [*prompts, *further][before : before + count]
+
+        return draw

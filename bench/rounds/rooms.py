@@ -1,0 +1,95 @@
+"""Rooms that serve one block after the other: engines, graders and trainer start once for a task."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench.rounds.drawn import DrawnFleet
+from bench.rounds.tasks import CONFIG_MAP, ENGINES, QUICKSTART, Task
+from longboat_crds.job import RLJobSpec
+from longboat_runtime.checkpoint.store import CheckpointStore
+from longboat_runtime.data.source import open_source
+from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.rooms import Rooms
+from longboat_runtime.interfaces import ModelInfo, TrainerGroup
+
+# A fleet that says nothing for so long after its engines have emptied has said everything.
+_QUIET_SECONDS = 0.3
+
+
+class KeptTrainer:
+    """A trainer that goes back to the model as it was loaded first, instead of starting new ranks."""
+
+    def __init__(self, trainer: TrainerGroup, folder: Path) -> None:
+        self._trainer, self._beginning = trainer, folder / "beginning"
+        self._info: ModelInfo | None = None
+
+    async def load(self) -> ModelInfo:
+        if self._info is None:
+            self._info = await self._trainer.load()
+            self._beginning.mkdir()
+            await self._trainer.save(self._beginning)
+        else:
+            await self._trainer.restore(self._beginning)
+        return self._info
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trainer, name)
+
+
+@asynccontextmanager
+async def task_rooms(task: Task, spec: RLJobSpec, folder: Path) -> AsyncIterator[Rooms]:
+    """Everything that a task's blocks share, started. `spec` is that of any of its blocks."""
+    import ray
+
+    from longboat_runtime.driver.assembly import open_rooms
+    from longboat_runtime.local.graders import link_config_maps, local_graders
+    from longboat_runtime.local.ray import start_ray
+
+    with tempfile.TemporaryDirectory(prefix="longboat-bench-") as scratch:
+        socket = Path(scratch) / "graders.sock"
+        rewards = link_config_maps(Path(scratch) / "rewards", {CONFIG_MAP: QUICKSTART})
+        with local_graders(spec.reward_pool.graders_per_pod, socket, rewards):
+            resources = {"longboat-store": 1, "longboat-rollout": ENGINES, "longboat-trainer": 1}
+            start_ray({**resources, "longboat-reward": spec.reward_pool.graders_per_pod})
+            try:
+                job = Job("bench", spec, folder / "unused", 1)
+                async with open_rooms(job, socket) as rooms:
+                    await rooms.ready()
+                    yield replace(rooms, trainer=KeptTrainer(rooms.trainer, Path(scratch)))
+            finally:
+                ray.shutdown()
+
+
+def block_rooms(rooms: Rooms, job: Job, task: Task) -> Rooms:
+    """For one block: its own order of prompts from the beginning, and no checkpoints yet."""
+    spec = job.spec
+    return replace(
+        rooms,
+        fleet=rooms.fleet if task.learns else DrawnFleet(rooms.fleet, spec.rounds.seed),
+        source=open_source(spec.dataset, spec.model, spec.rollout.sampling.max_tokens),
+        checkpoints=CheckpointStore(job.root, spec.checkpoint.keep, job.incarnation),
+        evaluation=(),
+    )
+
+
+async def quiet(rooms: Rooms) -> None:
+    """Waits for what engines were told to stop: the next block uses the same names again."""
+    while any(stats.running + stats.waiting for stats in await rooms.fleet.stats()):
+        await _take(rooms)
+    while await _take(rooms):
+        pass
+
+
+async def _take(rooms: Rooms) -> bool:
+    try:
+        await asyncio.wait_for(rooms.fleet.finished(), _QUIET_SECONDS)
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,215 @@
+"""Tables and plot of the rounds benchmark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bench.record import read
+from bench.rounds.arms import ARMS, AUTO, BASELINE, FIXED
+from bench.rounds.compare import Blocks, Measured, accuracy, law, measured
+from bench.rounds.predictions import Predicted, Predictor
+from bench.rounds.tasks import ENGINES, TASKS
+
+# A loss of accuracy that must be excluded, in points: of all prompts, and of those with the longest answers.
+LOSS, LOSS_LONGEST = 0.02, 0.03
+# Batch sizes at which the table shows the curve.
+SHOWN = (1, 2, 4, 8, 16, 32, 64, 96)
+
+
+def write(raw: Path) -> None:
+    """Writes `rounds.md` and `rounds.svg` beside the raw file, from the newest run of each task."""
+    parts, panels, newest = [], [], None
+    for name in TASKS:
+        run, blocks = last_run(raw, name)
+        if run is not None:
+            newest = run
+            text, panel = report(name, run, blocks)
+            parts += text
+            panels.append(panel)
+    if newest is None:
+        return
+    versions = ", ".join(f"{package} {value}" for package, value in newest["versions"].items())
+    machine = newest["machine"]
+    head = [
+        "# Round policies",
+        "",
+        f"{machine['processor']}, {machine['cpus']} CPUs, {machine['memory_gib']} GiB. {versions}. Commit {newest['commit']}.",
+        "Two engines of one thread each. Arms take turns, seed by seed, on engines that stay up; all train the same number of samples.",
+        "Intervals are 95 %, over prompts; `faster` is the synchronous arm's time by the arm's, mean over seeds and their range.",
+        "",
+    ]
+    raw.with_suffix(".md").write_text("\n".join(head + parts))
+    plot(panels, raw.with_suffix(".svg"))
+
+
+def last_run(raw: Path, task: str) -> tuple[dict[str, Any] | None, Blocks]:
+    """The newest run with blocks of the task in which the baseline has every seed of every arm."""
+    runs: list[tuple[dict[str, Any], dict[tuple[str, int], dict[str, Any]]]] = []
+    for line in read(raw):
+        if line["kind"] == "run":
+            runs.append((line, {}))
+        elif line["kind"] == "block" and line["task"] == task:
+            runs[-1][1][line["arm"], line["seed"]] = line
+    for run, blocks in reversed(runs):
+        paired = {key: block for key, block in blocks.items() if (BASELINE, key[1]) in blocks}
+        if paired:
+            return run, paired
+    return None, {}
+
+
+Panel = tuple[str, list[tuple[str, Measured, Predicted]], Predictor]
+
+
+def report(name: str, run: dict[str, Any], blocks: Blocks) -> tuple[list[str], Panel]:
+    """Lines of Markdown, and what is plotted."""
+    task, settings = TASKS[name], run["settings"]
+    predictor = Predictor(blocks, task, settings)
+    arms = [arm for arm in ARMS if any(arm == found for found, _ in blocks)]
+    rows = [(arm, measured(blocks, arm), predictor.predict(arm)) for arm in arms]
+    prompts = settings["prompts"][name]
+    lengths = law(blocks, prompts)
+    seeds = len({seed for _, seed in blocks})
+    text = [
+        f"## {name}",
+        "",
+        (
+            f"{prompts} prompts x {task.group_size} responses a round, {prompts * task.group_size // ENGINES} sequences an engine when a "
+            f"synchronous round begins; {settings['steps']} steps a block, {seeds} seeds. Lengths of the synchronous arm: median "
+            f"{lengths.median:.0f}, mean {lengths.mean:.0f}, P75 {lengths.p75:.0f} tokens; longest of a round {lengths.longest_by_median:.0f} "
+            f"times its median (median over rounds); {lengths.limit_share:.1%} at the longest length."
+        ),
+        "",
+        (
+            "| arm | rollout ms a sample | faster | predicted ms | error | whole step ms a sample | faster | predicted ms | "
+            "generated : kept | predicted | long rounds | predicted | trained length by synchronous |"
+        ),
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for arm, real, said in rows:
+        cells = [
+            arm,
+            _ms(real.rollout),
+            _range(real.rollout_faster),
+            _ms(said.rollout),
+            f"{said.rollout / real.rollout - 1:+.0%}",
+            _ms(real.step),
+            _range(real.step_faster),
+            _ms(said.step),
+            f"{real.generated_to_kept:.2f}",
+            f"{said.generated_to_kept:.2f}",
+            f"{real.long_share:.2f}",
+            f"{said.long_share:.2f}",
+            real.length.text(),
+        ]
+        text.append("| " + " | ".join(cells) + " |")
+    text += ["", *_auto(blocks, rows), *_curve(predictor), ""]
+    if task.learns:
+        text += [*_accuracies(blocks, [arm for arm in arms if arm != BASELINE]), ""]
+    return text, (name, rows, predictor)
+
+
+def _auto(blocks: Blocks, rows: list[tuple[str, Measured, Predicted]]) -> list[str]:
+    seconds = {arm: real.rollout for arm, real, _ in rows}
+    fixed = {arm: seconds[arm] for arm in FIXED if arm in seconds}
+    if AUTO not in seconds:
+        return []
+    best = min(fixed, key=lambda arm: fixed[arm])
+    chosen = {seed: of["chosen"] for (arm, seed), of in blocks.items() if arm == AUTO}
+    told = "; ".join(
+        f"seed {seed}: {', '.join(f'{factor:g} after round {round_}' for round_, factor, _ in of) or 'nothing'}"
+        for seed, of in sorted(chosen.items())
+    )
+    return [
+        f"Auto has {fixed[best] / seconds[AUTO]:.2f} times the speed of the best fixed factor ({best}). It chose {told}.",
+        "",
+    ]
+
+
+def _curve(predictor: Predictor) -> list[str]:
+    observed = predictor.observed
+    shown = [batch for batch in SHOWN if batch in observed]
+    steps = ", ".join(f"{batch}: {1000 * observed[batch].seconds / observed[batch].steps:.1f}" for batch in shown)
+    return [
+        (
+            f"Milliseconds of a step by its number of sequences: {steps}. A synchronous round took {predictor.overhead:+.2f} s beyond the "
+            "simulated one; all predictions have that as latency."
+        ),
+    ]
+
+
+def _accuracies(blocks: Blocks, arms: list[str]) -> list[str]:
+    text = [
+        "Share of right held-out answers less the synchronous arm's, in points, paired by prompt:",
+        "",
+        "| arm | answers | all | loss > 2 | longest decile | loss > 3 |",
+        "|---|---|---|---|---|---|",
+    ]
+    for arm in arms:
+        if not all(block["held_out"] for (name, _), block in blocks.items() if name == arm):
+            continue
+        found = accuracy(blocks, arm)
+        cells = [arm, str(found.answers)]
+        for estimate, loss in ((found.overall, LOSS), (found.longest, LOSS_LONGEST)):
+            cells.append(f"{100 * estimate.value:+.1f} ({100 * estimate.low:+.1f} to {100 * estimate.high:+.1f})")
+            needed = estimate.needed(loss)
+            if estimate.low > -loss:
+                cells.append("excluded")
+            elif needed is None or estimate.high < -loss:
+                cells.append("not excluded by any number of prompts at this difference")
+            else:
+                cells.append(f"unresolved: {needed} prompts instead of {estimate.count}")
+        text.append("| " + " | ".join(cells) + " |")
+    return text
+
+
+def plot(panels: list[Panel], path: Path) -> None:
+    """For each task: rollout time of each arm, measured and predicted, and the step-cost curve."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, len(panels), figsize=(5.5 * len(panels), 6.5), squeeze=False, layout="constrained")
+    for column, (name, rows, predictor) in enumerate(panels):
+        bars, curve = axes[0][column], axes[1][column]
+        places = range(len(rows))
+        bars.bar(
+            [place - 0.2 for place in places],
+            [1000 * real.rollout for _, real, _ in rows],
+            0.4,
+            label="measured",
+            color="#7aa6c2",
+        )
+        bars.bar(
+            [place + 0.2 for place in places],
+            [1000 * said.rollout for *_, said in rows],
+            0.4,
+            label="simulated",
+            color="#c2785c",
+        )
+        bars.set_xticks(
+            [*places], [arm.replace("TailBatching-", "Tail ") for arm, *_ in rows], rotation=30, ha="right", fontsize=8
+        )
+        bars.set_title(name)
+        bars.set_ylabel("rollout ms a trained sample")
+        bars.legend(fontsize=8)
+        observed = sorted(predictor.observed.items())
+        curve.scatter(
+            [batch for batch, _ in observed],
+            [1000 * times.seconds / times.steps for _, times in observed],
+            [2 + times.steps**0.5 for _, times in observed],
+            color="#555555",
+        )
+        curve.set_xlabel("sequences of a step")
+        curve.set_ylabel("ms a step")
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.1f}"
+
+
+def _range(values: Any) -> str:
+    return f"{sum(values) / len(values):.2f}x ({min(values):.2f} to {max(values):.2f})"

@@ -1,0 +1,96 @@
+"""The two tasks, fixed before anything was measured. Sizes are chosen so that the whole run takes some 40 minutes on two CPUs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.rounds import drawn, drawn_reward
+from bench.rounds.arms import ARMS
+from longboat_crds.job import RLJobSpec
+from longboat_crds.load import load_job
+
+QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart" / "base"
+ENGINES = 2
+# Graders know the quickstart's reward by this ConfigMap.
+CONFIG_MAP = "quickstart"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """`learns`: weights matter to lengths, and accuracy is looked at. Otherwise lengths are drawn."""
+
+    name: str
+    prompts: int
+    group_size: int
+    learns: bool
+
+    def prepare(self, folder: Path) -> None:
+        """Model and data, into `folder`."""
+        if self.learns:
+            command = [sys.executable, str(QUICKSTART / "build_base.py"), str(folder)]
+            subprocess.run(command, check=True, stdout=sys.stderr)
+        else:
+            drawn.prepare(folder)
+
+    def spec(self, arm: str, folder: Path, *, steps: int, prompts: int, seed: int) -> RLJobSpec:
+        """The job of one block."""
+        rounds = {**ARMS[arm], "steps": steps, "promptsPerRound": prompts, "seed": seed}
+        rollout = {"enginesPerPod": ENGINES, "kvCache": "256Mi", "enforceEager": True}
+        spec: dict[str, Any] = {
+            "runtimeRef": {"name": "bench"},
+            "model": {"path": str(folder / "model"), "dtype": "Float32"},
+            "dataset": {"files": {"paths": [str(folder / "train.jsonl")]}},
+            "rounds": rounds,
+            "rewardPool": {"gradersPerPod": 2},
+            "checkpoint": {"everySteps": steps, "keep": 1, "export": False},
+        }
+        spec |= self._learned(folder, rollout) if self.learns else self._drawn(rollout)
+        job = {
+            "apiVersion": "longboat.dev/v1alpha1",
+            "kind": "RLJob",
+            "metadata": {"name": f"bench-{self.name}"},
+            "spec": spec,
+        }
+        return load_job(json.dumps(job)).spec
+
+    def _learned(self, folder: Path, rollout: dict[str, Any]) -> dict[str, Any]:
+        """As in examples/quickstart, but for the number of prompts in a round and of engines."""
+        return {
+            "dataset": {
+                "files": {"paths": [str(folder / "train.jsonl")]},
+                "columns": {"groundTruth": "answer"},
+                "evaluation": {"files": {"paths": [str(folder / "heldout.jsonl")]}, "temperature": 1},
+            },
+            "algorithm": {"name": "GRPO", "groupSize": self.group_size, "aggregation": "TokenMean"},
+            "rollout": {"sampling": {"maxTokens": 244}, **rollout},
+            "rewards": [
+                {"name": "countdown", "configMap": {"name": CONFIG_MAP, "key": "reward.py", "function": "reward"}}
+            ],
+            "trainer": {"optimizer": {"learningRate": 7e-4}, "maxTokensPerBin": 4096},
+        }
+
+    def _drawn(self, rollout: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "algorithm": {"name": "GRPO", "groupSize": self.group_size},
+            "rollout": {"sampling": {"maxTokens": drawn.LONGEST}, **rollout},
+            "rewards": [{"name": "drawn", "style": "TRL", "function": f"{drawn_reward.__file__}:reward"}],
+            "trainer": {"optimizer": {"learningRate": 1e-6}, "maxTokensPerBin": 4096},
+        }
+
+
+TASKS = {
+    "countdown": Task("countdown", prompts=16, group_size=8, learns=True),
+    "drawn": Task("drawn", prompts=16, group_size=4, learns=False),
+}
+
+
+def task_named(name: str) -> Task:
+    """Raises ValueError for a name that isn't in the table."""
+    if name not in TASKS:
+        raise ValueError(f"no task {name}: one of {', '.join(TASKS)}")
+    return TASKS[name]
