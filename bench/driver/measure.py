@@ -38,6 +38,8 @@ POLICIES = {
     "Synchronous": {"policy": "Synchronous"},
     "TailBatching": {"policy": "TailBatching", "promptOvercommit": 1.25},
     "TailBatching-DAPO": {"policy": "TailBatching", "promptOvercommit": 1.25},
+    "ContinueUnfinished": {"policy": "ContinueUnfinished", "promptOvercommit": 1.25},
+    "BoundedAsync": {"policy": "BoundedAsync", "maxStaleness": 1},
 }
 
 

@@ -8,6 +8,8 @@ BASELINE = "Synchronous"
 # Rounds that don't race, or race by a fixed factor: Auto is measured against the best of them.
 FIXED = (BASELINE, "TailBatching-1.125", "TailBatching-1.25", "TailBatching-1.5")
 AUTO = "Auto"
+# Here the trainer works while engines do, on the same CPUs: steps of these engines take longer.
+OVERLAPPING = ("BoundedAsync",)
 
 ARMS: dict[str, dict[str, Any]] = {
     BASELINE: {"policy": "Synchronous"},
@@ -16,6 +18,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "TailBatching-1.5": {"policy": "TailBatching", "promptOvercommit": 1.5, "sampleOvercommit": 1.0},
     "TailBatching-1.25-1.25": {"policy": "TailBatching", "promptOvercommit": 1.25, "sampleOvercommit": 1.25},
     AUTO: {"policy": "TailBatching", "promptOvercommitMode": "Auto"},
+    "ContinueUnfinished": {"policy": "ContinueUnfinished", "promptOvercommit": 1.25},
+    "BoundedAsync": {"policy": "BoundedAsync", "maxStaleness": 1},
 }
 
 

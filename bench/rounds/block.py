@@ -71,7 +71,7 @@ def steps(records: list[Record]) -> dict[str, list[float]]:
 def fates(log: list[events.Body]) -> dict[str, Any]:
     """What was drawn in which order, and of each launched group: epoch, row, attempt, tokens by index, indices trained.
 
-    Tokens are negative for a response that was stopped, less one; null for one of which nothing is known. `chosen` has the number of the
+    A response that was paused and went on has all its tokens. Tokens are negative for a response that was stopped, less one; null for one of which nothing is known. `chosen` has the number of the
     last round opened, factor and reason.
     """
     drawn: list[PromptId] = []

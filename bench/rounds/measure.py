@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tasks", nargs="*", default=[*TASKS.values()], type=task_named, help=", ".join(TASKS))
     parser.add_argument("--arms", nargs="*", default=[*ARMS], type=arm_named, help=", ".join(ARMS))
     parser.add_argument("--seeds", type=int, default=3, help="blocks of each arm")
-    parser.add_argument("--steps", type=int, default=15, help="optimizer steps of a block")
+    parser.add_argument("--steps", type=int, help="optimizer steps of a block, instead of the task's own number")
     parser.add_argument("--prompts", type=int, help="prompts of a round, instead of the task's own number")
     parser.add_argument("--held-out", type=int, default=2, help="answers to each held-out prompt after a block")
 
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
         tasks=[task.name for task in arguments.tasks],
         arms=arguments.arms,
         seeds=arguments.seeds,
-        steps=arguments.steps,
+        steps={task.name: arguments.steps or task.steps for task in arguments.tasks},
         prompts={task.name: arguments.prompts or task.prompts for task in arguments.tasks},
         held_out=arguments.held_out,
     )
@@ -63,7 +63,7 @@ async def _measure(task: Task, arguments: argparse.Namespace, recorder: Recorder
         for seed in range(arguments.seeds):
             for arm in arguments.arms:
                 began = time.monotonic()
-                spec = task.spec(arm, folder, steps=arguments.steps, prompts=prompts, seed=seed)
+                spec = task.spec(arm, folder, steps=arguments.steps or task.steps, prompts=prompts, seed=seed)
                 root = folder / f"{arm}-{seed}"
                 job, values = await run_block(task, spec, rooms, root)
                 held_out = await answers(rooms, job, rooms.evaluation, arguments.held_out) if task.learns else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bench.rounds import drawn
-from bench.rounds.arms import BASELINE
+from bench.rounds.arms import BASELINE, OVERLAPPING
 from bench.rounds.block import trained_tokens
 from bench.rounds.compare import Blocks
 from bench.rounds.tasks import ENGINES, Task
@@ -38,7 +38,9 @@ class Predicted:
 
 
 class Predictor:
-    """Of one task. Step times are those of all its blocks; `overhead` is what a synchronous round takes beyond the simulated one.
+    """Of one task. Step times are those of all its blocks in which nothing is trained meanwhile; an arm that overlaps has its own.
+
+    `overhead` is what a synchronous round takes beyond the simulated one.
 
     The overhead (messages, the store, graders that compete for CPUs) and the seconds of a step apart from rollout are the baseline's,
     so of the baseline nothing but its mean is predicted. Drawn lengths are known. Learned ones are those of the baseline's block of the
@@ -47,10 +49,7 @@ class Predictor:
 
     def __init__(self, blocks: Blocks, task: Task, settings: dict[str, Any]) -> None:
         self._blocks, self._task, self._settings = blocks, task, settings
-        observed = merged(
-            {int(b): StepTimes(*times) for b, times in block["curve"].items()} for block in blocks.values()
-        )
-        self.observed = {batch: times for batch, times in observed.items() if times.steps > 0}
+        self.observed = self._step_times([arm for arm, _ in blocks if arm not in OVERLAPPING])
         self._site = Site(StepCurve.of(self.observed), engines=ENGINES)
         seeds = [seed for arm, seed in blocks if arm == BASELINE]
         real = [blocks[BASELINE, seed] for seed in seeds]
@@ -66,22 +65,33 @@ class Predictor:
         outcomes = [self._simulate(arm, seed) for name, seed in self._blocks if name == arm]
         return Predicted(
             rollout=float(np.mean([outcome.rollout_per_sample for outcome in outcomes])),
-            step=float(np.mean([outcome.rollout_per_sample for outcome in outcomes]))
-            + self._rest / (self._settings["prompts"][self._task.name] * self._task.group_size),
+            step=float(np.mean([outcome.seconds_per_sample for outcome in outcomes])),
             generated_to_kept=float(np.mean([outcome.generated_to_kept for outcome in outcomes])),
             long_share=float(np.mean([outcome.long_share for outcome in outcomes])),
         )
 
+    def _step_times(self, arms: Collection[str]) -> dict[int, StepTimes]:
+        blocks = [block for (arm, _), block in self._blocks.items() if arm in arms]
+        observed = merged(
+            {int(batch): StepTimes(*times) for batch, times in block["curve"].items()} for block in blocks
+        )
+        return {batch: times for batch, times in observed.items() if times.steps > 0}
+
+    def _site_of(self, arm: str) -> Site:
+        return replace(self._site, curve=StepCurve.of(self._step_times([arm]))) if arm in OVERLAPPING else self._site
+
     def _simulate(self, arm: str, seed: int) -> Outcome:
         prompts = self._settings["prompts"][self._task.name]
-        spec = self._task.spec(arm, Path("/"), steps=self._settings["steps"], prompts=prompts, seed=seed)
+        spec = self._task.spec(
+            arm, Path("/"), steps=self._settings["steps"][self._task.name], prompts=prompts, seed=seed
+        )
         told = {
             max(1, round_): events.OvercommitChosen(factor, {}, reason)
             for round_, factor, reason in self._blocks[arm, seed]["chosen"]
         }
         law = self._law(seed)
         size = self._task.group_size
-        return simulate(open_policy(spec), size, self._site, law, source=self._source(), told=told)
+        return simulate(open_policy(spec), size, self._site_of(arm), law, source=self._source(), told=told)
 
     def _law(self, seed: int) -> LengthLaw:
         if not self._task.learns:

@@ -27,6 +27,7 @@ class Task:
     name: str
     prompts: int
     group_size: int
+    steps: int
     learns: bool
 
     def prepare(self, folder: Path) -> None:
@@ -84,8 +85,8 @@ class Task:
 
 
 TASKS = {
-    "countdown": Task("countdown", prompts=16, group_size=8, learns=True),
-    "drawn": Task("drawn", prompts=16, group_size=4, learns=False),
+    "countdown": Task("countdown", prompts=16, group_size=8, steps=15, learns=True),
+    "drawn": Task("drawn", prompts=16, group_size=4, steps=25, learns=False),
 }
 
 

@@ -46,6 +46,12 @@ def test_a_group_is_one_that_was_launched() -> None:
     assert tuple(sorted(group(law, 7))) == prompts[2].finished
 
 
+def test_groups_of_one_are_launched_again_as_they_were() -> None:
+    prompts = [PromptLengths("math", (length,), (), (), ()) for length in (10, 100, 1000)]
+    law = FirstLaunchLaw.of(complete(prompts, 2000), 1, known={PromptId(0, row): row for row in range(3)})
+    assert [group(law, row, 1, size=1) for row in range(3)] == [[10], [100], [1000]]
+
+
 def test_a_prompt_that_was_long_by_chance_is_shorter_the_next_time() -> None:
     """Of the longest groups of a window, the mean longest response when they are launched again."""
     truth = TwoLevel(MEDIAN, PROMPT_SIGMA, SAMPLE_SIGMA, LONGEST)

@@ -34,10 +34,10 @@ class Redraws:
 
     @classmethod
     def of(cls, prompts: Sequence[Atoms], group_size: int, seed: int) -> Redraws:
-        """From launches of `group_size` responses (two at least) to each of `prompts`."""
+        """From launches of `group_size` responses to each of `prompts`; of single responses nothing says what is chance."""
         means = [sum(share * log(length) for length, share in atoms) for atoms in prompts]
         middle = sum(means) / len(means)
-        correction = group_size / (group_size - 1)
+        correction = group_size / max(1, group_size - 1)
         within = correction * _mean(
             [
                 sum(share * (log(length) - mean) ** 2 for length, share in of)
