@@ -9,13 +9,15 @@ from random import Random
 import pytest
 
 from longboat_runtime.rounds import events
+from longboat_runtime.rounds.bounded_async import BoundedAsync
+from longboat_runtime.rounds.continue_unfinished import ContinueUnfinished
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.records import State
 from longboat_runtime.rounds.tail_batching import TailBatching
-from longboat_runtime.timeline.bars import Fate
+from longboat_runtime.samples import SampleId
+from longboat_runtime.timeline.bars import Bar, Fate, Timeline
 from longboat_runtime.timeline.fold import fold
 from longboat_runtime.timeline.trace import trace
-from tests.rounds.policies import TwoAhead
 from tests.rounds.world import World
 
 TAIL = TailBatching(4, 2, 2, prompt_overcommit=1.5, sample_overcommit=1.5)
@@ -36,13 +38,15 @@ def ran(policy: Policy, seed: int) -> World:
                 world.finish(random.choice(running))
             case chance if chance < 0.9 and generated:
                 world.grade(random.choice(generated))
+            case chance if chance < 0.95 and world.pausing:
+                world.paused(random.choice(world.pausing))
             case _:
-                assert world.train() or world.publish() or running or generated
+                assert world.train() or world.publish() or running or generated or world.pausing
     return world
 
 
 @pytest.mark.parametrize("seed", range(25))
-@pytest.mark.parametrize("policy", [TAIL, TwoAhead(4, 2, 2)], ids=["tail batching", "two ahead"])
+@pytest.mark.parametrize("policy", [TAIL, BoundedAsync(4, 2, 2, 2)], ids=["tail batching", "two ahead"])
 def test_a_timeline_tells_what_the_ledger_did(policy: Policy, seed: int) -> None:
     world = ran(policy, seed)
     timeline = fold(world.log)
@@ -54,6 +58,27 @@ def test_a_timeline_tells_what_the_ledger_did(policy: Policy, seed: int) -> None
     assert sum(bar.engine is not None for bar in bars) == kinds[events.Generated]
     assert sum(bar.tokens for bar in bars) == sum(getattr(event.body, "tokens", 0) for event in world.log)
     assert all(bar.start <= bar.end <= timeline.end for bar in bars)
+    no_row_overlaps(timeline)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_sample_that_went_on_has_a_bar_in_each_round(seed: int) -> None:
+    world = ran(ContinueUnfinished(4, 2, 2, prompt_overcommit=2.0), seed)
+    timeline = fold(world.log)
+    assert sum(round_.carried for round_ in timeline.rounds) == sum(
+        isinstance(event.body, events.GroupCarried) for event in world.log
+    )
+    bars: dict[SampleId, list[Bar]] = {}
+    for bar in (bar for round_ in timeline.rounds for bar in round_.bars):
+        bars.setdefault(bar.sample, []).append(bar)
+    for sample in (sample for batch in world.batches.values() for sample in batch):
+        assert bars[sample][-1].fate in (Fate.KEPT, Fate.CARRIED)
+        if not any(bar.fate is Fate.LOST for bar in bars[sample]):
+            assert sum(bar.tokens for bar in bars[sample]) == world.made[sample][-1].end
+    no_row_overlaps(timeline)
+
+
+def no_row_overlaps(timeline: Timeline) -> None:
     rows: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for event in trace(timeline)["traceEvents"]:
         if event["ph"] == "X":

@@ -21,6 +21,8 @@ class Fate(StrEnum):
     """Beyond the first `groupSize` responses of its group."""
     DEFERRED = "deferred"
     """Its group went back to the queue."""
+    CARRIED = "carried"
+    """Its round ended before its group was complete; both go on in a later one, with the tokens that there are."""
     DROPPED = "dropped"
     LOST = "lost"
     """Its engine, or what the store had of it, is gone."""
@@ -32,7 +34,8 @@ class Fate(StrEnum):
 class Bar:
     """One try at one sample, from its launch (waiting in the engine included) to the event that ended it, or the log's end.
 
-    `engine` is None and `tokens` 0 if no engine gave it back: those of finished and of stopped samples are in the log.
+    `engine` is None and `tokens` 0 if no engine gave it back: those of finished, stopped and paused samples are in the log. A try
+    that went on with a paused sample has the tokens that it added.
     """
 
     sample: SampleId
@@ -45,7 +48,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round. `closed` is None while it is open, `step` until it is trained; `kept`, `deferred`, `dropped` count prompts."""
+    """One round. `closed` is None while it is open, `step` until it is trained; `kept`, `deferred`, `carried` and `dropped` count prompts."""
 
     number: int
     kind: RoundKind
@@ -55,6 +58,7 @@ class Round:
     step: int | None
     kept: int
     deferred: int
+    carried: int
     dropped: int
     bars: tuple[Bar, ...]
 

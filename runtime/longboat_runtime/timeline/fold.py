@@ -39,7 +39,7 @@ class _Fold:
                 self._launch(launched, time)
             case events.Generated(sample=sample, engine=engine, tokens=tokens):
                 for one in self._latest(sample):
-                    one.end, one.engine, one.tokens = time, engine, tokens
+                    one.end, one.engine, one.tokens = time, engine, tokens - one.begun
             case events.Lost(sample=sample):
                 for one in self._latest(sample):
                     one.fate, one.end = Fate.LOST, time if one.end is None else one.end
@@ -58,6 +58,16 @@ class _Fold:
             case events.GroupKept(prompt=prompt, attempt=attempt):
                 if group := self._groups.get((prompt, attempt)):
                     group.fate = Fate.KEPT
+            case events.GroupCarried(prompt=prompt, attempt=attempt):
+                self._give_up(prompt, attempt, Fate.CARRIED, time)
+            case events.Paused(sample=sample, engine=engine, tokens=tokens):
+                for one in self._latest(sample):
+                    one.engine, one.tokens = engine, tokens - one.begun
+            case events.GroupAdopted(round=number, prompt=prompt, attempt=attempt):
+                self._adopt(number, prompt, attempt)
+            case events.Resumed(samples=samples):
+                for sample in samples:
+                    self._resume(sample, time)
             case events.GroupDeferred(prompt=prompt, attempt=attempt):
                 self._give_up(prompt, attempt, Fate.DEFERRED, time)
             case events.GroupDropped(prompt=prompt, attempt=attempt):
@@ -92,9 +102,11 @@ class _Fold:
             return
         for work in tuple(self._working):
             self._end(work, self._now, done=False)
-        for one in (tries[-1] for group in self._groups.values() for tries in group.tries):
-            if one.end is None:
-                one.fate, one.end = Fate.LOST, self._now
+        for group in self._groups.values():
+            for one in (one for index in range(len(group.tries)) for one in group.latest(index)):
+                paused = one.fate is Fate.CARRIED and one.engine is None
+                if one.end is None or paused:
+                    one.fate, one.end = Fate.LOST, self._now if one.end is None else one.end
         self._gaps.append(Gap(self._now, time))
 
     def _launch(self, body: events.Launched, time: float) -> None:
@@ -104,9 +116,21 @@ class _Fold:
             round_.groups.append(group)
 
     def _latest(self, sample: SampleId) -> list[Try]:
-        """The sample's present try; none if it was launched before the log begins."""
+        """The sample's last try; none if it was launched before the log begins."""
         group = self._groups.get((sample.prompt, sample.attempt))
-        return group.tries[sample.index][-1:] if group else []
+        return group.latest(sample.index) if group else []
+
+    def _adopt(self, number: int, prompt: PromptId, attempt: int) -> None:
+        before, round_ = self._groups.get((prompt, attempt)), self._rounds.get(number)
+        if before and round_:
+            group = OpenGroup(prompt, attempt, [[] for _ in before.tries], before.seats, before=before)
+            self._groups[prompt, attempt] = group
+            round_.groups.append(group)
+
+    def _resume(self, sample: SampleId, time: float) -> None:
+        for one in self._latest(sample):
+            group = self._groups[sample.prompt, sample.attempt]
+            group.tries[sample.index].append(Try(time, one.begun + one.tokens))
 
     def _give_up(self, prompt: PromptId, attempt: int, fate: Fate, time: float) -> None:
         if group := self._groups.get((prompt, attempt)):

@@ -11,9 +11,10 @@ from longboat_runtime.timeline.bars import Bar, Fate, Round
 
 @dataclass(slots=True)
 class Try:
-    """One try at a sample. `fate` stays None for what the group decides."""
+    """One try at a sample, from the tokens that it had `begun` with. `fate` stays None for what the group decides."""
 
     start: float
+    begun: int = 0
     end: float | None = None
     engine: str | None = None
     tokens: int = 0
@@ -22,9 +23,10 @@ class Try:
 
 @dataclass(slots=True)
 class OpenGroup:
-    """One attempt at a prompt. `tries` has those of each sample.
+    """One attempt at a prompt, in one round. `tries` has those of each sample.
 
-    `seats` are the samples that were graded: only those that count are, and they count for good.
+    `seats` are the samples that were graded: only those that count are, and they count for good. A group that a
+    later round adopts has the same seats there, and is `before` that one.
     """
 
     prompt: PromptId
@@ -32,6 +34,11 @@ class OpenGroup:
     tries: list[list[Try]]
     seats: set[int] = field(default_factory=set)
     fate: Fate = Fate.OPEN
+    before: OpenGroup | None = None
+
+    def latest(self, index: int) -> list[Try]:
+        """The last try at a sample, perhaps in a round before."""
+        return self.tries[index][-1:] or (self.before.latest(index) if self.before else [])
 
     def give_up(self, fate: Fate, time: float) -> None:
         """All of it ends; what was lost or surplus before stays that."""
@@ -87,6 +94,7 @@ class OpenRound:
             self.step,
             kept=fates.count(Fate.KEPT),
             deferred=fates.count(Fate.DEFERRED),
+            carried=fates.count(Fate.CARRIED),
             dropped=fates.count(Fate.DROPPED),
             bars=bars,
         )

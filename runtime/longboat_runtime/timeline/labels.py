@@ -24,6 +24,7 @@ def caption(round_: Round, inches: float = FULL) -> str:
     if inches < FULL:
         return f"{round_.number}\n{round_.kind}" if inches >= SHORT else ""
     prompts = f"{round_.kept:,} kept" + (f", {round_.deferred:,} deferred" if round_.deferred else "")
+    prompts += f", {round_.carried:,} carried" if round_.carried else ""
     prompts += f"\n{round_.dropped:,} dropped" if round_.dropped else ""
     end = "still open" if round_.closed is None else f"closed after {duration(round_.closed - round_.opened)}"
     return f"round {round_.number}: {round_.kind}\n{prompts}\n{round_.tokens:,} tokens\n{end}"

@@ -21,6 +21,7 @@ _FATES = {
     Fate.KEPT: "#009E73",
     Fate.SURPLUS: "#56B4E9",
     Fate.DEFERRED: "#E69F00",
+    Fate.CARRIED: "#F0E442",
     Fate.DROPPED: "#CC79A7",
     Fate.LOST: "#000000",
     Fate.OPEN: "#BBBBBB",

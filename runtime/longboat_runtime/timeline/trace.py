@@ -66,6 +66,7 @@ def _about(round_: Round) -> dict[str, Any]:
         "step": round_.step,
         "kept": round_.kept,
         "deferred": round_.deferred,
+        "carried": round_.carried,
         "dropped": round_.dropped,
         "tokens": round_.tokens,
     }
