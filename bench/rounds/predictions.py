@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from longboat_runtime.samples import PromptId
 from longboat_runtime.simulate.curve import StepCurve, merged
 from longboat_runtime.simulate.lengths import FirstLaunchLaw, LengthLaw
 from longboat_runtime.simulate.outcome import Outcome
-from longboat_runtime.simulate.simulation import simulate
+from longboat_runtime.simulate.simulation import Source, simulate
 from longboat_runtime.simulate.site import Site
 
 
@@ -102,12 +102,13 @@ class Predictor:
         longest = max(max(of) for of in trained.values())
         return FirstLaunchLaw.of(complete(lengths, longest), self._task.group_size, known, seed)
 
-    def _source(self) -> Callable[[int, int], Sequence[PromptId]]:
+    def _source(self) -> Source:
         """The prompts in the order the dataset gave them, to the farthest that any arm went."""
         order = max((block["drawn"] for block in self._blocks.values()), key=len)
         prompts = [PromptId(*prompt) for prompt in order]
 
-        def draw(before: int, count: int) -> list[PromptId]:
+        def draw(before: int, count: int, domain: str) -> list[PromptId]:
+            del domain
             further = [PromptId(-1, number) for number in range(len(prompts), before + count)]
             return [*prompts, *further][before : before + count]
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from longboat_runtime.rounds.audit.lengths import PromptLengths
+from longboat_runtime.rounds.by_domain import ByDomain
+from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.tail_batching import TailBatching
 from longboat_runtime.simulate.curve import StepCurve
 from longboat_runtime.simulate.lengths import TwoLevel
@@ -22,14 +26,28 @@ COMPUTE_BOUND = StepCurve((1, 256), (0.001, 0.256))
 ROOM = 10**9
 
 
-def chosen(window: list[PromptLengths], curve: StepCurve, kv_tokens: int = ROOM) -> Choice:
+def tail_batching(factor: float, steps: int) -> Policy:
+    return TailBatching(steps, PROMPTS, GROUP, factor, 1.0)
+
+
+def by_domain(factor: float, steps: int) -> Policy:
+    rules = {name: TailBatching(steps, PROMPTS // 2, GROUP, factor, 1.0) for name in ("math", "code")}
+    return ByDomain(steps, PROMPTS, GROUP, rules)
+
+
+def chosen(
+    window: list[PromptLengths],
+    curve: StepCurve,
+    kv_tokens: int = ROOM,
+    policy: Callable[[float, int], Policy] = tail_batching,
+) -> Choice:
     return choose(
         window,
         LONGEST,
         Site(curve, engines=2),
+        policy,
         prompts_per_round=PROMPTS,
         group_size=GROUP,
-        sample_overcommit=1.0,
         kv_tokens=kv_tokens,
     )
 
@@ -58,6 +76,15 @@ def test_equal_responses_are_not_raced(curve: StepCurve) -> None:
     choice = chosen(window, curve)
     assert choice.factor == 1
     assert choice.predicted[1.0] == pytest.approx(200 * curve(PROMPTS * GROUP // 2), rel=1e-6)
+
+
+def test_domains_with_quotas_have_lengths_of_their_own() -> None:
+    """One domain's responses are all alike, the other's have a tail: what is predicted without a race is the longest of both."""
+    code = [PromptLengths("code", (10,) * GROUP, (), (), (10,) * GROUP) for _ in range(60)]
+    math = [PromptLengths("math", (300,) * GROUP, (), (), (300,) * GROUP) for _ in range(60)]
+    choice = chosen([*code, *math], LATENCY_BOUND, policy=by_domain)
+    assert choice.predicted[1.0] == pytest.approx(300 * 0.01)
+    assert choice.factor == 1
 
 
 def test_what_engines_cannot_hold_is_not_chosen() -> None:

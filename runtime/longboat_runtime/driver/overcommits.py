@@ -10,7 +10,7 @@ from math import ceil
 import structlog
 
 from longboat_crds.algorithm import resolve
-from longboat_crds.rounds import SAMPLE_OVERCOMMIT, OvercommitMode
+from longboat_crds.rounds import OvercommitMode
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.journal import Journal
 from longboat_runtime.driver.reporter import Reporter
@@ -19,6 +19,9 @@ from longboat_runtime.interfaces import EngineStats
 from longboat_runtime.metrics.record import Record
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.audit.history import WINDOW_PERIODS
+from longboat_runtime.rounds.events import DropReason
+from longboat_runtime.rounds.named import open_policy
+from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.simulate.curve import StepCurve, merged
 from longboat_runtime.simulate.overcommit import Choice, choose
 from longboat_runtime.simulate.site import Site
@@ -86,18 +89,26 @@ class Overcommits:
                 prompts,
                 self._job.sampling.max_tokens,
                 self._site(stats),
+                self._policy,
                 prompts_per_round=rounds.prompts_per_round,
                 group_size=resolve(self._spec.algorithm).group_size,
-                sample_overcommit=rounds.sample_overcommit or SAMPLE_OVERCOMMIT,
                 kv_tokens=min(of.kv_tokens for of in stats),
             )
         )
 
+    def _policy(self, factor: float, steps: int) -> Policy:
+        """The job's, with this factor and number of steps; what is audited is the same with every factor."""
+        rounds = {"prompt_overcommit": factor, "steps": steps, "audit_every": None}
+        return open_policy(self._spec.model_copy(update={"rounds": self._spec.rounds.model_copy(update=rounds)}))
+
     def _site(self, stats: list[EngineStats]) -> Site:
-        """Engines as they are. What else a round takes is the same with every factor."""
+        """Engines as they are, and prompts that teach nothing as often as so far. What else a round takes is the same anyway."""
+        ledger = self._journal.ledger
+        equal = ledger.dropped[DropReason.ZERO_VARIANCE]
         return Site(
             StepCurve.of(merged(of.step_times for of in stats)),
             engines=len(stats),
             max_sequences=self._spec.rollout.max_sequences,
             prompt_tokens=self._prompt_tokens,
+            flat=equal / max(1, equal + ledger.trained),
         )

@@ -69,7 +69,7 @@ class FirstLaunchLaw:
         """`known` are numbers of `launched`. Raises ValueError without a prompt."""
         atoms: dict[int, list[tuple[float, float]]] = {}
         for prompt, place, mass in zip(launched.prompts, launched.likely, launched.masses, strict=True):
-            atoms.setdefault(int(prompt), []).append((float(place), float(mass)))
+            atoms.setdefault(int(prompt), []).append((max(1.0, float(place)), float(mass)))
         if not atoms:
             raise ValueError("no prompt was launched")
         prompts = [sorted(atoms[number]) for number in sorted(atoms)]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 from longboat_runtime.rounds.audit.completion import complete
 from longboat_runtime.rounds.audit.first_launches import together
 from longboat_runtime.rounds.audit.lengths import PromptLengths
-from longboat_runtime.rounds.tail_batching import TailBatching
-from longboat_runtime.simulate.lengths import FirstLaunchLaw, LengthLaw
+from longboat_runtime.rounds.policy import Policy
+from longboat_runtime.samples import PromptId, SampleId
+from longboat_runtime.simulate.lengths import FirstLaunchLaw
 from longboat_runtime.simulate.outcome import Outcome
 from longboat_runtime.simulate.simulation import simulate
 from longboat_runtime.simulate.site import Site
@@ -38,27 +39,28 @@ def choose(
     prompts: Sequence[PromptLengths],
     longest: int,
     site: Site,
+    policy: Callable[[float, int], Policy],
     *,
     prompts_per_round: int,
     group_size: int,
-    sample_overcommit: float,
     kv_tokens: int,
 ) -> Choice:
     """The factor of PERIODS that minimises (n_short T_short + T_long) / (n_short + 1), the mean of a period's rounds.
 
-    Lengths follow the audit's law of first launches of `prompts` (none longer than `longest`), steps the site's curve. A
+    `policy(factor, steps)` is the job's own with that factor and number of steps. Lengths follow the audit's law of first launches of
+    `prompts` (none longer than `longest`), that of their domain where the policy draws by domain; steps follow the site's curve. A
     factor above 1 is out if an engine would hold more than `kv_tokens` at a time: preempted sequences are computed again,
     and that takes more than what racing saves. Raises ValueError without a prompt.
     """
-    domains: dict[str, list[PromptLengths]] = {}
-    for prompt in prompts:
-        domains.setdefault(prompt.domain, []).append(prompt)
-    launched = together([complete(members, longest) for members in domains.values()])
-    law = FirstLaunchLaw.of(launched, group_size)
+    window = _Window.of(prompts, longest, group_size)
     rounds = min(ROUNDS, SAMPLES // (len(PERIODS) * prompts_per_round * group_size))
-    outcomes = {
-        factor: _run(factor, rounds, site, law, prompts_per_round, group_size, sample_overcommit) for factor in PERIODS
-    }
+    outcomes = {}
+    for factor, period in PERIODS.items():
+        # Whole periods, at least one; the end of the job, where the queue is drained, is not in sight.
+        steps = max(1, rounds // period) * period
+        outcomes[factor] = simulate(
+            policy(factor, 4 * steps), group_size, site, window, source=window.draw, most_steps=steps
+        )
     predicted = {factor: outcome.rollout_per_round for factor, outcome in outcomes.items()}
     fits = {factor for factor, outcome in outcomes.items() if factor == 1 or outcome.tokens_most <= kv_tokens}
     fastest = min(predicted[factor] for factor in fits)
@@ -66,20 +68,31 @@ def choose(
     return Choice(factor, predicted, _reason(factor, outcomes, fits, kv_tokens))
 
 
-def _run(
-    factor: float,
-    rounds: int,
-    site: Site,
-    law: LengthLaw,
-    prompts_per_round: int,
-    group_size: int,
-    sample_overcommit: float,
-) -> Outcome:
-    """Whole periods, at least one; the end of the job, where the queue is drained, is not in sight."""
-    period = PERIODS[factor]
-    count = max(1, rounds // period) * period
-    policy = TailBatching(count * 4, prompts_per_round, group_size, factor, sample_overcommit)
-    return simulate(policy, group_size, site, law, most_steps=count)
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """Prompts as those of an audited window: of each domain of `names` by its own law, and by that of all, which is the last.
+
+    The number of its law stands in the place of a prompt's epoch.
+    """
+
+    names: Sequence[str]
+    laws: Sequence[FirstLaunchLaw]
+
+    @classmethod
+    def of(cls, prompts: Sequence[PromptLengths], longest: int, group_size: int) -> _Window:
+        domains: dict[str, list[PromptLengths]] = {}
+        for prompt in prompts:
+            domains.setdefault(prompt.domain, []).append(prompt)
+        launched = [complete(members, longest) for members in domains.values()]
+        return cls([*domains], [FirstLaunchLaw.of(of, group_size) for of in (*launched, together(launched))])
+
+    def __call__(self, sample: SampleId) -> int:
+        return self.laws[sample.epoch](sample)
+
+    def draw(self, drawn: int, count: int, domain: str) -> list[PromptId]:
+        """Of a domain that the window doesn't have as of all."""
+        law = self.names.index(domain) if domain and domain in self.names else len(self.names)
+        return [PromptId(law, row) for row in range(drawn, drawn + count)]
 
 
 def _reason(factor: float, outcomes: Mapping[float, Outcome], fits: set[float], kv_tokens: int) -> str:

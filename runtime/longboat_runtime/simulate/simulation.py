@@ -21,9 +21,13 @@ from longboat_runtime.simulate.lengths import LengthLaw
 from longboat_runtime.simulate.outcome import Outcome, SimulatedStep
 from longboat_runtime.simulate.site import Site
 
+# The next prompts of a domain (of the whole dataset where that is empty), given how many of all were drawn before, and how many to draw.
+Source = Callable[[int, int, str], Sequence[PromptId]]
 
-def number_prompts(drawn: int, count: int) -> list[PromptId]:
-    """A source that never repeats a prompt: the next `count` after `drawn`."""
+
+def number_prompts(drawn: int, count: int, domain: str) -> list[PromptId]:
+    """A source that never repeats a prompt, and has no domains."""
+    del domain
     return [PromptId(0, row) for row in range(drawn, drawn + count)]
 
 
@@ -33,14 +37,13 @@ def simulate(
     site: Site,
     law: LengthLaw,
     *,
-    source: Callable[[int, int], Sequence[PromptId]] = number_prompts,
+    source: Source = number_prompts,
     most_steps: float = inf,
     told: Mapping[int, Body] | None = None,
 ) -> Outcome:
     """Runs the job to the end of its policy, or until `most_steps` are committed.
 
-    A function of its arguments: the same run every time. `source(drawn, count)` gives the next prompts of the dataset. Raises
-    ValueError if no step was made. `told` are events from outside, each right after the round of that number was opened.
+    A function of its arguments: the same run every time. Raises ValueError if no step was made. `told` are events from outside, each right after the round of that number was opened.
     """
     run = Simulation(policy, group_size, site, law, source, told or {})
     while run.ledger.step < most_steps and run.proceed():
@@ -59,7 +62,7 @@ class Simulation(Roomless):
         group_size: int,
         site: Site,
         law: LengthLaw,
-        source: Callable[[int, int], Sequence[PromptId]],
+        source: Source,
         told: Mapping[int, Body],
     ) -> None:
         super().__init__(policy, Ledger(group_size), 0)
@@ -105,8 +108,7 @@ class Simulation(Roomless):
         return self._time
 
     def draw(self, count: int, domain: str) -> Sequence[PromptId]:
-        """Whatever the domain: a simulated prompt has none of its own."""
-        return self._source(self.view.drawn, count)
+        return self._source(self.view.drawn, count, domain)
 
     def noted(self, event: Event) -> None:
         match event.body:
