@@ -11,12 +11,10 @@ from longboat_runtime.driver.loop import Outcome
 from longboat_runtime.interfaces import ModelInfo, TrainReport, TrainRequest
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.problems import spec_problem_in
-from longboat_runtime.rounds import events
 from longboat_runtime.rounds.snapshot import to_snapshot
-from longboat_runtime.samples import PromptId, SampleId
+from longboat_runtime.samples import SampleId
 from tests.driver.fakes import Crash, Site, make_spec
 from tests.driver.runs import finished, history, manifests, saved_steps, trained, until
-from tests.rounds.policies import TwoAhead
 
 
 async def test_a_job_trains_publishes_checkpoints_and_exports(tmp_path: Path) -> None:
@@ -218,43 +216,6 @@ async def test_a_checkpoint_of_another_group_size_is_refused(tmp_path: Path) -> 
     with pytest.raises(ExceptionGroup) as refused:
         await site.driver().run()
     assert spec_problem_in(refused.value).field == "spec.algorithm.groupSize"
-
-
-async def test_two_rounds_ahead(tmp_path: Path) -> None:
-    """A policy that keeps two rounds generated while one trains: whole groups, each round with its weight version."""
-    site = Site(tmp_path, make_spec(steps=6), TwoAhead(6, 2, 2))
-    assert await site.driver().run() is Outcome.DONE
-    log = [event.body for event in surviving(tmp_path, end_of(tmp_path, 1))]
-    open_rounds = most = 0
-    for body in log:
-        open_rounds += isinstance(body, events.RoundOpened) - isinstance(body, events.StepCommitted)
-        most = max(most, open_rounds)
-    assert most == 3
-    versions = [body.version for body in log if isinstance(body, events.RoundOpened)]
-    assert versions[:3] == [0, 0, 0]
-    assert versions == sorted(versions)
-    batches = trained(site)
-    assert [step for step, _ in batches] == [1, 2, 3, 4, 5, 6]
-    assert len({sample for _, samples in batches for sample in samples}) == 6 * 4
-    staleness = [r.metrics["training/off_policy/trajectory_staleness_worst/max"] for r in read_records(tmp_path)[1:]]
-    assert max(staleness) == 2
-
-
-async def test_two_rounds_ahead_survives_a_crash(tmp_path: Path) -> None:
-    site = Site(tmp_path, make_spec(steps=6), TwoAhead(6, 2, 2))
-    driver = site.driver()
-    site.trainer.crash = (4, "after")
-    with pytest.raises(ExceptionGroup):
-        await driver.run()
-    driver = site.driver()
-    assert await driver.run() is Outcome.DONE
-    batches = trained(site)
-    assert [step for step, _ in batches] == [1, 2, 3, 4, 5, 6]
-    prompts = [sample.prompt for _, samples in batches for sample in samples]
-    assert all(prompts.count(prompt) == 2 for prompt in prompts), "every prompt once, as a whole group"
-    ledger = replay(tmp_path, end_of(tmp_path, 2))
-    assert set(prompts) | set(ledger.queue) == {PromptId(*divmod(n, 5)) for n in range(ledger.drawn)}
-    assert not set(prompts) & set(ledger.queue)
 
 
 async def test_a_later_start_shows_what_the_earlier_one_left_until_it_knows_better(tmp_path: Path) -> None:

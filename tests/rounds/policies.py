@@ -22,38 +22,6 @@ def judge(group: GroupView | None) -> Action | None:
 
 
 @dataclass(frozen=True)
-class TwoAhead:
-    """Keeps three rounds going: while one trains, the next two are already generated, on older weights."""
-
-    steps: int
-    prompts_per_round: int
-    group_size: int
-    ahead: int = 2
-
-    def decide(self, view: View, event: Event) -> Sequence[Action]:
-        if view.serving != view.step and view.publishing is None:
-            return [Publish(view.step)]
-        if view.serving is None:
-            return []
-        if actions := recover(view):
-            return actions
-        match event.body:
-            case events.Graded(sample=sample) if verdict := judge(view.group(sample.prompt)):
-                return [verdict]
-        for round_ in view.open_rounds():
-            if missing := self.prompts_per_round - (round_.launched - sum(round_.deferred.values())):
-                queued = tuple(view.queue)[:missing]
-                return [Launch(round_.number, self.group_size, queued, missing - len(queued))]
-            if not round_.undecided:
-                return [Close(round_.number)]
-        oldest = next(iter(view.rounds.values()), None)
-        if oldest and oldest.trainable:
-            return [Train(oldest.number)]
-        more = len(view.rounds) <= self.ahead and view.last_round < self.steps
-        return [Open()] if more and view.serving == view.step else []
-
-
-@dataclass(frozen=True)
 class Racing:
     """Launches one prompt and one sample a group too many; the first groups to be filled win, the others are deferred."""
 

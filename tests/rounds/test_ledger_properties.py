@@ -21,7 +21,7 @@ from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
 from longboat_runtime.rounds.synchronous import Synchronous
 from longboat_runtime.rounds.tail_batching import TailBatching
 from longboat_runtime.samples import GradeKind, SampleId
-from tests.rounds.policies import Racing, TwoAhead
+from tests.rounds.policies import Racing
 from tests.rounds.world import World, replay
 
 STEPS, PROMPTS, GROUP = 3, 2, 2
@@ -29,7 +29,6 @@ PHASES = tuple(zip("abc", phases(3), strict=True))
 POLICIES = (
     Synchronous(STEPS, PROMPTS, GROUP),
     Synchronous(STEPS, PROMPTS, GROUP, drop_zero_variance=True),
-    TwoAhead(STEPS, PROMPTS, GROUP),
     Racing(STEPS, PROMPTS, GROUP),
     TailBatching(STEPS, PROMPTS, GROUP, prompt_overcommit=1.5, sample_overcommit=1.0),
     TailBatching(STEPS, PROMPTS, GROUP, prompt_overcommit=1.5, sample_overcommit=1.5, audit_every=2),
@@ -194,7 +193,7 @@ class Interleavings(RuleBasedStateMachine):
     def no_trained_token_is_too_old(self) -> None:
         policy = self.world.policy
         bound = policy.max_staleness if isinstance(policy, BoundedAsync) else 0
-        if not isinstance(policy, (ContinueUnfinished, TwoAhead)):
+        if not isinstance(policy, ContinueUnfinished):
             assert all(staleness <= bound for staleness in self.world.oldest.values())
 
     @invariant()

@@ -17,7 +17,6 @@ from longboat_runtime.simulate.curve import StepCurve
 from longboat_runtime.simulate.lengths import TwoLevel
 from longboat_runtime.simulate.simulation import simulate
 from longboat_runtime.simulate.site import Site
-from tests.rounds.policies import TwoAhead
 
 FLAT = StepCurve((1,), (0.01,))
 RISING = StepCurve((1, 64), (0.006, 0.015))
@@ -130,7 +129,7 @@ def test_prompts_that_teach_nothing_are_replaced_in_the_race() -> None:
 
 def test_a_policy_that_runs_ahead_overlaps_rollout_and_training() -> None:
     site = Site(FLAT, update=1.0, publish=0.1)
-    together = simulate(TwoAhead(8, 4, 2), 2, site, constant(100))
+    together = simulate(BoundedAsync(8, 4, 2, 2), 2, site, constant(100))
     apart = simulate(Synchronous(8, 4, 2), 2, site, constant(100))
     assert together.seconds_per_sample < 0.7 * apart.seconds_per_sample
 

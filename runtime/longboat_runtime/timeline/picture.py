@@ -19,6 +19,8 @@ _ROW, _LANE, _WORKS = 0.016, 0.3, 0.5
 # Inches around the panels: names of lanes, and captions, axis and legend.
 _BESIDE, _AROUND = 1.5, 1.8
 _WIDTHS, _HEIGHTS = (8.0, 40.0), (2.5, 16.0)
+# Rounds that are opened within so many seconds are opened at once.
+_AT_ONCE = 0.05
 
 
 def draw(timeline: Timeline, file: Path, job: str) -> None:
@@ -50,10 +52,13 @@ def draw(timeline: Timeline, file: Path, job: str) -> None:
 
 
 def _width(timeline: Timeline, axis: Axis) -> float:
-    """Inches of the panels: the narrowest round has room for its caption, if there aren't too many rounds."""
+    """Inches of the panels: the narrowest round has room for its caption, if there aren't too many rounds.
+
+    Rounds that are opened at once stand in one place, however wide that is.
+    """
     opened = [axis.at(round_.opened) for round_ in timeline.rounds] + [axis.at(timeline.end)]
-    narrowest = min(later - earlier for earlier, later in pairwise(opened))
-    width = opened[-1] / narrowest * FULL if narrowest > 0 else 0.0
+    widths = [later - earlier for earlier, later in pairwise(opened) if later - earlier > _AT_ONCE]
+    width = opened[-1] / min(widths) * FULL if widths else 0.0
     return min(max(width, _WIDTHS[0]), _WIDTHS[1])
 
 
