@@ -1,0 +1,82 @@
+"""How an engine's actor has samples go on with what the store has of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from longboat_runtime.rollout.actor import EngineActor
+from longboat_runtime.rollout.engine import EngineConfig
+from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, SampleRequest, VersionSpan
+from longboat_runtime.store.samples import HeldSamples
+from tests.rollout.reference import request
+
+SPANS = (VersionSpan(3, 0, 2), VersionSpan(4, 2, 5))
+
+
+class SlowStore:
+    """Answers only once others have had their turn."""
+
+    def __init__(self) -> None:
+        self.held = HeldSamples()
+
+    async def get(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return self.held.get(ids)
+
+
+class Recorder:
+    """An engine that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, list[SampleId]]] = []
+        self.begun: dict[SampleId, GeneratedSample] = {}
+
+    def submit(self, requests: Sequence[SampleRequest], begun: Sequence[GeneratedSample] = ()) -> None:
+        self.told.append(("submit", [one.id for one in requests]))
+        self.begun.update({sample.id: sample for sample in begun})
+
+    def abort(self, ids: Sequence[SampleId]) -> None:
+        self.told.append(("abort", list(ids)))
+
+
+def part(of: SampleRequest) -> GeneratedSample:
+    return GeneratedSample(
+        of.id,
+        np.asarray(of.prompt_ids, np.int32),
+        np.arange(5, dtype=np.int32),
+        np.zeros(5, np.float32),
+        SPANS,
+        FinishReason.ABORT,
+        "abcde",
+        "e",
+    )
+
+
+def actor() -> tuple[EngineActor, Recorder, SlowStore]:
+    store, engine = SlowStore(), Recorder()
+    made = EngineActor(EngineConfig("e", "/model", "float32"), 0, 1, store)  # type: ignore[arg-type]
+    made._engine = engine  # type: ignore[assignment]
+    return made, engine, store
+
+
+async def test_samples_go_on_with_just_what_the_driver_knows_of_them() -> None:
+    made, engine, store = actor()
+    fresh = request(0)
+    known, gone, other = (replace(request(row), begun=SPANS) for row in (1, 2, 3))
+    store.held.put([part(known), replace(part(other), spans=(VersionSpan(4, 0, 5),))])
+    assert await made.submit([fresh, known, gone, other]) == [gone.id, other.id]
+    assert engine.told == [("submit", [fresh.id, known.id])]
+    assert engine.begun == {known.id: store.held.get([known.id])[0]}
+
+
+async def test_an_abort_never_overtakes_what_it_stops() -> None:
+    made, engine, store = actor()
+    known = replace(request(1), begun=SPANS)
+    store.held.put([part(known)])
+    await asyncio.gather(made.submit([known]), made.abort([known.id]))
+    assert [what for what, _ in engine.told] == ["submit", "abort"]
