@@ -90,6 +90,10 @@ test-e2e: binaries images ## Run the tests that need the machine to themselves: 
 	$(PYTHON) -m pytest -m alone tests
 	$(PYTHON) -m pytest -m cluster e2e --ignore e2e/tests/api $(if $(CLUSTER),--cluster $(CLUSTER))
 
+.PHONY: interleavings
+interleavings: setup ## Run COUNT random interleavings of what can happen to a job's samples, under every round policy
+	$(PYTHON) -m tests.rounds.interleavings $(or $(COUNT),10000)
+
 .PHONY: bench
 bench: setup ## Run the benchmark NAME (`ls bench`)
 	@test -n "$(NAME)" || { echo "make bench NAME=...: one of"; ls bench; exit 2; }

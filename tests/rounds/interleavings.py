@@ -1,0 +1,324 @@
+"""Random interleavings of finish, abort, pause, lost, grade, doubled, late and restart, under all policies.
+
+    python -m tests.rounds.interleavings 10000
+
+runs so many, other ones each time, and says how many ran under which policy (`make interleavings` does so).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from longboat_runtime.rounds import events
+from longboat_runtime.rounds.bounded_async import BoundedAsync
+from longboat_runtime.rounds.by_domain import ByDomain
+from longboat_runtime.rounds.continue_unfinished import ContinueUnfinished
+from longboat_runtime.rounds.events import Event
+from longboat_runtime.rounds.overcommit import phases
+from longboat_runtime.rounds.policy import Policy
+from longboat_runtime.rounds.records import RoundState, State
+from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
+from longboat_runtime.rounds.synchronous import Synchronous
+from longboat_runtime.rounds.tail_batching import TailBatching
+from longboat_runtime.samples import GradeKind, SampleId
+from tests.rounds.policies import Racing
+from tests.rounds.world import World, replay
+
+STEPS, PROMPTS, GROUP = 3, 2, 2
+PHASES = tuple(zip("abc", phases(3), strict=True))
+POLICIES = (
+    Synchronous(STEPS, PROMPTS, GROUP),
+    Synchronous(STEPS, PROMPTS, GROUP, drop_zero_variance=True),
+    Racing(STEPS, PROMPTS, GROUP),
+    TailBatching(STEPS, PROMPTS, GROUP, prompt_overcommit=1.5, sample_overcommit=1.0),
+    TailBatching(STEPS, PROMPTS, GROUP, prompt_overcommit=1.5, sample_overcommit=1.5, audit_every=2),
+    TailBatching(STEPS, PROMPTS, GROUP, prompt_overcommit=2.0, sample_overcommit=1.5, drop_zero_variance=True),
+    ByDomain(STEPS, 3, GROUP, {"a": Synchronous(STEPS, 1, GROUP), "b": Synchronous(STEPS, 2, GROUP)}),
+    ByDomain(
+        STEPS, 3, GROUP, {domain: TailBatching(STEPS, 1, GROUP, 1.5, 1.0, phase=phase) for domain, phase in PHASES}
+    ),
+    ByDomain(STEPS, 3, GROUP, {domain: TailBatching(STEPS, 1, GROUP, 2.0, 1.5, True) for domain in "abc"}),
+    ContinueUnfinished(STEPS, PROMPTS, GROUP, prompt_overcommit=1.5),
+    ContinueUnfinished(STEPS, PROMPTS, GROUP, prompt_overcommit=2.5, drop_zero_variance=True),
+    BoundedAsync(STEPS, PROMPTS, GROUP, max_staleness=1),
+    BoundedAsync(STEPS, PROMPTS, GROUP, max_staleness=2, drop_zero_variance=True),
+)
+ON_POLICY = (Synchronous, Racing, TailBatching, ByDomain)
+CALLBACKS = (events.Generated, events.Graded, events.Stopped, events.Paused)
+
+
+class Interleavings(RuleBasedStateMachine):
+    """Whatever happens in whatever order, what is trained is right."""
+
+    @initialize(policy=st.sampled_from(POLICIES), flat=st.booleans())
+    def begin(self, policy: Policy, flat: bool) -> None:
+        score = (
+            (lambda sample: float(sample.row % 2 and sample.index)) if flat else (lambda sample: float(sample.index))
+        )
+        self.world = World(policy, GROUP, score)
+        self.world.start()
+        self.fixed: dict = {}
+        self.kept: set = set()
+
+    def _some(self, data: st.DataObject, state: State) -> SampleId:
+        return data.draw(st.sampled_from(self.world.samples(state)))
+
+    def _has(self, state: State) -> bool:
+        return bool(self.world.samples(state))
+
+    @precondition(lambda self: self._has(State.RUNNING))
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        assert self.world.finish(self._some(data, State.RUNNING))
+
+    @precondition(lambda self: self._has(State.GENERATED))
+    @rule(data=st.data(), kind=st.sampled_from([GradeKind.SCORED] * 6 + list(GradeKind)))
+    def grade(self, data: st.DataObject, kind: GradeKind) -> None:
+        assert self.world.grade(self._some(data, State.GENERATED), kind)
+
+    @precondition(lambda self: self.world.pausing)
+    @rule(data=st.data(), finished=st.booleans())
+    def pause(self, data: st.DataObject, finished: bool) -> None:
+        """An engine gives back what it was told to pause; the sample may have ended by itself just before."""
+        sample = data.draw(st.sampled_from(self.world.pausing))
+        assert self.world.finish(sample) if finished else self.world.paused(sample)
+
+    @rule(
+        data=st.data(),
+        state=st.sampled_from([State.RUNNING, State.PAUSED, State.GENERATED, State.REWARDED, State.KEPT]),
+    )
+    def lose(self, data: st.DataObject, state: State) -> None:
+        if self._has(state):
+            assert self.world.lose(self._some(data, state))
+
+    @precondition(lambda self: self.world.stopping)
+    @rule(data=st.data(), finished=st.booleans())
+    def stop(self, data: st.DataObject, finished: bool) -> None:
+        """An engine gives back what it was told to stop, perhaps long after, perhaps whole."""
+        sample = data.draw(st.sampled_from(self.world.stopping))
+        before = to_snapshot(self.world.ledger)
+        if not self.world.stopped(sample, finished=finished):
+            assert to_snapshot(self.world.ledger) == before
+
+    @rule(factor=st.sampled_from([1.0, 1.125, 1.5]))
+    def choose(self, factor: float) -> None:
+        assert self.world.record(events.OvercommitChosen(factor, {"1": 2.5}, "because"))
+
+    @rule()
+    def train(self) -> None:
+        self.world.train()
+
+    @rule()
+    def publish(self) -> None:
+        self.world.publish()
+
+    @precondition(lambda self: self.world.log)
+    @rule(data=st.data())
+    def double(self, data: st.DataObject) -> None:
+        """The same numbered event again."""
+        before = to_snapshot(self.world.ledger)
+        assert not self.world.ledger.apply(data.draw(st.sampled_from(self.world.log)))
+        assert to_snapshot(self.world.ledger) == before
+
+    @rule(data=st.data())
+    def late(self, data: st.DataObject) -> None:
+        """A callback again for a sample that is not in the state it was in: finished, graded, moved, aborted."""
+        callbacks = [e.body for e in self.world.log] + self.world.late
+        callbacks = [b for b in callbacks if isinstance(b, CALLBACKS)]
+        stale = [b for b in callbacks if not self._expects(b)]
+        if stale:
+            before = to_snapshot(self.world.ledger)
+            assert not self.world.record(data.draw(st.sampled_from(stale)))
+            assert to_snapshot(self.world.ledger) == before
+
+    def _expects(self, body: events.Generated | events.Graded | events.Stopped | events.Paused) -> bool:
+        if isinstance(body, events.Stopped):
+            return self.world.view.awaits(body.sample)
+        if isinstance(body, events.Generated) and self.world.view.awaits(body.sample):
+            return True
+        pausing = body.sample in self.world.pausing
+        if isinstance(body, events.Paused):
+            return pausing
+        record = self.world.ledger.sample(body.sample)
+        if isinstance(body, events.Graded):
+            return record is not None and record.state is State.GENERATED
+        return record is not None and (record.state is State.RUNNING or pausing)
+
+    @rule()
+    def from_older_incarnation(self) -> None:
+        before = to_snapshot(self.world.ledger)
+        for sample in self.world.samples(State.RUNNING):
+            body = events.Lost(sample, "said by a driver that is gone")
+            assert not self.world.ledger.apply(Event(self.world.ledger.seq + 1, self.world.incarnation - 1, 0.0, body))
+        assert to_snapshot(self.world.ledger) == before
+
+    @rule()
+    def restart(self) -> None:
+        boundary = self.world.boundary[0]
+        self.fixed, self.kept = {}, set()
+        self.world.start()
+        ledger = self.world.ledger
+        assert (ledger.step, ledger.trained, ledger.dropped) == (
+            boundary["step"],
+            boundary["trained"],
+            boundary["dropped"],
+        )
+
+    @invariant()
+    def every_prompt_has_one_place(self) -> None:
+        ledger = self.world.ledger
+        places = [*ledger.queue, *ledger.groups, *self.world.fate]
+        assert len(places) == len(set(places)) == ledger.drawn
+        assert ledger.drawn == len(ledger.queue) + len(ledger.groups) + ledger.trained + sum(ledger.dropped.values())
+
+    @invariant()
+    def batches_are_whole_groups(self) -> None:
+        for step, samples in self.world.batches.items():
+            sizes: dict = {}
+            for sample in samples:
+                sizes[sample.prompt] = sizes.get(sample.prompt, 0) + 1
+            assert set(sizes.values()) <= {GROUP}
+            assert list(samples) == sorted(set(samples)), f"step {step}"
+
+    @invariant()
+    def on_policy_means_one_version(self) -> None:
+        if not isinstance(self.world.policy, ON_POLICY):
+            return
+        for group in self.world.ledger.groups.values():
+            version = self.world.ledger.rounds[group.round].version
+            for index in group.counted:
+                assert all(span.version == version for span in group.samples[index].spans)
+
+    @invariant()
+    def no_trained_token_is_too_old(self) -> None:
+        policy = self.world.policy
+        bound = policy.max_staleness if isinstance(policy, BoundedAsync) else 0
+        if not isinstance(policy, ContinueUnfinished):
+            assert all(staleness <= bound for staleness in self.world.oldest.values())
+
+    @invariant()
+    def first_generated_count_and_stay(self) -> None:
+        """Fixed by the numbers of `generated` events alone, and never taken back while the attempt lives."""
+        for group in self.world.ledger.groups.values():
+            by_number = sorted((s for s in group.samples if s.seq is not None), key=lambda s: s.seq)
+            assert group.counted == [s.index for s in by_number[:GROUP]]
+            key = group.prompt, group.attempt
+            before = self.fixed.get(key, [])
+            assert group.counted[: len(before)] == before
+            self.fixed[key] = list(group.counted)
+
+    @invariant()
+    def kept_groups_are_never_unseated(self) -> None:
+        ledger = self.world.ledger
+        for prompt, attempt in self.kept:
+            group = ledger.group(prompt, attempt)
+            lost_data = any(isinstance(e.body, events.Lost) and e.body.sample.prompt == prompt for e in self.world.log)
+            assert group is not None or self.world.fate.get(prompt) == "trained" or lost_data
+        self.kept |= {(g.prompt, g.attempt) for g in ledger.groups.values() if g.state is State.KEPT}
+
+    @invariant()
+    def indexes_agree_with_records(self) -> None:
+        ledger = self.world.ledger
+        states = [s.state for g in ledger.groups.values() for s in g.samples]
+        assert {s: n for s, n in ledger.counts.items() if n} == {s: states.count(s) for s in set(states)}
+        assert set(ledger.deferred_prompts) == {prompt for prompt, attempt in ledger.queue.items() if attempt}
+        assert set(ledger.domains) <= {*ledger.queue, *ledger.groups}
+        for domain, waiting in ledger.waiting.items():
+            of = {prompt for prompt, its in ledger.domains.items() if its == domain}
+            assert waiting.queue == {prompt: attempt for prompt, attempt in ledger.queue.items() if prompt in of}
+            assert waiting.deferred == {prompt: one for prompt, one in ledger.deferred_prompts.items() if prompt in of}
+        for round_ in ledger.rounds.values():
+            for domain, part in round_.parts.items():
+                for index in ("groups", "completed", "kept"):
+                    whole = [prompt for prompt in getattr(round_, index) if ledger.domains[prompt] == domain]
+                    assert list(getattr(part, index)) == whole
+            if round_.parts:
+                assert round_.launched == sum(part.launched for part in round_.parts.values())
+        assert set(ledger.lost) == set(self.world.samples(State.LOST))
+        assert set(ledger.carried) <= set(ledger.groups)
+        paused = [g.sample_id(s.index) for g in ledger.groups.values() for s in g.samples if s.state is State.PAUSED]
+        waiting = {sample for sample in paused if not ledger.sample(sample).resumable}
+        assert waiting == set(self.world.pausing)
+        for group in ledger.groups.values():
+            kinds = [s.kind for s in group.samples if s.kind is not None]
+            assert (group.graded, group.errors) == (len(kinds), kinds.count(GradeKind.GRADER_ERROR))
+        for round_ in ledger.rounds.values():
+            data = [s.state for p in round_.kept for s in ledger.groups[p].samples if s.counts]
+            assert round_.missing == len(data) - data.count(State.KEPT)
+            live = {g.prompt for g in ledger.groups.values() if g.round == round_.number}
+            assert set(round_.groups) == live - set(ledger.carried)
+            kept = {p for p in round_.groups if ledger.groups[p].state is State.KEPT}
+            assert set(round_.kept) == kept
+            assert round_.state is RoundState.OPEN or not round_.undecided
+
+    @invariant()
+    def replay_and_snapshot_give_the_same_state(self) -> None:
+        world = self.world
+        log = [Event.from_json(json.loads(json.dumps(e.to_json()))) for e in world.log]
+        assert log == world.log
+        present = to_snapshot(world.ledger)
+        assert to_snapshot(replay(log, GROUP)) == present
+        doubled = [e for event in log for e in (event, event)]
+        assert to_snapshot(replay(doubled, GROUP)) == present
+        assert to_snapshot(from_snapshot(json.loads(json.dumps(present)))) == present
+
+    @invariant()
+    def quotas_hold(self) -> None:
+        """No step trains more of a domain than its quota; nor less, unless graders failed or data was lost when it was too late."""
+        policy = self.world.policy
+        if not isinstance(policy, ByDomain):
+            return
+        quotas = Counter({domain: rule.prompts_per_round for domain, rule in policy.rules.items()})
+        whole = not any(isinstance(event.body, events.GroupDropped | events.Lost) for event in self.world.log)
+        for samples in self.world.batches.values():
+            found = Counter(self.world.domain_of(row) for _, row in {sample.prompt for sample in samples})
+            assert found <= quotas
+            assert found == quotas or not whole
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        self.world.run()
+        assert self.world.ledger.step == STEPS, "the job ends, whatever happened"
+        assert not self.world.ledger.groups
+        RAN[str(self.world.policy)] += 1
+        EVENTS[str(self.world.policy)] += len(self.world.log)
+
+
+def interleavings(count: int) -> settings:
+    """How to run so many."""
+    return settings(max_examples=count, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+# Interleavings that ran to their end, and the events of their last incarnations, by policy.
+RAN: Counter[str] = Counter()
+EVENTS: Counter[str] = Counter()
+
+
+def main(count: int) -> None:
+    """Raises what the first interleaving that fails raises, made as short as can be."""
+    begun = time.monotonic()
+    run_state_machine_as_test(Interleavings, settings=settings(interleavings(count), database=None))
+    for policy in map(str, POLICIES):
+        print(f"{RAN[policy]:7} {EVENTS[policy]:9} events  {policy}")
+    print(
+        f"{RAN.total():7} {EVENTS.total():9} events  in all, in {time.monotonic() - begun:.0f} s; invariants held in every state"
+    )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
