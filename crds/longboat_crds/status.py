@@ -52,6 +52,14 @@ class RoundSummary(ApiModel):
     generated_to_kept: Line = Field(description="Response tokens that engines made for each one that was trained.")
 
 
+class DomainTraining(ApiModel):
+    """Progress of one domain of rounds.quotas."""
+
+    domain: Line = Field(description="Its name.")
+    waiting: Count = Field(description="Prompts that wait for a later round.")
+    length_bias: Line | None = Field(None, description="As status.training.lengthBias, of this domain alone.")
+
+
 class Training(ApiModel):
     """Progress, written by the driver at round ends."""
 
@@ -83,6 +91,9 @@ class Training(ApiModel):
         None,
         description="With promptOvercommitMode Auto: the factor that was chosen, and the rollout seconds of a round that are expected "
         "with it and with others.",
+    )
+    domains: list[DomainTraining] | None = Field(
+        None, max_length=64, description="With rounds.quotas: each domain.", json_schema_extra=list_map("domain")
     )
     recent_rounds: list[RoundSummary] | None = Field(
         None,

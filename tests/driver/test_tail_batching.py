@@ -71,6 +71,9 @@ async def test_quotas_hold_in_every_step_also_after_a_death(
     assert launched == set(every), "nothing that was begun is left out"
     metrics = {r.step: r.metrics for r in read_records(tmp_path) if "training/round" in r.metrics}
     assert {m["rollout/domains/even/kept_groups"] for m in metrics.values()} == {2}
+    told = {of.domain: of for of in site.broker.status.training.domains}
+    assert [(name, of.waiting) for name, of in told.items()] == [("even", 0), ("odd", 0)]
+    assert (told["even"].length_bias is not None) == (policy is ROUNDS)
     if policy is ROUNDS:
         waiting = [m["tail/queue_len/even"] + m["tail/queue_len/odd"] for m in metrics.values()]
         assert waiting == [m["tail/queue_len"] for m in metrics.values()]

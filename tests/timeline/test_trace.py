@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import Any
 
 import pytest
 
+from longboat_runtime.rounds import events
 from longboat_runtime.timeline.choice import choose
 from longboat_runtime.timeline.fold import fold
 from longboat_runtime.timeline.trace import trace
@@ -55,6 +57,15 @@ def test_a_sample_tells_its_tokens_and_its_fate(made: dict[str, Any]) -> None:
     event = found["e0r0a0s0", 1_000_000]
     assert (event["name"], event["dur"]) == ("kept", 1_000_000)
     assert event["args"] == {"sample": "e0r0a0s0", "tokens": 7, "fate": "kept"}
+
+
+def test_a_sample_tells_the_domain_that_it_was_drawn_from() -> None:
+    history = [*start(), *short_round()]
+    of_math = [
+        (time, replace(body, domain="math") if isinstance(body, events.Drawn) else body) for time, body in history
+    ]
+    made = trace(fold(numbered(of_math)))
+    assert {event["args"]["domain"] for event in complete(made, "sample")} == {"math"}
 
 
 def test_the_driver_shows_rounds_training_and_publication(made: dict[str, Any]) -> None:

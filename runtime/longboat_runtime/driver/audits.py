@@ -46,7 +46,9 @@ class Audits:
         raced, audited = self._lengths_of(window, audited=False), self._lengths_of(window, audited=True)
         found = await asyncio.to_thread(audit, [*raced, *audited], self._longest)
         self._reporter.reports.add(step, length_metrics(found))
-        self._reporter.audited(length_line(found.overall))
+        self._reporter.audited(
+            length_line(found.overall), {name: length_line(of) for name, of in found.domains.items()}
+        )
         if audited:
             beside = await asyncio.to_thread(compare, audited, raced, self._longest)
             self._reporter.reports.add(step, audit_rounds_metrics(beside))

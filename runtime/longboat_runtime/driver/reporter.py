@@ -10,6 +10,7 @@ from longboat_crds.status import (
     LINE_LENGTH,
     RECENT_ROUNDS,
     CheckpointStatus,
+    DomainTraining,
     Problem,
     RoundSummary,
     Training,
@@ -41,6 +42,8 @@ class Reporter:
         before = self._before.recent_rounds if self._before else None
         self._rounds: deque[RoundSummary] = deque(before or (), maxlen=RECENT_ROUNDS)
         self._length_bias = self._before.length_bias if self._before else None
+        domains = self._before.domains or () if self._before else ()
+        self._domain_bias = {one.domain: one.length_bias for one in domains if one.length_bias}
         self._audit_rounds = self._before.audit_rounds if self._before else None
         self._overcommit = self._before.prompt_overcommit if self._before else None
         self._metrics: dict[str, float] = {}
@@ -83,9 +86,9 @@ class Reporter:
             self._checkpoint = self._checkpoint.model_copy(update={"export": path})
         self.tell()
 
-    def audited(self, line: str) -> None:
-        """What the last audit of response lengths found."""
-        self._length_bias = line
+    def audited(self, line: str, of_domains: Mapping[str, str]) -> None:
+        """What the last audit of response lengths found, over all and by domain."""
+        self._length_bias, self._domain_bias = line, dict(of_domains)
 
     def compared(self, line: str) -> None:
         """How trained responses compare with those of audit rounds."""
@@ -136,11 +139,22 @@ class Reporter:
             parity=self._text("sync/parity_max", ".1e"),
             length_bias=self._length_bias,
             audit_rounds=self._audit_rounds,
+            domains=self._domains(),
             prompt_overcommit=self._overcommit[:LINE_LENGTH] if self._overcommit else None,
             recent_rounds=list(self._rounds) or None,
             updated=self._now(),
             **({"round_kind": str(kinds[-1])} if kinds else {}),
         )
+
+    def _domains(self) -> list[DomainTraining] | None:
+        """Of quotas, in their order; before there is a view, as the driver before this one wrote it."""
+        if self._view is None:
+            return self._before.domains if self._before else None
+        waiting, bias = self._view.queued_of_domains, self._domain_bias
+        return [
+            DomainTraining(domain=name, waiting=waiting.get(name, 0), length_bias=bias.get(name))
+            for name in (quota.domain for quota in self._job.spec.rounds.quotas or ())
+        ] or None
 
     def _text(self, metric: str, form: str, otherwise: str | None = None) -> str | None:
         return format(self._metrics[metric], form) if metric in self._metrics else otherwise

@@ -35,7 +35,8 @@ class Bar:
     """One try at one sample, from its launch (waiting in the engine included) to the event that ended it, or the log's end.
 
     `engine` is None and `tokens` 0 if no engine gave it back: those of finished, stopped and paused samples are in the log. A try
-    that went on with a paused sample has the tokens that it added.
+    that went on with a paused sample has the tokens that it added. `domain` is the one that its prompt was drawn from; empty if the
+    job has no quotas.
     """
 
     sample: SampleId
@@ -44,6 +45,7 @@ class Bar:
     engine: str | None
     tokens: int
     fate: Fate
+    domain: str = ""
 
 
 @dataclass(frozen=True, slots=True)

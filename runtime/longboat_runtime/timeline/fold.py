@@ -23,6 +23,7 @@ class _Fold:
     def __init__(self) -> None:
         self._rounds: dict[int, OpenRound] = {}
         self._groups: dict[tuple[PromptId, int], OpenGroup] = {}
+        self._domains: dict[PromptId, str] = {}
         self._working: dict[Work, tuple[int, float]] = {}
         self._spans: list[Span] = []
         self._gaps: list[Gap] = []
@@ -33,6 +34,8 @@ class _Fold:
         match event.body:
             case events.Started():
                 self._start(time)
+            case events.Drawn(prompts=prompts, domain=domain) if domain:
+                self._domains.update(dict.fromkeys(prompts, domain))
             case events.RoundOpened(round=number) as opened:
                 self._rounds[number] = OpenRound(opened, time)
             case events.Launched() as launched:
@@ -111,7 +114,8 @@ class _Fold:
 
     def _launch(self, body: events.Launched, time: float) -> None:
         if round_ := self._rounds.get(body.round):
-            group = OpenGroup(body.prompt, body.attempt, [[Try(time)] for _ in range(body.samples)])
+            tries = [[Try(time)] for _ in range(body.samples)]
+            group = OpenGroup(body.prompt, body.attempt, tries, self._domains.get(body.prompt, ""))
             self._groups[body.prompt, body.attempt] = group
             round_.groups.append(group)
 
@@ -123,7 +127,7 @@ class _Fold:
     def _adopt(self, number: int, prompt: PromptId, attempt: int) -> None:
         before, round_ = self._groups.get((prompt, attempt)), self._rounds.get(number)
         if before and round_:
-            group = OpenGroup(prompt, attempt, [[] for _ in before.tries], before.seats, before=before)
+            group = OpenGroup(prompt, attempt, [[] for _ in before.tries], before.domain, before.seats, before=before)
             self._groups[prompt, attempt] = group
             round_.groups.append(group)
 

@@ -32,6 +32,7 @@ class OpenGroup:
     prompt: PromptId
     attempt: int
     tries: list[list[Try]]
+    domain: str = ""
     seats: set[int] = field(default_factory=set)
     fate: Fate = Fate.OPEN
     before: OpenGroup | None = None
@@ -58,6 +59,7 @@ class OpenGroup:
                 one.engine,
                 one.tokens,
                 self._fate(one, index),
+                self.domain,
             )
             for index, tries in enumerate(self.tries)
             for one in tries

@@ -49,6 +49,8 @@ def _driver(timeline: Timeline, begin: float) -> list[dict[str, Any]]:
 
 def _sample(bar: Bar, pid: int, tid: int, begin: float) -> dict[str, Any]:
     args = {"sample": str(bar.sample), "tokens": bar.tokens, "fate": bar.fate.value}
+    if bar.domain:
+        args["domain"] = bar.domain
     return _complete(bar.fate.value, "sample", pid, tid, bar.start - begin, bar.end - begin, args)
 
 
