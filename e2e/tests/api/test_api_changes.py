@@ -39,7 +39,7 @@ CHANGES: dict[str, Any] = {
     "rounds.promptOvercommit": 1.5,
     "rounds.promptOvercommitMode": "Auto",
     "rounds.promptsPerRound": 4,
-    "rounds.quotas": [{"domain": "math", "prompts": 1}, {"domain": "code", "prompts": 1}],
+    "rounds.quotas": [{"domain": "math", "prompts": 5}, {"domain": "code", "prompts": 3}],
     "rounds.sampleOvercommit": 1.5,
     "rounds.seed": 1,
     "rounds.stageDeadlineSeconds": 60,
@@ -48,6 +48,14 @@ CHANGES: dict[str, Any] = {
     "trainer.minibatches": 2,
     "trainer.optimizer": {"learningRate": 1e-4},
     "trainer.replicas": 2,
+}
+
+
+# What the job needs to have from the start for a change to be possible at all.
+NEEDED: dict[str, dict[str, Any]] = {
+    "rounds.auditEvery": {"spec.rounds.policy": "TailBatching"},
+    "rounds.maxLengthBias": {"spec.rounds.policy": "TailBatching"},
+    "rounds.quotas": {"spec.dataset.columns": {"domain": "topic"}},
 }
 
 
@@ -70,7 +78,7 @@ def test_what_may_change_when(jobs: Jobs, new_job: NewJob, path: str) -> None:
         patch["spec"]["rounds"]["policy"] = "TailBatching"
     if path == "rounds.maxStaleness":
         patch["spec"]["rounds"]["policy"] = "BoundedAsync"
-    base = {"spec.rounds.policy": "TailBatching"} if path in ("rounds.auditEvery", "rounds.maxLengthBias") else {}
+    base = NEEDED.get(path, {})
     before = new_job(base)
     jobs.merge(before, patch)  # not started
 
