@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -50,22 +51,43 @@ class Order:
         """All row numbers in the order of an epoch; int64 of shape (rows,)."""
         return permutation(self.seed, number, self.rows) if self.shuffle else np.arange(self.rows)
 
-    def draw(
-        self, cursor: Cursor, count: int, members: npt.NDArray[np.bool_] | None = None
-    ) -> tuple[list[PromptId], Cursor]:
-        """The next `count` prompts and the cursor after them. Every epoch gives each row exactly once.
+    def draw(self, cursor: Cursor, count: int) -> tuple[list[PromptId], Cursor]:
+        """The next `count` prompts of all rows; see `draw`."""
+        return draw(self, cursor, count)
 
-        Only rows of which `members` [rows] is true are drawn, in the same order among themselves; at least one is.
-        """
-        drawn: list[PromptId] = []
-        epoch, position = cursor.epoch, cursor.position
-        size = self.rows if members is None else np.count_nonzero(members)
-        while len(drawn) < count:
-            if position == size:
-                epoch, position = epoch + 1, 0
-            order = self.epoch(epoch)
-            own = order if members is None else order[members[order]]
-            chunk = own[position : position + count - len(drawn)]
-            drawn += [PromptId(epoch, int(row)) for row in chunk]
-            position += len(chunk)
-        return drawn, Cursor(epoch, position)
+
+class Rows(Protocol):
+    """Rows to be drawn: as many in every epoch, at least one."""
+
+    def epoch(self, number: int) -> npt.NDArray[np.int64]:
+        """Their numbers in the order of an epoch."""
+
+
+class SomeRows:
+    """The rows of which `members` [rows] is true, in the same order among themselves. That of the last epoch asked for is kept."""
+
+    def __init__(self, order: Order, members: npt.NDArray[np.bool_]) -> None:
+        self._order, self._members = order, members
+        self._kept: tuple[int, npt.NDArray[np.int64]] | None = None
+
+    def epoch(self, number: int) -> npt.NDArray[np.int64]:
+        """See `Rows`."""
+        if self._kept is None or self._kept[0] != number:
+            order = self._order.epoch(number)
+            self._kept = number, order[self._members[order]]
+        return self._kept[1]
+
+
+def draw(rows: Rows, cursor: Cursor, count: int) -> tuple[list[PromptId], Cursor]:
+    """The next `count` prompts and the cursor after them. Every epoch gives each row exactly once."""
+    drawn: list[PromptId] = []
+    epoch, position = cursor.epoch, cursor.position
+    while len(drawn) < count:
+        order = rows.epoch(epoch)
+        if position == len(order):
+            epoch, position = epoch + 1, 0
+            continue
+        chunk = order[position : position + count - len(drawn)]
+        drawn += [PromptId(epoch, int(row)) for row in chunk]
+        position += len(chunk)
+    return drawn, Cursor(epoch, position)

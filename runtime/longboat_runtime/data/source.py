@@ -13,7 +13,7 @@ from longboat_runtime.data.context import context_length, load_tokenizer
 from longboat_runtime.data.domains import members
 from longboat_runtime.data.gym import DOMAIN as GYM_DOMAIN
 from longboat_runtime.data.gym import GymTable, shares_rows
-from longboat_runtime.data.order import Cursor, Order
+from longboat_runtime.data.order import Cursor, Order, Rows, SomeRows, draw
 from longboat_runtime.data.prompts import Prompts, column
 from longboat_runtime.data.tables import Table, open_files
 from longboat_runtime.problems import SpecProblem
@@ -42,15 +42,17 @@ class TablePrompts:
             domains.append(self._meanings(record, place)[0])
         if quotas:
             domains += [self.domain(row) for row in range(checked, len(table))]
-        self._members = members(domains, quotas) if quotas else {}
-        self._cursors = {domain: Cursor() for domain in self._members or [""]}
+        self._rows: dict[str, Rows] = {"": order}
+        if quotas:
+            self._rows = {domain: SomeRows(order, own) for domain, own in members(domains, quotas).items()}
+        self._cursors = dict.fromkeys(self._rows, Cursor())
 
     def __len__(self) -> int:
         return len(self._table)
 
     def draw(self, count: int, domain: str = "") -> list[Row]:
         """The next `count` rows of a domain, which has a quota; without quotas, of all."""
-        drawn, self._cursors[domain] = self._order.draw(self._cursors[domain], count, self._members.get(domain))
+        drawn, self._cursors[domain] = draw(self._rows[domain], self._cursors[domain], count)
         return [self.row(prompt.epoch, prompt.row) for prompt in drawn]
 
     def row(self, epoch: int, row: int) -> Row:
