@@ -85,8 +85,8 @@ class Task:
 
 
 TASKS = {
-    "countdown": Task("countdown", prompts=16, group_size=8, steps=15, learns=True),
-    "drawn": Task("drawn", prompts=16, group_size=4, steps=25, learns=False),
+    "countdown": Task("countdown", prompts=16, group_size=8, steps=12, learns=True),
+    "drawn": Task("drawn", prompts=12, group_size=2, steps=12, learns=False),
 }
 
 
