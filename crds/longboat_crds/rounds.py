@@ -6,7 +6,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from longboat_crds.base import ApiModel, Seconds, Seed, list_map
-from longboat_crds.expressions import equals, field, if_present, total
+from longboat_crds.expressions import either, empty, equals, field, if_present, total
 from longboat_crds.rules import Rule
 
 # Of TailBatching, where the job doesn't say. More responses than a group needs cut its long ones off for good; more prompts don't.
@@ -54,7 +54,10 @@ class RoundsSpec(ApiModel):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            if_present("quotas", lambda _: equals(total("quotas", "prompts"), field("promptsPerRound"))),
+            if_present(
+                "quotas",
+                lambda quotas: either(empty(quotas), equals(total("quotas", "prompts"), field("promptsPerRound"))),
+            ),
             "must add up to promptsPerRound: change a quota's prompts, or promptsPerRound",
             "quotas",
         ),

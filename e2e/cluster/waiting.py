@@ -6,6 +6,8 @@ from pathlib import Path
 
 from e2e.cluster.errors import ClusterError
 
+EXEC_SECONDS = 0.5  # far more than a process takes to become the program that it runs
+
 
 def wait_until(condition: Callable[[], bool], complaint: str, seconds: float, interval: float = 0.05) -> None:
     """Return as soon as `condition()` is true; raise ClusterError with the complaint after so many seconds."""
@@ -19,9 +21,17 @@ def wait_until(condition: Callable[[], bool], complaint: str, seconds: float, in
 def wait_for_process(ready: Callable[[], bool], alive: Callable[[], bool], log: Path, seconds: float = 120) -> None:
     """Wait until a process is ready; raise ClusterError with the end of its log when it ends or takes too long."""
     try:
-        wait_until(lambda: ready() or not alive(), f"{log.stem} is not ready", seconds)
+        wait_until(lambda: ready() or _ended(alive), f"{log.stem} is not ready", seconds)
         if not ready():
             raise ClusterError(f"{log.stem} has ended")
     except ClusterError as error:
         tail = log.read_text(errors="replace").splitlines()[-20:]
         raise ClusterError("\n  ".join([f"{error}; the end of its log:", *tail])) from error
+
+
+def _ended(alive: Callable[[], bool]) -> bool:
+    """Looks twice: a process has no command line for a moment while it becomes the program that it runs."""
+    if alive():
+        return False
+    time.sleep(EXEC_SECONDS)
+    return not alive()
