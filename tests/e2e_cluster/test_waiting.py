@@ -22,5 +22,5 @@ def test_a_process_that_is_just_becoming_its_program_has_not_ended(tmp_path: Pat
 def test_a_process_that_has_ended_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
     log = tmp_path / "kubelet.log"
     log.write_text("no such flag\n")
-    with pytest.raises(ClusterError, match="kubelet has ended.*\n.*no such flag"):
+    with pytest.raises(ClusterError, match=r"kubelet has ended.*\n.*no such flag"):
         wait_for_process(answers(False), answers(True, False), log)
