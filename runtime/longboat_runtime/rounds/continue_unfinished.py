@@ -12,15 +12,14 @@ from itertools import islice
 
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.adoption import adopt
-from longboat_runtime.rounds.events import DropReason, Event
+from longboat_runtime.rounds.events import Event
 from longboat_runtime.rounds.in_order import next_work
 from longboat_runtime.rounds.overcommit import overcommitted
 from longboat_runtime.rounds.policy import Action, Carry, Close, Launch, Open, Resume
-from longboat_runtime.rounds.race import losers, verdict
+from longboat_runtime.rounds.race import losers, may_draw, places, verdict
 from longboat_runtime.rounds.records import RoundState
 from longboat_runtime.rounds.recovery import make_again
 from longboat_runtime.rounds.view import RoundView, View
-from longboat_runtime.rounds.whole_rounds import MAX_DRAWS_PER_ROUND
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +59,21 @@ class ContinueUnfinished:
         """What is said only once, so it is answered whatever serves."""
         match body:
             case events.Graded(sample=sample):
-                wanted = self._wanted(round_)
+                wanted = places(round_, self.prompts_per_round)
                 return verdict(view, round_, sample.prompt, wanted, drop_zero_variance=self.drop_zero_variance)
             case events.Paused(sample=sample) if sample.prompt in round_.groups:
                 record = view.sample(sample)
                 return Resume((sample,)) if record and record.resumable else None
         return None
 
-    def _wanted(self, round_: RoundView) -> int:
-        return self.prompts_per_round - round_.dropped.get(DropReason.GRADER_ERROR, 0)
-
     def _settle(self, view: View, round_: RoundView) -> Sequence[Action]:
         """Fills the round, ends the race once it is decided, and closes the round when every group is."""
         if not round_.launched and not round_.adopted:
             return self._fill(view, round_)
-        missing = self._wanted(round_) - len(round_.groups)
-        if missing > 0 and self._may_draw(round_):
+        missing = places(round_, self.prompts_per_round) - len(round_.groups)
+        if missing > 0 and may_draw(round_, self.prompts_per_round):
             return [self._launch(view, round_, missing)]
-        if left := losers(round_, self._wanted(round_), drop_zero_variance=self.drop_zero_variance):
+        if left := losers(round_, places(round_, self.prompts_per_round), drop_zero_variance=self.drop_zero_variance):
             return [Carry(prompt) for prompt in left]
         return [] if round_.undecided else [Close(round_.number)]
 
@@ -90,11 +86,6 @@ class ContinueUnfinished:
             view, round_.number, carried, self.prompts_per_round, drop_zero_variance=self.drop_zero_variance
         )
         return [*actions, self._launch(view, round_, count - len(carried))] if len(carried) < count else actions
-
-    def _may_draw(self, round_: RoundView) -> bool:
-        """Dynamic sampling ends: see MAX_DRAWS_PER_ROUND."""
-        redrawn = round_.dropped.get(DropReason.ZERO_VARIANCE, 0)
-        return redrawn <= self.prompts_per_round * (MAX_DRAWS_PER_ROUND - 1)
 
     def _launch(self, view: View, round_: RoundView, count: int) -> Launch:
         queued = tuple(islice(view.queue, count))

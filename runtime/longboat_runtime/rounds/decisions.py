@@ -33,8 +33,8 @@ class PolicyError(Exception):
 def bodies(view: View, action: Action, draw: Callable[[int, str], Sequence[PromptId]]) -> Iterator[events.Body]:
     """Events that carrying out `action` begins with, in order.
 
-    `draw(n, domain)` takes the next n prompts of a domain, or of all where it is empty. Each event is applied before the next one is asked for. Raises
-    PolicyError if the action names a group that is not live, or opens a round while nothing serves.
+    `draw(n, domain)` takes the next n prompts of a domain, or of all where it is empty. Each event is applied before the next
+    one is asked for. Raises PolicyError if the action names a group that is not live, or opens a round while nothing serves.
     """
     match action:
         case Open(kind=kind, racing=racing):

@@ -7,11 +7,23 @@ from __future__ import annotations
 
 from itertools import islice
 
+from longboat_runtime.rounds.events import DropReason
 from longboat_runtime.rounds.judging import judge
 from longboat_runtime.rounds.policy import Action
 from longboat_runtime.rounds.records import State
 from longboat_runtime.rounds.view import GroupView, PartView, View
+from longboat_runtime.rounds.whole_rounds import MAX_DRAWS_PER_ROUND
 from longboat_runtime.samples import PromptId
+
+
+def places(part: PartView, prompts: int) -> int:
+    """Groups that a race for `prompts` of them still can train: those dropped for a grader error are not replaced."""
+    return prompts - part.dropped.get(DropReason.GRADER_ERROR, 0)
+
+
+def may_draw(part: PartView, prompts: int) -> bool:
+    """Dynamic sampling ends: see MAX_DRAWS_PER_ROUND."""
+    return part.dropped.get(DropReason.ZERO_VARIANCE, 0) <= prompts * (MAX_DRAWS_PER_ROUND - 1)
 
 
 def verdict(view: View, round_: PartView, prompt: PromptId, wanted: int, *, drop_zero_variance: bool) -> Action | None:

@@ -14,14 +14,13 @@ from itertools import islice
 from math import ceil
 
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import DeferReason, DropReason, RoundKind
+from longboat_runtime.rounds.events import DeferReason, RoundKind
 from longboat_runtime.rounds.one_quota import OneQuota
 from longboat_runtime.rounds.overcommit import overcommitted
 from longboat_runtime.rounds.policy import Abort, Action, Close, Defer, Launch
-from longboat_runtime.rounds.race import losers, verdict
+from longboat_runtime.rounds.race import losers, may_draw, places, verdict
 from longboat_runtime.rounds.records import State
 from longboat_runtime.rounds.view import GroupView, PartView, View
-from longboat_runtime.rounds.whole_rounds import MAX_DRAWS_PER_ROUND
 from longboat_runtime.samples import PromptId, SampleId
 
 
@@ -75,28 +74,20 @@ class TailBatching(OneQuota):
             case events.Generated(sample=sample) if extra := _running_extras(view.group(sample.prompt)):
                 return Abort(extra)
             case events.Graded(sample=sample):
-                wanted = self._wanted(part)
+                wanted = places(part, self.prompts_per_round)
                 return verdict(view, part, sample.prompt, wanted, drop_zero_variance=self.drop_zero_variance)
         return None
-
-    def _wanted(self, part: PartView) -> int:
-        return self.prompts_per_round - part.dropped.get(DropReason.GRADER_ERROR, 0)
 
     def settle(self, view: View, part: PartView) -> Sequence[Action]:
         """Launches, ends the race once it is decided, and lets the round end when every group is."""
         if not part.launched:
             return [self._first_launch(view, part)]
-        wanted, live = self._wanted(part), len(part.groups)
-        if live < wanted and self._may_draw(part):
+        wanted, live = places(part, self.prompts_per_round), len(part.groups)
+        if live < wanted and may_draw(part, self.prompts_per_round):
             return [self._replacement(view, part, wanted - live)]
         if left := losers(part, wanted, drop_zero_variance=self.drop_zero_variance):
             return [Defer(prompt, DeferReason.TOO_LONG) for prompt in left]
         return [] if part.undecided else [Close(part.number)]
-
-    def _may_draw(self, part: PartView) -> bool:
-        """Dynamic sampling ends: see MAX_DRAWS_PER_ROUND."""
-        redrawn = part.dropped.get(DropReason.ZERO_VARIANCE, 0)
-        return redrawn <= self.prompts_per_round * (MAX_DRAWS_PER_ROUND - 1)
 
     def _first_launch(self, view: View, part: PartView) -> Launch:
         if part.kind is RoundKind.LONG:
