@@ -87,13 +87,8 @@ def test_share_of_long_rounds_is_that_of_the_closed_form(quotas: dict[str, int],
     """(overcommit - 1) / overcommit, within one round, before the end of the run comes into sight."""
     steps = 24
     world = started(tail_batching(steps + 40, quotas, 1, overcommit))
-    pick = random.Random(seed).choice
-    while world.ledger.step < steps:
-        running, generated = world.samples(State.RUNNING), world.samples(State.GENERATED)
-        if running or generated:
-            world.finish(pick(running)) if running else world.grade(pick(generated))
-        else:
-            assert world.train() or world.publish()
+    world.run(random.Random(seed).choice, steps)
+    assert world.ledger.step == steps
     share = 1 - 1 / Fraction(str(overcommit))
     for so_far in range(1, steps + 1):
         assert abs(kinds(world)[:so_far].count(RoundKind.LONG) - so_far * share) <= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import Event
@@ -178,9 +179,11 @@ class World(Roomless):
             running, generated = self.samples(State.RUNNING), self.samples(State.GENERATED)
             assert self.finish(running[0]) if running else self.grade(generated[0])
 
-    def run(self, pick: Callable[[Sequence[SampleId]], SampleId] = lambda samples: samples[0]) -> None:
-        """Lets everything finish; `pick` chooses which sample is generated or graded next."""
-        while True:
+    def run(
+        self, pick: Callable[[Sequence[SampleId]], SampleId] = lambda samples: samples[0], steps: float = inf
+    ) -> None:
+        """Lets everything finish, or `steps` be made; `pick` chooses which sample is generated or graded next."""
+        while self.ledger.step < steps:
             if running := self.samples(State.RUNNING):
                 self.finish(pick(running))
             elif generated := self.samples(State.GENERATED):
