@@ -3,10 +3,12 @@
 The tests of `survivor` share one long job and run in the order of this file: each leaves it running.
 """
 
+import signal
 from collections.abc import Callable
 
 import pytest
 
+from e2e.cluster.errors import CommandError
 from e2e.installation import NAMESPACE as SYSTEM
 from e2e.installation import operator_pods
 from e2e.jobs import Job
@@ -15,15 +17,23 @@ from e2e.tests.prompts import fates_in
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 GPU_ROLES = ("rollout", "trainer")
+KILLED = 128 + signal.SIGKILL
 
 
 def signal_process(job: Job, pod: str, container: str, word: str) -> None:
-    """SIGKILL every process of a container whose command line holds `word`."""
+    """SIGKILL every process of a container whose command line holds `word`.
+
+    The container may end with its process, and the shell that sent the signal with the container.
+    """
     script = (
         f'for p in /proc/[0-9]*; do if tr "\\0" " " < $p/cmdline 2>/dev/null | grep -q "{word}"; '
         "then n=${p#/proc/}; [ $n = $$ ] || kill -9 $n; fi; done; true"
     )
-    job.exec(pod, container, "sh", "-c", script)
+    try:
+        job.exec(pod, container, "sh", "-c", script)
+    except CommandError as error:
+        if error.status != KILLED:
+            raise
 
 
 def delete_at_once(job: Job, pod: str) -> None:
