@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from longboat_crds.checkpoint import ResumeFrom
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.checkpoint.store import CheckpointStore
+from longboat_runtime.driver.assembly import AdoptingStore
 from longboat_runtime.driver.broker import LocalBroker
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.loop import Driver
@@ -313,10 +315,12 @@ def make_spec(**rounds: Any) -> RLJobSpec:
 
 
 class Site:
-    """A job's checkpoint directory, and drivers that come and go."""
+    """A job's checkpoint directory, and drivers that come and go. `adopted` is that of the job it resumes from."""
 
-    def __init__(self, root: Path, spec: RLJobSpec, policy: Policy | None = None) -> None:
-        self.root, self.spec = root, spec
+    def __init__(
+        self, root: Path, spec: RLJobSpec, policy: Policy | None = None, *, adopted: Path | None = None
+    ) -> None:
+        self.root, self.spec, self._adopted = root, spec, adopted
         self.policy = policy or open_policy(spec)
         self.incarnation = 0
 
@@ -328,7 +332,7 @@ class Site:
         self.rewards = FakeRewards(self.store, random.Random(order + 1))
         self.trainer = FakeTrainer(self.store)
         self.source = FakeSource()
-        self.checkpoints = CheckpointStore(self.root, self.spec.checkpoint.keep, self.incarnation)
+        self.checkpoints = self._checkpoints()
         held_out = [Row(PromptId(0, row), f"test {row}", (100 + row,), "") for row in range(3)]
         evaluation = tuple(held_out) if self.spec.dataset.evaluation else ()
         rooms = Rooms(self.store, self.fleet, self.rewards, self.trainer, self.source, self.checkpoints, evaluation)
@@ -344,6 +348,12 @@ class Site:
             self.clock,
         )
         return Driver(job, rooms, self.policy, self.reporter, self.broker, self.clock)
+
+    def _checkpoints(self) -> CheckpointStore:
+        keep = self.spec.checkpoint.keep
+        if self._adopted is None:
+            return CheckpointStore(self.root, keep, self.incarnation)
+        return AdoptingStore(self.root, keep, self.incarnation, self._adopted, ResumeFrom(claim_name="other"))
 
     def clock(self) -> float:
         self.seconds += 0.001

@@ -12,8 +12,6 @@ from longboat_runtime.rounds import events
 from longboat_runtime.rounds.continue_unfinished import ContinueUnfinished
 from longboat_runtime.rounds.events import DropReason
 from longboat_runtime.rounds.records import State
-from longboat_runtime.rounds.synchronous import Synchronous
-from longboat_runtime.rounds.tail_batching import TailBatching
 from longboat_runtime.samples import GradeKind, PromptId, SampleId, VersionSpan
 from tests.rounds.test_tail_batching import bodies
 from tests.rounds.world import World
@@ -193,22 +191,3 @@ def test_carried_tokens_survive_a_driver_if_the_store_does(stored: bool) -> None
     assert world.view.sample(slow).spans == begun
     world.run()
     assert len(world.fate) == world.ledger.drawn == 8
-
-
-@pytest.mark.parametrize(
-    "policy", [Synchronous(4, 1, 2), TailBatching(4, 1, 2, prompt_overcommit=1.5, sample_overcommit=1.0)]
-)
-def test_an_on_policy_job_that_resumes_from_such_a_checkpoint_draws_again(policy: Synchronous | TailBatching) -> None:
-    world = started(steps=4, prompts=1, group_size=2, prompt_overcommit=2.0)
-    world.publish()
-    for index in (0, 1):
-        world.finish(SampleId(0, 0, 0, index))
-    while generated := world.samples(State.GENERATED):
-        world.grade(generated[0])
-    world.train()
-    world.policy = policy
-    world.start()
-    world.run()
-    assert world.ledger.step == 4
-    assert max(world.oldest.values()) == 0
-    assert world.fate[PromptId(0, 1)] == "trained"

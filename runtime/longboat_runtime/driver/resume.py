@@ -42,7 +42,7 @@ async def begin(job: Job, rooms: Rooms, clock: Callable[[], float]) -> Beginning
     """Loads the model, restores the newest checkpoint and opens this incarnation's log. Raises SpecProblem.
 
     A checkpoint of another job (`checkpoint.resumeFrom`) is a start and not a part of this job's past: its log stays where it
-    is, and incarnations count from this job's own.
+    is, incarnations count from this job's own, and rounds that its policy had under way begin again by this job's policy.
     """
     manifest = await asyncio.to_thread(rooms.checkpoints.newest)
     async with asyncio.TaskGroup() as tasks:
@@ -59,6 +59,7 @@ async def begin(job: Job, rooms: Rooms, clock: Callable[[], float]) -> Beginning
         rooms.source.restore(boundary.source)
         identity, resumes = boundary.identity, boundary.log
         if not manifest.directory.is_relative_to(job.root):
+            ledger.start_over()
             ledger.incarnation, manifest, resumes = 0, None, None
         log.info("resumed", step=ledger.step, incarnation=boundary.log.incarnation)
     journal = _open_journal(job, ledger, lengths, resumes, clock)

@@ -10,7 +10,7 @@ from functools import singledispatchmethod
 
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import Event, RoundKind
-from longboat_runtime.rounds.records import GivenUp, GroupRecord, RoundRecord, RoundState, SampleRecord, State
+from longboat_runtime.rounds.records import GroupRecord, RoundRecord, RoundState, SampleRecord, State
 from longboat_runtime.rounds.state import LedgerState
 from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId
 
@@ -291,8 +291,7 @@ class Ledger(LedgerState):
         for share in self._shares(body.prompt, self._counters(group)):
             share.deferred[body.reason] = share.deferred.get(body.reason, 0) + 1
         self.deferred[body.reason] += 1
-        lengths = [record.tokens if record.finish_reason is not None else None for record in group.samples]
-        self.enqueue(body.prompt, body.attempt + 1, GivenUp(body.prompt, body.attempt, group.round, lengths))
+        self.enqueue(body.prompt, body.attempt + 1, group.given_up)
         return True
 
     @_fold.register

@@ -29,9 +29,6 @@ class OnPolicy(ABC):
     def decide(self, view: View, event: Event) -> Sequence[Action]:
         if view.serving != view.step:
             return [Publish(view.step)] if view.publishing is None else []
-        if view.carried:
-            # Left by another policy, in the checkpoint of the job that this one resumes from.
-            return [Defer(prompt, DeferReason.OFF_VERSION) for prompt in view.carried]
         round_ = next(iter(view.rounds.values()), None)
         if round_ is None:
             return [self._open(view)] if view.step < self.steps else []

@@ -112,6 +112,12 @@ class GroupRecord:
         return [self.sample_id(sample.index) for sample in self.samples]
 
     @property
+    def given_up(self) -> GivenUp:
+        """What is kept of it once it is given up."""
+        lengths = [sample.tokens if sample.finish_reason is not None else None for sample in self.samples]
+        return GivenUp(self.prompt, self.attempt, self.round, lengths)
+
+    @property
     def rewarded(self) -> bool:
         """Every sample that counts has its grade."""
         return self.completed is not None and self.graded == len(self.counted)

@@ -129,6 +129,21 @@ class LedgerState:
         self.lost[group.sample_id(record.index)] = None
         self._move(record, State.LOST)
 
+    def start_over(self) -> None:
+        """Nothing is under way any more: unfinished groups wait for another attempt, before all others, and no round is open."""
+        unfinished = [*self.groups.values()]
+        waiting = [(prompt, attempt, self.deferred_prompts.get(prompt)) for prompt, attempt in self.queue.items()]
+        for prompt, _, _ in waiting:
+            self._dequeue(prompt)
+        for group in unfinished:
+            self._forget(group)
+            self.deferred[DeferReason.VERSION_GONE] += 1
+            self.enqueue(group.prompt, group.attempt + 1, group.given_up)
+        for prompt, attempt, given_up in waiting:
+            self.enqueue(prompt, attempt, given_up)
+        self.rounds.clear()
+        self.between = RoundRecord(0, RoundKind.SHORT, version=-1)
+
     def _forget(self, group: GroupRecord) -> None:
         del self.groups[group.prompt]
         self.carried.pop(group.prompt, None)
