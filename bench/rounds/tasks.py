@@ -86,7 +86,7 @@ class Task:
 
 TASKS = {
     "countdown": Task("countdown", prompts=16, group_size=8, steps=12, learns=True),
-    "drawn": Task("drawn", prompts=12, group_size=2, steps=24, learns=False),
+    "drawn": Task("drawn", prompts=12, group_size=2, steps=15, learns=False),
 }
 
 
