@@ -21,9 +21,6 @@ from longboat_runtime.simulate.lengths import TwoLevel
 # so that a round of 12 x 2 has the same longest response over its median as those have: 25 to 32, by its median over rounds. One
 # response in seventy reaches the limit, as there.
 MEDIAN, PROMPT_SIGMA, SAMPLE_SIGMA, LONGEST = 16, 1.56, 1.04, 1024
-# Decoding is bound by latency, as on a GPU: with 12 sequences of this model a step of an engine takes 8 ms, with one 6 (two engines at
-# once, nothing else running). With two layers these are 7.5 and 2, since all else that the two CPUs do for a response weighs as much.
-LAYERS = 8
 PROMPT_TOKENS = 8
 ROWS = 4096
 
@@ -51,11 +48,11 @@ class DrawnFleet:
         return getattr(self._fleet, name)
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, layers: int) -> None:
     """The model of the tests, but deeper and without an end token, and prompts of random letters."""
     from tests.support.tiny_model import build_tiny_model
 
-    model = build_tiny_model(folder / "model", layers=LAYERS, max_length=2048)
+    model = build_tiny_model(folder / "model", layers=layers, max_length=2048)
     for name, keys in {
         "config.json": ("eos_token_id",),
         "generation_config.json": ("eos_token_id",),

@@ -1,4 +1,4 @@
-"""All arms in turn, seed by seed, on engines that stay up for a task. Two CPUs, about an hour by default, alone on the machine."""
+"""All arms in turn, seed by seed, on engines that stay up for a task. Two CPUs, some 80 minutes by default, alone on the machine."""
 
 from __future__ import annotations
 

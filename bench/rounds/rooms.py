@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.rounds.drawn import DrawnFleet
+from bench.rounds.paced import paced_engines
 from bench.rounds.tasks import CONFIG_MAP, ENGINES, QUICKSTART, Task
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.checkpoint.store import CheckpointStore
@@ -55,7 +56,8 @@ async def task_rooms(task: Task, spec: RLJobSpec, folder: Path) -> AsyncIterator
     with tempfile.TemporaryDirectory(prefix="longboat-bench-") as scratch:
         socket = Path(scratch) / "graders.sock"
         rewards = link_config_maps(Path(scratch) / "rewards", {CONFIG_MAP: QUICKSTART})
-        with local_graders(spec.reward_pool.graders_per_pod, socket, rewards):
+        graders = local_graders(spec.reward_pool.graders_per_pod, socket, rewards)
+        with graders, paced_engines(paced=task.paced):
             resources = {"longboat-store": 1, "longboat-rollout": ENGINES, "longboat-trainer": 1}
             start_ray({**resources, "longboat-reward": spec.reward_pool.graders_per_pod})
             try:

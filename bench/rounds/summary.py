@@ -34,7 +34,7 @@ def write(raw: Path) -> None:
     head = [
         "# Round policies",
         "",
-        f"{machine['processor']}, {machine['cpus']} CPUs, {machine['memory_gib']} GiB. {versions}. Commit {newest['commit']}.",
+        f"{machine['processor']}, {machine['cpus']} CPUs, {machine['memory_gib']} GiB. {versions}.",
         "Two engines of one thread each. Arms take turns, seed by seed, on engines that stay up; all train the same number of samples.",
         "Rollout of BoundedAsync overlaps with training: compare its whole steps.",
         "Intervals are 95 %, over prompts; `faster` is the synchronous arm's time by the arm's, mean over seeds and their range.",
@@ -75,8 +75,8 @@ def report(name: str, run: dict[str, Any], blocks: Blocks) -> tuple[list[str], P
         f"## {name}",
         "",
         (
-            f"{prompts} prompts x {task.group_size} responses a round, {prompts * task.group_size // ENGINES} sequences an engine when a "
-            f"synchronous round begins; {settings['steps'][name]} steps a block, {seeds} seeds. Lengths of the synchronous arm: median "
+            f"{task.about} {prompts} prompts x {task.group_size} responses a round, {prompts * task.group_size // ENGINES} sequences an engine when a "
+            f"synchronous round begins; {settings['steps'][name]} steps a block, {seeds} seeds; commit {run['commit']}. Lengths of the synchronous arm: median "
             f"{lengths.median:.0f}, mean {lengths.mean:.0f}, P75 {lengths.p75:.0f} tokens; longest of a round {lengths.longest_by_median:.0f} "
             f"times its median (median over rounds); {lengths.limit_share:.1%} at the longest length."
         ),

@@ -1,4 +1,4 @@
-"""The two tasks, fixed before anything was measured. Sizes are chosen so that the whole run takes about an hour on two CPUs."""
+"""The tasks. Sizes are chosen so that the whole run takes some 80 minutes on two CPUs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from bench.rounds import drawn, drawn_reward
 from bench.rounds.arms import ARMS
+from bench.rounds.paced import STEP_SECONDS
 from longboat_crds.job import RLJobSpec
 from longboat_crds.load import load_job
 
@@ -22,13 +23,19 @@ CONFIG_MAP = "quickstart"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """`learns`: weights matter to lengths, and accuracy is looked at. Otherwise lengths are drawn."""
+    """`about` says what it is. `learns`: weights matter to lengths, and accuracy is looked at. Otherwise lengths are drawn, by a model of so many `layers`.
+
+    `paced`: steps of engines take as long as those of a device (see `paced`).
+    """
 
     name: str
+    about: str
     prompts: int
     group_size: int
     steps: int
     learns: bool
+    layers: int = 0
+    paced: bool = False
 
     def prepare(self, folder: Path) -> None:
         """Model and data, into `folder`."""
@@ -36,7 +43,7 @@ class Task:
             command = [sys.executable, str(QUICKSTART / "build_base.py"), str(folder)]
             subprocess.run(command, check=True, stdout=sys.stderr)
         else:
-            drawn.prepare(folder)
+            drawn.prepare(folder, self.layers)
 
     def spec(self, arm: str, folder: Path, *, steps: int, prompts: int, seed: int) -> RLJobSpec:
         """The job of one block."""
@@ -85,8 +92,36 @@ class Task:
 
 
 TASKS = {
-    "countdown": Task("countdown", prompts=16, group_size=8, steps=12, learns=True),
-    "drawn": Task("drawn", prompts=12, group_size=2, steps=15, learns=False),
+    task.name: task
+    for task in (
+        Task(
+            "countdown",
+            "Model, data and rewards of the quickstart, with fewer prompts a round. Responses end by themselves.",
+            prompts=16,
+            group_size=8,
+            steps=12,
+            learns=True,
+        ),
+        Task(
+            "drawn",
+            "Lengths are drawn: log-normal, by prompt and by response. Engines compute on the CPUs that all else uses too.",
+            prompts=12,
+            group_size=2,
+            steps=15,
+            learns=False,
+            layers=8,
+        ),
+        Task(
+            "device",
+            f"The same lengths. A step takes an engine at least {1000 * STEP_SECONDS:g} ms, as a device would, in which CPUs are free.",
+            prompts=12,
+            group_size=2,
+            steps=15,
+            learns=False,
+            layers=2,
+            paced=True,
+        ),
+    )
 }
 
 

@@ -1,0 +1,45 @@
+"""Engines whose steps take as long as those of a device, whatever they work on; their CPUs are free meanwhile.
+
+A GPU takes about as long to decode for a dozen sequences as for one. Two CPUs don't: they have everything else to do as well (messages,
+grading, the driver), and each sequence costs them arithmetic. Here a step of vLLM's model does its work, and then waits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from longboat_runtime.rollout import actor
+
+# A model of 7 to 14 billion parameters takes about that on a GPU of today.
+STEP_SECONDS = 0.010
+
+
+class PacedActor(actor.EngineActor):
+    """Its engine runs in its process, as on CPU all do."""
+
+    async def start(self) -> None:
+        await super().start()
+        executor = self._started._vllm.engine_core.engine_core.model_executor  # type: ignore[attr-defined]
+        execute = executor.execute_model
+
+        def paced(*arguments: Any, **options: Any) -> Any:
+            end = time.monotonic() + STEP_SECONDS
+            result = execute(*arguments, **options)
+            time.sleep(max(0.0, end - time.monotonic()))
+            return result
+
+        executor.execute_model = paced
+
+
+@contextmanager
+def paced_engines(*, paced: bool) -> Iterator[None]:
+    """Engines that are started meanwhile are such ones, if `paced`."""
+    usual = actor.EngineActor
+    actor.EngineActor = PacedActor if paced else usual  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        actor.EngineActor = usual  # type: ignore[misc]

@@ -1,0 +1,86 @@
+"""What the rounds benchmark reads out of a job's log, and how arms are compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bench.rounds.block import ended, fates, generated_tokens, trained_tokens
+from bench.rounds.compare import accuracy, law, measured
+from longboat_runtime.rounds import events
+from longboat_runtime.rounds.events import RoundKind
+from longboat_runtime.samples import FinishReason, PromptId, SampleId, VersionSpan
+
+FIRST, SECOND = PromptId(0, 4), PromptId(0, 7)
+
+
+def generated(sample: SampleId, tokens: int) -> events.Generated:
+    return events.Generated(sample, 5, tokens, FinishReason.STOP, (VersionSpan(0, 0, tokens),), "engine-0")
+
+
+def sample(prompt: PromptId, index: int, attempt: int = 0) -> SampleId:
+    return SampleId(*prompt, attempt, index)
+
+
+LOG: list[events.Body] = [
+    events.Drawn(0, (FIRST, SECOND)),
+    events.RoundOpened(1, RoundKind.SHORT, 0, racing=True),
+    events.Launched(1, FIRST, 0, 2),
+    events.Launched(1, SECOND, 0, 2),
+    generated(sample(FIRST, 0), 10),
+    generated(sample(SECOND, 1), 12),
+    generated(sample(FIRST, 1), 30),
+    events.Stopped(sample(SECOND, 0), 33, "engine-1"),
+    events.StepCommitted(1, 1, 1, (sample(FIRST, 0), sample(FIRST, 1))),
+    events.OvercommitChosen(1.5, {"1": 2.0}, "because"),
+]
+
+
+def test_a_log_says_what_became_of_every_response() -> None:
+    block = fates(LOG)
+    assert block["drawn"] == [[0, 4], [0, 7]]
+    assert block["chosen"] == [[1, 1.5, "because"]]
+    assert trained_tokens(block) == {FIRST: [10, 30]}
+    assert generated_tokens(block) == 10 + 12 + 30 + 33
+    assert set(ended(block)) == {sample(FIRST, 0), sample(FIRST, 1), sample(SECOND, 1)}
+
+
+def block_of(tokens: dict[int, list[int]], rollout: float, right: list[int]) -> dict[str, Any]:
+    """Tokens of trained responses by row, in one round; scores of two answers to each of four held-out prompts."""
+    groups = [[0, row, 0, lengths, [*range(len(lengths))]] for row, lengths in tokens.items()]
+    return {
+        "drawn": [[0, row] for row in tokens],
+        "groups": groups,
+        "chosen": [],
+        "rollout": [rollout],
+        "step": [2 * rollout],
+        "long": [0.0],
+        "held_out": [(number // 2, 10 * (number // 2 + 1), score) for number, score in enumerate(right)],
+    }
+
+
+BLOCKS = {
+    ("Synchronous", 0): block_of({1: [10, 10], 2: [20, 40]}, 8.0, [1, 1, 1, 1, 0, 0, 1, 1]),
+    ("TailBatching-1.25", 0): block_of({2: [20, 20], 3: [5, 5]}, 4.0, [1, 1, 1, 1, 0, 0, 0, 1]),
+}
+
+
+def test_an_arm_is_compared_by_trained_sample_and_on_the_prompts_that_both_trained() -> None:
+    found = measured(BLOCKS, "TailBatching-1.25")
+    assert (found.rollout, found.step) == (1.0, 2.0)
+    assert (found.rollout_faster, found.step_faster) == ([2.0], [2.0])
+    assert found.generated_to_kept == 1.0
+    assert found.length.value == pytest.approx(20 / 30)
+
+
+def test_accuracy_is_paired_by_prompt_and_the_longest_are_those_of_the_baseline() -> None:
+    found = accuracy(BLOCKS, "TailBatching-1.25")
+    assert found.overall.value == pytest.approx(-1 / 8)
+    assert found.longest.value == pytest.approx(-1 / 2), "the fourth prompt has the longest answers"
+    assert found.answers == 8
+
+
+def test_the_law_of_lengths_is_the_baselines() -> None:
+    found = law(BLOCKS, prompts=2)
+    assert (found.median, found.mean, found.longest_by_median) == (15.0, 20.0, 40 / 15)
