@@ -10,6 +10,8 @@ FIXED = (BASELINE, "TailBatching-1.125", "TailBatching-1.25", "TailBatching-1.5"
 AUTO = "Auto"
 # Here the trainer works while engines do, on the same CPUs: steps of these engines take longer.
 OVERLAPPING = ("BoundedAsync",)
+# Of these it is asked how well they learn.
+LEARNING = (BASELINE, "TailBatching-1.25", "ContinueUnfinished", "BoundedAsync")
 
 ARMS: dict[str, dict[str, Any]] = {
     BASELINE: {"policy": "Synchronous"},

@@ -14,7 +14,7 @@ from pathlib import Path
 import structlog
 
 from bench.record import Recorder
-from bench.rounds.arms import ARMS, BASELINE, arm_named
+from bench.rounds.arms import ARMS, BASELINE, LEARNING, arm_named
 from bench.rounds.tasks import TASKS, Task, task_named
 
 WARM_UP = 2
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=3, help="blocks of each arm")
     parser.add_argument("--steps", type=int, help="optimizer steps of a block, instead of the task's own number")
     parser.add_argument("--prompts", type=int, help="prompts of a round, instead of the task's own number")
-    parser.add_argument("--held-out", type=int, default=2, help="answers to each held-out prompt after a block")
+    parser.add_argument("--held-out", type=int, default=14, help="answers to each held-out prompt after a block")
 
 
 def run(arguments: argparse.Namespace, path: Path) -> None:
@@ -66,7 +66,8 @@ async def _measure(task: Task, arguments: argparse.Namespace, recorder: Recorder
                 spec = task.spec(arm, folder, steps=arguments.steps or task.steps, prompts=prompts, seed=seed)
                 root = folder / f"{arm}-{seed}"
                 job, values = await run_block(task, spec, rooms, root)
-                held_out = await answers(rooms, job, rooms.evaluation, arguments.held_out) if task.learns else []
+                asked = task.learns and arm in LEARNING
+                held_out = await answers(rooms, job, rooms.evaluation, arguments.held_out) if asked else []
                 shutil.rmtree(root)
                 recorder.write(
                     "block", task=task.name, arm=arm, seed=seed, load=os.getloadavg()[0], held_out=held_out, **values

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from longboat_runtime.rounds.audit.lengths import PromptLengths
 from longboat_runtime.rounds.by_domain import ByDomain
@@ -13,7 +15,7 @@ from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.tail_batching import TailBatching
 from longboat_runtime.simulate.curve import StepCurve
 from longboat_runtime.simulate.lengths import TwoLevel
-from longboat_runtime.simulate.overcommit import PERIODS, Choice, choose
+from longboat_runtime.simulate.overcommit import PERIODS, Choice, choose, pick
 from longboat_runtime.simulate.simulation import simulate
 from longboat_runtime.simulate.site import Site
 from tests.rounds.audit.racing import LONGEST, MEDIAN, PROMPT_SIGMA, SAMPLE_SIGMA, Racing, play
@@ -46,6 +48,7 @@ def chosen(
         LONGEST,
         Site(curve, engines=2),
         policy,
+        present=1.0,
         prompts_per_round=PROMPTS,
         group_size=GROUP,
         kv_tokens=kv_tokens,
@@ -66,7 +69,7 @@ def test_the_choice_is_nearly_the_best() -> None:
     choice = chosen(window, RISING)
     assert choice.factor > 1
     assert truth[choice.factor] <= min(truth.values()) / 0.97
-    assert choice.predicted[choice.factor] <= 1.01 * min(choice.predicted.values())
+    assert choice.predicted[choice.factor] <= 1.03 * min(choice.predicted.values())
     assert choice.reason.startswith(f"{choice.factor:g}: ")
 
 
@@ -76,6 +79,28 @@ def test_equal_responses_are_not_raced(curve: StepCurve) -> None:
     choice = chosen(window, curve)
     assert choice.factor == 1
     assert choice.predicted[1.0] == pytest.approx(200 * curve(PROMPTS * GROUP // 2), rel=1e-6)
+
+
+@given(
+    seconds=st.lists(st.floats(0.1, 10), min_size=len(PERIODS), max_size=len(PERIODS)),
+    present=st.sampled_from([*PERIODS]),
+)
+def test_a_larger_factor_has_to_be_clearly_faster(seconds: list[float], present: float) -> None:
+    predicted = dict(zip(PERIODS, seconds, strict=True))
+    factor, fastest = pick(predicted, present), min(seconds)
+    assert predicted[factor] <= 1.03 * fastest
+    if factor > present:
+        assert predicted[present] > 1.03 * fastest
+    if factor != present:
+        assert not any(predicted[other] <= 1.01 * fastest for other in predicted if other < factor)
+
+
+def test_of_equals_the_smallest_is_taken() -> None:
+    assert pick({1.0: 2.0, 1.125: 2.01, 1.25: 2.01}, 1.25) == 1
+    assert pick({1.0: 2.05, 1.125: 2.0, 1.25: 1.99}, 1.25) == 1.125
+    assert pick({1.0: 2.05, 1.125: 2.0, 1.25: 1.99}, 1.125) == 1.125
+    assert pick({1.0: 2.05, 1.125: 2.04, 1.5: 1.99}, 1.125) == 1.125
+    assert pick({1.125: 2.06, 1.5: 1.99}, 1.125) == 1.5
 
 
 def test_domains_with_quotas_have_lengths_of_their_own() -> None:

@@ -82,7 +82,7 @@ class Overcommits:
         if not window or sum(times.steps for of in stats for times in of.step_times.values()) < MIN_STEPS:
             return None
         prompts = [history.lengths(self._rooms.source.domain(history.prompt.row)) for history in window]
-        rounds = self._spec.rounds
+        rounds, chosen = self._spec.rounds, self._journal.view.overcommit
         return await asyncio.to_thread(
             partial(
                 choose,
@@ -90,6 +90,7 @@ class Overcommits:
                 self._job.sampling.max_tokens,
                 self._site(stats),
                 self._policy,
+                present=rounds.prompt_overcommit if chosen is None else chosen,
                 prompts_per_round=rounds.prompts_per_round,
                 group_size=resolve(self._spec.algorithm).group_size,
                 kv_tokens=min(of.kv_tokens for of in stats),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import inf
 
 from longboat_runtime.rounds.audit.completion import complete
 from longboat_runtime.rounds.audit.first_launches import together
@@ -24,6 +25,8 @@ SAMPLES = 32_000
 ROUNDS = 45
 # Factors whose rounds take this much longer than the fastest are as good: then the smallest throws least away.
 TIE = 0.01
+# A larger factor than the present one has to be so much faster: windows of a period or two differ by more than that by chance.
+STEP_UP = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +44,14 @@ def choose(
     site: Site,
     policy: Callable[[float, int], Policy],
     *,
+    present: float,
     prompts_per_round: int,
     group_size: int,
     kv_tokens: int,
 ) -> Choice:
     """The factor of PERIODS that minimises (n_short T_short + T_long) / (n_short + 1), the mean of a period's rounds.
 
-    `policy(factor, steps)` is the job's own with that factor and number of steps. Lengths follow the audit's law of first launches of
+    Among equals `pick` decides. `policy(factor, steps)` is the job's own with that factor and number of steps. Lengths follow the audit's law of first launches of
     `prompts` (none longer than `longest`), that of their domain where the policy draws by domain; steps follow the site's curve. A
     factor above 1 is out if an engine would hold more than `kv_tokens` at a time: preempted sequences are computed again,
     and that takes more than what racing saves. Raises ValueError without a prompt.
@@ -63,9 +67,16 @@ def choose(
         )
     predicted = {factor: outcome.rollout_per_round for factor, outcome in outcomes.items()}
     fits = {factor for factor, outcome in outcomes.items() if factor == 1 or outcome.tokens_most <= kv_tokens}
-    fastest = min(predicted[factor] for factor in fits)
-    factor = min(factor for factor in fits if predicted[factor] <= (1 + TIE) * fastest)
+    factor = pick({factor: predicted[factor] for factor in fits}, present)
     return Choice(factor, predicted, _reason(factor, outcomes, fits, kv_tokens))
+
+
+def pick(predicted: Mapping[float, float], present: float) -> float:
+    """The smallest factor within TIE of the fastest; but the `present` one instead of a larger one that is not STEP_UP faster."""
+    fastest = min(predicted.values())
+    factor = min(factor for factor, seconds in predicted.items() if seconds <= (1 + TIE) * fastest)
+    stays = factor > present and predicted.get(present, inf) <= (1 + STEP_UP) * fastest
+    return present if stays else factor
 
 
 @dataclass(frozen=True, slots=True)
