@@ -77,6 +77,9 @@ class Training(ApiModel):
     parity: Line | None = Field(
         None, description="Largest log-prob difference of engine and trainer at the last publication."
     )
+    queue: Line | None = Field(
+        None, description="Prompts that wait for a later round, and how many rounds ago the oldest was in one."
+    )
     length_bias: Line | None = Field(
         None,
         description="With TailBatching: trained response lengths against those of first launches, over the last periods of short "

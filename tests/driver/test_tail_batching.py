@@ -98,6 +98,12 @@ async def test_status_has_the_last_rounds_and_what_they_cost(tmp_path: Path) -> 
         (3, "Long", 0),
     ]
     assert {summary.kept for summary in rounds} == {PROMPTS}
+    queue = {
+        r.step: (r.metrics["tail/queue_len"], r.metrics["tail/queue_age/max"]) for r in read_records(tmp_path) if r.step
+    }
+    assert [queue[step] for step in (1, 2, 3)] == [(1, 0), (2, 1), (0, 0)], (
+        "prompts, and rounds that the oldest has waited"
+    )
     assert all(float(summary.generated_to_kept) >= 1 for summary in rounds)
     assert float(rounds[2].generated_to_kept) == 1, "a long round throws nothing away"
 

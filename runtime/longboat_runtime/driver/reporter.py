@@ -22,6 +22,7 @@ from longboat_runtime.driver.stages import Stages
 from longboat_runtime.driver.status import DriverStatus
 from longboat_runtime.driver.troubles import Troubles
 from longboat_runtime.interfaces import Manifest
+from longboat_runtime.metrics.queue import queue_line
 from longboat_runtime.metrics.record import Record
 from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.rounds.events import RoundKind
@@ -137,6 +138,7 @@ class Reporter:
             step_seconds=self._text("timing_s/step", ".1f"),
             weight_version=view.serving if view else None,
             parity=self._text("sync/parity_max", ".1e"),
+            queue=queue_line(self._metrics),
             length_bias=self._length_bias,
             audit_rounds=self._audit_rounds,
             domains=self._domains(),

@@ -24,6 +24,7 @@ from longboat_runtime.driver.rooms import Rooms
 from longboat_runtime.driver.stages import Stage
 from longboat_runtime.interfaces import Manifest, PublicationReport
 from longboat_runtime.metrics.batch import batch_metrics, round_metrics, staleness
+from longboat_runtime.metrics.queue import queue_metrics
 from longboat_runtime.metrics.record import Record
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rounds import events
@@ -93,8 +94,7 @@ class Steps:
 
     async def _train(self, step: int, number: int) -> None:
         """Advantages and one optimizer step from what the round kept; without a sample to learn from, the weights stay."""
-        round_, queued = self._journal.view.rounds[number], len(self._journal.view.queue)
-        waiting = {f"tail/queue_len/{name}": float(n) for name, n in self._journal.view.queued_of_domains.items()}
+        round_, waiting = self._journal.view.rounds[number], queue_metrics(self._journal.view, number)
         batch = kept_samples(self._journal.view, round_)
         if not batch and round_.grades.get(GradeKind.GRADER_ERROR) and len(round_.grades) == 1:
             message = "No sample of the round could be graded. Correct the reward function; its last error: "
@@ -114,7 +114,7 @@ class Steps:
                     raise
                 return
             # Not before: what engines stopped when the round was decided comes back meanwhile.
-            reports.add(step, round_metrics(round_, queued, sum(sample.tokens for sample in samples)))
+            reports.add(step, round_metrics(round_, sum(sample.tokens for sample in samples)))
             reports.add(step, waiting)
         self._happened(events.StepCommitted(step, step, number, tuple(batch)))
 

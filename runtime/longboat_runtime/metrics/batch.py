@@ -78,7 +78,7 @@ def staleness(samples: Sequence[SampleView], version: int) -> dict[str, float]:
     }
 
 
-def round_metrics(round_: RoundView, queued: int, kept_tokens: int) -> dict[str, float]:
+def round_metrics(round_: RoundView, kept_tokens: int) -> dict[str, float]:
     """What became of everything the round launched, decided groups included. `kept_tokens` are the batch's response tokens.
 
     `rollout/domains/DOMAIN/*` are there where domains have quotas.
@@ -102,7 +102,6 @@ def round_metrics(round_: RoundView, queued: int, kept_tokens: int) -> dict[str,
         **{f"reward/grades/{kind}": float(round_.grades.get(kind, 0)) for kind in GradeKind},
         "reward/timeout_rate": round_.grades.get(GradeKind.TIMEOUT, 0) / max(grades, 1),
         "tail/round_kind": float(round_.kind is RoundKind.LONG),
-        "tail/queue_len": float(queued),
         **{
             f"rollout/domains/{domain}/{name}": float(count)
             for domain, part in round_.parts.items()
