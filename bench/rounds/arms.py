@@ -8,6 +8,8 @@ BASELINE = "Synchronous"
 # Rounds that don't race, or race by a fixed factor: Auto is measured against the best of them.
 FIXED = (BASELINE, "TailBatching-1.125", "TailBatching-1.25", "TailBatching-1.5")
 AUTO = "Auto"
+# The same but for sampleOvercommit, 1.0 and 1.25.
+BY_SAMPLES = ("TailBatching-1.25", "TailBatching-1.25-1.25")
 # Here the trainer works while engines do, on the same CPUs: steps of these engines take longer.
 OVERLAPPING = ("BoundedAsync",)
 # Of these it is asked how well they learn.

@@ -65,6 +65,20 @@ def measured(blocks: Blocks, arm: str) -> Measured:
     )
 
 
+def longer(blocks: Blocks, arm: str, other: str) -> Estimate | None:
+    """Mean trained length of the other arm less the arm's, by the baseline's, on the prompts that all three trained; None without any."""
+    found = []
+    for seed in sorted({seed for _, seed in blocks}):
+        keys = [(name, seed) for name in (arm, other, BASELINE)]
+        if all(key in blocks for key in keys):
+            first, second, reference = (trained_tokens(blocks[key]) for key in keys)
+            found += [
+                (float(np.mean(second[prompt]) - np.mean(first[prompt])), float(np.mean(reference[prompt])))
+                for prompt in first.keys() & second.keys() & reference.keys()
+            ]
+    return ratio(found) if found else None
+
+
 def _samples(block: dict[str, Any]) -> int:
     return sum(map(len, trained_tokens(block).values()))
 

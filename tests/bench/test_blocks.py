@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.rounds.block import ended, fates, generated_tokens, trained_tokens
-from bench.rounds.compare import accuracy, law, measured
+from bench.rounds.compare import accuracy, law, longer, measured
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import RoundKind
 from longboat_runtime.samples import FinishReason, PromptId, SampleId, VersionSpan
@@ -84,3 +84,11 @@ def test_accuracy_is_paired_by_prompt_and_the_longest_are_those_of_the_baseline(
 def test_the_law_of_lengths_is_the_baselines() -> None:
     found = law(BLOCKS, prompts=2)
     assert (found.median, found.mean, found.longest_by_median) == (15.0, 20.0, 40 / 15)
+
+
+def test_two_arms_are_compared_on_the_prompts_that_they_and_the_baseline_trained() -> None:
+    blocks = {**BLOCKS, ("other", 0): block_of({2: [10, 12], 3: [1, 1]}, 4.0, [])}
+    found = longer(blocks, "TailBatching-1.25", "other")
+    assert found is not None
+    assert (found.value, found.count) == (pytest.approx((11 - 20) / 30), 1)
+    assert longer(BLOCKS, "TailBatching-1.25", "other") is None
