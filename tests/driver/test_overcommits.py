@@ -40,8 +40,9 @@ def choices(site: Site) -> list[events.OvercommitChosen]:
     return [body for body in history(site) if isinstance(body, events.OvercommitChosen)]
 
 
-async def test_a_factor_is_chosen_and_told(tmp_path: Path) -> None:
-    site = Site(tmp_path, make_spec(**ROUNDS))
+@pytest.mark.parametrize("first_factor", [None, 1.5])
+async def test_a_factor_is_chosen_and_told(tmp_path: Path, first_factor: float | None) -> None:
+    site = Site(tmp_path, make_spec(**{**ROUNDS, "prompt_overcommit": first_factor}))
     assert await driver_of(site).run() is Outcome.DONE
     first, *_ = choices(site)
     assert set(first.predicted) == {"1", "1.125", "1.25", "1.5"}

@@ -10,7 +10,7 @@ from math import ceil
 import structlog
 
 from longboat_crds.algorithm import resolve
-from longboat_crds.rounds import OvercommitMode
+from longboat_crds.rounds import PROMPT_OVERCOMMIT, OvercommitMode
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.journal import Journal
 from longboat_runtime.driver.reporter import Reporter
@@ -90,7 +90,7 @@ class Overcommits:
                 self._job.sampling.max_tokens,
                 self._site(stats),
                 self._policy,
-                present=rounds.prompt_overcommit if chosen is None else chosen,
+                present=chosen or rounds.prompt_overcommit or PROMPT_OVERCOMMIT,
                 prompts_per_round=rounds.prompts_per_round,
                 group_size=resolve(self._spec.algorithm).group_size,
                 kv_tokens=min(of.kv_tokens for of in stats),

@@ -81,6 +81,9 @@ class GivenUpView(Protocol):
     """See `records.GivenUp`."""
 
     @property
+    def round(self) -> int: ...
+
+    @property
     def longest(self) -> int: ...
 
 
