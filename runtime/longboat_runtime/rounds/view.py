@@ -82,7 +82,6 @@ class GivenUpView(Protocol):
 
     @property
     def round(self) -> int: ...
-
     @property
     def longest(self) -> int: ...
 
