@@ -23,8 +23,9 @@ CONFIG_MAP = "quickstart"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """`about` says what it is. `learns`: weights matter to lengths, and accuracy is looked at. Otherwise lengths are drawn, by a model of so many `layers`.
+    """`about` says what it is. `learns`: weights matter to lengths, and accuracy is looked at. Otherwise lengths are drawn.
 
+    The model of drawn lengths has so many `layers`: eight take so long for a step that what else a response costs the CPUs matters less.
     `paced`: steps of engines take as long as those of a device (see `paced`).
     """
 

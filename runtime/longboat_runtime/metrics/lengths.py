@@ -26,7 +26,7 @@ def length_line(found: LengthBias | AuditRounds) -> str:
     """Such as `mean 0.98 (0.95 to 1.01), KS 0.02 (0.00 to 0.05), 640 prompts, 20 % launched again`."""
     if found.mean_ratio is None or found.ks is None:
         return f"unresolved, {found.prompts} prompts"
-    again = f", {found.relaunched:.0%} launched again".replace("%", " %") if isinstance(found, LengthBias) else ""
+    again = f", {100 * found.relaunched:.0f} % launched again" if isinstance(found, LengthBias) else ""
     return f"mean {_interval(found.mean_ratio)}, KS {_interval(found.ks)}, {found.prompts} prompts{again}"
 
 
