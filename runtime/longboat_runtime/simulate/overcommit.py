@@ -25,8 +25,8 @@ SAMPLES = 32_000
 ROUNDS = 45
 # Factors whose rounds take this much longer than the fastest are as good: then the smallest throws least away.
 TIE = 0.01
-# A larger factor than the present one has to be so much faster: windows of a period or two differ by more than that by chance.
-STEP_UP = 0.03
+# The present factor stays unless another is so much faster: windows of a period or two differ by more than that by chance.
+CLEARLY = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,10 @@ def choose(
 
 
 def pick(predicted: Mapping[float, float], present: float) -> float:
-    """The smallest factor within TIE of the fastest; but the `present` one instead of a larger one that is not STEP_UP faster."""
+    """The smallest factor within TIE of the fastest; but the `present` one if that is within CLEARLY of it, unless nothing needs to race."""
     fastest = min(predicted.values())
     factor = min(factor for factor, seconds in predicted.items() if seconds <= (1 + TIE) * fastest)
-    stays = factor > present and predicted.get(present, inf) <= (1 + STEP_UP) * fastest
+    stays = factor > 1 and predicted.get(present, inf) <= (1 + CLEARLY) * fastest
     return present if stays else factor
 
 
