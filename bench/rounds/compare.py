@@ -85,11 +85,15 @@ def _samples(block: dict[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """The arm's share of right answers less the baseline's, on the same prompts: of all, and of those whose answers are longest."""
+    """The arm's share of right answers less the baseline's, on the same prompts: of all, and of those whose answers are longest.
+
+    Intervals are over prompts. How far two trainings differ by chance is in `by_seed`, the difference of each.
+    """
 
     overall: Estimate
     longest: Estimate
     answers: int
+    by_seed: Sequence[float]
 
 
 def accuracy(blocks: Blocks, arm: str) -> Accuracy:
@@ -97,9 +101,11 @@ def accuracy(blocks: Blocks, arm: str) -> Accuracy:
     right: dict[int, list[float]] = defaultdict(list)
     tokens: dict[int, list[float]] = defaultdict(list)
     answers = 0
-    for (name, _seed), block in blocks.items():
+    by_seed: dict[int, float] = defaultdict(float)
+    for (name, seed), block in blocks.items():
         if name in (arm, BASELINE):
             sign = 1 if name == arm else -1
+            by_seed[seed] += sign * float(np.mean([score for *_, score in block["held_out"]]))
             for row, length, score in block["held_out"]:
                 right[row].append(sign * score)
                 if name == BASELINE:
@@ -108,7 +114,8 @@ def accuracy(blocks: Blocks, arm: str) -> Accuracy:
     differences = {row: 2 * float(np.mean(of)) for row, of in right.items()}
     order = sorted(differences, key=lambda row: float(np.mean(tokens[row])))
     longest = order[-max(1, round(LONGEST_SHARE * len(order))) :]
-    return Accuracy(mean([*differences.values()]), mean([differences[row] for row in longest]), answers)
+    overall, decile = mean([*differences.values()]), mean([differences[row] for row in longest])
+    return Accuracy(overall, decile, answers, [difference for _, difference in sorted(by_seed.items())])
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,10 +154,13 @@ def _curve(predictor: Predictor) -> list[str]:
 
 def _accuracies(blocks: Blocks, arms: list[str]) -> list[str]:
     text = [
-        "Share of right held-out answers less the synchronous arm's, in points, paired by prompt:",
+        (
+            "Share of right held-out answers less the synchronous arm's, in points, paired by prompt. Intervals are over prompts: how "
+            "much two trainings differ by chance shows by seed."
+        ),
         "",
-        "| arm | answers | all | loss > 2 | longest decile | loss > 3 |",
-        "|---|---|---|---|---|---|",
+        "| arm | answers | all | by seed | loss > 2 | longest decile | loss > 3 |",
+        "|---|---|---|---|---|---|---|",
     ]
     for arm in arms:
         if not all(block["held_out"] for (name, _), block in blocks.items() if name == arm):
@@ -166,6 +169,8 @@ def _accuracies(blocks: Blocks, arms: list[str]) -> list[str]:
         cells = [arm, str(found.answers)]
         for estimate, loss in ((found.overall, LOSS), (found.longest, LOSS_LONGEST)):
             cells.append(f"{100 * estimate.value:+.1f} ({100 * estimate.low:+.1f} to {100 * estimate.high:+.1f})")
+            if estimate is found.overall:
+                cells.append(", ".join(f"{100 * difference:+.1f}" for difference in found.by_seed))
             needed = estimate.needed(loss)
             if estimate.low > -loss:
                 cells.append("excluded")
