@@ -97,13 +97,14 @@ class Accuracy:
 
 
 def accuracy(blocks: Blocks, arm: str) -> Accuracy:
-    """Paired by prompt, over all seeds."""
+    """Paired by prompt, over all seeds that the arm has."""
+    own = {seed for name, seed in blocks if name == arm}
     right: dict[int, list[float]] = defaultdict(list)
     tokens: dict[int, list[float]] = defaultdict(list)
     answers = 0
     by_seed: dict[int, float] = defaultdict(float)
     for (name, seed), block in blocks.items():
-        if name in (arm, BASELINE):
+        if name in (arm, BASELINE) and seed in own:
             sign = 1 if name == arm else -1
             by_seed[seed] += sign * float(np.mean([score for *_, score in block["held_out"]]))
             for row, length, score in block["held_out"]:

@@ -80,6 +80,8 @@ def test_accuracy_is_paired_by_prompt_and_the_longest_are_those_of_the_baseline(
     assert found.longest.value == pytest.approx(-1 / 2), "the fourth prompt has the longest answers"
     assert found.answers == 8
     assert found.by_seed == [pytest.approx(-1 / 8)]
+    unpaired = {**BLOCKS, ("Synchronous", 1): block_of({}, 8.0, [0] * 8)}
+    assert accuracy(unpaired, "TailBatching-1.25") == found, "a seed that the arm doesn't have"
 
 
 def test_the_law_of_lengths_is_the_baselines() -> None:
