@@ -290,8 +290,7 @@ class Ledger(LedgerState):
             return False
         for share in self._shares(body.prompt, self._counters(group)):
             share.deferred[body.reason] = share.deferred.get(body.reason, 0) + 1
-        self.deferred[body.reason] += 1
-        self.enqueue(body.prompt, body.attempt + 1, group.given_up)
+        self._requeue(group, body.reason)
         return True
 
     @_fold.register

@@ -94,6 +94,11 @@ class LedgerState:
             if given_up:
                 waiting.deferred[prompt] = given_up
 
+    def _requeue(self, group: GroupRecord, reason: DeferReason) -> None:
+        """A group that was taken out waits for its next attempt."""
+        self.deferred[reason] += 1
+        self.enqueue(group.prompt, group.attempt + 1, group.given_up)
+
     def _dequeue(self, prompt: PromptId) -> None:
         del self.queue[prompt]
         self.deferred_prompts.pop(prompt, None)
@@ -137,8 +142,7 @@ class LedgerState:
             self._dequeue(prompt)
         for group in unfinished:
             self._forget(group)
-            self.deferred[DeferReason.VERSION_GONE] += 1
-            self.enqueue(group.prompt, group.attempt + 1, group.given_up)
+            self._requeue(group, DeferReason.VERSION_GONE)
         for prompt, attempt, given_up in waiting:
             self.enqueue(prompt, attempt, given_up)
         self.rounds.clear()

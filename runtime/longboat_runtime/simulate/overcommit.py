@@ -51,10 +51,10 @@ def choose(
 ) -> Choice:
     """The factor of PERIODS that minimises (n_short T_short + T_long) / (n_short + 1), the mean of a period's rounds.
 
-    Among equals `pick` decides. `policy(factor, steps)` is the job's own with that factor and number of steps. Lengths follow the audit's law of first launches of
-    `prompts` (none longer than `longest`), that of their domain where the policy draws by domain; steps follow the site's curve. A
-    factor above 1 is out if an engine would hold more than `kv_tokens` at a time: preempted sequences are computed again,
-    and that takes more than what racing saves. Raises ValueError without a prompt.
+    Among equals `pick` decides. `policy(factor, steps)` is the job's own with that factor and number of steps. Lengths follow the
+    audit's law of first launches of `prompts` (none longer than `longest`), that of their domain where the policy draws by domain;
+    steps follow the site's curve. A factor above 1 is out if an engine would hold more than `kv_tokens` at a time: preempted
+    sequences are computed again, and that takes more than what racing saves. Raises ValueError without a prompt.
     """
     window = _Window.of(prompts, longest, group_size)
     rounds = min(ROUNDS, SAMPLES // (len(PERIODS) * prompts_per_round * group_size))
