@@ -59,11 +59,12 @@ async def step_times(rooms: Rooms) -> dict[int, StepTimes]:
 
 
 def steps(records: list[Record]) -> dict[str, list[float]]:
-    """Of each step: seconds in all, with rollout, and whether its round was long."""
+    """Of each step: seconds in all, with rollout, with training and publication, and whether its round was long."""
     made = [record.metrics for record in records if record.step]
     return {
         "step": [metrics["timing_s/step"] - sum(metrics.get(name, 0.0) for name in _APART) for metrics in made],
         "rollout": [metrics["timing_s/gen"] for metrics in made],
+        "update": [metrics["timing_s/update_actor"] + metrics["timing_s/update_weights"] for metrics in made],
         "long": [metrics["tail/round_kind"] for metrics in made],
     }
 

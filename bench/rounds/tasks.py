@@ -16,6 +16,7 @@ from longboat_crds.job import RLJobSpec
 from longboat_crds.load import load_job
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart" / "base"
+QUICKSTART_RATE = 7e-4
 ENGINES = 2
 # Graders know the quickstart's reward by this ConfigMap.
 CONFIG_MAP = "quickstart"
@@ -35,6 +36,7 @@ class Task:
     group_size: int
     steps: int
     learns: bool
+    learning_rate: float = 1e-6
     layers: int = 0
     paced: bool = False
 
@@ -80,7 +82,7 @@ class Task:
             "rewards": [
                 {"name": "countdown", "configMap": {"name": CONFIG_MAP, "key": "reward.py", "function": "reward"}}
             ],
-            "trainer": {"optimizer": {"learningRate": 7e-4}, "maxTokensPerBin": 4096},
+            "trainer": {"optimizer": {"learningRate": self.learning_rate}, "maxTokensPerBin": 4096},
         }
 
     def _drawn(self, rollout: dict[str, Any]) -> dict[str, Any]:
@@ -88,7 +90,7 @@ class Task:
             "algorithm": {"name": "GRPO", "groupSize": self.group_size},
             "rollout": {"sampling": {"maxTokens": drawn.LONGEST}, **rollout},
             "rewards": [{"name": "drawn", "style": "TRL", "function": f"{drawn_reward.__file__}:reward"}],
-            "trainer": {"optimizer": {"learningRate": 1e-6}, "maxTokensPerBin": 4096},
+            "trainer": {"optimizer": {"learningRate": self.learning_rate}, "maxTokensPerBin": 4096},
         }
 
 
@@ -102,6 +104,16 @@ TASKS = {
             group_size=8,
             steps=12,
             learns=True,
+            learning_rate=QUICKSTART_RATE,
+        ),
+        Task(
+            "countdown-half",
+            "The same with half the learning rate.",
+            prompts=16,
+            group_size=8,
+            steps=12,
+            learns=True,
+            learning_rate=QUICKSTART_RATE / 2,
         ),
         Task(
             "drawn",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from longboat_runtime.driver import overcommits
+from longboat_runtime.driver.aside import AsideFailed
 from longboat_runtime.driver.loop import Driver, Outcome
 from longboat_runtime.driver.overcommits import is_due
-from longboat_runtime.interfaces import EngineStats
+from longboat_runtime.interfaces import EngineStats, TrainReport, TrainRequest
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rollout.step_times import StepTimes
 from longboat_runtime.rounds import events
@@ -36,6 +39,24 @@ def driver_of(site: Site, steps: int = 1000, seconds: float = 10.0, **arguments:
     return driver
 
 
+def awaits_a_choice(driver: Driver, site: Site, step: int) -> None:
+    """The trainer stops before `step` until a factor is chosen: rounds of these rooms take less time than the choice."""
+    chosen, train = asyncio.Event(), site.trainer.train
+    overcommits = driver._steps.overcommits
+    happened = overcommits._happened
+
+    def heard(body: events.Body) -> None:
+        happened(body)
+        chosen.set()
+
+    async def waiting(request: TrainRequest) -> TrainReport:
+        if request.step == step:
+            await chosen.wait()
+        return await train(request)
+
+    overcommits._happened, site.trainer.train = heard, waiting
+
+
 def choices(site: Site) -> list[events.OvercommitChosen]:
     return [body for body in history(site) if isinstance(body, events.OvercommitChosen)]
 
@@ -43,7 +64,9 @@ def choices(site: Site) -> list[events.OvercommitChosen]:
 @pytest.mark.parametrize("first_factor", [None, 1.5])
 async def test_a_factor_is_chosen_and_told(tmp_path: Path, first_factor: float | None) -> None:
     site = Site(tmp_path, make_spec(**{**ROUNDS, "prompt_overcommit": first_factor}))
-    assert await driver_of(site).run() is Outcome.DONE
+    driver = driver_of(site)
+    awaits_a_choice(driver, site, 30)
+    assert await driver.run() is Outcome.DONE
     first, *_ = choices(site)
     assert set(first.predicted) == {"1", "1.125", "1.25", "1.5"}
     assert format(first.factor, "g") in first.predicted
@@ -56,6 +79,7 @@ async def test_a_factor_is_chosen_and_told(tmp_path: Path, first_factor: float |
 async def test_the_choice_survives_the_driver(tmp_path: Path) -> None:
     site = Site(tmp_path, make_spec(**ROUNDS))
     driver = driver_of(site)
+    awaits_a_choice(driver, site, 30)
     site.trainer.crash = (40, "after")
     with pytest.raises(ExceptionGroup):
         await driver.run()
@@ -79,6 +103,20 @@ async def test_a_fixed_factor_stays(tmp_path: Path, mode: str | None) -> None:
 async def test_nothing_is_chosen_before_engines_have_shown_what_a_step_takes(tmp_path: Path) -> None:
     site = Site(tmp_path, make_spec(**{**ROUNDS, "steps": 9}))
     assert await driver_of(site, steps=5).run() is Outcome.DONE
+    assert not choices(site)
+
+
+async def test_a_choice_that_fails_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = []
+
+    async def aside(work: object) -> None:
+        failed.append(work)
+        raise AsideFailed("exit status 1")
+
+    monkeypatch.setattr(overcommits, "aside", aside)
+    site = Site(tmp_path, make_spec(**{**ROUNDS, "steps": 9}))
+    assert await driver_of(site).run() is Outcome.DONE
+    assert failed
     assert not choices(site)
 
 

@@ -11,6 +11,7 @@ import structlog
 
 from longboat_crds.algorithm import resolve
 from longboat_crds.rounds import PROMPT_OVERCOMMIT, OvercommitMode
+from longboat_runtime.driver.aside import AsideFailed, aside
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.journal import Journal
 from longboat_runtime.driver.reporter import Reporter
@@ -20,8 +21,7 @@ from longboat_runtime.metrics.record import Record
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.audit.history import WINDOW_PERIODS
 from longboat_runtime.rounds.events import DropReason
-from longboat_runtime.rounds.named import open_policy
-from longboat_runtime.rounds.policy import Policy
+from longboat_runtime.rounds.named import open_with
 from longboat_runtime.simulate.curve import StepCurve, merged
 from longboat_runtime.simulate.overcommit import Choice, choose
 from longboat_runtime.simulate.site import Site
@@ -38,7 +38,7 @@ def is_due(period: int) -> bool:
 
 
 class Overcommits:
-    """Chooses beside the loop, in a thread: rounds go on meanwhile. `happened` hears what was chosen."""
+    """Chooses in a process of its own: rounds go on meanwhile. `happened` hears what was chosen."""
 
     def __init__(self, job: Job, rooms: Rooms, reporter: Reporter, happened: Callable[[events.Body], None]) -> None:
         self._job, self._spec, self._rooms = job, job.spec, rooms
@@ -83,24 +83,22 @@ class Overcommits:
             return None
         prompts = [history.lengths(self._rooms.source.domain(history.prompt.row)) for history in window]
         rounds, chosen = self._spec.rounds, self._journal.view.overcommit
-        return await asyncio.to_thread(
-            partial(
-                choose,
-                prompts,
-                self._job.sampling.max_tokens,
-                self._site(stats),
-                self._policy,
-                present=chosen or rounds.prompt_overcommit or PROMPT_OVERCOMMIT,
-                prompts_per_round=rounds.prompts_per_round,
-                group_size=resolve(self._spec.algorithm).group_size,
-                kv_tokens=min(of.kv_tokens for of in stats),
-            )
+        work = partial(
+            choose,
+            prompts,
+            self._job.sampling.max_tokens,
+            self._site(stats),
+            partial(open_with, self._spec),
+            present=chosen or rounds.prompt_overcommit or PROMPT_OVERCOMMIT,
+            prompts_per_round=rounds.prompts_per_round,
+            group_size=resolve(self._spec.algorithm).group_size,
+            kv_tokens=min(of.kv_tokens for of in stats),
         )
-
-    def _policy(self, factor: float, steps: int) -> Policy:
-        """The job's, with this factor and number of steps; what is audited is the same with every factor."""
-        rounds = {"prompt_overcommit": factor, "steps": steps, "audit_every": None}
-        return open_policy(self._spec.model_copy(update={"rounds": self._spec.rounds.model_copy(update=rounds)}))
+        try:
+            return await aside(work)
+        except AsideFailed as failed:
+            log.warning("no promptOvercommit was chosen; the present one stays", error=str(failed))
+            return None
 
     def _site(self, stats: list[EngineStats]) -> Site:
         """Engines as they are, and prompts that teach nothing as often as so far. What else a round takes is the same anyway."""

@@ -42,6 +42,12 @@ def open_policy(spec: RLJobSpec) -> Policy:
     return ByDomain(*size, rules)
 
 
+def open_with(spec: RLJobSpec, factor: float, steps: int) -> Policy:
+    """The job's policy with another factor and number of steps, to see what it takes; without audits, which are the same with any."""
+    rounds = {"prompt_overcommit": factor, "steps": steps, "audit_every": None}
+    return open_policy(spec.model_copy(update={"rounds": spec.rounds.model_copy(update=rounds)}))
+
+
 def _one_quota(spec: RLJobSpec, prompts: int, phase: Fraction = Fraction(0)) -> OneQuota:
     """The rule for so many prompts a round; `phase` as in `overcommit.overcommitted`."""
     rounds, algorithm = spec.rounds, resolve(spec.algorithm)

@@ -1,11 +1,12 @@
-"""Which promptOvercommit costs the fewest rollout seconds: each candidate's periods, simulated. Pure."""
+"""Which promptOvercommit costs the fewest rollout seconds: each candidate's periods, simulated on many likely windows. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from math import inf
+from statistics import fmean, stdev
+
+import numpy as np
 
 from longboat_runtime.rounds.audit.completion import complete
 from longboat_runtime.rounds.audit.first_launches import together
@@ -19,14 +20,16 @@ from longboat_runtime.simulate.site import Site
 
 # Rounds of a period, the long one included, with each factor that may be chosen.
 PERIODS = {1.0: 1, 1.125: 9, 1.25: 5, 1.5: 3}
-# Samples that all simulated runs together train: some 4 s of one CPU.
-SAMPLES = 32_000
-# At most so many rounds of each candidate: what more would show is less than what the law of lengths is uncertain by.
-ROUNDS = 45
+# Windows that the observed one is resampled to.
+WINDOWS = 8
+# Samples that all simulated runs together train, unless that is less than a period of each: some 8 s of one CPU.
+SAMPLES = 64_000
+# At most so many rounds of each candidate in each window.
+ROUNDS = 18
 # Factors whose rounds take this much longer than the fastest are as good: then the smallest throws least away.
 TIE = 0.01
-# The present factor stays unless another is so much faster: windows of a period or two differ by more than that by chance.
-CLEARLY = 0.03
+# The present factor stays unless another is faster by so many standard errors: nine times in ten it truly is (Student's t, 7 degrees).
+SURE = 1.415
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,30 +56,58 @@ def choose(
 
     Among equals `pick` decides. `policy(factor, steps)` is the job's own with that factor and number of steps. Lengths follow the
     audit's law of first launches of `prompts` (none longer than `longest`), that of their domain where the policy draws by domain;
-    steps follow the site's curve. A factor above 1 is out if an engine would hold more than `kv_tokens` at a time: preempted
-    sequences are computed again, and that takes more than what racing saves. Raises ValueError without a prompt.
+    steps follow the site's curve. A long round's seconds hang on few prompts, so what a window says differs from what the next one
+    says: windows are made from this one by resampling prompts, and factors compared on the same ones. A factor above 1 is
+    out if an engine would hold more than `kv_tokens` at a time: preempted sequences are computed again, and that takes more than
+    what racing saves. Raises ValueError without a prompt.
     """
-    window = _Window.of(prompts, longest, group_size)
-    rounds = min(ROUNDS, SAMPLES // (len(PERIODS) * prompts_per_round * group_size))
-    outcomes = {}
-    for factor, period in PERIODS.items():
-        # Whole periods, at least one; the end of the job, where the queue is drained, is not in sight.
-        steps = max(1, rounds // period) * period
-        outcomes[factor] = simulate(
-            policy(factor, 4 * steps), group_size, site, window, source=window.draw, most_steps=steps
-        )
-    predicted = {factor: outcome.rollout_per_round for factor, outcome in outcomes.items()}
-    fits = {factor for factor, outcome in outcomes.items() if factor == 1 or outcome.tokens_most <= kv_tokens}
-    factor = pick({factor: predicted[factor] for factor in fits}, present)
-    return Choice(factor, predicted, _reason(factor, outcomes, fits, kv_tokens))
+    rounds = min(ROUNDS, SAMPLES // (WINDOWS * len(PERIODS) * prompts_per_round * group_size))
+    outcomes: dict[float, list[Outcome]] = {factor: [] for factor in PERIODS}
+    for number in range(WINDOWS):
+        window = _Window.of(_resampled(prompts, number), longest, group_size, number)
+        for factor, period in PERIODS.items():
+            # Whole periods, at least one; the end of the job, where the queue is drained, is not in sight.
+            steps = max(1, rounds // period) * period
+            outcomes[factor].append(
+                simulate(policy(factor, 4 * steps), group_size, site, window, source=window.draw, most_steps=steps)
+            )
+    seconds = {factor: [outcome.rollout_per_round for outcome in found] for factor, found in outcomes.items()}
+    tokens = {factor: max(outcome.tokens_most for outcome in found) for factor, found in outcomes.items()}
+    fits = {factor for factor, most in tokens.items() if factor == 1 or most <= kv_tokens}
+    factor = pick({factor: seconds[factor] for factor in fits}, present)
+    predicted = {factor: fmean(found) for factor, found in seconds.items()}
+    full = [
+        f"{other:g} would need {tokens[other]} tokens of an engine's KV cache of {kv_tokens}"
+        for other in PERIODS
+        if other not in fits
+    ]
+    return Choice(factor, predicted, "; ".join([_reason(factor, predicted), *full]))
 
 
-def pick(predicted: Mapping[float, float], present: float) -> float:
-    """The smallest factor within TIE of the fastest; but the `present` one if that is within CLEARLY of it, unless nothing needs to race."""
-    fastest = min(predicted.values())
-    factor = min(factor for factor, seconds in predicted.items() if seconds <= (1 + TIE) * fastest)
-    stays = factor > 1 and predicted.get(present, inf) <= (1 + CLEARLY) * fastest
-    return present if stays else factor
+def pick(seconds: Mapping[float, Sequence[float]], present: float) -> float:
+    """The factor to go on with, by what a round takes with each factor in each of the same windows.
+
+    The smallest whose mean is within TIE of the fastest one's; but `present` stays unless it is slower than that one by SURE
+    standard errors of the difference, or that one is 1: nothing races without need.
+    """
+    means = {factor: fmean(found) for factor, found in seconds.items()}
+    fastest = min(means.values())
+    factor = min(factor for factor, mean in means.items() if mean <= (1 + TIE) * fastest)
+    if factor == 1 or present not in seconds:
+        return factor
+    saved = [before - after for before, after in zip(seconds[present], seconds[factor], strict=True)]
+    return factor if fmean(saved) > SURE * stdev(saved) else present
+
+
+def _resampled(prompts: Sequence[PromptLengths], number: int) -> list[PromptLengths]:
+    """As many, drawn with replacement (bootstrap, Efron 1979)."""
+    return [prompts[drawn] for drawn in np.random.default_rng(number).integers(0, len(prompts), len(prompts))]
+
+
+def _reason(factor: float, predicted: Mapping[float, float]) -> str:
+    """Such as `1.25: 3.1 s a round (1: 4.0, 1.125: 3.3, 1.5: 3.4)`."""
+    others = ", ".join(f"{other:g}: {seconds:.3g}" for other, seconds in predicted.items() if other != factor)
+    return f"{factor:g}: {predicted[factor]:.3g} s a round ({others})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +121,12 @@ class _Window:
     laws: Sequence[FirstLaunchLaw]
 
     @classmethod
-    def of(cls, prompts: Sequence[PromptLengths], longest: int, group_size: int) -> _Window:
+    def of(cls, prompts: Sequence[PromptLengths], longest: int, group_size: int, seed: int) -> _Window:
         domains: dict[str, list[PromptLengths]] = {}
         for prompt in prompts:
             domains.setdefault(prompt.domain, []).append(prompt)
         launched = [complete(members, longest) for members in domains.values()]
-        return cls([*domains], [FirstLaunchLaw.of(of, group_size) for of in (*launched, together(launched))])
+        return cls([*domains], [FirstLaunchLaw.of(of, group_size, seed=seed) for of in (*launched, together(launched))])
 
     def __call__(self, sample: SampleId) -> int:
         return self.laws[sample.epoch](sample)
@@ -104,18 +135,3 @@ class _Window:
         """Of a domain that the window doesn't have as of all."""
         law = self.names.index(domain) if domain and domain in self.names else len(self.names)
         return [PromptId(law, row) for row in range(drawn, drawn + count)]
-
-
-def _reason(factor: float, outcomes: Mapping[float, Outcome], fits: set[float], kv_tokens: int) -> str:
-    """Such as `1.25: 3.1 s a round (1: 4.0, 1.125: 3.3, 1.5: 3.4)`."""
-    others = (f"{other:g}: {_seconds(outcomes[other])}" for other in PERIODS if other != factor)
-    full = (
-        f"{other:g} would need {outcomes[other].tokens_most} tokens of an engine's KV cache of {kv_tokens}"
-        for other in PERIODS
-        if other not in fits
-    )
-    return "; ".join(chain([f"{factor:g}: {_seconds(outcomes[factor])} s a round ({', '.join(others)})"], full))
-
-
-def _seconds(outcome: Outcome) -> str:
-    return format(outcome.rollout_per_round, ".3g")

@@ -1,0 +1,51 @@
+"""A pure function's work in a process of its own, at the lowest priority.
+
+In a thread it would hold the interpreter, and the driver's messages would wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import Callable
+from typing import TypeVar
+
+from longboat_runtime import prctl
+
+T = TypeVar("T")
+
+_LOWEST = 19
+
+
+class AsideFailed(Exception):
+    """The process ended without a result; what it said is on standard error."""
+
+
+async def aside(work: Callable[[], T]) -> T:
+    """What `work` returns. It and its result are pickled. Ends the process if cancelled. Raises AsideFailed."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", __spec__.name, stdin=PIPE, stdout=PIPE)
+    try:
+        output, _ = await process.communicate(pickle.dumps(work))
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        raise AsideFailed(f"exit status {process.returncode}")
+    result: T = pickle.loads(output)  # noqa: S301 - this module wrote it
+    return result
+
+
+def main() -> None:
+    """Work from standard input, its result to standard output."""
+    prctl.die_with_parent()
+    os.nice(_LOWEST)
+    work = pickle.load(sys.stdin.buffer)  # noqa: S301 - `aside` wrote it
+    pickle.dump(work(), sys.stdout.buffer)
+
+
+if __name__ == "__main__":
+    main()

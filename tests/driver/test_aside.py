@@ -1,0 +1,44 @@
+"""Work in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from functools import partial
+
+import pytest
+
+from longboat_runtime.driver.aside import AsideFailed, aside
+
+
+async def test_the_result_comes_back_and_the_loop_goes_on_meanwhile() -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0.01)
+            turns += 1
+
+    counting = asyncio.create_task(count())
+    assert await aside(partial(divmod, 17, 5)) == (3, 2)
+    counting.cancel()
+    assert turns > 3
+
+
+async def test_it_has_the_lowest_priority() -> None:
+    assert await aside(partial(os.nice, 0)) == 19
+
+
+async def test_an_error_there_is_one_here(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(AsideFailed, match="exit status 1"):
+        await aside(partial(divmod, 1, 0))
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+async def test_it_ends_with_who_asked() -> None:
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(aside(partial(time.sleep, 60)), 1)
+    assert time.monotonic() - began < 30
