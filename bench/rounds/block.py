@@ -104,12 +104,21 @@ def fates(log: list[events.Body]) -> dict[str, Any]:
 
 def ended(block: dict[str, Any]) -> dict[SampleId, int]:
     """Tokens of responses that ended by themselves."""
-    return {
-        SampleId(epoch, row, attempt, index): count
+    return {sample: count for sample, count in _generated(block) if count >= 0}
+
+
+def stopped(block: dict[str, Any]) -> dict[SampleId, int]:
+    """Tokens of responses that were stopped."""
+    return {sample: -1 - count for sample, count in _generated(block) if count < 0}
+
+
+def _generated(block: dict[str, Any]) -> list[tuple[SampleId, int]]:
+    return [
+        (SampleId(epoch, row, attempt, index), count)
         for epoch, row, attempt, tokens, _ in block["groups"]
         for index, count in enumerate(tokens)
-        if count is not None and count >= 0
-    }
+        if count is not None
+    ]
 
 
 def trained_tokens(block: dict[str, Any]) -> dict[PromptId, list[int]]:
@@ -123,5 +132,4 @@ def trained_tokens(block: dict[str, Any]) -> dict[PromptId, list[int]]:
 
 def generated_tokens(block: dict[str, Any]) -> int:
     """All response tokens, stopped ones included."""
-    known = (count for *_, tokens, _ in block["groups"] for count in tokens if count is not None)
-    return sum(count if count >= 0 else -1 - count for count in known)
+    return sum(ended(block).values()) + sum(stopped(block).values())

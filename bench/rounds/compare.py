@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -87,36 +87,43 @@ def _samples(block: dict[str, Any]) -> int:
 class Accuracy:
     """The arm's share of right answers less the baseline's, on the same prompts: of all, and of those whose answers are longest.
 
-    Intervals are over prompts. How far two trainings differ by chance is in `by_seed`, the difference of each.
+    Both are means over seeds, and so are their intervals: two trainings differ by more than answers to more prompts would tell.
+    `answers` and `long_answers` are the arm's. `by_seed` has the overall difference of each.
     """
 
     overall: Estimate
     longest: Estimate
     answers: int
+    long_answers: int
     by_seed: Sequence[float]
 
 
 def accuracy(blocks: Blocks, arm: str) -> Accuracy:
-    """Paired by prompt, over all seeds that the arm has."""
-    own = {seed for name, seed in blocks if name == arm}
-    right: dict[int, list[float]] = defaultdict(list)
-    tokens: dict[int, list[float]] = defaultdict(list)
-    answers = 0
-    by_seed: dict[int, float] = defaultdict(float)
-    for (name, seed), block in blocks.items():
-        if name in (arm, BASELINE) and seed in own:
-            sign = 1 if name == arm else -1
-            by_seed[seed] += sign * float(np.mean([score for *_, score in block["held_out"]]))
-            for row, length, score in block["held_out"]:
-                right[row].append(sign * score)
-                if name == BASELINE:
-                    tokens[row].append(length)
-                answers += name == arm
-    differences = {row: 2 * float(np.mean(of)) for row, of in right.items()}
-    order = sorted(differences, key=lambda row: float(np.mean(tokens[row])))
-    longest = order[-max(1, round(LONGEST_SHARE * len(order))) :]
-    overall, decile = mean([*differences.values()]), mean([differences[row] for row in longest])
-    return Accuracy(overall, decile, answers, [difference for _, difference in sorted(by_seed.items())])
+    """Paired by seed and prompt, over the seeds that the arm has: at least two."""
+    seeds = sorted(seed for name, seed in blocks if name == arm)
+    tokens: dict[int, list[int]] = defaultdict(list)
+    for seed in seeds:
+        for row, length, _ in blocks[BASELINE, seed]["held_out"]:
+            tokens[row].append(length)
+    order = sorted(tokens, key=lambda row: float(np.mean(tokens[row])))
+    longest = set(order[-max(1, round(LONGEST_SHARE * len(order))) :])
+    answers = [[answer[0] for answer in blocks[arm, seed]["held_out"]] for seed in seeds]
+    by_seed = [_less(blocks[arm, seed], blocks[BASELINE, seed], set(order)) for seed in seeds]
+    return Accuracy(
+        overall=mean(by_seed),
+        longest=mean([_less(blocks[arm, seed], blocks[BASELINE, seed], longest) for seed in seeds]),
+        answers=sum(map(len, answers)),
+        long_answers=sum(row in longest for rows in answers for row in rows),
+        by_seed=by_seed,
+    )
+
+
+def _less(block: dict[str, Any], baseline: dict[str, Any], rows: Container[int]) -> float:
+    """Share of right answers to `rows`, less the baseline's; every row has as many answers."""
+    first, second = (
+        float(np.mean([score for row, _, score in of["held_out"] if row in rows])) for of in (block, baseline)
+    )
+    return first - second
 
 
 @dataclass(frozen=True, slots=True)

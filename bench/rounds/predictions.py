@@ -13,6 +13,7 @@ from bench.rounds import drawn
 from bench.rounds.arms import BASELINE, OVERLAPPING
 from bench.rounds.block import trained_tokens
 from bench.rounds.compare import Blocks
+from bench.rounds.recorded import Recorded
 from bench.rounds.tasks import ENGINES, Task
 from longboat_runtime.rollout.step_times import StepTimes
 from longboat_runtime.rounds import events
@@ -43,8 +44,9 @@ class Predictor:
     `overhead` is what a synchronous round takes beyond the simulated one.
 
     The overhead (messages, the store, graders that compete for CPUs) and the seconds of a step apart from rollout are the baseline's,
-    so of the baseline nothing but its mean is predicted. Drawn lengths are known. Learned ones are those of the baseline's block of the
-    same seed; a prompt that is launched again follows the law of redraws.
+    so of the baseline nothing but its mean is predicted; where an arm overlaps, its trainer too takes what it took. Drawn lengths are
+    known. Learned ones are those of the arm's own log; or, to see what could be known beforehand, those of the baseline's block
+    of the same seed, with the law of redraws for a prompt that is launched again.
     """
 
     def __init__(self, blocks: Blocks, task: Task, settings: dict[str, Any]) -> None:
@@ -60,9 +62,9 @@ class Predictor:
         )
         self._site = replace(self._site, latency=max(0.0, self.overhead) / 2, update=self._rest)
 
-    def predict(self, arm: str) -> Predicted:
-        """All seeds of the arm."""
-        outcomes = [self._simulate(arm, seed) for name, seed in self._blocks if name == arm]
+    def predict(self, arm: str, *, beforehand: bool = False) -> Predicted:
+        """All seeds of the arm; `beforehand` without a look at the lengths that it saw."""
+        outcomes = [self._simulate(arm, seed, beforehand=beforehand) for name, seed in self._blocks if name == arm]
         return Predicted(
             rollout=float(np.mean([outcome.rollout_per_sample for outcome in outcomes])),
             step=float(np.mean([outcome.seconds_per_sample for outcome in outcomes])),
@@ -78,9 +80,13 @@ class Predictor:
         return {batch: times for batch, times in observed.items() if times.steps > 0}
 
     def _site_of(self, arm: str) -> Site:
-        return replace(self._site, curve=StepCurve.of(self._step_times([arm]))) if arm in OVERLAPPING else self._site
+        if arm not in OVERLAPPING:
+            return self._site
+        updates = [of for (name, _), block in self._blocks.items() if name == arm for of in block.get("update", ())]
+        update = float(np.mean(updates)) if updates else self._rest
+        return replace(self._site, curve=StepCurve.of(self._step_times([arm])), update=update)
 
-    def _simulate(self, arm: str, seed: int) -> Outcome:
+    def _simulate(self, arm: str, seed: int, *, beforehand: bool = False) -> Outcome:
         prompts = self._settings["prompts"][self._task.name]
         spec = self._task.spec(
             arm, Path("/"), steps=self._settings["steps"][self._task.name], prompts=prompts, seed=seed
@@ -90,6 +96,8 @@ class Predictor:
             for round_, factor, reason in self._blocks[arm, seed]["chosen"]
         }
         law = self._law(seed)
+        if self._task.learns and not beforehand:
+            law = Recorded.of(self._blocks[arm, seed], law)
         size = self._task.group_size
         return simulate(open_policy(spec), size, self._site_of(arm), law, source=self._source(), told=told)
 

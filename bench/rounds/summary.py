@@ -8,6 +8,7 @@ from typing import Any
 from bench.record import read
 from bench.rounds.arms import ARMS, AUTO, BASELINE, BY_SAMPLES, FIXED
 from bench.rounds.compare import Blocks, Measured, accuracy, law, longer, measured
+from bench.rounds.estimates import Estimate
 from bench.rounds.predictions import Predicted, Predictor
 from bench.rounds.tasks import ENGINES, TASKS
 
@@ -37,7 +38,7 @@ def write(raw: Path) -> None:
         f"{machine['processor']}, {machine['cpus']} CPUs, {machine['memory_gib']} GiB. {versions}.",
         "Two engines of one thread each. Arms take turns, seed by seed, on engines that stay up; all train the same number of samples.",
         "Rollout of BoundedAsync overlaps with training: compare its whole steps.",
-        "Intervals are 95 %, over prompts; `faster` is the synchronous arm's time by the arm's, mean over seeds and their range.",
+        "Intervals are 95 %, over prompts if nothing else is said; `faster` is the synchronous arm's time by the arm's, mean over seeds and their range.",
         "",
     ]
     raw.with_suffix(".md").write_text("\n".join(head + parts))
@@ -106,6 +107,7 @@ def report(name: str, run: dict[str, Any], blocks: Blocks) -> tuple[list[str], P
         text.append("| " + " | ".join(cells) + " |")
     text += ["", *_auto(blocks, rows), *_by_samples(blocks), *_curve(predictor), ""]
     if task.learns:
+        text += [*_beforehand(rows, predictor), ""]
         text += [*_accuracies(blocks, [arm for arm in arms if arm != BASELINE]), ""]
     return text, (name, rows, predictor)
 
@@ -152,34 +154,50 @@ def _curve(predictor: Predictor) -> list[str]:
     ]
 
 
+def _beforehand(rows: list[tuple[str, Measured, Predicted]], predictor: Predictor) -> list[str]:
+    errors = {arm: predictor.predict(arm, beforehand=True).rollout / real.rollout - 1 for arm, real, _ in rows}
+    told = ", ".join(f"{arm} {error:+.0%}" for arm, error in errors.items() if arm != BASELINE)
+    return [
+        (
+            "Lengths depend on what an arm has learned: these predictions are on those of its own log. By the synchronous arm's lengths "
+            f"alone, rollout would be predicted with errors of {told}."
+        ),
+    ]
+
+
 def _accuracies(blocks: Blocks, arms: list[str]) -> list[str]:
     text = [
         (
-            "Share of right held-out answers less the synchronous arm's, in points, paired by prompt. Intervals are over prompts: how "
-            "much two trainings differ by chance shows by seed."
+            "Share of right held-out answers after the last step less the synchronous arm's, in points, on the same prompts. Intervals are over seeds: "
+            "two trainings differ by chance, and more than answers do."
         ),
         "",
-        "| arm | answers | all | by seed | loss > 2 | longest decile | loss > 3 |",
-        "|---|---|---|---|---|---|---|",
+        "| arm | answers | all | by seed | loss > 2 | longest decile | of answers | loss > 3 |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for arm in arms:
         if not all(block["held_out"] for (name, _), block in blocks.items() if name == arm):
             continue
         found = accuracy(blocks, arm)
-        cells = [arm, str(found.answers)]
-        for estimate, loss in ((found.overall, LOSS), (found.longest, LOSS_LONGEST)):
-            cells.append(f"{100 * estimate.value:+.1f} ({100 * estimate.low:+.1f} to {100 * estimate.high:+.1f})")
-            if estimate is found.overall:
-                cells.append(", ".join(f"{100 * difference:+.1f}" for difference in found.by_seed))
-            needed = estimate.needed(loss)
-            if estimate.low > -loss:
-                cells.append("excluded")
-            elif needed is None or estimate.high < -loss:
-                cells.append("not excluded by any number of prompts at this difference")
-            else:
-                cells.append(f"unresolved: {needed} prompts instead of {estimate.count}")
+        each = ", ".join(f"{100 * difference:+.1f}" for difference in found.by_seed)
+        cells = [arm, str(found.answers), _points(found.overall), each, _excluded(found.overall, LOSS)]
+        cells += [_points(found.longest), str(found.long_answers), _excluded(found.longest, LOSS_LONGEST)]
         text.append("| " + " | ".join(cells) + " |")
     return text
+
+
+def _points(estimate: Estimate) -> str:
+    return f"{100 * estimate.value:+.1f} ({100 * estimate.low:+.1f} to {100 * estimate.high:+.1f})"
+
+
+def _excluded(estimate: Estimate, loss: float) -> str:
+    """Whether a loss of so much is, and if not, how many seeds would settle it."""
+    needed = estimate.needed(loss)
+    if estimate.low > -loss:
+        return "excluded"
+    if needed is None or estimate.high < -loss:
+        return "not excluded by any number of seeds at this difference"
+    return f"unresolved: needs {needed} seeds instead of {estimate.count}"
 
 
 def plot(panels: list[Panel], path: Path) -> None:

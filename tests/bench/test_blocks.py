@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from bench.rounds.block import ended, fates, generated_tokens, trained_tokens
+from bench.rounds.block import ended, fates, generated_tokens, stopped, trained_tokens
 from bench.rounds.compare import accuracy, law, longer, measured
+from bench.rounds.recorded import Recorded
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import RoundKind
 from longboat_runtime.samples import FinishReason, PromptId, SampleId, VersionSpan
@@ -44,6 +45,17 @@ def test_a_log_says_what_became_of_every_response() -> None:
     assert trained_tokens(block) == {FIRST: [10, 30]}
     assert generated_tokens(block) == 10 + 12 + 30 + 33
     assert set(ended(block)) == {sample(FIRST, 0), sample(FIRST, 1), sample(SECOND, 1)}
+    assert stopped(block) == {sample(SECOND, 0): 33}
+
+
+@pytest.mark.parametrize("longest", [30, 50])
+def test_recorded_lengths_are_those_of_the_log(longest: int) -> None:
+    again = [events.Launched(2, SECOND, 1, 2), generated(sample(SECOND, 0, attempt=1), longest)]
+    law = Recorded.of(fates([*LOG, *again]), lambda _: 7)
+    assert law(sample(FIRST, 1)) == 30
+    assert law(sample(SECOND, 0)) == max(34, longest), "it had 33 when it was stopped"
+    assert law(sample(SECOND, 0, attempt=1)) == longest
+    assert law(sample(FIRST, 0, attempt=1)) == 7, "it was never launched"
 
 
 def block_of(tokens: dict[int, list[int]], rollout: float, right: list[int]) -> dict[str, Any]:
@@ -74,13 +86,19 @@ def test_an_arm_is_compared_by_trained_sample_and_on_the_prompts_that_both_train
     assert found.length.value == pytest.approx(20 / 30)
 
 
-def test_accuracy_is_paired_by_prompt_and_the_longest_are_those_of_the_baseline() -> None:
-    found = accuracy(BLOCKS, "TailBatching-1.25")
-    assert found.overall.value == pytest.approx(-1 / 8)
-    assert found.longest.value == pytest.approx(-1 / 2), "the fourth prompt has the longest answers"
-    assert found.answers == 8
-    assert found.by_seed == [pytest.approx(-1 / 8)]
-    unpaired = {**BLOCKS, ("Synchronous", 1): block_of({}, 8.0, [0] * 8)}
+def test_accuracy_is_paired_by_seed_and_the_longest_are_those_of_the_baseline() -> None:
+    blocks = {
+        **BLOCKS,
+        ("Synchronous", 1): block_of({}, 8.0, [0, 0, 0, 0, 0, 0, 1, 0]),
+        ("TailBatching-1.25", 1): block_of({}, 8.0, [1, 0, 0, 0, 1, 0, 1, 1]),
+    }
+    found = accuracy(blocks, "TailBatching-1.25")
+    assert found.by_seed == [pytest.approx(-1 / 8), pytest.approx(3 / 8)]
+    assert found.overall.value == pytest.approx(1 / 8)
+    assert found.overall.count == 2
+    assert found.longest.value == pytest.approx((-1 / 2 + 1 / 2) / 2), "the fourth prompt has the longest answers"
+    assert (found.answers, found.long_answers) == (16, 4)
+    unpaired = {**blocks, ("Synchronous", 2): block_of({}, 8.0, [0] * 8)}
     assert accuracy(unpaired, "TailBatching-1.25") == found, "a seed that the arm doesn't have"
 
 

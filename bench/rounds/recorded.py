@@ -1,0 +1,36 @@
+"""The lengths that a block's own log has: what its time is simulated on where they depend on what was learned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.rounds.block import ended, stopped
+from longboat_runtime.samples import SampleId
+from longboat_runtime.simulate.chance import uniform
+from longboat_runtime.simulate.lengths import LengthLaw
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A response that ended has its tokens; one that was stopped as many as any longer one of the block, by lot; others follow `other`."""
+
+    ended: Mapping[SampleId, int] = field(repr=False)
+    stopped: Mapping[SampleId, int] = field(repr=False)
+    all: Sequence[int] = field(repr=False)
+    other: LengthLaw
+
+    @classmethod
+    def of(cls, block: dict[str, Any], other: LengthLaw) -> Recorded:
+        known = ended(block)
+        return cls(known, stopped(block), sorted(known.values()), other)
+
+    def __call__(self, sample: SampleId) -> int:
+        if sample in self.ended:
+            return max(1, self.ended[sample])
+        if sample not in self.stopped:
+            return self.other(sample)
+        tokens = self.stopped[sample]
+        longer = [length for length in self.all if length > tokens] or [tokens + 1]
+        return longer[int(uniform("recorded", *sample) * len(longer))]
