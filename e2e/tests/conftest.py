@@ -23,9 +23,9 @@ def site(cluster: Cluster) -> sites.Site:
 
 @pytest.fixture(scope="session")
 def finished(site: sites.Site) -> Iterator[Job]:
-    """A job that has Succeeded."""
+    """A job that has Succeeded; its rounds began while the ones before were trained."""
     job = Job(site.cluster, site.namespace, "finished")
-    job.apply(small_job.spec())
+    job.apply(small_job.spec(rounds={"policy": "BoundedAsync", "steps": 4, "promptsPerRound": 4}))
     options = ("--for=condition=Succeeded", f"rljob/{job.name}", "--timeout=420s")
     site.cluster.kubectl("-n", site.namespace, "wait", *options, timeout=440)
     yield job

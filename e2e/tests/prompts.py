@@ -22,7 +22,8 @@ def fates(root: Path) -> dict[str, Any]:
     """Counts over the surviving incarnations, and the prompts that broke the rule.
 
     Every prompt drawn ended once (trained or dropped), or the ledger still has it (queued or in a round): never twice, and never
-    neither.
+    neither. `behind` counts trained responses by how many steps their oldest token's weights were behind, `mixed` those that several
+    versions drew; `uncovered` are those whose spans are not just their tokens.
     """
     from collections import Counter
 
@@ -36,11 +37,21 @@ def fates(root: Path) -> dict[str, Any]:
     steps = [body for body in bodies if isinstance(body, events.StepCommitted)]
     ended = Counter(prompt for step in steps for prompt in {sample.prompt for sample in step.samples})
     ended.update(body.prompt for body in bodies if isinstance(body, events.GroupDropped))
+    trained = {sample: step.step for step in steps for sample in step.samples}
+    generated = {body.sample: body for body in bodies if isinstance(body, events.Generated) and body.sample in trained}
+    ends = {sample: [0, *(span.end for span in body.spans)] for sample, body in generated.items()}
     ledger = replay(root, end_of(root, log[-1].incarnation))
     kept = {*ledger.queue, *ledger.groups}
     return {
         "incarnations": len({event.incarnation for event in log}),
         "deferred": sum(isinstance(body, events.GroupDeferred) for body in bodies),
+        "behind": Counter(trained[sample] - 1 - body.spans[0].version for sample, body in generated.items()),
+        "mixed": sum(len(body.spans) > 1 for body in generated.values()),
+        "uncovered": [
+            str(sample)
+            for sample, body in generated.items()
+            if [span.start for span in body.spans] != ends[sample][:-1] or ends[sample][-1] != body.tokens
+        ],
         "drawn": len(drawn),
         "ended": len(ended),
         "doubled": [str(prompt) for prompt, times in ended.items() if times > 1 or prompt in kept],

@@ -76,12 +76,14 @@ def choose(
     fits = {factor for factor, most in tokens.items() if factor == 1 or most <= kv_tokens}
     factor = pick({factor: seconds[factor] for factor in fits}, present)
     predicted = {factor: fmean(found) for factor, found in seconds.items()}
+    fastest = min(fits, key=lambda other: predicted[other])
+    doubt = [f"{fastest:g} may be faster by chance"] if predicted[factor] > (1 + TIE) * predicted[fastest] else []
     full = [
         f"{other:g} would need {tokens[other]} tokens of an engine's KV cache of {kv_tokens}"
         for other in PERIODS
         if other not in fits
     ]
-    return Choice(factor, predicted, "; ".join([_reason(factor, predicted), *full]))
+    return Choice(factor, predicted, "; ".join([_reason(factor, predicted), *doubt, *full]))
 
 
 def pick(seconds: Mapping[float, Sequence[float]], present: float) -> float:

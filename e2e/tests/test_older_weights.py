@@ -1,0 +1,29 @@
+"""Rounds that train tokens of older weights, on engines in pods of their own."""
+
+from collections.abc import Callable
+
+import pytest
+
+from e2e.jobs import Job
+from e2e.tests import small_job
+from e2e.tests.harm import resumes_after, signal_process
+from e2e.tests.prompts import fates_in
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+
+def test_carried_prompts_survive_a_killed_driver(new_job: Callable[[str], Job]) -> None:
+    """Unfinished responses go on under new weights; with the driver their tokens are lost, and no prompt is."""
+    rounds = {"policy": "ContinueUnfinished", "promptOvercommit": 1.5, "steps": 100_000, "promptsPerRound": 4}
+    job = new_job("carried")
+    job.apply(small_job.spec(rounds=rounds))
+    job.wait_for("Running", 300)
+    job.wait_for_step(5)
+    before = fates_in(job)
+    assert before["mixed"] > 0, "responses that went on"
+    resumes_after(job, lambda: signal_process(job, job.pod("driver"), "driver", "longboat agent driver"))
+    found = fates_in(job)
+    assert found["incarnations"] > 1
+    assert (found["lost"], found["doubled"], found["uncovered"]) == ([], [], [])
+    assert found["behind"].keys() - {"0"}, "tokens of older weights were trained"
+    assert not any(int(steps) < 0 for steps in found["behind"]), "none of weights that were yet to come"
