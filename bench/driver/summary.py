@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from bench.driver.measure import POLICIES
+from bench.picture import picture
 from bench.record import read
 
 COLUMNS = {
@@ -66,21 +67,14 @@ def table(run: dict[str, Any], found: Medians) -> str:
 
 def plot(found: Medians, path: Path) -> None:
     """A panel for each cost, against samples in flight."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, len(COLUMNS), figsize=(4 * len(COLUMNS), 3.4), layout="constrained")
-    for axis, (name, title) in zip(axes, COLUMNS.items(), strict=True):
-        for policy in POLICIES:
-            points = sorted((in_flight, values[name]) for (of, in_flight), values in found.items() if of == policy)
-            if points:
-                axis.plot(*zip(*points, strict=True), marker="o", label=policy)
-        axis.set_xscale("log")
-        axis.set_ylim(bottom=0)
-        axis.set_title(f"{title}, µs", fontsize=9)
-        axis.set_xlabel("samples in flight")
-    axes[0].legend(fontsize=8)
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    with picture(path, columns=len(COLUMNS), width=4, height=3.4) as (_, panels):
+        for axis, (name, title) in zip(panels[0], COLUMNS.items(), strict=True):
+            for policy in POLICIES:
+                points = sorted((in_flight, values[name]) for (of, in_flight), values in found.items() if of == policy)
+                if points:
+                    axis.plot(*zip(*points, strict=True), marker="o", label=policy)
+            axis.set_xscale("log")
+            axis.set_ylim(bottom=0)
+            axis.set_title(f"{title}, µs", fontsize=9)
+            axis.set_xlabel("samples in flight")
+        panels[0][0].legend(fontsize=8)

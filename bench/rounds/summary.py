@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from bench.picture import picture
 from bench.record import read
 from bench.rounds.arms import ARMS, AUTO, BASELINE, BY_SAMPLES, FIXED
 from bench.rounds.compare import Blocks, Measured, accuracy, law, longer, measured
@@ -202,46 +203,31 @@ def _excluded(estimate: Estimate, loss: float) -> str:
 
 def plot(panels: list[Panel], path: Path) -> None:
     """For each task: rollout time of each arm, measured and predicted, and the step-cost curve."""
-    import matplotlib as mpl
+    with picture(path, rows=2, columns=len(panels), width=5.5, height=3.25) as (_, axes):
+        for (name, rows, predictor), bars, curve in zip(panels, *axes, strict=True):
+            _bars(bars, name, rows)
+            observed = sorted(predictor.observed.items())
+            curve.scatter(
+                [batch for batch, _ in observed],
+                [1000 * times.seconds / times.steps for _, times in observed],
+                [2 + times.steps**0.5 for _, times in observed],
+                color="#555555",
+            )
+            curve.set_xlabel("sequences of a step")
+            curve.set_ylabel("ms a step")
 
-    mpl.use("svg")
-    import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(2, len(panels), figsize=(5.5 * len(panels), 6.5), squeeze=False, layout="constrained")
-    for column, (name, rows, predictor) in enumerate(panels):
-        bars, curve = axes[0][column], axes[1][column]
-        places = range(len(rows))
-        bars.bar(
-            [place - 0.2 for place in places],
-            [1000 * real.rollout for _, real, _ in rows],
-            0.4,
-            label="measured",
-            color="#7aa6c2",
-        )
-        bars.bar(
-            [place + 0.2 for place in places],
-            [1000 * said.rollout for *_, said in rows],
-            0.4,
-            label="simulated",
-            color="#c2785c",
-        )
-        bars.set_xticks(
-            [*places], [arm.replace("TailBatching-", "Tail ") for arm, *_ in rows], rotation=30, ha="right", fontsize=8
-        )
-        bars.set_title(name)
-        bars.set_ylabel("rollout ms a trained sample")
-        bars.legend(fontsize=8)
-        observed = sorted(predictor.observed.items())
-        curve.scatter(
-            [batch for batch, _ in observed],
-            [1000 * times.seconds / times.steps for _, times in observed],
-            [2 + times.steps**0.5 for _, times in observed],
-            color="#555555",
-        )
-        curve.set_xlabel("sequences of a step")
-        curve.set_ylabel("ms a step")
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+def _bars(axis: Any, name: str, rows: list[tuple[str, Measured, Predicted]]) -> None:
+    places = range(len(rows))
+    measured_ms = [1000 * real.rollout for _, real, _ in rows]
+    simulated_ms = [1000 * said.rollout for *_, said in rows]
+    axis.bar([place - 0.2 for place in places], measured_ms, 0.4, label="measured", color="#7aa6c2")
+    axis.bar([place + 0.2 for place in places], simulated_ms, 0.4, label="simulated", color="#c2785c")
+    arms = [arm.replace("TailBatching-", "Tail ") for arm, *_ in rows]
+    axis.set_xticks([*places], arms, rotation=30, ha="right", fontsize=8)
+    axis.set_title(name)
+    axis.set_ylabel("rollout ms a trained sample")
+    axis.legend(fontsize=8)
 
 
 def _ms(seconds: float) -> str:

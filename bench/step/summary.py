@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.picture import picture
 from bench.record import read
 from bench.step.cases import CASES
 
@@ -96,24 +97,17 @@ def table(lines: list[dict[str, Any]]) -> str:
 
 def plot(lines: list[dict[str, Any]], path: Path) -> None:
     """Two bars a case: generation and the rest."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    import matplotlib.pyplot as plt
-
     found = medians(lines)
     cases = list(dict.fromkeys(case for case, _ in found))
-    figure, axes = plt.subplots(1, len(cases), figsize=(2.2 * len(cases), 3.4), layout="constrained")
-    for axis, case in zip(axes if len(cases) > 1 else [axes], cases, strict=True):
-        generate = [found[case, system]["generate"] for system in SYSTEMS]
-        rest = [found[case, system]["rest"] for system in SYSTEMS]
-        axis.bar(SYSTEMS, generate, label="generation", color="#7aa6c2")
-        axis.bar(SYSTEMS, rest, bottom=generate, label="the rest", color="#c2785c")
-        axis.set_title(case, fontsize=9)
-    figure.supylabel("seconds a step")
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=8)
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    with picture(path, columns=len(cases), width=2.2, height=3.4) as (figure, panels):
+        for axis, case in zip(panels[0], cases, strict=True):
+            generate = [found[case, system]["generate"] for system in SYSTEMS]
+            rest = [found[case, system]["rest"] for system in SYSTEMS]
+            axis.bar(SYSTEMS, generate, label="generation", color="#7aa6c2")
+            axis.bar(SYSTEMS, rest, bottom=generate, label="the rest", color="#c2785c")
+            axis.set_title(case, fontsize=9)
+        figure.supylabel("seconds a step")
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=8)
 
 
 def _s(seconds: float) -> str:
