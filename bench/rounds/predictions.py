@@ -82,9 +82,13 @@ class Predictor:
     def _site_of(self, arm: str) -> Site:
         if arm not in OVERLAPPING:
             return self._site
-        updates = [of for (name, _), block in self._blocks.items() if name == arm for of in block.get("update", ())]
-        update = float(np.mean(updates)) if updates else self._rest
-        return replace(self._site, curve=StepCurve.of(self._step_times([arm])), update=update)
+        longer = self._updates(arm) - self._updates(BASELINE)
+        return replace(self._site, curve=StepCurve.of(self._step_times([arm])), update=self._rest + longer)
+
+    def _updates(self, arm: str) -> float:
+        """Mean seconds of a step's training and publication."""
+        found = [seconds for (name, _), block in self._blocks.items() if name == arm for seconds in block["update"]]
+        return float(np.mean(found))
 
     def _simulate(self, arm: str, seed: int, *, beforehand: bool = False) -> Outcome:
         prompts = self._settings["prompts"][self._task.name]
