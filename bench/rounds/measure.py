@@ -1,4 +1,4 @@
-"""All arms in turn, seed by seed, on engines that stay up for a task. Two CPUs, some 80 minutes by default, alone on the machine."""
+"""All arms in turn, seed by seed, on engines that stay up for a task. Two CPUs, some 95 minutes by default, alone on the machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WARM_UP = 2
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `make bench NAME=rounds`."""
     parser.add_argument("--tasks", nargs="*", default=[*TASKS.values()], type=task_named, help=", ".join(TASKS))
-    parser.add_argument("--arms", nargs="*", default=[*ARMS], type=arm_named, help=", ".join(ARMS))
+    parser.add_argument("--arms", nargs="*", type=arm_named, help=f"instead of the task's own: {', '.join(ARMS)}")
     parser.add_argument("--seeds", type=int, default=3, help="blocks of each arm")
     parser.add_argument("--steps", type=int, help="optimizer steps of a block, instead of the task's own number")
     parser.add_argument("--prompts", type=int, help="prompts of a round, instead of the task's own number")
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
     recorder = Recorder(
         path,
         tasks=[task.name for task in arguments.tasks],
-        arms=arguments.arms,
+        arms={task.name: [*(arguments.arms or task.arms)] for task in arguments.tasks},
         seeds=arguments.seeds,
         steps={task.name: arguments.steps or task.steps for task in arguments.tasks},
         prompts={task.name: arguments.prompts or task.prompts for task in arguments.tasks},
@@ -61,7 +61,7 @@ async def _measure(task: Task, arguments: argparse.Namespace, recorder: Recorder
         await run_block(task, warm, rooms, folder / "warm-up")
         _say(f"{task.name}: ready", began)
         for seed in range(arguments.seeds):
-            for arm in arguments.arms:
+            for arm in arguments.arms or task.arms:
                 began = time.monotonic()
                 spec = task.spec(arm, folder, steps=arguments.steps or task.steps, prompts=prompts, seed=seed)
                 root = folder / f"{arm}-{seed}"

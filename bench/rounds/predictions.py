@@ -86,9 +86,9 @@ class Predictor:
         return replace(self._site, curve=StepCurve.of(self._step_times([arm])), update=self._rest + longer)
 
     def _updates(self, arm: str) -> float:
-        """Mean seconds of a step's training and publication."""
-        found = [seconds for (name, _), block in self._blocks.items() if name == arm for seconds in block["update"]]
-        return float(np.mean(found))
+        """Mean seconds of a step's training and publication; 0 where runs didn't record them yet."""
+        found = [of for (name, _), block in self._blocks.items() if name == arm for of in block.get("update", ())]
+        return float(np.mean(found)) if found else 0.0
 
     def _simulate(self, arm: str, seed: int, *, beforehand: bool = False) -> Outcome:
         prompts = self._settings["prompts"][self._task.name]

@@ -1,16 +1,17 @@
-"""The tasks. Sizes are chosen so that the whole run takes some 80 minutes on two CPUs."""
+"""The tasks. Sizes are chosen so that the whole run takes some 95 minutes on two CPUs."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bench.rounds import drawn, drawn_reward
-from bench.rounds.arms import ARMS
+from bench.rounds.arms import ARMS, AUTO, FIXED, LEARNING
 from bench.rounds.paced import STEP_SECONDS
 from longboat_crds.job import RLJobSpec
 from longboat_crds.load import load_job
@@ -27,7 +28,7 @@ class Task:
     """`about` says what it is. `learns`: weights matter to lengths, and accuracy is looked at. Otherwise lengths are drawn.
 
     The model of drawn lengths has so many `layers`: eight take so long for a step that what else a response costs the CPUs matters less.
-    `paced`: steps of engines take as long as those of a device (see `paced`).
+    `paced`: steps of engines take as long as those of a device (see `paced`). `arms` are those that it is for.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Task:
     learning_rate: float = 1e-6
     layers: int = 0
     paced: bool = False
+    arms: Sequence[str] = (*ARMS,)
 
     def prepare(self, folder: Path) -> None:
         """Model and data, into `folder`."""
@@ -94,26 +96,33 @@ class Task:
         }
 
 
+COUNTDOWN = Task(
+    "countdown",
+    "Model, data and rewards of the quickstart, with fewer prompts a round. Responses end by themselves.",
+    prompts=16,
+    group_size=8,
+    steps=12,
+    learns=True,
+    learning_rate=QUICKSTART_RATE,
+)
+
 TASKS = {
     task.name: task
     for task in (
-        Task(
-            "countdown",
-            "Model, data and rewards of the quickstart, with fewer prompts a round. Responses end by themselves.",
-            prompts=16,
-            group_size=8,
-            steps=12,
-            learns=True,
-            learning_rate=QUICKSTART_RATE,
-        ),
-        Task(
-            "countdown-half",
-            "The same with half the learning rate.",
-            prompts=16,
-            group_size=8,
-            steps=12,
-            learns=True,
+        COUNTDOWN,
+        replace(
+            COUNTDOWN,
+            name="countdown-half",
+            about="The same with half the learning rate.",
             learning_rate=QUICKSTART_RATE / 2,
+            arms=LEARNING,
+        ),
+        replace(
+            COUNTDOWN,
+            name="countdown-long",
+            about="The same for longer: whole periods of every factor.",
+            steps=45,
+            arms=(*FIXED, AUTO),
         ),
         Task(
             "drawn",
