@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import exp, log
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from bench.picture import picture
 from bench.record import read
 from bench.rounds.arms import ARMS, AUTO, BASELINE, BY_SAMPLES, FIXED
 from bench.rounds.compare import Blocks, Measured, accuracy, law, longer, measured
-from bench.rounds.estimates import Estimate
+from bench.rounds.estimates import Estimate, mean
 from bench.rounds.predictions import Predicted, Predictor
 from bench.rounds.tasks import ENGINES, TASKS
 
@@ -106,26 +107,34 @@ def report(name: str, run: dict[str, Any], blocks: Blocks) -> tuple[list[str], P
             real.length.text(),
         ]
         text.append("| " + " | ".join(cells) + " |")
-    text += ["", *_auto(blocks, rows), *_by_samples(blocks), *_curve(predictor), ""]
+    text += ["", *_auto(blocks, rows, predictor), *_by_samples(blocks), *_curve(predictor), ""]
     if task.learns:
         text += [*_beforehand(rows, predictor), ""]
         text += [*_accuracies(blocks, [arm for arm in arms if arm != BASELINE]), ""]
     return text, (name, rows, predictor)
 
 
-def _auto(blocks: Blocks, rows: list[tuple[str, Measured, Predicted]]) -> list[str]:
-    seconds = {arm: real.rollout for arm, real, _ in rows}
-    fixed = {arm: seconds[arm] for arm in FIXED if arm in seconds}
-    if AUTO not in seconds:
+def _auto(blocks: Blocks, rows: list[tuple[str, Measured, Predicted]], predictor: Predictor) -> list[str]:
+    """Auto against the best fixed factor: as measured, by seed, and what its choices would take on the same lengths as fixed factors."""
+    real = {arm: of for arm, of, _ in rows}
+    if AUTO not in real:
         return []
-    best = min(fixed, key=lambda arm: fixed[arm])
+    fixed = [arm for arm in FIXED if arm in real]
+    best = min(fixed, key=lambda arm: real[arm].rollout)
+    pairs = zip(real[AUTO].rollout_faster, real[best].rollout_faster, strict=True)
+    by_seed = mean([log(auto / other) for auto, other in pairs])
+    beforehand = {arm: predictor.predict(arm, beforehand=True).rollout for arm in (*fixed, AUTO)}
     chosen = {seed: of["chosen"] for (arm, seed), of in blocks.items() if arm == AUTO}
     told = "; ".join(
         f"seed {seed}: {', '.join(f'{factor:g} after round {round_}' for round_, factor, _ in of) or 'nothing'}"
         for seed, of in sorted(chosen.items())
     )
     return [
-        f"Auto has {fixed[best] / seconds[AUTO]:.2f} times the speed of the best fixed factor ({best}). It chose {told}.",
+        (
+            f"Auto has {real[best].rollout / real[AUTO].rollout:.2f} times the speed of the best fixed factor ({best}); by seed "
+            f"{exp(by_seed.value):.2f} ({exp(by_seed.low):.2f} to {exp(by_seed.high):.2f}). Simulated on the same lengths as the fixed factors, its choices "
+            f"have {min(beforehand[arm] for arm in fixed) / beforehand[AUTO]:.2f} times the speed of the best. It chose {told}."
+        ),
         "",
     ]
 
