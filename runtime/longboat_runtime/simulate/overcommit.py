@@ -18,12 +18,13 @@ from longboat_runtime.simulate.outcome import Outcome
 from longboat_runtime.simulate.simulation import simulate
 from longboat_runtime.simulate.site import Site
 
-# Rounds of a period, the long one included, with each factor that may be chosen.
-PERIODS = {1.0: 1, 1.125: 9, 1.25: 5, 1.5: 3}
+# Rounds of a period, the long one included, with each factor that may be chosen. Without a race there are none: then as many as
+# say something.
+PERIODS = {1.0: 5, 1.125: 9, 1.25: 5, 1.5: 3}
 # Windows that the observed one is resampled to.
 WINDOWS = 8
-# Samples that all simulated runs together train, unless that is less than a period of each: some 3 s of one CPU.
-SAMPLES = 24_000
+# Samples that all simulated runs together train, unless that is less than a period of each: some 8 s of one CPU.
+SAMPLES = 64_000
 # At most so many rounds of each candidate in each window.
 ROUNDS = 18
 # Factors whose rounds take this much longer than the fastest are as good: then the smallest throws least away.
