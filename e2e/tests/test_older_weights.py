@@ -15,8 +15,10 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 def test_carried_prompts_survive_a_killed_driver(new_job: Callable[[str], Job]) -> None:
     """Unfinished responses go on under new weights; with the driver their tokens are lost, and no prompt is."""
     rounds = {"policy": "ContinueUnfinished", "promptOvercommit": 1.5, "steps": 100_000, "promptsPerRound": 4}
+    # Fewer at a time than a round has: they don't all end in the same step, so some are under way when it closes.
+    rollout = {"sampling": {"maxTokens": 40}, "maxSequences": 4, "kvCache": "64Mi", "enforceEager": True}
     job = new_job("carried")
-    job.apply(small_job.spec(rounds=rounds))
+    job.apply(small_job.spec(rounds=rounds, rollout=rollout))
     job.wait_for("Running", 300)
     job.wait_for_step(5)
     before = fates_in(job)
