@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -22,8 +22,10 @@ class Estimate:
     high: float
     count: int
 
-    def text(self, form: str = ".3f") -> str:
-        return f"{self.value:{form}} ({self.low:{form}} to {self.high:{form}})"
+    def text(self, form: str = ".3f", shown: Callable[[float], float] = float) -> str:
+        """Value and ends, each as `shown` makes it."""
+        value, low, high = (format(shown(of), form) for of in (self.value, self.low, self.high))
+        return f"{value} ({low} to {high})"
 
     def needed(self, loss: float) -> int | None:
         """The count with which the interval would exclude a loss of so much, if the value stayed; None if it loses that much."""

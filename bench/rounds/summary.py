@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -107,14 +108,18 @@ def report(name: str, run: dict[str, Any], blocks: Blocks) -> tuple[list[str], P
             real.length.text(),
         ]
         text.append("| " + " | ".join(cells) + " |")
-    text += ["", *_auto(blocks, rows, predictor), *_by_samples(blocks), *_curve(predictor), ""]
+    # Drawn lengths are known beforehand.
+    beforehand = {
+        arm: (predictor.predict(arm, beforehand=True) if task.learns else said).rollout for arm, _, said in rows
+    }
+    text += ["", *_auto(blocks, rows, beforehand), *_by_samples(blocks), *_curve(predictor), ""]
     if task.learns:
-        text += [*_beforehand(rows, predictor), ""]
+        text += [*_errors(rows, beforehand), ""]
         text += [*_accuracies(blocks, [arm for arm in arms if arm != BASELINE]), ""]
     return text, (name, rows, predictor)
 
 
-def _auto(blocks: Blocks, rows: list[tuple[str, Measured, Predicted]], predictor: Predictor) -> list[str]:
+def _auto(blocks: Blocks, rows: list[tuple[str, Measured, Predicted]], beforehand: Mapping[str, float]) -> list[str]:
     """Auto against the best fixed factor: as measured, by seed, and what its choices would take on the same lengths as fixed factors."""
     real = {arm: of for arm, of, _ in rows}
     if AUTO not in real:
@@ -123,7 +128,6 @@ def _auto(blocks: Blocks, rows: list[tuple[str, Measured, Predicted]], predictor
     best = min(fixed, key=lambda arm: real[arm].rollout)
     pairs = zip(real[AUTO].rollout_faster, real[best].rollout_faster, strict=True)
     by_seed = mean([log(auto / other) for auto, other in pairs])
-    beforehand = {arm: predictor.predict(arm, beforehand=True).rollout for arm in (*fixed, AUTO)}
     chosen = {seed: of["chosen"] for (arm, seed), of in blocks.items() if arm == AUTO}
     told = "; ".join(
         f"seed {seed}: {', '.join(f'{factor:g} after round {round_}' for round_, factor, _ in of) or 'nothing'}"
@@ -132,7 +136,7 @@ def _auto(blocks: Blocks, rows: list[tuple[str, Measured, Predicted]], predictor
     return [
         (
             f"Auto has {real[best].rollout / real[AUTO].rollout:.2f} times the speed of the best fixed factor ({best}); by seed "
-            f"{exp(by_seed.value):.2f} ({exp(by_seed.low):.2f} to {exp(by_seed.high):.2f}). Simulated on the same lengths as the fixed factors, its choices "
+            f"{by_seed.text('.2f', exp)}. Simulated on the same lengths as the fixed factors, its choices "
             f"have {min(beforehand[arm] for arm in fixed) / beforehand[AUTO]:.2f} times the speed of the best. It chose {told}."
         ),
         "",
@@ -164,8 +168,8 @@ def _curve(predictor: Predictor) -> list[str]:
     ]
 
 
-def _beforehand(rows: list[tuple[str, Measured, Predicted]], predictor: Predictor) -> list[str]:
-    errors = {arm: predictor.predict(arm, beforehand=True).rollout / real.rollout - 1 for arm, real, _ in rows}
+def _errors(rows: list[tuple[str, Measured, Predicted]], beforehand: Mapping[str, float]) -> list[str]:
+    errors = {arm: beforehand[arm] / real.rollout - 1 for arm, real, _ in rows}
     told = ", ".join(f"{arm} {error:+.0%}" for arm, error in errors.items() if arm != BASELINE)
     return [
         (
@@ -197,7 +201,7 @@ def _accuracies(blocks: Blocks, arms: list[str]) -> list[str]:
 
 
 def _points(estimate: Estimate) -> str:
-    return f"{100 * estimate.value:+.1f} ({100 * estimate.low:+.1f} to {100 * estimate.high:+.1f})"
+    return estimate.text("+.1f", lambda share: 100 * share)
 
 
 def _excluded(estimate: Estimate, loss: float) -> str:

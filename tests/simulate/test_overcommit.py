@@ -118,6 +118,8 @@ def test_nothing_races_without_need() -> None:
     assert pick(always(_1=2.0, _1_125=2.01, _1_25=1.99), 1.25) == 1
     assert pick(always(_1=2.05, _1_125=2.0, _1_25=2.0), 1.25) == 1.25
     assert pick(always(_1=2.05, _1_125=2.0, _1_25=2.07), 1.25) == 1.125
+    assert pick(always(_1=2.05, _1_125=2.0, _1_25=1.99), 1.125) == 1.125
+    assert pick(always(_1=2.05, _1_125=2.06, _1_5=1.99), 1.125) == 1.5
 
 
 def test_what_chance_says_changes_nothing() -> None:

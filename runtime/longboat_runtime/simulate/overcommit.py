@@ -29,7 +29,8 @@ SAMPLES = 64_000
 ROUNDS = 18
 # Factors whose rounds take this much longer than the fastest are as good: then the smallest throws least away.
 TIE = 0.01
-# The present factor stays unless another is faster by so many standard errors: nine times in ten it truly is (Student's t, 7 degrees).
+# The present factor stays unless another is faster by so many standard errors: chance alone does that one time in ten (Student's t,
+# 7 degrees).
 SURE = 1.415
 
 
