@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from e2e import site as sites
+from e2e import small_job
 from e2e.cluster.cluster import Cluster
 from e2e.jobs import Job
-from e2e.tests import small_job
 
 NAMESPACE = "e2e"
 

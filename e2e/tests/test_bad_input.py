@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from e2e import volumes
+from e2e import small_job, volumes
 from e2e.jobs import Job
 from e2e.site import Site
-from e2e.tests import small_job
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 

@@ -5,11 +5,11 @@ The tests of `survivor` share one long job and run in the order of this file: ea
 
 import pytest
 
+from e2e.harm import delete_at_once, resumes_after, signal_process
 from e2e.installation import NAMESPACE as SYSTEM
 from e2e.installation import operator_pods
 from e2e.jobs import Job
-from e2e.tests.harm import delete_at_once, resumes_after, signal_process
-from e2e.tests.prompts import fates_in
+from e2e.prompts import fates_in
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 

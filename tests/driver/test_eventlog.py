@@ -57,6 +57,18 @@ async def test_what_came_after_the_resumed_position_is_dead(tmp_path: Path) -> N
     assert replay(tmp_path, end_of(tmp_path, 2)).incarnation == 2
 
 
+async def test_a_job_may_start_a_thousand_times(tmp_path: Path) -> None:
+    position, ledger, starts = None, Ledger(2), 1100
+    for number in range(1, starts + 1):
+        log = EventLog(tmp_path, number, to_snapshot(ledger), position)
+        event = started(number, seq=number)
+        await write(log, event)
+        ledger.apply(event)
+        position = log.position
+        log.close()
+    assert [e.incarnation for e in surviving(tmp_path, end_of(tmp_path, starts))] == [*range(1, starts + 1)]
+
+
 async def test_a_failed_write_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = EventLog(tmp_path, 1, EMPTY)
     await write(log, started())

@@ -104,16 +104,23 @@ def replay(root: Path, position: LogPosition) -> Ledger:
 
 def surviving(root: Path, position: LogPosition) -> Iterator[Event]:
     """All events that led to `position`, oldest first, over the incarnations of this job."""
-    header, events = _read(root, position)
-    if header["resumes"]:
-        yield from surviving(root, LogPosition(**header["resumes"]))
-    yield from events
+    positions = [position]
+    while resumes := _header(root, positions[-1].incarnation)["resumes"]:
+        positions.append(LogPosition(**resumes))
+    for part in reversed(positions):
+        yield from _read(root, part)[1]
 
 
 def end_of(root: Path, incarnation: int) -> LogPosition:
     """The end of an incarnation's log; a torn last line (a crash while it was written) is left out."""
     data = log_path(root, incarnation).read_bytes()
     return LogPosition(incarnation, data.rfind(b"\n") + 1)
+
+
+def _header(root: Path, incarnation: int) -> dict[str, Any]:
+    with log_path(root, incarnation).open("rb") as file:
+        header: dict[str, Any] = json.loads(file.readline())
+    return header
 
 
 def _read(root: Path, position: LogPosition) -> tuple[dict[str, Any], Iterator[Event]]:

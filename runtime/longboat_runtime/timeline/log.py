@@ -6,23 +6,28 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from longboat_runtime.checkpoint.layout import INCARNATIONS
-from longboat_runtime.driver.eventlog import LOG_NAME, end_of, log_path, surviving
+from longboat_runtime.driver.eventlog import LOG_NAME, LogPosition, end_of, log_path, surviving
 from longboat_runtime.rounds.events import Event
+
+
+def newest(root: Path) -> LogPosition | None:
+    """The end of the newest log below a job's directory; None if there is none. One without a complete first line has nothing yet."""
+    numbers = [int(path.name) for path in (root / INCARNATIONS).glob("*") if path.name.isdecimal()]
+    logs = [number for number in sorted(numbers, reverse=True) if log_path(root, number).is_file()]
+    return next((end for end in (end_of(root, number) for number in logs) if end.offset), None)
 
 
 def read_log(root: Path) -> Iterator[Event]:
     """Events of the surviving incarnations below a job's directory, oldest first.
 
-    That is the newest log, and of those before it the part that it goes on from; a log without a complete first line has
-    nothing yet. Raises ValueError, told to a person, if there is no log or a part of it can't be read.
+    That is the newest log, and of those before it the part that it goes on from. Raises ValueError, told to a person, if there is
+    no log or a part of it can't be read.
     """
-    numbers = [int(path.name) for path in (root / INCARNATIONS).glob("*") if path.name.isdecimal()]
-    logs = [number for number in sorted(numbers, reverse=True) if log_path(root, number).is_file()]
     try:
-        for end in (end_of(root, number) for number in logs):
-            if end.offset:
-                yield from surviving(root, end)
-                return
+        end = newest(root)
+        if end is not None:
+            yield from surviving(root, end)
+            return
     except OSError as error:
         raise ValueError(f"{error.filename}: {error.strerror}; the rounds can't be told without it") from error
     except (ValueError, KeyError) as error:

@@ -1,21 +1,19 @@
 """What became of every prompt of a job, by its event logs."""
 
-import inspect
-import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from e2e import host_runtime
+from e2e import volumes
 from e2e.jobs import Job
+from longboat_runtime.driver.eventlog import replay, surviving
+from longboat_runtime.rounds import events
+from longboat_runtime.timeline.log import newest
 
 
 def fates_in(job: Job) -> dict[str, Any]:
-    """`fates` of a running job, worked out in its driver's container, where the logs are."""
-    script = f"import json\nfrom pathlib import Path\nfrom typing import Any\n{inspect.getsource(fates)}\n"
-    script += 'print(json.dumps(fates(Path("/checkpoint"))))'
-    python = str(host_runtime.ENVIRONMENT / "bin" / "python")
-    found: dict[str, Any] = json.loads(job.exec(job.pod("driver"), "driver", python, "-c", script))
-    return found
+    """`fates` of a job whose claim the operator made, also while it runs: what is on disk is a state that it was in."""
+    return fates(volumes.folder(job.cluster, job.namespace, f"{job.name}-checkpoint"))
 
 
 def fates(root: Path) -> dict[str, Any]:
@@ -25,13 +23,10 @@ def fates(root: Path) -> dict[str, Any]:
     neither. `behind` counts trained responses by how many steps their oldest token's weights were behind, `mixed` those that several
     versions drew; `uncovered` are those whose spans are not just their tokens.
     """
-    from collections import Counter
-
-    from longboat_runtime.driver.eventlog import end_of, replay
-    from longboat_runtime.rounds import events
-    from longboat_runtime.timeline.log import read_log
-
-    log = list(read_log(root))
+    end = newest(root)
+    if end is None:
+        raise ValueError(f"no event log below {root}")
+    log = list(surviving(root, end))
     bodies = [event.body for event in log]
     drawn = {prompt for body in bodies if isinstance(body, events.Drawn) for prompt in body.prompts}
     steps = [body for body in bodies if isinstance(body, events.StepCommitted)]
@@ -40,7 +35,7 @@ def fates(root: Path) -> dict[str, Any]:
     trained = {sample: step.step for step in steps for sample in step.samples}
     generated = {body.sample: body for body in bodies if isinstance(body, events.Generated) and body.sample in trained}
     ends = {sample: [0, *(span.end for span in body.spans)] for sample, body in generated.items()}
-    ledger = replay(root, end_of(root, log[-1].incarnation))
+    ledger = replay(root, end)
     kept = {*ledger.queue, *ledger.groups}
     return {
         "incarnations": len({event.incarnation for event in log}),
