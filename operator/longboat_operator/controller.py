@@ -21,6 +21,9 @@ from longboat_operator.watch.expectations import Expectations
 from longboat_operator.watch.trim import same_content
 from longboat_operator.watch.wakes import wakes
 
+# What a held job waits for wakes it. Should it come unseen, this does.
+HELD_SECONDS = 10.0
+
 Observe = Callable[[Cache, JobKey], Observed]
 MakePlan = Callable[[Observed, datetime], Plan]
 
@@ -59,6 +62,11 @@ class Controller:
             if woken or (key in self._held and self.expectations.met(key)):
                 self._queue.add(key)
 
+    def listed(self) -> None:
+        """A stream has begun anew with a list: an object that a job made may be gone without ever having been seen."""
+        for job in self.expectations.waiting():
+            self._queue.add(job)
+
     def lead(self) -> None:
         """Begins to plan, with every job there is."""
         self._leading = True
@@ -79,6 +87,7 @@ class Controller:
         """One round for one job; the answer names what came of it, for the metric."""
         if not self.expectations.met(job):
             self._held.add(job)
+            self._queue.add_after(job, HELD_SECONDS)
             return "held"
         self._held.discard(job)
         refusals = self._refusals.setdefault(job, Refusals(self._clock))

@@ -81,7 +81,7 @@ class Shell:
         self._queue: WorkQueue[JobKey] = WorkQueue()
         applier = Applier(client, self._cache, EventRecorder(client, self._identity))
         self._controller = Controller(self._cache, self._queue, observe, plan, applier)
-        self._feed = Feed(self._cache, self._freshness, self._controller.changed)
+        self._feed = Feed(self._cache, self._freshness, self._controller.changed, self._controller.listed)
         self._repair = Repair(self._ungated, self._cache, self._feed, self._jobs + self._children)
 
     async def run(self) -> None:

@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 
 from longboat_operator.apply import Outcome
-from longboat_operator.controller import Controller
+from longboat_operator.controller import HELD_SECONDS, Controller
 from longboat_operator.kube.errors import TooManyRequestsError, TransportError
 from longboat_operator.lease import LeadershipLostError
 from longboat_operator.model import EmitEvent, JobKey, Observed, Plan
 from longboat_operator.queue import WorkQueue
 from longboat_operator.refusals import Refusals
-from longboat_operator.watch.cache import Cache, Change, ObjectKey
+from longboat_operator.watch.cache import Cache, Change, ObjectKey, Source
 from longboat_operator.watch.expectations import Expectation
+from longboat_operator.watch.feed import Feed
+from longboat_operator.watch.freshness import Freshness
 
 X, Y = JobKey("a", "x"), JobKey("a", "y")
 SOMETHING = Plan((EmitEvent("Normal", "Reason", "message"),))
@@ -137,6 +139,28 @@ async def test_no_plan_before_the_cache_shows_the_last_writes(bench: Bench) -> N
     bench.put(pod("p", 10))
     assert bench.due() == [X]
     bench.outcome = Outcome(())
+    assert await bench.controller.reconcile(X) == "applied"
+
+
+async def test_what_was_waited_for_may_come_without_a_change(bench: Bench) -> None:
+    bench.plan = SOMETHING
+    bench.outcome = Outcome((Expectation(ObjectKey("Pod", "a", "p"), 10),))
+    await bench.controller.reconcile(X)
+    assert await bench.controller.reconcile(X) == "held"
+    bench.cache.saw(Source("Pod", None), 11)
+    bench.now = HELD_SECONDS
+    assert bench.due() == [X]
+    assert await bench.controller.reconcile(X) == "applied"
+
+
+async def test_a_pod_that_came_and_went_before_a_new_list_wakes_its_job(bench: Bench) -> None:
+    bench.plan = SOMETHING
+    bench.outcome = Outcome((Expectation(ObjectKey("Pod", "a", "p"), 10),))
+    assert await bench.controller.reconcile(X) == "applied"
+    pods = Source("Pod", None)
+    feed = Feed(bench.cache, Freshness([pods], [pods]), bench.controller.changed, bench.controller.listed)
+    feed.listed(pods, {}, 20)  # the watch was too old, and the pod is gone already
+    assert bench.due() == [X]
     assert await bench.controller.reconcile(X) == "applied"
 
 

@@ -75,6 +75,24 @@ def test_the_feed_settles_debts_by_events_and_deletions() -> None:
     assert [(change.old is None, change.new is None) for change in changes] == [(True, False), (False, True)]
 
 
+def test_an_object_that_is_gone_before_it_came_is_owed_no_more() -> None:
+    freshness = fresh()
+    feed = Feed(Cache(), freshness, lambda _: None, clock=lambda: 5.0)
+    feed.newer(JOB, 7)
+    feed.newer(ObjectKey("Pod", "a", "p"), 8)
+    feed.newer(ObjectKey("Pod", "a", "q"), 12)
+    feed.listed(PODS, set(), 10)
+    assert freshness.owes(PODS)  # q is newer than the list
+    feed.absent(PODS, set(), 12)
+    assert not freshness.owes(PODS)
+    assert freshness.owes(JOBS)
+    feed.absent(JOBS, {JOB}, 12)
+    assert freshness.owes(JOBS)
+    feed.absent(JOBS, set(), 13)
+    assert not freshness.owing
+    assert not freshness.dead(10_000.0)
+
+
 def test_a_full_list_removes_what_it_lacks_but_nothing_newer() -> None:
     cache = Cache()
     feed = Feed(cache, fresh(), lambda _: None, clock=lambda: 5.0)

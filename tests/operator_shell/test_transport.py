@@ -10,12 +10,17 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.aio.client.configuration import Configuration
+from structlog.testing import capture_logs
 
 from longboat_operator.kube import errors, resources, transport
 from longboat_operator.kube.client import KubeClient
 from longboat_operator.kube.resources import RL_JOB
 from longboat_operator.lease import Leadership, LeadershipLostError
 from longboat_operator.metrics import API_REQUESTS
+from longboat_operator.watch.cache import Cache, Source
+from longboat_operator.watch.feed import Feed
+from longboat_operator.watch.freshness import SILENCE_SECONDS, Freshness
+from longboat_operator.watch.informer import Informer
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Serve = Callable[[Handler], Awaitable[transport.Transport]]
@@ -123,11 +128,32 @@ async def test_a_watch_takes_lines_of_any_length_in_pieces_of_any_size(serve: Se
         await response.write(b'"BOOKMARK","object":{"metadata":{}}}\n')
         return response
 
-    events: list[Any] = [
-        event async for event in ungated(await serve(stream)).watch(resources.POD, None, "longboat.dev/job", "1")
-    ]
+    async with ungated(await serve(stream)).watch(resources.POD, None, "longboat.dev/job", "1") as watch:
+        events: list[Any] = [event async for event in watch]
     assert [event.type for event in events] == ["ADDED", "BOOKMARK"]
     assert len(events[0].object["metadata"]["name"]) == len(big)
+
+
+async def drain(made: transport.Transport) -> None:
+    async with ungated(made).watch(resources.POD, None, "", "1") as events:
+        async for _ in events:
+            pass
+
+
+async def test_a_list_may_take_longer_than_a_write(serve: Serve) -> None:
+    given_up = asyncio.Event()
+
+    async def slow(request: web.Request) -> web.Response:
+        await given_up.wait()
+        return web.json_response({"metadata": {"resourceVersion": "9"}, "items": []})
+
+    made = await serve(slow)
+    made.timeout_seconds = 0.2
+    listing = asyncio.ensure_future(anext(ungated(made).list_pages(resources.POD, None, metadata_only=True)))
+    with pytest.raises(errors.TransportError):
+        await ungated(made).create(resources.POD, {"metadata": {"namespace": "a", "name": "x"}})
+    given_up.set()
+    assert (await listing).resource_version == "9"
 
 
 async def test_a_silent_watch_is_given_up(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,10 +166,40 @@ async def test_a_silent_watch_is_given_up(serve: Serve, monkeypatch: pytest.Monk
         await release.wait()
         return response
 
-    with pytest.raises(errors.TransportError):
-        async for _ in ungated(await serve(silent)).watch(resources.POD, None, "", "1"):
-            pass
+    with pytest.raises(errors.QuietError):
+        await drain(await serve(silent))
     release.set()
+
+
+async def test_a_quiet_watch_goes_on_without_a_word(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "WATCH_SILENCE_SECONDS", 0.1)
+    pods = Source("Pod", None)
+    now, watched, thrice, release = 0.0, [], asyncio.Event(), asyncio.Event()
+
+    async def quiet(request: web.Request) -> web.StreamResponse:
+        nonlocal now
+        if "watch" not in request.query:
+            return web.json_response({"metadata": {"resourceVersion": "9"}, "items": []})
+        watched.append(request.query["resourceVersion"])
+        now += SILENCE_SECONDS  # in all far longer than a dead watch may be silent
+        response = web.StreamResponse()
+        await response.prepare(request)
+        if len(watched) == 3:
+            thrice.set()
+        await release.wait()
+        return response
+
+    freshness = Freshness([pods], bookmarked=[pods])
+    feed = Feed(Cache(), freshness, lambda _: None, clock=lambda: now)
+    informer = Informer(ungated(await serve(quiet)), resources.POD, None, "", feed)
+    with capture_logs() as logs:
+        task = asyncio.create_task(informer.run())
+        await thrice.wait()
+    task.cancel()
+    release.set()
+    assert watched == ["9", "9", "9"]  # each goes on where the one before was
+    assert [entry for entry in logs if entry["log_level"] != "debug"] == []
+    assert freshness.problems(now) == []
 
 
 async def test_too_old_a_version_is_told_in_either_form(serve: Serve) -> None:
@@ -157,8 +213,7 @@ async def test_too_old_a_version_is_told_in_either_form(serve: Serve) -> None:
 
     for handler in (in_stream, as_answer):
         with pytest.raises(errors.GoneError):
-            async for _ in ungated(await serve(handler)).watch(resources.POD, None, "", "1"):
-                pass
+            await drain(await serve(handler))
 
 
 async def test_a_list_is_read_in_pages(serve: Serve) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from longboat_operator.kube.errors import NotFoundError, error_from_status
 from longboat_operator.kube.resources import Resource
-from longboat_operator.kube.transport import Request, Transport
+from longboat_operator.kube.transport import LIST_TIMEOUT_SECONDS, Request, Transport
 from longboat_operator.model import FIELD_MANAGER, Object
 
 PAGE_SIZE = 500
@@ -70,7 +71,15 @@ class KubeClient:
             query["labelSelector"] = selector
         accept = _METADATA_LIST if metadata_only else "application/json"
         while True:
-            request = Request("GET", resource.path(namespace), "list", resource.plural, dict(query), accept=accept)
+            request = Request(
+                "GET",
+                resource.path(namespace),
+                "list",
+                resource.plural,
+                dict(query),
+                accept=accept,
+                timeout_seconds=LIST_TIMEOUT_SECONDS,
+            )
             answer = await self._transport.send(request)
             metadata = answer["metadata"]
             yield Page(answer["items"] or [], metadata["resourceVersion"])
@@ -78,13 +87,17 @@ class KubeClient:
                 return
             query["continue"] = metadata["continue"]
 
+    @asynccontextmanager
     async def watch(
         self, resource: Resource, namespace: str | None, selector: str, resource_version: str
-    ) -> AsyncGenerator[WatchEvent, None]:
+    ) -> AsyncIterator[AsyncGenerator[WatchEvent, None]]:
         """Changes after `resource_version`, with bookmarks, until the server ends the stream after some minutes.
+
+        Entered once the server has opened the stream.
 
         Raises:
             GoneError: that version is compacted away.
+            QuietError: nothing came for so long that the connection may be dead.
         """
         query = {
             "watch": "true",
@@ -95,11 +108,8 @@ class KubeClient:
         if selector:
             query["labelSelector"] = selector
         request = Request("GET", resource.path(namespace), "watch", resource.plural, query)
-        async with self._transport.stream(request) as lines:
-            async for line in lines:
-                if line["type"] == "ERROR":
-                    raise error_from_status(line["object"])
-                yield WatchEvent(line["type"], line["object"])
+        async with self._transport.stream(request) as lines, aclosing(_events(lines)) as events:
+            yield events
 
     async def create(self, resource: Resource, body: Object, *, dry_run: bool = False) -> dict[str, Any]:
         """POST. AlreadyExistsError: the name is taken."""
@@ -159,6 +169,13 @@ class KubeClient:
     async def _write(self, request: Request) -> dict[str, Any]:
         self._gate()
         return await self._transport.send(request)
+
+
+async def _events(lines: AsyncIterator[dict[str, Any]]) -> AsyncGenerator[WatchEvent, None]:
+    async for line in lines:
+        if line["type"] == "ERROR":
+            raise error_from_status(line["object"])
+        yield WatchEvent(line["type"], line["object"])
 
 
 def _counted(resource: Resource, subresource: str | None) -> str:

@@ -25,6 +25,10 @@ class TransportError(KubeError):
     """No answer: the connection failed or the time ran out. A write may or may not have happened."""
 
 
+class QuietError(TransportError):
+    """An open stream said nothing for so long that its connection was given up. Not a fault: there may be nothing to say."""
+
+
 class ApiError(KubeError):
     """An answer that says no."""
 

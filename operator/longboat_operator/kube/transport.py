@@ -14,12 +14,14 @@ from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
 from yarl import URL
 
-from longboat_operator.kube.errors import TransportError, error_from_response
+from longboat_operator.kube.errors import QuietError, TransportError, error_from_response
 from longboat_operator.kube.resources import BY_KIND
 from longboat_operator.metrics import API_REQUESTS
 
 REQUEST_TIMEOUT_SECONDS = 5.0
-# The server sends a bookmark about every minute: longer silence than this means the connection is dead.
+# The server may take this long to answer (its own --request-timeout). Only writes are bound to the lease.
+LIST_TIMEOUT_SECONDS = 60.0
+# A server that sends bookmarks does so about every minute: after a longer silence the connection may be dead.
 WATCH_SILENCE_SECONDS = 90.0
 
 _USER_AGENT = "longboat-operator"
@@ -30,7 +32,10 @@ _SILENCE = (aiohttp.ClientError, OSError, TimeoutError, json.JSONDecodeError)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request. `verb` and `resource` (plural, with subresource) are Kubernetes' words, for counting."""
+    """One request. `verb` and `resource` (plural, with subresource) are Kubernetes' words, for counting.
+
+    `timeout_seconds`: for the whole exchange; None: the transport's.
+    """
 
     method: str
     path: str
@@ -40,6 +45,7 @@ class Request:
     body: Any = None
     content_type: str = _JSON
     accept: str = _JSON
+    timeout_seconds: float | None = None
 
 
 class Transport:
@@ -56,9 +62,11 @@ class Transport:
 
         Raises:
             ApiError: the server said no.
-            TransportError: no answer within `timeout_seconds` (whole exchange).
+            TransportError: no answer within the request's `timeout_seconds`.
         """
-        limits = aiohttp.ClientTimeout(total=self.timeout_seconds)
+        limits = aiohttp.ClientTimeout(
+            total=request.timeout_seconds or self.timeout_seconds, sock_connect=self.timeout_seconds
+        )
         async with self._exchange(request, limits) as response:
             body: dict[str, Any] = json.loads(await response.read())
             return body
@@ -68,11 +76,15 @@ class Transport:
         """The answer's lines as JSON, as they come, until the server ends the stream.
 
         Raises:
-            ApiError, TransportError: as in `send`; a silence of `WATCH_SILENCE_SECONDS` is a TransportError.
+            ApiError, TransportError: as in `send`.
+            QuietError: the stream was silent for `WATCH_SILENCE_SECONDS`.
         """
         limits = aiohttp.ClientTimeout(total=None, sock_connect=self.timeout_seconds, sock_read=WATCH_SILENCE_SECONDS)
         async with self._exchange(request, limits) as response:
-            yield _json_lines(response)
+            try:
+                yield _json_lines(response)
+            except aiohttp.SocketTimeoutError as error:
+                raise QuietError(f"{request.verb} {request.resource}: silent") from error
 
     def session(self) -> aiohttp.ClientSession:
         """A session of its own with the same credentials and time limit, for a library that wants one."""

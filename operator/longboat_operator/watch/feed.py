@@ -21,11 +21,14 @@ class Feed:
         cache: Cache,
         freshness: Freshness,
         on_change: Callable[[Change], None],
+        on_listed: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`on_change` is told every change; `on_listed` that a stream has begun anew: objects may have come and gone unseen."""
         self._cache = cache
         self._freshness = freshness
         self._on_change = on_change
+        self._on_listed = on_listed
         self._clock = clock
 
     def put(self, obj: Mapping[str, Any]) -> None:
@@ -44,12 +47,18 @@ class Feed:
         self._tell(self._cache.remove(key, version))
 
     def listed(self, source: Source, present: Collection[ObjectKey], version: int) -> None:
-        """A source was listed in full as of `version`; its objects have been put already. What isn't there is gone."""
+        """A source was listed in full as of `version`; its objects have been put already."""
+        self.absent(source, present, version)
+        self.heard(source, version)
+        self._freshness.note_listed(source, self._clock())
+        self._on_listed()
+
+    def absent(self, source: Source, present: Collection[ObjectKey], version: int) -> None:
+        """A list as of `version` shows nothing but `present` of a source: what else was held or owed up to then is gone."""
         for key, held in self._cache.versions(source).items():
             if key not in present and held <= version:
                 self.vanish(key, version)
-        self.heard(source, version)
-        self._freshness.note_listed(source, self._clock())
+        self._freshness.note_gone(source, present, version)
 
     def heard(self, source: Source, version: int) -> None:
         """An ordered source has told everything up to `version` (event taken, or bookmark)."""

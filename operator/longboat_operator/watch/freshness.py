@@ -7,7 +7,7 @@ which the stream doesn't deliver in time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from longboat_operator.watch.cache import ObjectKey, Source
 
@@ -58,6 +58,12 @@ class Freshness:
         if (awaited := self._awaited.get(key)) and version >= awaited[0]:
             del self._awaited[key]
 
+    def note_gone(self, source: Source, present: Container[ObjectKey], version: int) -> None:
+        """A list as of `version` shows nothing but `present` of a source: what else was owed up to then is gone."""
+        for key in self._owed(source):
+            if key not in present:
+                self.note_reached(key, version)
+
     def silence(self, now: float) -> dict[Source, float]:
         """Seconds since each bookmarked source was last heard."""
         return {source: now - self._heard[source] for source in self._bookmarked if source in self._heard}
@@ -68,7 +74,12 @@ class Freshness:
 
     def owes(self, source: Source) -> bool:
         """Whether an object that a re-list has shown still hasn't come through this source's stream."""
-        return any(key.kind == source.kind and source.namespace in (None, key.namespace) for key in self._awaited)
+        return bool(self._owed(source))
+
+    @property
+    def owing(self) -> bool:
+        """Whether any stream owes an object."""
+        return bool(self._awaited)
 
     def problems(self, now: float) -> list[str]:
         """Why plans may be made from an old picture; empty when all is well."""
@@ -87,3 +98,6 @@ class Freshness:
     def dead(self, now: float) -> bool:
         """Whether only a new process helps. The API server being away is no reason: then nothing is owed."""
         return self.lag(now) > DEAD_SECONDS
+
+    def _owed(self, source: Source) -> list[ObjectKey]:
+        return [key for key in self._awaited if key.kind == source.kind and source.namespace in (None, key.namespace)]

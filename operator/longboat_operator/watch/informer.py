@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from contextlib import aclosing
 
 import structlog
 
 from longboat_operator.kube.client import KubeClient
-from longboat_operator.kube.errors import GoneError, KubeError
+from longboat_operator.kube.errors import GoneError, KubeError, QuietError
 from longboat_operator.kube.resources import Resource
 from longboat_operator.metrics import RELISTS
 from longboat_operator.watch.cache import ObjectKey, Source, key_of
@@ -49,6 +48,9 @@ class Informer:
             except GoneError:
                 log.info("watch too old, listing anew", kind=self._resource.kind)
                 self._version = None
+            except QuietError:
+                failures = 0
+                log.debug("watch quiet, connecting anew", kind=self._resource.kind)
             except KubeError as error:
                 failures += 1
                 log.warning("watch failed", kind=self._resource.kind, error=str(error), failures=failures)
@@ -72,9 +74,11 @@ class Informer:
 
     async def _watch(self) -> None:
         assert self._version is not None
-        events = self._client.watch(self._resource, self.source.namespace, self._selector, self._version)
-        async with aclosing(events) as stream:
-            async for event in stream:
+        watch = self._client.watch(self._resource, self.source.namespace, self._selector, self._version)
+        async with watch as events:
+            # A server that goes on from there has told everything before; of a kind without events it may send no more.
+            self._feed.heard(self.source, int(self._version))
+            async for event in events:
                 if event.type == "DELETED":
                     self._feed.remove(event.object)
                 elif event.type != "BOOKMARK":

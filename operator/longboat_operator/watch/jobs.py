@@ -17,7 +17,7 @@ import structlog
 from longboat_operator.kube.client import PAGE_SIZE, KubeClient
 from longboat_operator.kube.errors import KubeError
 from longboat_operator.kube.resources import CLUSTER_RL_RUNTIME, RL_JOB, RL_RUNTIME, Resource
-from longboat_operator.kube.transport import Transport
+from longboat_operator.kube.transport import LIST_TIMEOUT_SECONDS, Transport
 from longboat_operator.watch.feed import Feed
 
 _RETRY_SECONDS = 2.0
@@ -91,7 +91,8 @@ def _settings(transport: Transport) -> kopf.OperatorSettings:
     settings.watching.chunk_size = PAGE_SIZE
     settings.watching.connect_timeout = transport.timeout_seconds
     settings.queueing.idle_timeout = _IDLE_SECONDS
-    settings.networking.request_timeout = transport.timeout_seconds
+    settings.networking.request_timeout = LIST_TIMEOUT_SECONDS  # it only reads
+    settings.networking.connect_timeout = transport.timeout_seconds
     settings.networking.error_backoffs = _Backoffs()
     return settings
 

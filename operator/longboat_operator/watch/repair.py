@@ -85,7 +85,7 @@ class Repair:
         for key in difference.vanished:
             log.warning("missed deletion repaired", kind=key.kind, namespace=key.namespace, name=key.name)
             REPAIRS.labels(key.kind).inc()
-            self._feed.vanish(key, list_version)
+        self._feed.absent(source, listed, list_version)
         for key, version in difference.newer.items():
             if not self._cache.has_reached(key, version):  # it may have come and gone while we listed
                 self._feed.newer(key, version)
