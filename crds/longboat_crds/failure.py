@@ -12,7 +12,11 @@ Restarts = Annotated[int, Field(ge=0, le=1000)]
 
 
 class FailurePolicySpec(ApiModel):
-    """Limits count container restarts and pod replacements of a role together; they are forgiven as steps commit."""
+    """Limits count incidents of a role, forgiven as steps commit.
+
+    Containers that end and pods that are lost within a minute are one incident, whatever the nodes. Pods that Kubernetes evicts,
+    preempts, or deletes because their node is gone are replaced and never counted.
+    """
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -22,10 +26,10 @@ class FailurePolicySpec(ApiModel):
         ),
     )
 
-    max_driver_restarts: Restarts = Field(5, description="More restarts of the driver fail the job.")
-    max_rollout_restarts: Restarts = Field(10, description="More restarts of rollout pods fail the job.")
-    max_reward_restarts: Restarts = Field(10, description="More restarts of reward pods fail the job.")
-    max_trainer_restarts: Restarts = Field(5, description="More restarts of trainer pods fail the job.")
+    max_driver_restarts: Restarts = Field(5, description="More incidents of the driver fail the job.")
+    max_rollout_restarts: Restarts = Field(10, description="More incidents of rollout pods fail the job.")
+    max_reward_restarts: Restarts = Field(10, description="More incidents of reward pods fail the job.")
+    max_trainer_restarts: Restarts = Field(5, description="More incidents of trainer pods fail the job.")
     backoff_seconds: Seconds = Field(
         10, description="Wait before the first replacement of a pod; it doubles each time."
     )

@@ -9,6 +9,8 @@ from longboat_crds.base import ApiModel, Timestamp, list_map
 
 # As many as `kubectl describe` shows without hiding the rest.
 RECENT_ROUNDS = 10
+# More than any limit of spec.failurePolicy, so that dropping the oldest changes no verdict.
+INCIDENTS = 1024
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 LINE_LENGTH = 256
@@ -157,6 +159,11 @@ class PodRecord(ApiModel):
     restarts: Count = Field(0, description="Restarts of its containers that are counted.")
     losses: Count = Field(0, description="Pods of this index lost since the last new step; sets the back-off.")
     lost_time: Timestamp | None = Field(None, description="When it was seen to be lost; it is then to be replaced.")
+    node: Line | None = Field(None, description="The node it was last seen on.")
+    incident: Timestamp | None = Field(
+        None, description="The incident, one of the role's, that its last counted failure belongs to."
+    )
+    failed: Line | None = Field(None, description="What failed in that incident: a container, or `pod` for the whole.")
 
 
 class RoleStatus(ApiModel):
@@ -165,8 +172,17 @@ class RoleStatus(ApiModel):
     desired: Count = Field(description="Pods that there should be.")
     ready: Count = Field(description="Pods that are ready.")
     ready_text: Line = Field(description="`ready/desired`, for the printer column.")
-    restarts: Count = Field(0, description="Container restarts and pod replacements since the job was created.")
-    recent_restarts: Count = Field(0, description="Those since the last new step; what failurePolicy limits.")
+    restarts: Count = Field(
+        0,
+        description="Container restarts and pod replacements since the job was created, counted by failurePolicy or not.",
+    )
+    recent_restarts: Count = Field(0, description="Incidents since the last new step; what failurePolicy limits.")
+    incidents: list[Timestamp] | None = Field(
+        None,
+        max_length=INCIDENTS,
+        description="When each of them began. What fails within a minute of that belongs to it, whatever the nodes.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
     restart_step: Count | None = Field(None, description="Step that recentRestarts belong to; a later one begins anew.")
     next_attempt: Count = Field(0, description="Lowest attempt number for an index without a record.")
     pods: list[PodRecord] | None = Field(
@@ -213,6 +229,10 @@ class RestartRecord(ApiModel):
     pod: Line = Field(description="Name of the pod.")
     reason: Line = Field(description="One word for machines (docs/conditions.md).")
     message: str = Field("", max_length=1024, description="Exit code and last lines, or what became of the pod.")
+    node: Line | None = Field(None, description="The node that the pod was on.")
+    counted: bool = Field(
+        True, description="Whether it uses failurePolicy's limit up: evictions, preemptions and lost nodes don't."
+    )
     time: Timestamp = Field(description="When it was seen.")
 
 

@@ -253,19 +253,20 @@ class SimulatedCluster:
             del self.children["Pod"][name]
             return
         pod["metadata"].setdefault("deletionTimestamp", stamp(self.now + timedelta(seconds=grace)))
+        pod["metadata"]["deletionGracePeriodSeconds"] = grace
         if reason:
             _set_condition(pod, "DisruptionTarget", "True", reason=reason)
 
     def lose_node_of(self, name: str) -> None:
-        """Its kubelet is gone: the taint manager deletes the pod, and nobody ends it."""
+        """Its kubelet is gone: the taint manager deletes the pod, and nobody ends it. Its node's fault, not the pod's."""
         self.children["Pod"][name]["lost"] = True
         _set_condition(self.children["Pod"][name], "Ready", "False")
         self.delete_pod(name, reason="DeletionByTaintManager")
 
-    def schedule(self, name: str) -> None:
-        """Gives the pod a node."""
+    def schedule(self, name: str, node: str | None = None) -> None:
+        """Gives the pod a node: this one, else node0 unless it has one."""
         pod = self.children["Pod"][name]
-        pod["spec"]["nodeName"] = "node0"
+        pod["spec"]["nodeName"] = node or pod["spec"].get("nodeName", "node0")
         _set_condition(pod, "PodScheduled", "True")
 
     def unschedulable(self, name: str, message: str = "0/2 nodes are available: 2 Insufficient cpu.") -> None:

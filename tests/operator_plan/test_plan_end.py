@@ -55,6 +55,24 @@ def test_a_fatal_problem_is_the_reason_of_the_failure(cluster: SimulatedCluster)
     assert found.message == "spec.model.path: no config.json"
 
 
+def test_a_superseded_driver_ends_no_job(cluster: SimulatedCluster) -> None:
+    """It runs on, on a node that is lost, and finds there what its successor doesn't: no model, for example."""
+    superseded = cluster.number
+    cluster.drive(demand={"incarnationRequest": "successor"})
+    cluster.settle()
+    assert cluster.number == superseded + 1
+    problem = {"reason": "ModelNotFound", "field": "spec.model.path", "message": "no config.json", "fatal": True}
+    cluster.drive(training={"incarnation": superseded, "state": "Failed", "step": 0}, problem=problem)
+    cluster.settle()
+    assert cluster.status.phase is Phase.RESTARTING
+    degraded = find(cluster.status.conditions, ConditionType.DEGRADED)
+    assert degraded
+    assert degraded.status == "False"
+    cluster.train(0, "Failed", problem=problem)
+    cluster.settle()
+    assert (cluster.status.phase, cluster.status.reason) == (Phase.FAILED, "ModelNotFound")
+
+
 def test_a_driver_that_failed_without_a_word(cluster: SimulatedCluster) -> None:
     cluster.train(0, "Failed")
     cluster.settle()

@@ -4,8 +4,8 @@ import pytest
 
 from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType, Reason
-from longboat_crds.status import Phase
-from longboat_operator.model import CreateObject, DeleteObject
+from longboat_crds.status import Phase, RoleStatus
+from longboat_operator.model import LABEL_INDEX, CreateObject, DeleteObject
 from longboat_operator.plan import plan
 from longboat_operator.status.conditions import find
 from tests.operator_plan.simulated_cluster import SimulatedCluster, spec_of
@@ -27,6 +27,12 @@ def failure(cluster: SimulatedCluster) -> str:
     found = find(cluster.status.conditions, ConditionType.FAILED)
     assert found
     return found.message
+
+
+def trainers(cluster: SimulatedCluster) -> RoleStatus:
+    assert cluster.status.roles
+    assert cluster.status.roles.trainer
+    return cluster.status.roles.trainer
 
 
 def test_a_container_that_ends_keeps_its_pod(cluster: SimulatedCluster) -> None:
@@ -53,7 +59,7 @@ def test_too_many_restarts_fail_the_job_with_the_last_cause(cluster: SimulatedCl
         cluster.settle()
     assert (cluster.status.phase, cluster.status.reason) == (Phase.FAILED, Reason.RESTART_LIMIT_EXCEEDED)
     assert failure(cluster) == (
-        "role trainer was restarted 3 times since step 7 was committed (failurePolicy.maxTrainerRestarts: 2); last: pod "
+        "role trainer failed 3 times since step 7 was committed (failurePolicy.maxTrainerRestarts: 2); last: pod "
         "sums-trainer-1-a0: container trainer ended with exit code 139 (SIGSEGV); last lines: line one\n"
         "Segmentation fault 2"
     )
@@ -61,6 +67,72 @@ def test_too_many_restarts_fail_the_job_with_the_last_cause(cluster: SimulatedCl
     cluster.settle()
     assert not cluster.pods()
     assert cluster.events[-1].reason == "Failed"
+
+
+def test_a_node_with_eight_trainer_pods_is_one_incident_and_the_job_lives() -> None:
+    """Deleted with the node's object, or by somebody who empties the rack: no condition says that it was no fault."""
+    running = SimulatedCluster(spec_of(trainer={"replicas": 8}))
+    running.up()
+    for pod in running.pods(Role.TRAINER):
+        running.schedule(pod["metadata"]["name"], node=f"node{int(pod['metadata']['labels'][LABEL_INDEX]) % 2}")
+    running.settle()
+    for pod in running.pods(Role.TRAINER):
+        running.delete_pod(pod["metadata"]["name"], grace=0)
+        running.settle()
+        running.advance(5)
+    assert running.status.phase is Phase.RESTARTING
+    assert trainers(running).recent_restarts == 1
+    assert trainers(running).restarts == 8
+    assert {record.node for record in running.status.restart_history or []} == {"node0", "node1"}
+    running.advance(30)
+    running.settle()
+    running.start_all()
+    running.settle()
+    assert running.status.phase is Phase.RUNNING
+
+
+def test_a_rank_whose_end_ends_its_peers_is_one_incident(cluster: SimulatedCluster) -> None:
+    for failures in (1, 2):
+        cluster.crash("sums-trainer-1-a0", code=1, message="loss is NaN")
+        cluster.settle()
+        cluster.advance(20)
+        cluster.crash("sums-trainer-0-a0", code=134, message="NCCL watchdog")
+        cluster.settle()
+        assert trainers(cluster).recent_restarts == failures
+        cluster.advance(20)
+    assert cluster.status.phase is Phase.RESTARTING
+    assert cluster.status.restarts == 4
+
+
+@pytest.mark.parametrize(
+    "cause", ["EvictionByEvictionAPI", "PreemptionByScheduler", "DeletionByTaintManager", "DeletionByPodGC"]
+)
+def test_what_kubernetes_takes_away_is_shown_and_never_counted(cluster: SimulatedCluster, cause: str) -> None:
+    for attempt in range(5):
+        name = f"sums-trainer-0-a{attempt}"
+        cluster.delete_pod(name, reason=cause)
+        cluster.settle()
+        cluster.end_deleted()
+        cluster.advance(100)
+        cluster.settle()
+        cluster.start_all()
+        cluster.settle()
+    assert cluster.status.phase is Phase.RUNNING
+    assert (trainers(cluster).recent_restarts, trainers(cluster).restarts) == (0, 5)
+    assert [record.counted for record in cluster.status.restart_history or []] == [False] * 5
+
+
+@pytest.mark.parametrize("cause", ["TerminationByKubelet", None])
+def test_what_a_kubelet_or_a_person_ends_is_counted(cluster: SimulatedCluster, cause: str | None) -> None:
+    for attempt in range(3):
+        cluster.delete_pod(f"sums-trainer-0-a{attempt}", reason=cause)
+        cluster.settle()
+        cluster.end_deleted()
+        cluster.advance(100)
+        cluster.settle()
+        cluster.start_all()
+        cluster.settle()
+    assert cluster.status.reason == Reason.RESTART_LIMIT_EXCEEDED
 
 
 def test_the_last_words_are_published_before_the_pods_go(cluster: SimulatedCluster) -> None:

@@ -15,6 +15,7 @@ from longboat_operator.plan.failures import restart_limit
 from longboat_operator.plan.records import RoleCount, count, released, remembered
 from longboat_operator.plan.view import PodView
 from longboat_operator.pods.names import JobRef
+from longboat_operator.status.roles import RoleSurvey, role_status
 
 JOB = JobRef("research", "sums", "uid")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -37,11 +38,7 @@ def look(memory: RoleCount, pods: list[PodView], *, desired: int = 2, step: int 
 
 
 def through_status(counted: RoleCount) -> RoleCount:
-    text = RoleStatus(
-        desired=0, ready=0, ready_text="", restarts=counted.restarts, recent_restarts=counted.recent_restarts,
-        restart_step=counted.restart_step, next_attempt=counted.next_attempt,
-        pods=list(counted.records.values()) or None,
-    ).to_json()  # fmt: skip
+    text = role_status(RoleSurvey(Role.TRAINER, 0, ()), counted).to_json()
     return remembered(RoleStatus.model_validate(text))
 
 

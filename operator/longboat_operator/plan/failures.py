@@ -25,10 +25,10 @@ class Verdict:
 def said_by_driver(view: JobView) -> Verdict | None:
     """The end that the driver reports.
 
-    Rule: a fatal problem ends the job whichever start of the driver wrote it, since no restart can cure it; a state
-    counts only from the driver that counts.
+    Rule: only the driver that counts ends its job. One that was superseded, on a node that is lost for example, may have
+    met with what its successor doesn't see; a problem of the job itself the successor finds as well.
     """
-    problem = view.status.problem
+    problem = view.problem
     state = view.training.state if view.training else None
     if problem and (problem.fatal or state is TrainingState.FAILED):
         place = f"{problem.field}: " if problem.field else ""
@@ -55,8 +55,8 @@ def restart_limit(policy: FailurePolicySpec, role: Role) -> tuple[str, int]:
 def over_the_limit(view: JobView, counts: Mapping[Role, RoleCount]) -> Verdict | None:
     """The end of a job one of whose roles failed too often without progress.
 
-    Rule: restarts of a role since the last new step, container restarts and pod replacements together, are more than
-    its limit (spec.failurePolicy).
+    Rule: incidents of a role since the last new step, of container restarts and pod losses together, are more than its
+    limit (spec.failurePolicy).
     """
     for role in ROLES:
         name, limit = restart_limit(view.spec.failure_policy, role)
@@ -67,12 +67,12 @@ def over_the_limit(view: JobView, counts: Mapping[Role, RoleCount]) -> Verdict |
             return Verdict(
                 ConditionType.FAILED,
                 Reason.RESTART_LIMIT_EXCEEDED,
-                f"role {role} was restarted {number} times {since} (failurePolicy.{name}: {limit}); "
+                f"role {role} failed {number} times {since} (failurePolicy.{name}: {limit}); "
                 + _last_cause(role, counts[role].news or tuple(view.status.restart_history or ())),
             )
     return None
 
 
 def _last_cause(role: Role, records: tuple[RestartRecord, ...]) -> str:
-    last = next((r for r in reversed(records) if r.role == role), None)
+    last = next((r for r in reversed(records) if r.role == role and r.counted), None)
     return f"last: pod {last.pod}: {last.message}" if last else "the last cause is not known"

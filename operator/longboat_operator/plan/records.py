@@ -7,20 +7,23 @@ now gives what is new since, however many plans lie between.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from longboat_crds.base import Role
 from longboat_crds.reasons import Reason
-from longboat_crds.status import PodRecord, RestartRecord, RoleStatus
+from longboat_crds.status import INCIDENTS, PodRecord, RestartRecord, RoleStatus
+from longboat_operator.plan.incidents import INCIDENT, Incidents
 from longboat_operator.plan.losses import Loss, loss_of
 from longboat_operator.plan.view import PodView
 from longboat_operator.pods.names import JobRef
-from longboat_operator.status.terminations import last_termination, restart_count
-from longboat_operator.status.times import stamp
+from longboat_operator.status.terminations import Termination, restart_count, terminations
+from longboat_operator.status.times import moment, stamp
 
 MESSAGE_LENGTH = 1024
+# What `PodRecord.failed` says of a pod that was lost as a whole; no container of ours has this name.
+POD = "pod"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +35,27 @@ class RoleCount:
 
     records: Mapping[int, PodRecord] = field(default_factory=dict)
     restarts: int = 0
-    recent_restarts: int = 0
+    incidents: Incidents = field(default_factory=Incidents)
     restart_step: int | None = None
     next_attempt: int = 0
     news: tuple[RestartRecord, ...] = ()
 
     def since(self, step: int) -> int:
-        """Restarts since the last new step, given the highest step."""
-        return 0 if self.restart_step is not None and step > self.restart_step else self.recent_restarts
+        """Incidents since the last new step, given the highest step."""
+        return 0 if self.restart_step is not None and step > self.restart_step else len(self.incidents.times)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Something that failed of the pod of an index: a container, or the pod as a whole (`POD`)."""
+
+    index: int
+    what: str
+    pod: str
+    reason: Reason
+    message: str
+    time: datetime
+    counted: bool = True
 
 
 def remembered(role: RoleStatus | None) -> RoleCount:
@@ -49,7 +65,7 @@ def remembered(role: RoleStatus | None) -> RoleCount:
     return RoleCount(
         records={record.index: record for record in role.pods or ()},
         restarts=role.restarts,
-        recent_restarts=role.recent_restarts,
+        incidents=Incidents(tuple(map(moment, role.incidents or ()))),
         restart_step=role.restart_step,
         next_attempt=role.next_attempt,
     )
@@ -75,63 +91,116 @@ def count(
 
     Rules:
     * a pod whose record is missing or older is new, and begins with no restarts counted;
-    * each restart of a container counts one, each loss of a pod counts one;
+    * each restart of a container is a failure, and so is each loss of a pod (`loss_of` says which of them count);
     * a record whose pod is not there is a loss too: somebody deleted it between two looks;
-    * `recent_restarts` are those since the last new step: when `step` is above `restart_step` it begins anew. A step
-      that is done again after a rollback is not new, so a job that fails at the same place for ever reaches its limit.
+    * what counts are incidents, of failures that lie close together (`Incidents`), by the times that nodes and API
+      server give them, so that it doesn't matter when the operator looks, or which;
+    * incidents are those since the last new step: when `step` is above `restart_step` they begin anew. A step that is
+      done again after a rollback is not new, so a job that fails at the same place for ever reaches its limit.
     """
     anew = memory.restart_step is None or step > memory.restart_step
     newest = {pod.index: pod for pod in pods}
     records: dict[int, PodRecord] = {}
-    news: list[RestartRecord] = []
-    restarts = 0
+    failures: list[Failure] = []
     for index in range(desired):
         record = _current(memory, index, newest.get(index), anew=anew)
         if record is None:
             continue
-        records[index] = record
-        if record.lost_time is not None:
-            continue
         pod = newest.get(index)
         pod = pod if pod and pod.attempt == record.attempt else None
-        loss = loss_of(pod) if pod else Loss(Reason.POD_LOST, "it vanished")
-        if pod and (more := restart_count(pod.raw) - record.restarts) > 0:
-            restarts += more
-            news.append(_restart(role, pod, now))
-            records[index] = record = record.model_copy(update={"restarts": record.restarts + more})
-        if loss:
-            restarts += 1
-            news.append(_record(role, job.pod(role, index, record.attempt), loss.reason, loss.message, now))
-            losses = (0 if anew else record.losses) + 1
-            records[index] = record.model_copy(update={"losses": losses, "lost_time": stamp(now)})
-    memory = replace(released(memory, pods, keep=desired), records=records, news=tuple(news))
-    if not restarts:
-        return memory
+        if pod and pod.node:
+            record = record.model_copy(update={"node": pod.node})
+        if record.lost_time is None:
+            name = job.pod(role, index, record.attempt)
+            found = [*_restarts(record, name, pod, now), *_losses(record, name, pod, now)]
+            record = _after(record, found, now, anew=anew)
+            failures += found
+        records[index] = record
+    failures.sort(key=lambda failure: failure.time)
+    # Restarts of which nothing is known are equal, and told once.
+    news = tuple(_told(role, records[failure.index], failure, now) for failure in dict.fromkeys(failures))
+    memory = replace(released(memory, pods, keep=desired), records=records, news=news)
+    return _with(memory, failures, step, anew=anew) if failures else memory
+
+
+def _with(memory: RoleCount, failures: Sequence[Failure], step: int, *, anew: bool) -> RoleCount:
+    """The memory with failures, by time, in their incidents."""
+    incidents, records = Incidents() if anew else memory.incidents, dict(memory.records)
+    for failure in failures:
+        if failure.counted:
+            record = records[failure.index]
+            last, same = moment(record.incident) if record.incident else None, record.failed == failure.what
+            incidents, begun = incidents.with_failure(failure.time, last, same=same)
+            records[failure.index] = record.model_copy(update={"incident": stamp(begun), "failed": failure.what})
     return replace(
         memory,
-        restarts=memory.restarts + restarts,
-        recent_restarts=restarts if anew else memory.recent_restarts + restarts,
+        records=records,
+        restarts=memory.restarts + len(failures),
+        incidents=Incidents(incidents.times[-INCIDENTS:]),
         restart_step=max(step, memory.restart_step or 0),
     )
+
+
+def _restarts(record: PodRecord, name: str, pod: PodView | None, now: datetime) -> Iterator[Failure]:
+    """Container restarts that are not counted yet. Of several of one container only the last is known."""
+    more = restart_count(pod.raw) - record.restarts if pod else 0
+    if pod is None or more <= 0:
+        return
+    ends = terminations(pod.raw)
+    if not ends:
+        ends = [Termination("container", Reason.CONTAINER_EXITED, "a container was started again")]
+    newest = _time_of(ends[0], now)
+    together = [end for end in ends if newest - _time_of(end, now) <= INCIDENT][:more]
+    for end in [*together, *[ends[0]] * (more - len(together))]:
+        yield Failure(record.index, end.container, name, end.reason, end.text, _time_of(end, now))
+
+
+def _losses(record: PodRecord, name: str, pod: PodView | None, now: datetime) -> Iterator[Failure]:
+    loss = loss_of(pod) if pod else Loss(Reason.POD_LOST, f"it vanished from node {record.node or '?'}")
+    if loss:
+        time = min(loss.time or now, now)
+        yield Failure(record.index, POD, name, loss.reason, loss.message, time, loss.counted)
+
+
+def _after(record: PodRecord, found: Sequence[Failure], now: datetime, *, anew: bool) -> PodRecord:
+    """The record once what was found is counted."""
+    lost = any(failure.what == POD for failure in found)
+    record = record.model_copy(update={"restarts": record.restarts + len(found) - lost})
+    losses = (0 if anew else record.losses) + 1
+    return record.model_copy(update={"losses": losses, "lost_time": stamp(now)}) if lost else record
 
 
 def _current(memory: RoleCount, index: int, newest: PodView | None, *, anew: bool) -> PodRecord | None:
     """The record to go on from: of the newest pod if it is new, else as remembered. None: no pod was made yet."""
     old = memory.records.get(index)
     if newest and newest.attempt >= (old.attempt + 1 if old else memory.next_attempt):
-        return PodRecord(index=index, attempt=newest.attempt, losses=old.losses if old and not anew else 0)
+        if old is None:
+            return PodRecord(index=index, attempt=newest.attempt)
+        return PodRecord(
+            index=index,
+            attempt=newest.attempt,
+            losses=0 if anew else old.losses,
+            incident=old.incident,
+            failed=old.failed,
+        )
     if old and old.lost_time and newest and newest.attempt == old.attempt and loss_of(newest) is None:
         # Taken for lost by mistake: the snapshot had missed it.
         return old.model_copy(update={"lost_time": None})
     return old
 
 
-def _restart(role: Role, pod: PodView, now: datetime) -> RestartRecord:
-    ended = last_termination(pod.raw)
-    if ended is None:
-        return _record(role, pod.name, Reason.CONTAINER_EXITED, "a container was started again", now)
-    return _record(role, pod.name, ended.reason, ended.text, now)
+def _time_of(end: Termination, now: datetime) -> datetime:
+    """When a container ended; a node's clock may be ahead of ours."""
+    return min(moment(end.time), now) if end.time else now
 
 
-def _record(role: Role, pod: str, reason: Reason, message: str, now: datetime) -> RestartRecord:
-    return RestartRecord(role=str(role), pod=pod, reason=reason, message=message[:MESSAGE_LENGTH], time=stamp(now))
+def _told(role: Role, record: PodRecord, failure: Failure, now: datetime) -> RestartRecord:
+    return RestartRecord(
+        role=str(role),
+        pod=failure.pod,
+        reason=failure.reason,
+        message=failure.message[:MESSAGE_LENGTH],
+        node=record.node,
+        counted=failure.counted,
+        time=stamp(now),
+    )

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from longboat_crds.base import Role
 from longboat_crds.job import RLJobSpec
 from longboat_crds.reasons import ConditionType
-from longboat_crds.status import RLJobStatus, RoleStatus, Training
+from longboat_crds.status import Problem, RLJobStatus, RoleStatus, Training
 from longboat_operator.model import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE, Object, Observed
 from longboat_operator.pods.names import JobRef
 from longboat_operator.status.conditions import holds
@@ -42,6 +42,11 @@ class PodView:
         """When its time to end runs out, if it is being deleted."""
         text = self.raw["metadata"].get("deletionTimestamp")
         return moment(text) if text else None
+
+    @property
+    def node(self) -> str | None:
+        """The node that it was given."""
+        return self.raw.get("spec", {}).get("nodeName") or None
 
     @property
     def phase(self) -> str:
@@ -91,6 +96,11 @@ class JobView:
         training = self.status.training
         granted = self.status.allocation.incarnation if self.status.allocation else None
         return training if training and training.incarnation >= (granted.number if granted else 0) else None
+
+    @property
+    def problem(self) -> Problem | None:
+        """What the driver that counts wants to have told; it comes with the number of whoever wrote it."""
+        return self.status.problem if self.training else None
 
     @property
     def step(self) -> int:

@@ -119,7 +119,7 @@ def _suspended(view: JobView, facts: Facts) -> Finding:
 
 
 def _degraded(view: JobView, facts: Facts) -> Finding:
-    problem = view.status.problem
+    problem = view.problem
     if problem:
         place = f"{problem.field}: " if problem.field else ""
         return Finding(ConditionType.DEGRADED, True, problem.reason, place + problem.message)

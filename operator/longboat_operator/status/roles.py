@@ -11,6 +11,7 @@ from longboat_operator.plan.records import RoleCount
 from longboat_operator.plan.view import ROLES, JobView, PodView
 from longboat_operator.pods.workers import GRADERS
 from longboat_operator.status.cpus import limits_of
+from longboat_operator.status.times import stamp
 from longboat_operator.status.troubles import Trouble, scheduling_trouble, trouble_of
 
 
@@ -81,16 +82,18 @@ def first_unscheduled(roles: Survey) -> Trouble | None:
 
 def roles_status(roles: Survey, counts: Mapping[Role, RoleCount]) -> RolesStatus:
     """The roles as they stand in the status."""
-    return RolesStatus(**{str(role): _role_status(found, counts[role]) for role, found in roles.items()})
+    return RolesStatus(**{str(role): role_status(found, counts[role]) for role, found in roles.items()})
 
 
-def _role_status(found: RoleSurvey, count: RoleCount) -> RoleStatus:
+def role_status(found: RoleSurvey, count: RoleCount) -> RoleStatus:
+    """One role as it stands in the status."""
     return RoleStatus(
         desired=found.desired,
         ready=found.ready,
         ready_text=found.text,
         restarts=count.restarts,
-        recent_restarts=count.recent_restarts,
+        recent_restarts=len(count.incidents.times),
+        incidents=list(map(stamp, count.incidents.times)) or None,
         restart_step=count.restart_step,
         next_attempt=count.next_attempt,
         pods=[count.records[index] for index in sorted(count.records)] or None,

@@ -20,11 +20,12 @@ LAST_CHARACTERS = 600
 
 @dataclass(frozen=True, slots=True)
 class Termination:
-    """One end of a container."""
+    """One end of a container. `time` is its node's, None when it isn't known."""
 
     container: str
     reason: Reason
     text: str
+    time: str | None = None
 
 
 def container_statuses(pod: Object) -> Iterator[Mapping[str, Any]]:
@@ -41,18 +42,26 @@ def restart_count(pod: Object) -> int:
 
 def last_termination(pod: Object) -> Termination | None:
     """The newest end of a container that did not end well, None when none is known."""
+    return next(iter(terminations(pod)), None)
+
+
+def terminations(pod: Object) -> list[Termination]:
+    """The last end of each container that did not end well, newest first."""
     ends: list[tuple[str, str, Mapping[str, Any]]] = []
     for status in container_statuses(pod):
+        of_container = []
         for state in (status.get("state") or {}, status.get("lastState") or {}):
             ended = state.get("terminated")
             if ended and (ended.get("exitCode") or int(status.get("restartCount", 0)) > 0):
-                ends.append((ended.get("finishedAt") or "", status["name"], ended))
-    if not ends:
-        return None
-    _, container, ended = max(ends, key=lambda end: end[:2])
-    out_of_memory = ended.get("reason") == "OOMKilled"
-    reason = Reason.OUT_OF_MEMORY if out_of_memory else Reason.CONTAINER_EXITED
-    return Termination(container, reason, f"container {container} {_how(ended)}{_last_lines(ended.get('message'))}")
+                of_container.append((ended.get("finishedAt") or "", status["name"], ended))
+        ends += sorted(of_container, key=lambda end: end[0])[-1:]
+    return [_termination(container, ended) for _, container, ended in sorted(ends, key=lambda e: e[:2], reverse=True)]
+
+
+def _termination(container: str, ended: Mapping[str, Any]) -> Termination:
+    reason = Reason.OUT_OF_MEMORY if ended.get("reason") == "OOMKilled" else Reason.CONTAINER_EXITED
+    text = f"container {container} {_how(ended)}{_last_lines(ended.get('message'))}"
+    return Termination(container, reason, text, ended.get("finishedAt"))
 
 
 def _how(ended: Mapping[str, Any]) -> str:

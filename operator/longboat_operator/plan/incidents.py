@@ -1,0 +1,36 @@
+"""Failures of a role that count as one. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+# A switch, a rack or a node that fails takes its pods within seconds, and so does a rank whose end ends its peers.
+INCIDENT = timedelta(seconds=60)
+_LEAST = timedelta(seconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Incidents:
+    """When each incident began, oldest seen first."""
+
+    times: tuple[datetime, ...] = ()
+
+    def with_failure(
+        self, time: datetime, last: datetime | None = None, *, same: bool = False
+    ) -> tuple[Incidents, datetime]:
+        """The incidents after a failure at `time`, and the one that it belongs to.
+
+        `last` is the incident of the last failure of the same pod, `same` whether the same container failed then (or
+        the pod as a whole, both times).
+
+        Rule: a failure belongs to the first incident within `INCIDENT` of it, whatever the node; but what fails again has
+        failed in another incident, so a container that ends over and over is never taken for one incident. Failures
+        that lie within `INCIDENT` of each other are one incident in whatever order they are seen.
+        """
+        first = last and (last + _LEAST if same else last)
+        near = [one for one in self.times if abs(one - time) <= INCIDENT and (first is None or one >= first)]
+        if near:
+            return self, min(near)
+        begun = max(time, first) if first else time
+        return Incidents((*self.times, begun)), begun
