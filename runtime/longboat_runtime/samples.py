@@ -171,11 +171,15 @@ class FinishedSample:
 
 @dataclass(frozen=True, slots=True)
 class LostSample:
-    """A running sample whose engine is gone, or a stored one whose data is gone."""
+    """A running sample whose engine is gone, or a stored one whose data is gone.
+
+    `engine_died` says that its engine died by itself, in a pod that lives: this sample, made again, may kill the next one.
+    """
 
     id: SampleId
     reason: str
     evaluation: bool = False
+    engine_died: bool = False
 
 
 class GradeKind(StrEnum):

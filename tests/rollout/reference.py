@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from longboat_runtime.interfaces import WeightPublication
 from longboat_runtime.samples import GeneratedSample, SampleId, SampleRequest, Sampling
+from longboat_runtime.trainer.full_weights import full_weights
 from longboat_runtime.weights.publish import pack
 
 PROBE = tuple(range(4, 64))
@@ -34,12 +35,12 @@ class ReferenceModel:
         """The weights as they are, under the next version's number."""
         self.version += 1
         self.versions[self.version] = {name: value.clone() for name, value in self.model.state_dict().items()}
-        packed = pack(self.model.named_parameters(), bucket_bytes=200_000)
+        packed = pack(full_weights(self.model, torch.float32), bucket_bytes=200_000)
         return WeightPublication(self.version, packed.checksum, packed, PROBE, tuple(self.logprobs(PROBE)))
 
     def stale_publication(self, step: float) -> WeightPublication:
         """Says it is the model after a step of this size, and carries the weights from before it: bytes and checksum agree."""
-        before = pack(self.model.named_parameters())
+        before = pack(full_weights(self.model, torch.float32))
         self.step(step)
         return replace(self.publication(), payload=before, checksum=before.checksum)
 

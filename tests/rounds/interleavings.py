@@ -31,6 +31,7 @@ from longboat_runtime.rounds.events import Event
 from longboat_runtime.rounds.overcommit import phases
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.records import RoundState, State
+from longboat_runtime.rounds.recovery import MOST_ENGINE_DEATHS
 from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
 from longboat_runtime.rounds.synchronous import Synchronous
 from longboat_runtime.rounds.tail_batching import TailBatching
@@ -104,6 +105,16 @@ class Interleavings(RuleBasedStateMachine):
     def lose(self, data: st.DataObject, state: State) -> None:
         if self._has(state):
             assert self.world.lose(self._some(data, state))
+
+    @precondition(lambda self: self._has(State.RUNNING))
+    @rule(data=st.data(), deaths=st.integers(1, MOST_ENGINE_DEATHS))
+    def kill_engines(self, data: st.DataObject, deaths: int) -> None:
+        """One engine after another dies with a sample, as long as it is made again."""
+        sample = self._some(data, State.RUNNING)
+        for _ in range(deaths):
+            record = self.world.ledger.sample(sample)
+            if record and record.state is State.RUNNING:
+                assert self.world.lose(sample, engine_died=True)
 
     @precondition(lambda self: self.world.stopping)
     @rule(data=st.data(), finished=st.booleans())
@@ -229,6 +240,18 @@ class Interleavings(RuleBasedStateMachine):
             lost_data = any(isinstance(e.body, events.Lost) and e.body.sample.prompt == prompt for e in self.world.log)
             assert group is not None or self.world.fate.get(prompt) == "trained" or lost_data
         self.kept |= {(g.prompt, g.attempt) for g in ledger.groups.values() if g.state is State.KEPT}
+
+    @invariant()
+    def no_sample_kills_engines_for_ever(self) -> None:
+        """It runs in `MOST_ENGINE_DEATHS` engines that die; then its group is dropped, and for nothing else."""
+        deaths = Counter(
+            e.body.sample for e in self.world.log if isinstance(e.body, events.Lost) and e.body.engine_died
+        )
+        assert max(deaths.values(), default=0) <= MOST_ENGINE_DEATHS
+        assert not any(deaths[sample] == MOST_ENGINE_DEATHS for sample in self.world.samples(State.RUNNING))
+        killers = {sample.prompt for sample, count in deaths.items() if count == MOST_ENGINE_DEATHS}
+        dropped = [e.body for e in self.world.log if isinstance(e.body, events.GroupDropped)]
+        assert {body.prompt for body in dropped if body.reason is events.DropReason.ENGINE_DEATHS} <= killers
 
     @invariant()
     def indexes_agree_with_records(self) -> None:

@@ -133,10 +133,10 @@ class World(Roomless):
         score = self.score(sample) if kind is GradeKind.SCORED else 0.0
         return self.record(events.Graded(sample, kind, score, 0.1))
 
-    def lose(self, sample: SampleId) -> bool:
+    def lose(self, sample: SampleId, *, engine_died: bool = False) -> bool:
         if sample in self.pausing:
             self.pausing.remove(sample)
-        return self.record(events.Lost(sample, "engine is gone"))
+        return self.record(events.Lost(sample, "engine is gone", engine_died))
 
     def stopped(self, sample: SampleId, *, finished: bool = False) -> bool:
         """An engine gives back what it was told to stop; if `finished`, the response had ended before that."""

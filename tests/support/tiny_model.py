@@ -6,6 +6,7 @@ Printable bytes are tokens of their own, so text and tokens agree one to one for
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 PAD_ID = 0
 EOS_ID = 1
@@ -33,10 +34,8 @@ def build_tiny_model(
     `vocabulary` is at least 260 (4 special tokens and 256 bytes); the rest is unused, as padding of a real vocabulary is.
     Files are readable by everybody, since pods run under another uid.
     """
-    import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    directory.mkdir(parents=True, exist_ok=True)
     config = Qwen3Config(
         vocab_size=vocabulary,
         hidden_size=hidden,
@@ -52,11 +51,54 @@ def build_tiny_model(
         eos_token_id=EOS_ID,
         dtype=dtype,
     )
+    return _save(Qwen3ForCausalLM, config, directory, seed)
+
+
+def build_tiny_experts(
+    directory: Path,
+    *,
+    vocabulary: int = 264,
+    hidden: int = 128,
+    heads: int = 4,
+    experts: int = 4,
+    expert_size: int = 32,
+    max_length: int = 1024,
+    dtype: str = "float32",
+    seed: int = 0,
+) -> Path:
+    """As `build_tiny_model`, a mixture of experts: Qwen2-MoE, two of `experts` to a token and one that all tokens share."""
+    from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
+
+    config = Qwen2MoeConfig(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=2,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
+        num_experts=experts,
+        num_experts_per_tok=2,
+        moe_intermediate_size=expert_size,
+        shared_expert_intermediate_size=hidden,
+        max_position_embeddings=max_length,
+        pad_token_id=PAD_ID,
+        bos_token_id=None,
+        eos_token_id=EOS_ID,
+        dtype=dtype,
+    )
+    return _save(Qwen2MoeForCausalLM, config, directory, seed)
+
+
+def _save(kind: Any, config: Any, directory: Path, seed: int) -> Path:
+    """A model of this class with random weights, and its tokenizer."""
+    import torch
+
+    directory.mkdir(parents=True, exist_ok=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(config).to(getattr(torch, dtype))
+        model = kind(config).to(config.dtype)
     model.save_pretrained(directory)
-    _save_tokenizer(directory, vocabulary, max_length)
+    _save_tokenizer(directory, config.vocab_size, config.max_position_embeddings)
     for file in directory.iterdir():
         file.chmod(0o644)
     return directory

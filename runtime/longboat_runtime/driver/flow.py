@@ -165,7 +165,7 @@ def as_event(item: FinishedSample | LostSample, *, stopping: bool, pausing: bool
     A sample that an engine gave up without being asked to is lost: nobody makes it.
     """
     if isinstance(item, LostSample):
-        return events.Lost(item.id, item.reason)
+        return events.Lost(item.id, item.reason, item.engine_died)
     if item.finish_reason is FinishReason.ABORT and stopping:
         return events.Stopped(item.id, item.tokens, item.engine)
     if item.finish_reason is FinishReason.ABORT and pausing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from longboat_runtime.rounds.events import DropReason
+from longboat_runtime.rounds.events import NOT_REPLACED
 from longboat_runtime.rounds.policy import Action, Adopt, Drop
 from longboat_runtime.rounds.race import judge_complete
 from longboat_runtime.rounds.view import View
@@ -31,6 +31,6 @@ def adopt(
             actions.append(verdict)
         if not isinstance(verdict, Drop):
             complete += 1
-        elif verdict.reason is DropReason.GRADER_ERROR:
+        elif verdict.reason in NOT_REPLACED:
             wanted -= 1
     return actions

@@ -29,6 +29,12 @@ class DropReason(StrEnum):
     """All rewards of the group are equal, so that it teaches nothing (DAPO, arXiv:2503.14476, section 3.2)."""
     GRADER_ERROR = "grader_error"
     """A sample could not be graded on several workers."""
+    ENGINE_DEATHS = "engine_deaths"
+    """A sample ran in several engines that died: made again, it would kill the next one."""
+
+
+# A group dropped for one of these is not replaced: the batch trains smaller, against the same denominator.
+NOT_REPLACED = (DropReason.GRADER_ERROR, DropReason.ENGINE_DEATHS)
 
 
 class DeferReason(StrEnum):
@@ -114,10 +120,14 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The engine of a running sample, or the data of a stored one, is gone."""
+    """The engine of a running sample, or the data of a stored one, is gone.
+
+    `engine_died` says that the sample ran in an engine that died by itself, in a pod that lives.
+    """
 
     sample: SampleId
     reason: str
+    engine_died: bool = False
 
 
 @dataclass(frozen=True, slots=True)

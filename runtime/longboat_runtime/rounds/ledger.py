@@ -158,6 +158,7 @@ class Ledger(LedgerState):
         group, record = self.groups.get(body.sample.prompt), self.sample(body.sample)
         if not group or not record or record.state not in (State.RUNNING, State.PAUSED, *STORED):
             return False
+        record.engine_deaths += body.engine_died
         self._lose(group, record)
         return True
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from longboat_runtime.rounds.events import DropReason
+from longboat_runtime.rounds.events import NOT_REPLACED, DropReason
 from longboat_runtime.rounds.judging import judge
 from longboat_runtime.rounds.policy import Action
 from longboat_runtime.rounds.records import State
@@ -17,8 +17,8 @@ from longboat_runtime.samples import PromptId
 
 
 def places(part: PartView, prompts: int) -> int:
-    """Groups that a race for `prompts` of them still can train: those dropped for a grader error are not replaced."""
-    return prompts - part.dropped.get(DropReason.GRADER_ERROR, 0)
+    """Groups that a race for `prompts` of them still can train: some that are dropped are not replaced."""
+    return prompts - sum(part.dropped.get(reason, 0) for reason in NOT_REPLACED)
 
 
 def may_draw(part: PartView, prompts: int) -> bool:

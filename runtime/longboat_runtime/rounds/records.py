@@ -54,7 +54,7 @@ class SampleRecord:
 
     `seq` is the number of its first `generated` event, `counts` whether that was among the group's first `groupSize`; grade
     fields are set while it is graded. `begun` are the spans of the tokens that the store keeps of an unfinished sample: it
-    goes on behind them.
+    goes on behind them. `engine_deaths` are the engines that died while they made it.
     """
 
     index: int
@@ -71,6 +71,7 @@ class SampleRecord:
     parts: Mapping[str, float] = field(default_factory=dict)
     grading_seconds: float = 0.0
     begun: tuple[VersionSpan, ...] = ()
+    engine_deaths: int = 0
 
     @property
     def resumable(self) -> bool:

@@ -6,6 +6,7 @@ to the worker's device. Importing this module registers it; vLLM imports it in e
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,11 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+from vllm.model_executor.layers.linear import LinearBase, MergedColumnParallelLinear, QKVParallelLinear
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import _place_kernel_tensors, get_layerwise_info
+from vllm.platforms import current_platform
 
 from longboat_runtime.weights.bucket import Bucket, TensorEntry
 from longboat_runtime.weights.checksum import ByteArray, WeightChecksum
@@ -67,15 +72,21 @@ class BucketTransfer(WeightTransferEngine[BucketInit, BucketUpdate]):
         super().__init__(config, vllm_config, device, model)
         self._expected = {name for name, _ in model.named_parameters()}
         self._loaded: set[str] = set()
+        self._partial: list[str] = []
+        self._kernels: list[tuple[UnquantizedFusedMoEMethod, Any]] = []
         self._checksum = WeightChecksum()
 
     def init_transfer_engine(self, init_info: BucketInit) -> None:
         del init_info
 
     def start_weight_update(self) -> None:
-        self._loaded = set()
+        self.abandon()
+        self._loaded, self._partial = set(), []
         self._checksum = WeightChecksum()
         initialize_layerwise_reload(self.model)
+        for experts in _packed_experts(self.model):
+            self._kernels.append((experts.quant_method, experts.quant_method.moe_kernel))
+            experts.quant_method.moe_kernel = None
 
     def receive_weights(self, update_info: BucketUpdate) -> None:
         bucket = update_info.bucket()
@@ -83,16 +94,40 @@ class BucketTransfer(WeightTransferEngine[BucketInit, BucketUpdate]):
         self._loaded |= self.model.load_weights(bucket.tensors())
 
     def finish_weight_update(self) -> None:
+        self._partial = _partly_loaded(self.model)
         finalize_layerwise_reload(self.model, self.model_config)
         for module in _tied_modules(self.model):
             module.quant_method.process_weights_after_loading(module)
+        self._restore_kernels()
 
     def shutdown(self) -> None:
         """Nothing is held."""
 
+    def abandon(self) -> None:
+        """Ends an update that was begun and not finished: layers that have not got all of their weights keep the ones they had.
+
+        Otherwise they would stay without memory, and the next update would count what this one had brought.
+        """
+        for layer in self.model.modules():
+            info = get_layerwise_info(layer)
+            if info.can_load() and info.kernel_tensors is not None:
+                _place_kernel_tensors(layer, info)
+                info.reset()
+        self._restore_kernels()
+
+    def _restore_kernels(self) -> None:
+        """Experts that have got no weights keep their kernel."""
+        for method, kernel in self._kernels:
+            if method.moe_kernel is None:
+                method.moe_kernel = kernel
+        self._kernels.clear()
+
     def receipt(self) -> dict[str, Any]:
-        """Of the last update: checksum of what was received, and parameters of the model that got nothing."""
-        return {"checksum": self._checksum.hexdigest(), "missing": sorted(self._expected - self._loaded)}
+        """Of the last update: checksum of what was received, and parameters of the model that got nothing, or not all of it."""
+        return {
+            "checksum": self._checksum.hexdigest(),
+            "missing": sorted(self._expected - self._loaded) + self._partial,
+        }
 
 
 def _tied_modules(model: torch.nn.Module) -> list[Any]:
@@ -110,10 +145,55 @@ def _tied_modules(model: torch.nn.Module) -> list[Any]:
     return tied
 
 
+def _packed_experts(model: torch.nn.Module) -> Iterator[Any]:
+    """Fused experts whose weights vLLM packs once, when it sets their kernel up.
+
+    At a reload it finds the kernel there and leaves the weights as they came, which the kernel then takes for packed ones. So
+    on CPU it has to set the kernel up again with every update. Elsewhere captured graphs hold the kernel's addresses, and
+    nothing is packed beside it.
+    """
+    if current_platform.is_cpu():
+        for module in model.modules():
+            if isinstance(getattr(module, "quant_method", None), UnquantizedFusedMoEMethod):
+                yield module
+
+
+def _partly_loaded(model: torch.nn.Module) -> list[str]:
+    """Weights that are made of several tensors and got some of them only, with what they lack; to be asked before the update ends.
+
+    A parameter counts as loaded for vLLM with the first tensor that goes into it.
+    """
+    return [f"{name}.weight ({lacking})" for name, module in model.named_modules() if (lacking := _lacking(module))]
+
+
+def _lacking(module: torch.nn.Module) -> str:
+    info = get_layerwise_info(module)
+    if not info.can_load() or not info.loaded_weights:
+        return ""
+    if isinstance(getattr(module, "quant_method", None), UnquantizedFusedMoEMethod):
+        return f"{info.load_numel} of {info.load_numel_total} values"
+    if not isinstance(module, LinearBase):
+        return ""
+    got = {arguments.arguments.get("loaded_shard_id") for name, arguments in info.loaded_weights if name == "weight"}
+    parts: list[Any] = []
+    if isinstance(module, QKVParallelLinear):
+        parts = ["q", "k", "v"]
+    elif isinstance(module, MergedColumnParallelLinear):
+        parts = list(range(len(module.output_sizes)))
+    lacking = [str(part) for part in parts if part not in got]
+    # Some models have the parts as one tensor, or several of them as one.
+    whole = None in got or any(isinstance(part, tuple) for part in got)
+    return "" if whole or not lacking else f"without part {', '.join(lacking)}"
+
+
 class WeightReceipts:
     """Mixed into vLLM's worker class (`worker_extension_cls`)."""
 
     weight_transfer_engine: BucketTransfer
+
+    def abandon_weight_update(self) -> None:
+        """See `BucketTransfer.abandon`."""
+        self.weight_transfer_engine.abandon()
 
     def weight_receipt(self) -> dict[str, Any]:
         return self.weight_transfer_engine.receipt()

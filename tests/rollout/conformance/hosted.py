@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -24,6 +25,7 @@ class HostedEngine:
         self._connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, config, spawned))
         self.process.start()
+        self.model = Path(config.model)
 
     def wait_started(self) -> None:
         if not self._connection.poll(START_SECONDS):
