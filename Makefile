@@ -117,6 +117,10 @@ demo: ## Run an RLJob from nothing on the test cluster and show what happens
 	done; \
 	$(PYTHON) -m e2e.demo --split "$$split" $(ARGS)
 
+.PHONY: chaos
+chaos: binaries images ## Random faults on real jobs, nothing may be lost (SEED=, MINUTES=, POLICY= one or all)
+	@$(PYTHON) -m e2e.chaos $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(POLICY),--policy $(POLICY)) $(ARGS)
+
 .PHONY: generate
 generate: setup ## Write what is generated from the API models: CRDs, reference pages, parts of the chart
 	$(PYTHON) -m longboat_crds.generate

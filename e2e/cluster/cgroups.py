@@ -94,6 +94,13 @@ def processes(group: str) -> set[int]:
     return found - {0}
 
 
+def find(group: str, name: str) -> str | None:
+    """The group called `name` somewhere below a group; None if there is none. Every hierarchy has the same groups."""
+    hierarchy = hierarchies()[0]
+    found = (folder for folder in _descend(_folder(hierarchy, group)) if folder.name == name)
+    return next((f"/{folder.relative_to(hierarchy)}" for folder in found), None)
+
+
 def kill(group: str, patience: float = 20) -> None:
     """Kill every process in a group and below it, and wait (seconds) until they are gone."""
     deadline = time.monotonic() + patience

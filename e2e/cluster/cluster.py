@@ -100,7 +100,7 @@ class Cluster:
     @property
     def api(self) -> Api:
         """A client with the administrator's rights."""
-        return self._control_plane.api
+        return self.control_plane.api
 
     def kubectl(self, *argv: str, stdin: str | None = None, timeout: float | None = 120) -> str:
         """Run kubectl as the administrator and return its output; raises CommandError when it fails."""
@@ -151,18 +151,19 @@ class Cluster:
         held = namespaces.start(layout.logs / "init.log", _control_group(name))
         network.connect(claimed, held.pid)
         cluster = cls(name, claimed, held, timings)
-        cluster._control_plane.write_files()
-        cluster._control_plane.start()
+        cluster.control_plane.write_files()
+        cluster.control_plane.start()
         for _ in range(nodes):
             cluster._begin_node()
         for node in cluster.nodes:
             cluster._await_node(node)
-        cluster._control_plane.await_ready()
+        cluster.control_plane.await_ready()
         cluster._describe()
         return cluster
 
     @property
-    def _control_plane(self) -> ControlPlane:
+    def control_plane(self) -> ControlPlane:
+        """etcd, API server and the rest, as processes."""
         group = _control_group(self.name)
         return ControlPlane(self.name, self.layout, self.network, self.namespaces, self.timings, group)
 

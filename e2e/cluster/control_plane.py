@@ -1,5 +1,7 @@
 """The control plane of a cluster: its files, its processes, its readiness."""
 
+import os
+import signal
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -72,6 +74,20 @@ class ControlPlane:
         self._await("kube-controller-manager")
         self._await("coredns")
 
+    def signal(self, component: str, number: signal.Signals) -> None:
+        """Send a signal to a component; SIGSTOP freezes it where it is until SIGCONT."""
+        for pid in self._processes(component):
+            os.kill(pid, number)
+
+    def restart(self, component: str) -> None:
+        """Kill a component and start it again; returns when its process runs, which is before it serves."""
+        for pid in self._processes(component):
+            process.kill(pid)
+        self._spawn(component)
+
+    def _processes(self, component: str) -> list[int]:
+        return process.find(self._commands[component], self.group)
+
     @property
     def _commands(self) -> dict[str, list[str]]:
         return components.control_plane(self.layout, self.network, self.timings)
@@ -87,7 +103,7 @@ class ControlPlane:
         }
         wait_for_process(
             ready[component],
-            alive=lambda: bool(process.find(self._commands[component], self.group)),
+            alive=lambda: bool(self._processes(component)),
             log=self.layout.logs / f"{component}.log",
         )
 

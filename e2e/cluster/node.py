@@ -98,6 +98,11 @@ class Node:
         self.start_containerd()
         self.start_kubelet()
 
+    def processes(self, container: str) -> set[int]:
+        """Ids, as this machine counts, of the processes of a container with containerd's id `container`; none if it is gone."""
+        group = cgroups.find(self.group, container)
+        return cgroups.processes(group) if group else set()
+
     def load(self, archive: Path) -> None:
         """Import an image archive (OCI or Docker) into the node's containerd, unless this very file is in it."""
         status = archive.stat()

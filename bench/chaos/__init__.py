@@ -1,0 +1,1 @@
+"""What random faults did to real jobs (`make chaos`)."""

@@ -1,0 +1,102 @@
+"""The jobs that faults happen to: each lives under one policy, is audited and makes room for the next."""
+
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e import prompts, small_job, volumes
+from e2e.chaos.harm import UNREACHABLE
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.waiting import wait_until
+from e2e.jobs import Job, Object
+from e2e.site import Site
+from longboat_crds.rounds import RoundPolicyName
+from longboat_runtime.checkpoint.layout import INCARNATIONS
+
+PATIENT = {
+    "maxDriverRestarts": 1000,
+    "maxRolloutRestarts": 1000,
+    "maxRewardRestarts": 1000,
+    "maxTrainerRestarts": 1000,
+    "backoffSeconds": 1,
+    "maxBackoffSeconds": 2,
+}
+"""A job whose pods are killed again before it has made a step would fail by its limits, and rightly: here they are never reached."""
+
+FIRST_STEPS = 3
+CHILDREN = "pods,services,serviceaccounts,roles,rolebindings,secrets,networkpolicies,controllerrevisions"
+
+
+@dataclass
+class Life:
+    """One job under a policy. `step` is the last that was seen; `failed` says why the job has ended."""
+
+    job: Job
+    policy: RoundPolicyName
+    until: float
+    step: int = 0
+    failed: str = ""
+
+    @property
+    def ready(self) -> bool:
+        """Whether faults may come: it has trained."""
+        return self.step >= FIRST_STEPS
+
+    def look(self) -> None:
+        """See how far it is; nothing is learned while the API server is away."""
+        try:
+            found = self.job.get()
+        except UNREACHABLE:
+            return
+        status = found.get("status", {})
+        self.step = int(status.get("training", {}).get("step", 0))
+        for condition in status.get("conditions", []):
+            if condition["type"] == "Failed" and condition["status"] == "True":
+                self.failed = f"{condition['reason']}: {condition['message']}"
+
+
+def begin(site: Site, policy: RoundPolicyName, number: int, seed: int, until: float) -> Life:
+    """Apply the job with this number."""
+    rounds: Object = {"policy": policy.value, "steps": 10_000_000, "promptsPerRound": 4, "seed": seed}
+    if policy in (RoundPolicyName.TAIL_BATCHING, RoundPolicyName.CONTINUE_UNFINISHED):
+        rounds["promptOvercommit"] = 1.5
+    # Fewer at a time than a round has: they don't all end in the same step, so that some are under way at any time.
+    rollout = {"sampling": {"maxTokens": 40}, "maxSequences": 4, "kvCache": "64Mi", "enforceEager": True}
+    job = Job(site.cluster, site.namespace, f"{policy.value.lower()}-{number}")
+    job.apply(small_job.spec(rounds=rounds, rollout=rollout, failurePolicy=PATIENT))
+    return Life(job, policy, until)
+
+
+NOTHING = {"incarnations": 0, "drawn": 0, "ended": 0, "lost": [], "doubled": [], "uncovered": []}
+"""What is to be said of the prompts of a job that never began to train."""
+
+
+def end(life: Life, diagnosis: Path) -> Object:
+    """Audit a job and delete it; returns what became of its prompts, and what its deletion left behind beside its claim.
+
+    Its logs are kept below `diagnosis` if something is wrong.
+    """
+    job = life.job
+    claim = volumes.folder(job.cluster, job.namespace, f"{job.name}-checkpoint")
+    job.delete()
+    children = ("get", CHILDREN, "-l", f"longboat.dev/job={job.name}", "-o", "name")
+    left: list[str] = []
+
+    def gone() -> bool:
+        left[:] = job.cluster.kubectl("-n", job.namespace, *children).split()
+        return not left
+
+    with suppress(ClusterError):
+        wait_until(gone, "children are left", seconds=120, interval=1)
+    found = prompts.fates(claim) if life.step else NOTHING
+    audit: Object = {"job": job.name, "policy": life.policy.value, "steps": life.step, "left": left}
+    audit |= {name: found[name] for name in NOTHING}
+    if not clean(audit):
+        shutil.copytree(claim / INCARNATIONS, diagnosis / job.name, ignore=shutil.ignore_patterns("step-*"))
+    return audit
+
+
+def clean(audit: Object) -> bool:
+    """Whether an audit finds nothing wrong (pure)."""
+    return not any(audit[name] for name in ("lost", "doubled", "uncovered", "left"))
