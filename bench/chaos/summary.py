@@ -54,12 +54,16 @@ def table(lines: list[Line]) -> str:
     """Markdown."""
     runs = [line for line in lines if line["kind"] == "run"]
     faults = sum(line["kind"] == "fault" for line in lines)
+    machine = runs[0]["machine"]
+    origins = ", ".join(f"{run['commit']} (seed {run['settings']['seed']})" for run in runs)
+    about = (
+        f"{faults} faults in {len(runs)} runs, {machine['processor']}, {machine['cpus']} CPUs; commits {origins}. A fault of the "
+        "cluster hits every job that runs. A job has recovered when it has made three more steps than when the fault was over."
+    )
     text = [
         "# What random faults did",
         "",
-        f"{faults} faults in {len(runs)} runs, {runs[0]['machine']['processor']}, {runs[0]['machine']['cpus']} CPUs; commits and seeds "
-        f"{', '.join(f'{run['commit']} {run['settings']['seed']}' for run in runs)}. A fault of the cluster hits every job that runs. "
-        "A job has recovered when it has committed a step that began after the fault was over.",
+        about,
         "",
         "| policy | jobs | steps | incarnations | recovered | stuck | failed | prompts drawn | lost | doubled | left behind |",
         "|---|---|---|---|---|---|---|---|---|---|---|",

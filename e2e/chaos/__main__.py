@@ -55,6 +55,9 @@ def main() -> int:
     except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     outcomes = Counter(run.outcomes)
     dirty = [audit["job"] for audit in run.audits if not lives.clean(audit)]
     print(f"\n{dict(outcomes)}; audits: {len(run.audits)}, of which not clean: {', '.join(dirty) or 'none'}")

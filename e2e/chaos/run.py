@@ -15,13 +15,13 @@ from e2e.site import Site
 from longboat_crds.rounds import RoundPolicyName
 
 LOOK_SECONDS = 0.5
-NEW_STEPS = 2
-"""A job is well again after so many: the first may have been computed before the fault came."""
+NEW_STEPS = 3
+"""A job is well again after so many: the first ones may be of samples that it had when the fault came."""
 
 
 @dataclass
 class Wound:
-    """What a fault did to one job, which is to make step `goal`. `seconds` are from the fault's end to that."""
+    """What a fault did to one job, which had made `step` when the fault was over. `seconds` are from then until it is well again."""
 
     life: Life
     step: int
@@ -109,6 +109,8 @@ class Run:
     def _struck(self, incident: Incident, now: float) -> None:
         """The harm is done, or could not be."""
         incident.over = now
+        for wound in incident.wounds:
+            wound.step = wound.life.step
         error = incident.doing.exception()
         if error is None:
             incident.target = incident.doing.result()

@@ -23,6 +23,15 @@ def find(command: list[str], group: str) -> list[int]:
 
 
 def kill(pid: int) -> None:
-    """Kill a process and wait until it has ended."""
+    """Kill a process and wait until it has ended and let go of its ports."""
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not command_line(pid), f"process {pid} does not end after SIGKILL", seconds=20)
+    wait_until(lambda: not runs(pid), f"process {pid} does not end after SIGKILL", seconds=20)
+
+
+def runs(pid: int) -> bool:
+    """Whether any thread of a process has not ended: its command line is gone before its files and ports are."""
+    try:
+        ended = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+        return not ended or len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
+    except (FileNotFoundError, ProcessLookupError):
+        return False

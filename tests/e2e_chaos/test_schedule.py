@@ -51,5 +51,5 @@ def test_a_process_is_called_by_what_it_runs(words: list[str], name: str) -> Non
 def test_an_unknown_policy_is_told_with_those_that_there_are() -> None:
     assert policies("all") == list(RoundPolicyName)
     assert policies("TailBatching") == [RoundPolicyName.TAIL_BATCHING]
-    with pytest.raises(ValueError, match="TailBaching.*Synchronous, TailBatching"):
+    with pytest.raises(ValueError, match=r"TailBaching.*Synchronous, TailBatching"):
         policies("TailBaching")

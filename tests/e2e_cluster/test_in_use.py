@@ -111,16 +111,18 @@ def test_a_running_pods_cpu_can_be_resized(busy: Cluster) -> None:
 
 def test_a_lost_node_is_noticed_and_comes_back(busy: Cluster) -> None:
     node = busy.node("node1")
-    lost = [pod for pod in _pods(busy) if _node_of(busy, pod) == node.name]
+    lost = {pod for pod in _pods(busy) if _node_of(busy, pod) == node.name}
+    assert lost
     node.kill_kubelet()
     wait_until(lambda: not node.ready(busy.api), "the lost node is still Ready", seconds=60)
+    wait_until(lambda: lost <= _evicted(busy), "pods of the lost node are not evicted", seconds=60)
     running = node.ctr("tasks", "list", "--quiet").split()
     assert running, "containers of a node whose kubelet is lost run on"
     node.power_off()
     node.power_on()
     wait_until(lambda: node.ready(busy.api), "the node did not come back", seconds=60)
     busy.kubectl("-n", NAMESPACE, "rollout", "status", "deployment/web", "--timeout=90s")
-    assert not set(lost) & set(_pods(busy)), "pods of the lost node are replaced"
+    wait_until(lambda: not lost & set(_pods(busy)), "pods of the lost node are still there", seconds=60)
 
 
 def test_an_unknown_image_is_named(cluster: Cluster) -> None:
@@ -131,6 +133,12 @@ def test_an_unknown_image_is_named(cluster: Cluster) -> None:
 def _pods(cluster: Cluster) -> list[str]:
     running = ["--field-selector=status.phase=Running", "-o", "jsonpath={.items[*].metadata.name}"]
     return cluster.kubectl("-n", NAMESPACE, "get", "pods", *running).split()
+
+
+def _evicted(cluster: Cluster) -> set[str]:
+    """Pods that Kubernetes has given up; those of a node that doesn't answer stay so until it is back."""
+    given_up = "jsonpath={.items[?(@.metadata.deletionTimestamp)].metadata.name}"
+    return set(cluster.kubectl("-n", NAMESPACE, "get", "pods", "-o", given_up).split())
 
 
 def _node_of(cluster: Cluster, pod: str) -> str:

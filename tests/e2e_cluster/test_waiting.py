@@ -1,10 +1,14 @@
 """Waiting for the cluster's processes."""
 
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from e2e.cluster import process
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.waiting import wait_for_process
 
@@ -24,3 +28,24 @@ def test_a_process_that_has_ended_is_told_with_the_end_of_its_log(tmp_path: Path
     log.write_text("no such flag\n")
     with pytest.raises(ClusterError, match=r"kubelet has ended.*\n.*no such flag"):
         wait_for_process(answers(False), answers(True, False), log)
+
+
+HALF_ENDED = """
+import ctypes, socket, threading, time
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+threading.Thread(target=time.sleep, args=(1000,)).start()
+ctypes.PyDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_process_is_killed_once_its_last_thread_has_let_go_of_its_port() -> None:
+    """Its first thread has ended, and with it the command line; the port is still taken."""
+    with subprocess.Popen([sys.executable, "-c", HALF_ENDED], stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None
+        port = int(started.stdout.readline())
+        while process.command_line(started.pid):
+            pass
+        assert process.runs(started.pid)
+        process.kill(started.pid)
+        socket.create_server(("127.0.0.1", port)).close()
