@@ -141,15 +141,17 @@ async def drain(made: transport.Transport) -> None:
 
 
 async def test_a_list_may_take_longer_than_a_write(serve: Serve) -> None:
-    given_up = asyncio.Event()
+    asked, given_up = asyncio.Event(), asyncio.Event()
 
-    async def slow(request: web.Request) -> web.Response:
+    async def slow(_: web.Request) -> web.Response:
+        asked.set()
         await given_up.wait()
         return web.json_response({"metadata": {"resourceVersion": "9"}, "items": []})
 
     made = await serve(slow)
     made.timeout_seconds = 0.2
     listing = asyncio.ensure_future(anext(ungated(made).list_pages(resources.POD, None, metadata_only=True)))
+    await asked.wait()  # so that its time began before that of the write
     with pytest.raises(errors.TransportError):
         await ungated(made).create(resources.POD, {"metadata": {"namespace": "a", "name": "x"}})
     given_up.set()
