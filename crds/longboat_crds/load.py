@@ -1,16 +1,18 @@
 """A manifest's text to a model, with errors for people. Pure."""
 
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, to_json
 
-from longboat_crds.base import API_VERSION
+from longboat_crds.base import API_VERSION, ApiModel
 from longboat_crds.objects import KINDS, ClusterRLRuntime, RLJob, RLRuntime
 from longboat_crds.schema import Schema, json_schema
 from longboat_crds.yaml_text import parse
+
+Model = TypeVar("Model", bound=ApiModel)
 
 _WORDS = {
     "missing": "is required: give it",
@@ -55,6 +57,11 @@ def load(text: str) -> RLJob | RLRuntime | ClusterRLRuntime:
     model = KINDS.get(str(value.get("kind")))
     if model is None:
         raise ApiError([f"kind: must be one of {', '.join(KINDS)}, not {value.get('kind')}"])
+    return checked(model, value)
+
+
+def checked(model: type[Model], value: Any) -> Model:
+    """The model of a value as JSON has it. Raises ApiError naming every field that is wrong."""
     try:
         return model.model_validate_json(to_json(value), strict=True)
     except ValidationError as error:
@@ -67,7 +74,7 @@ def _problem(detail: ErrorDetails, schema: Schema) -> str:
     path = _path(detail["loc"])
     context = detail.get("ctx", {})
     if "field" in context:
-        return f"{path}.{context['field']}: {context['message']}"
+        return f"{f'{path}.' if path else ''}{context['field']}: {context['message']}"
     kind = detail["type"]
     if kind == "extra_forbidden":
         known = list(_at(schema, detail["loc"][:-1]).get("properties", {}))

@@ -6,15 +6,19 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import structlog
 
+from longboat_crds.load import ApiError
 from longboat_operator import logs
 from longboat_operator.kube.config import ConfigurationError, load_configuration, own_namespace
 from longboat_operator.lease import LeadershipLostError
+from longboat_operator.model import DNS_PEERS, Object
 from longboat_operator.observe import observe
 from longboat_operator.plan import plan
+from longboat_operator.pods.network import read_dns_peers
 from longboat_operator.shell import LeaseOptions, Options, Shell
 
 log = structlog.get_logger(__name__)
@@ -40,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _run(kubeconfig: Path | None, options: Options) -> None:
     configuration = await load_configuration(kubeconfig)
-    await Shell(configuration, options, observe, plan).run()
+    await Shell(configuration, options, partial(observe, dns_peers=options.dns_peers), plan).run()
 
 
 def _options(parsed: argparse.Namespace) -> Options:
@@ -52,6 +56,7 @@ def _options(parsed: argparse.Namespace) -> Options:
         health_port=parsed.health_port,
         metrics_port=parsed.metrics_port,
         workers=parsed.workers,
+        dns_peers=parsed.dns_peers,
     )
 
 
@@ -86,7 +91,21 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--workers", type=_positive, default=4, metavar="N", help="jobs planned at once; default: %(default)s"
     )
+    run.add_argument(
+        "--dns-peers",
+        type=_dns_peers,
+        default=DNS_PEERS,
+        metavar="JSON",
+        help="whom reward pods may ask for names: a list of NetworkPolicyPeers; default: the pods of kube-system",
+    )
     return parser
+
+
+def _dns_peers(text: str) -> tuple[Object, ...]:
+    try:
+        return read_dns_peers(text)
+    except ApiError as error:
+        raise argparse.ArgumentTypeError("; ".join(error.problems)) from error
 
 
 def _positive(text: str) -> int:

@@ -23,6 +23,12 @@ ANNOTATION_HASH = "longboat.dev/applied-hash"
 ANNOTATION_REVISION = "longboat.dev/revision"
 
 
+# Who answers DNS unless the operator is told otherwise: NetworkPolicyPeers.
+DNS_PEERS: tuple[Object, ...] = (
+    {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}},
+)
+
+
 def digest(body: Object) -> str:
     """16 hexadecimal digits that name a JSON value; equal values have equal digests."""
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
@@ -56,7 +62,7 @@ class Observed:
     `PersistentVolumeClaim`, `ControllerRevision`) to objects by name, only those that are the job's (claims also by
     name). `runtime` is the live runtime template; the one the job started with is the newest ControllerRevision.
     `refusals` are the API server's answers to the last plan's writes, by object name. `sees_cluster_runtimes` is False
-    for an operator that is installed for single namespaces.
+    for an operator that is installed for single namespaces. `dns_peers` is an option of the operator.
     """
 
     key: JobKey
@@ -65,6 +71,7 @@ class Observed:
     runtime: Object | None = None
     refusals: Mapping[str, str] = field(default_factory=dict)
     sees_cluster_runtimes: bool = True
+    dns_peers: tuple[Object, ...] = DNS_PEERS
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from longboat_operator.model import JobKey, Object, Observed, belongs_to
+from longboat_operator.model import DNS_PEERS, JobKey, Object, Observed, belongs_to
 
 CLAIMS = "PersistentVolumeClaim"
 
@@ -27,8 +27,8 @@ class Cache(Protocol):
         """The live runtime template; `namespace` counts only for an RLRuntime."""
 
 
-def observe(cache: Cache, key: JobKey) -> Observed:
-    """The snapshot of a job.
+def observe(cache: Cache, key: JobKey, dns_peers: tuple[Object, ...] = DNS_PEERS) -> Observed:
+    """The snapshot of a job, for an operator with these options.
 
     A child counts only if it is of this job's uid, so leftovers of an earlier job of the same name are not seen; claims
     are seen whoever owns them, since a claim that was left behind must be told from none at all.
@@ -49,4 +49,5 @@ def observe(cache: Cache, key: JobKey) -> Observed:
         children,
         cache.runtime(kind, key.namespace, name),
         sees_cluster_runtimes=cache.sees_cluster_runtimes,
+        dns_peers=dns_peers,
     )

@@ -26,7 +26,7 @@ from longboat_operator.kube.resources import CHILDREN, CLUSTER_RL_RUNTIME, Resou
 from longboat_operator.kube.transport import Transport
 from longboat_operator.lease import Elector
 from longboat_operator.metrics import REGISTRY, ProcessMetrics
-from longboat_operator.model import LABEL_JOB, JobKey
+from longboat_operator.model import DNS_PEERS, LABEL_JOB, JobKey, Object
 from longboat_operator.queue import WorkQueue
 from longboat_operator.watch.cache import Cache, Source
 from longboat_operator.watch.feed import Feed
@@ -58,6 +58,7 @@ class Options:
     health_port: int = 8081
     metrics_port: int = 8080
     workers: int = 4
+    dns_peers: tuple[Object, ...] = DNS_PEERS
 
 
 class Shell:

@@ -17,6 +17,7 @@ from longboat_operator.kube.resources import (
     SECRET,
     Resource,
 )
+from longboat_operator.model import DNS_PEERS
 from longboat_operator.pods.access import driver_role
 from longboat_operator.pods.names import JobRef
 from tests.charts.rendering import CHART, NAMESPACE, RELEASE, Rendered, helm, refusal, render
@@ -70,6 +71,26 @@ def test_the_operators_command_line_takes_the_arguments(mode: dict[str, Any]) ->
     assert options.leader_election
     [lease_rules] = [rules for rules in _rules(rendered, f"{NAME}-lease") if "resourceNames" in rules]
     assert lease_rules["resourceNames"] == [options.lease_name]
+
+
+@pytest.mark.parametrize(
+    "peers",
+    [
+        None,
+        [
+            {"ipBlock": {"cidr": "169.254.20.10/32"}},
+            {"namespaceSelector": {}, "podSelector": {"matchLabels": {"a": "b"}}},
+        ],
+    ],
+    ids=["default", "given"],
+)
+def test_the_operator_is_told_who_answers_dns(peers: list[dict[str, Any]] | None) -> None:
+    rendered = render({"dnsPeers": peers} if peers else {})
+    [container] = rendered.one("Deployment")["spec"]["template"]["spec"]["containers"]
+    told = _parser().parse_args(container["args"]).dns_peers
+    assert list(told) == (peers or list(DNS_PEERS))
+    egress = rendered.one("NetworkPolicy")["spec"]["egress"]
+    assert [rule["to"] for rule in egress if rule["ports"][0]["port"] == 53] == [list(told)]
 
 
 def _rules(rendered: Rendered, name: str = NAME) -> list[dict[str, Any]]:
@@ -206,6 +227,9 @@ def test_runtime_templates(mode: dict[str, Any], expected: list[tuple[str, str |
         ({"image": {"repo": "x"}}, "repo"),
         ({"watchNamespaces": ["Team_A"]}, "/watchNamespaces/0"),
         ({"runtimes": {"cpu": {}}}, "image"),
+        ({"dnsPeers": []}, "/dnsPeers"),
+        ({"dnsPeers": [{}]}, "/dnsPeers/0"),
+        ({"dnsPeers": [{"ipBlock": {"cidr": "somewhere"}}]}, "/dnsPeers/0"),
         ({"serviceAccount": {"name": "my-driver"}}, "/serviceAccount/name"),
     ],
 )

@@ -3,6 +3,7 @@
 `python -m tests.operator_plan.golden_objects` writes what tests compare.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import yaml
 from longboat_crds.base import Role
 from longboat_crds.job import RLJobSpec
 from longboat_crds.runtime import RLRuntimeSpec
+from longboat_operator.model import DNS_PEERS
 from longboat_operator.pods.access import driver_account, driver_role, driver_role_binding
 from longboat_operator.pods.claim import checkpoint_claim, pins_to_one_node
 from longboat_operator.pods.names import JobRef
-from longboat_operator.pods.network import job_network, reward_network
+from longboat_operator.pods.network import job_network, read_dns_peers, reward_network
 from longboat_operator.pods.pod import build_pod
 from longboat_operator.pods.revision import runtime_revision
 from longboat_operator.pods.service import head_service
@@ -29,10 +31,11 @@ def objects(case: str, job: JobRef = JOB) -> dict[str, list[Any]]:
     given = yaml.safe_load((GOLDEN / case / "in.yaml").read_text())
     spec = RLJobSpec.model_validate(given["job"])
     runtime = RLRuntimeSpec.model_validate(given["runtime"])
+    peers = read_dns_peers(json.dumps(given["dnsPeers"])) if "dnsPeers" in given else DNS_PEERS
     one_node = pins_to_one_node(spec.checkpoint, None)
     around = [
         runtime_revision(job, 1, runtime), driver_account(job), driver_role(job), driver_role_binding(job),
-        head_service(job), job_network(job), reward_network(job), checkpoint_claim(job, spec.checkpoint),
+        head_service(job), job_network(job), reward_network(job, peers), checkpoint_claim(job, spec.checkpoint),
         ray_token(job),
     ]  # fmt: skip
     pods = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from typing import Any
 
@@ -13,6 +14,7 @@ from longboat_operator import cli
 from longboat_operator.health import Health, serve_health, serve_metrics
 from longboat_operator.job_metrics import JobMetrics
 from longboat_operator.metrics import REGISTRY
+from longboat_operator.model import DNS_PEERS, JobKey
 from longboat_operator.shell import LeaseOptions
 from longboat_operator.watch.cache import Cache, ObjectKey
 
@@ -105,6 +107,9 @@ def test_options() -> None:
     assert some.namespaces == ("a", "b")
     assert some.lease is None
     assert some.workers == 2
+    assert whole.dns_peers == DNS_PEERS
+    peers = '[{"ipBlock": {"cidr": "169.254.20.10/32"}}]'
+    assert options("--dns-peers", peers).dns_peers == ({"ipBlock": {"cidr": "169.254.20.10/32"}},)
     assert options("--namespace", "a").lease.namespace == "a"
     assert options("--lease-namespace", "c", "--lease-name", "n").lease == LeaseOptions("c", "n")
 
@@ -122,3 +127,26 @@ def test_bad_options_are_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_cluster_that_isnt_there_is_said_so(tmp_path: Any, capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", "--kubeconfig", str(tmp_path / "none"), "--log-format", "text"]) == 2
     assert "--kubeconfig" in capfd.readouterr().err
+
+
+async def test_a_plan_sees_the_options_that_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    class Recorded:
+        def __init__(self, *arguments: Any) -> None:
+            given.extend(arguments)
+
+        async def run(self) -> None:
+            pass
+
+    async def configuration(_: Any) -> None:
+        return None
+
+    monkeypatch.setattr(cli, "Shell", Recorded)
+    monkeypatch.setattr(cli, "load_configuration", configuration)
+    peer = {"ipBlock": {"cidr": "169.254.20.10/32"}}
+    await cli._run(None, options("--dns-peers", json.dumps([peer])))
+    cache = Cache()
+    cache.put(job("x", 1))
+    _, _, observe, _ = given
+    assert observe(cache, JobKey("a", "x")).dns_peers == (peer,)

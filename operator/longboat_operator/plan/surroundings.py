@@ -42,7 +42,7 @@ def _all(view: JobView) -> Iterator[Object]:
     yield driver_role_binding(job)
     yield head_service(job)
     yield job_network(job)
-    yield reward_network(job)
+    yield reward_network(job, view.observed.dns_peers)
     if view.spec.checkpoint.claim_name is None:
         yield checkpoint_claim(job, view.spec.checkpoint)
 

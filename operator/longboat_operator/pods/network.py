@@ -2,12 +2,115 @@
 
 from __future__ import annotations
 
-from typing import Any
+import ipaddress
+import json
+from enum import StrEnum
+from typing import Annotated, Any, Self
 
-from longboat_crds.base import Role
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from longboat_crds.base import ApiModel, Role
+from longboat_crds.load import ApiError, checked
 from longboat_operator.model import Object
 from longboat_operator.pods.container import METRICS_PORT
 from longboat_operator.pods.names import JobRef
+
+_DNS_PORTS = ({"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"})
+_LABEL_NAME = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+
+LabelKey = Annotated[str, Field(pattern=rf"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?{_LABEL_NAME}$", max_length=317)]
+LabelValue = Annotated[str, Field(pattern=rf"^({_LABEL_NAME})?$")]
+
+
+class SelectorOperator(StrEnum):
+    """How a label is compared."""
+
+    IN = "In"
+    NOT_IN = "NotIn"
+    EXISTS = "Exists"
+    DOES_NOT_EXIST = "DoesNotExist"
+
+
+class LabelSelectorRequirement(ApiModel):
+    """Kubernetes' own."""
+
+    key: LabelKey
+    operator: SelectorOperator
+    values: list[LabelValue] | None = None
+
+    @model_validator(mode="after")
+    def _values_where_they_count(self) -> Self:
+        compared = self.operator in {SelectorOperator.IN, SelectorOperator.NOT_IN}
+        if compared and not self.values:
+            raise _broken("values", f"operator {self.operator} needs at least one value")
+        if not compared and self.values:
+            raise _broken("values", f"operator {self.operator} takes no values: leave them out")
+        return self
+
+
+class LabelSelector(ApiModel):
+    """Kubernetes' own; an empty one selects everything."""
+
+    match_labels: dict[LabelKey, LabelValue] | None = None
+    match_expressions: list[LabelSelectorRequirement] | None = None
+
+
+class IpBlock(ApiModel):
+    """Addresses, without some of them."""
+
+    cidr: str
+    excepted: list[str] | None = Field(None, alias="except")
+
+    @model_validator(mode="after")
+    def _are_networks(self) -> Self:
+        whole = _network("cidr", self.cidr)
+        for position, text in enumerate(self.excepted or ()):
+            field = f"except[{position}]"
+            part = _network(field, text)
+            if part.prefixlen < whole.prefixlen or part.network_address not in whole:
+                raise _broken(field, f"{text} is not within {self.cidr}")
+        return self
+
+
+class NetworkPolicyPeer(ApiModel):
+    """Kubernetes' own: addresses, or pods. Without a namespaceSelector pods of the job's own namespace."""
+
+    ip_block: IpBlock | None = None
+    namespace_selector: LabelSelector | None = None
+    pod_selector: LabelSelector | None = None
+
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> Self:
+        selects = self.namespace_selector is not None or self.pod_selector is not None
+        if self.ip_block is None and not selects:
+            raise _broken("namespaceSelector", "is required, unless podSelector or ipBlock is given")
+        if self.ip_block is not None and selects:
+            raise _broken("ipBlock", "can't stand beside a selector: give two peers")
+        return self
+
+
+class DnsPeers(ApiModel):
+    """Who answers DNS."""
+
+    dns_peers: list[NetworkPolicyPeer]
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> Self:
+        if not self.dns_peers:
+            # To Kubernetes no peers are all peers.
+            message = 'name at least one peer; {"ipBlock": {"cidr": "0.0.0.0/0"}} is any IPv4 address'
+            raise _broken("dnsPeers", message)
+        return self
+
+
+def read_dns_peers(text: str) -> tuple[Object, ...]:
+    """A JSON list of NetworkPolicyPeers. Raises ApiError naming every field that is wrong."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ApiError([f"dnsPeers: not valid JSON: {error}"]) from error
+    return tuple(peer.to_json() for peer in checked(DnsPeers, {"dnsPeers": value}).dns_peers)
 
 
 def job_network(job: JobRef) -> Object:
@@ -26,8 +129,8 @@ def job_network(job: JobRef) -> Object:
     )
 
 
-def reward_network(job: JobRef) -> Object:
-    """Graded code is hostile: nothing leaves its pod but to the job and to ask names."""
+def reward_network(job: JobRef, dns_peers: tuple[Object, ...]) -> Object:
+    """Graded code is hostile: nothing leaves its pod but to the job, and to `dns_peers` to ask names."""
     return _policy(
         job,
         f"{job.name}-reward",
@@ -36,10 +139,21 @@ def reward_network(job: JobRef) -> Object:
             "policyTypes": ["Egress"],
             "egress": [
                 {"to": [{"podSelector": job.selector()}]},
-                {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]},
+                {"to": [*dns_peers], "ports": [*_DNS_PORTS]},
             ],
         },
     )
+
+
+def _network(field: str, text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    try:
+        return ipaddress.ip_network(text, strict=False)
+    except ValueError as error:
+        raise _broken(field, f"must be a network such as 169.254.20.10/32 or fd00::a/128, not {text!r}") from error
+
+
+def _broken(field: str, message: str) -> PydanticCustomError:
+    return PydanticCustomError("rule", "{message}", {"message": message, "field": field})
 
 
 def _policy(job: JobRef, name: str, spec: dict[str, Any]) -> Object:
