@@ -3,13 +3,17 @@
 The tests of `survivor` share one long job and run in the order of this file: each leaves it running.
 """
 
+import json
+
 import pytest
 
 from e2e.harm import delete_at_once, resumes_after, signal_process
+from e2e.host_runtime import ENVIRONMENT
 from e2e.installation import NAMESPACE as SYSTEM
 from e2e.installation import operator_pods
 from e2e.jobs import Job
 from e2e.prompts import fates_in
+from e2e.tests import trespass
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -27,6 +31,18 @@ def test_job_finishes_with_an_export(finished: Job) -> None:
     columns = finished.cluster.kubectl("-n", finished.namespace, "get", "rlj", finished.name).split()
     assert {"PHASE", "STEP", "REWARD", "ROLLOUT"} <= set(columns)
     assert "Succeeded" in columns
+
+
+def test_code_on_the_ray_head_reads_nothing_of_the_driver(survivor: Job) -> None:
+    """Whoever has the job's Ray token can run code there: here, a rollout pod."""
+    command = (str(ENVIRONMENT / "bin" / "python"), trespass.__file__)
+    found = json.loads(survivor.exec(survivor.pod("rollout"), "rollout", *command).splitlines()[-1])
+    commands = found["driver"].keys()
+    assert any("longboat agent driver" in command for command in commands), "the driver's agent is seen"
+    assert any("longboat_runtime.cli driver" in command for command in commands), "the driver is seen"
+    refused = {command: set(paths.values()) == {"EACCES"} for command, paths in found["driver"].items()}
+    assert all(refused.values()), f"user {found['user']} on the head: {found['driver']}"
+    assert found["token"] == "ENOENT", "the head mounts no API token"
 
 
 def test_lost_rollout_pod_is_replaced(survivor: Job) -> None:

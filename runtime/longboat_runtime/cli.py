@@ -37,10 +37,12 @@ def driver(
     import asyncio
     import traceback
 
+    from longboat_runtime import prctl
     from longboat_runtime.driver.main import Ending, cause_of
     from longboat_runtime.driver.pod import drive_in_pod
     from longboat_runtime.logs import configure
 
+    prctl.hide_memory()
     configure()
     try:
         ending = asyncio.run(drive_in_pod(job, namespace, head))

@@ -22,7 +22,10 @@ def die_with_parent() -> None:
 
 
 def hide_memory() -> None:
-    """No process of the same uid may read or write this process' memory; forked children inherit that."""
+    """No process of the same uid may read or write this process' memory, nor its environment and files through /proc.
+
+    Forked children inherit that, programs started from here don't.
+    """
     _prctl(_SET_DUMPABLE, 0)
 
 

@@ -70,6 +70,15 @@ def test_only_the_driver_container_has_an_api_token() -> None:
         assert holders == (["driver"] if role is Role.DRIVER else [])
 
 
+def test_the_ray_head_is_another_user_of_the_driver_s_group_and_shares_only_what_ray_needs() -> None:
+    pod = built(Role.DRIVER)
+    head, driver = containers(pod)["ray-head"], containers(pod)["driver"]
+    assert head["securityContext"]["runAsUser"] not in {pod["spec"]["securityContext"]["runAsUser"], 10002}
+    assert "runAsGroup" not in head["securityContext"]
+    shared = {m["name"] for m in head["volumeMounts"]} & {m["name"] for m in driver["volumeMounts"]}
+    assert shared == {"ray", "shm", "ray-token"}
+
+
 def test_the_ray_token_is_never_in_the_environment() -> None:
     for role in Role:
         for container in containers(built(role)).values():

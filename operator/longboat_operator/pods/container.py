@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 HOME = "/home/longboat"
+# Users of the images (docs/images.md). All but the graders have USER's group, so that they can share volumes.
 USER = 10001
 GRADER_USER = 10002
+HEAD_USER = 10003
 
 AGENT_PORT = 6390
 HEAD_AGENT_PORT = 6391
@@ -47,10 +49,18 @@ def mount(name: str, path: str, *, read_only: bool = False) -> dict[str, Any]:
 
 
 def container(
-    name: str, command: list[str], args: list[str], *, mounts: list[dict[str, Any]], ray: bool = True
+    name: str, command: list[str], args: list[str], *, mounts: list[dict[str, Any]], ray: bool = True, own: str = ""
 ) -> dict[str, Any]:
-    """A container without image, probes and resources. One that joins Ray shares /tmp and /dev/shm with its fellows."""
-    mounts = [*_RAY_MOUNTS, *mounts] if ray else mounts
+    """A container without image, probes and resources.
+
+    `own` begins the names of the volumes at /tmp and HOME, for a container that shares them with none of its pod.
+    """
+    mounts = [
+        mount(f"{own}tmp", "/tmp"),  # noqa: S108
+        mount(f"{own}home", HOME),
+        *(_RAY_MOUNTS if ray else []),
+        *mounts,
+    ]
     return {
         "name": name,
         "command": list(command),
@@ -67,8 +77,6 @@ def container(
 
 
 _RAY_MOUNTS = [
-    mount("tmp", "/tmp"),  # noqa: S108
-    mount("home", HOME),
     mount("shm", "/dev/shm"),  # noqa: S108
     mount("ray-token", RAY_TOKEN_DIRECTORY, read_only=True),
 ]

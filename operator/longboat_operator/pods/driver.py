@@ -7,8 +7,10 @@ from typing import Any
 from longboat_crds.checkpoint import CheckpointSpec
 from longboat_operator.pods import container as parts
 from longboat_operator.pods.names import JobRef
-from longboat_operator.pods.volumes import api_access, claim
+from longboat_operator.pods.volumes import api_access, claim, scratch
 
+# Where Ray keeps its sessions: their sockets, which the driver connects to, and their logs.
+RAY_SESSIONS = "/tmp/ray"  # noqa: S108
 API_ACCESS_DIRECTORY = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
@@ -32,12 +34,15 @@ def driver_pod_spec(job: JobRef, checkpoint: CheckpointSpec, command: list[str])
     """What only the driver's pod spec has.
 
     The head is a sidecar, so a failing driver starts again without it. They share the process namespace: Ray finds the
-    local raylet by its process.
+    local raylet by its process. Whoever has the Ray token can run code on the head, so the head has another user: the
+    kernel lets it read neither the driver's environment nor, through /proc, its files, of which one is the API token.
     """
+    sessions = parts.mount("ray", RAY_SESSIONS)
     probes = parts.agent_probes(parts.HEAD_AGENT_PORT)
     # The driver may start only when the head serves, so the start probe asks for readiness.
     probes["startupProbe"]["httpGet"]["path"] = "/readyz"
-    head = parts.container("ray-head", command, ["agent", "head"], mounts=[])
+    head = parts.container("ray-head", command, ["agent", "head"], mounts=[sessions], own="head-")
+    head["securityContext"] |= {"runAsUser": parts.HEAD_USER}
     head |= {
         "restartPolicy": "Always",
         "ports": [
@@ -49,7 +54,11 @@ def driver_pod_spec(job: JobRef, checkpoint: CheckpointSpec, command: list[str])
         "driver",
         command,
         ["agent", "driver", "--job", job.name, "--namespace", job.namespace],
-        mounts=[*checkpoint_mounts(checkpoint), parts.mount("api-access", API_ACCESS_DIRECTORY, read_only=True)],
+        mounts=[
+            sessions,
+            *checkpoint_mounts(checkpoint),
+            parts.mount("api-access", API_ACCESS_DIRECTORY, read_only=True),
+        ],
     )
     driver |= {
         "ports": [
@@ -62,5 +71,11 @@ def driver_pod_spec(job: JobRef, checkpoint: CheckpointSpec, command: list[str])
         "shareProcessNamespace": True,
         "initContainers": [head],
         "containers": [driver],
-        "volumes": [*checkpoint_volumes(job, checkpoint), api_access()],
+        "volumes": [
+            scratch("ray"),
+            scratch("head-tmp"),
+            scratch("head-home"),
+            *checkpoint_volumes(job, checkpoint),
+            api_access(),
+        ],
     }

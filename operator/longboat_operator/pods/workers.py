@@ -50,8 +50,6 @@ def reward_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[st
         command,
         ["graders", "--socket", parts.REWARD_SOCKET, "--processes", str(per_pod)],
         mounts=[
-            parts.mount("graders-tmp", "/tmp"),  # noqa: S108
-            parts.mount("graders-home", parts.HOME),
             parts.mount("run", "/run/longboat"),
             *(
                 parts.mount(f"reward-files-{i}", f"/etc/longboat/rewards/{name}", read_only=True)
@@ -59,6 +57,7 @@ def reward_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[st
             ),
         ],
         ray=False,
+        own="graders-",
     )
     graders["securityContext"] |= {"runAsUser": parts.GRADER_USER, "runAsGroup": parts.GRADER_USER}
     return {

@@ -31,6 +31,8 @@ def head(health_port: HealthPort = _HEAD_HEALTH_PORT) -> None:
     """Runs the Ray head of a job."""
     from longboat_runtime.agent import roles
 
+    # The driver, another user of the same group, writes to the sockets and log directory of Ray's session.
+    os.umask(0o007)
     raise typer.Exit(roles.run_agent(lambda: roles.head(_place(health_port))))
 
 
@@ -42,8 +44,10 @@ def driver(
     health_port: HealthPort = _HEALTH_PORT,
 ) -> None:
     """Runs the driver of a job beside its Ray head."""
+    from longboat_runtime import prctl
     from longboat_runtime.agent import roles
 
+    prctl.hide_memory()
     raise typer.Exit(roles.run_agent(lambda: roles.driver(_place(health_port), job, namespace, head)))
 
 

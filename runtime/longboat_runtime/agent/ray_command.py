@@ -65,7 +65,9 @@ _RAY_START = [sys.executable, "-m", "longboat_runtime.agent.ray_cli", "start"]
 # Workers inherit these. Ray's own niceness (15) would put engines and trainers behind everything else in their container, and
 # OpenMP threads that spin for milliseconds, as they do by default, slow a parallel region twentyfold once they share their CPUs.
 WORKERS = {"RAY_worker_niceness": "0", "GOMP_SPINCOUNT": "20000"}
-ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", **WORKERS}
+# Ray makes its directory of event logs for its own user alone, whatever the umask, and a driver of another user that can't write
+# there aborts (RayEventInit). Only Ray's dashboard reads them.
+ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_event_log_reporter_enabled": "0", **WORKERS}
 
 
 def _common(node: RayNode) -> list[str]:

@@ -1,0 +1,61 @@
+"""Run in a pod of a job, with its Ray token: what code on the job's Ray head can see of the driver, as JSON.
+
+    python trespass.py      {"user": 10003, "driver": {"12 longboat agent driver ...": {"/proc/12/root/...": "EACCES", ...}, ...}}
+
+Every path is told with the name of the error that reading it gave, or with "read".
+"""
+
+import json
+import sys
+from typing import Any
+
+DRIVER = 10001
+API_TOKEN = "var/run/secrets/kubernetes.io/serviceaccount/token"
+
+
+def look() -> dict[str, Any]:
+    """Tries to read what belongs to processes of the driver's user, and the API token."""
+    import errno
+    import os
+    from pathlib import Path
+
+    def attempt(path: Path) -> str:
+        try:
+            if path.is_symlink():
+                path.readlink()
+            if path.is_dir():
+                list(path.iterdir())
+            else:
+                with path.open("rb") as file:
+                    file.read(1)
+        except OSError as error:
+            return errno.errorcode[error.errno or 0]
+        return "read"
+
+    seen: dict[str, dict[str, str]] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        # A process that hides its memory has files of root, so its user is asked of the status, not of the directory.
+        try:
+            status = dict(line.split(":\t", 1) for line in (process / "status").read_text().splitlines())
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(status["Uid"].split()[0]) == DRIVER:
+            paths = [process / name for name in ("root", f"root/{API_TOKEN}", "cwd", "environ", "mem", "fd")]
+            seen[f"{process.name} {command}"] = {str(path): attempt(path) for path in paths}
+    return {"user": os.getuid(), "driver": seen, "token": attempt(Path("/", API_TOKEN))}
+
+
+def main() -> None:
+    """Has a Ray task look around on the head."""
+    import ray
+
+    ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+    (head,) = (node for node in ray.nodes() if node["Alive"] and "longboat-store" in node["Resources"])
+    place = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(head["NodeID"], soft=False)
+    task = ray.remote(look).options(num_cpus=0, scheduling_strategy=place)
+    json.dump(ray.get(task.remote(), timeout=60), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
