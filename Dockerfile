@@ -39,7 +39,8 @@ RUN --mount=type=cache,target=/root/.cache/uv \
 
 FROM ${BASE_IMAGE} AS user
 RUN groupadd --gid 10001 longboat && useradd --uid 10001 --gid 10001 --create-home longboat && \
-    groupadd --gid 10002 grader && useradd --uid 10002 --gid 10002 --no-create-home grader
+    groupadd --gid 10002 grader && useradd --uid 10002 --gid 10002 --no-create-home grader && \
+    useradd --uid 10003 --gid 10001 --no-create-home ray-head
 ENV PATH=/opt/longboat/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 
 FROM user AS operator
@@ -52,9 +53,18 @@ ENTRYPOINT ["longboat-operator"]
 FROM user AS runtime
 ARG BACKEND=cpu
 LABEL org.opencontainers.image.title="Longboat runtime" dev.longboat.backend="${BACKEND}"
-# vLLM's CPU kernels link against libnuma.
-RUN apt-get update && apt-get install --yes --no-install-recommends libnuma1 && \
+# vLLM's CPU kernels link against libnuma. On a GPU, Triton compiles C against libc's and Python's headers when an engine starts,
+# and torch.compile C++ for what stays on the CPU. Official Python images bring Python's headers; Debian has them in a package.
+RUN packages=libnuma1; \
+    if [ "$BACKEND" = gpu ]; then \
+      packages="$packages gcc g++ libc6-dev"; \
+      headers=$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))'); \
+      [ -e "$headers/Python.h" ] || packages="$packages libpython3-dev"; \
+    fi; \
+    apt-get update && apt-get install --yes --no-install-recommends $packages && \
     rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin
+# Compilers' results, which every restart of an engine would make again: below HOME, where pods have a volume.
+ENV TRITON_CACHE_DIR=/home/longboat/.cache/triton TORCHINDUCTOR_CACHE_DIR=/home/longboat/.cache/torchinductor
 COPY --from=runtime-dependencies /opt/longboat /opt/longboat
 COPY --from=application /application /opt/longboat
 USER 10001:10001

@@ -110,10 +110,11 @@ IMAGES = {
         Image("runtime-host", _gather_runtime_host, _make()),
         Image("operator", _gather_distribution, _make("operator")),
         Image("runtime", _gather_distribution, _make("runtime", BACKEND="cpu")),
+        Image("runtime-gpu", _gather_distribution, _make("runtime", BACKEND="gpu")),
     )
 }
 DAILY = ("base", "runtime-host", "operator")
-"""The images that tests use; `runtime` takes gigabytes, and tests mount the host's environment instead."""
+"""The images that tests use; the `runtime` ones take gigabytes, and tests mount the host's environment instead."""
 
 
 def find(name: str) -> Image:
