@@ -225,6 +225,12 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     Reason.POD_LOST: _platform(
         "A pod was deleted, evicted or preempted; it is replaced.", "", _READY, _RUNNING, _DEGRADED, _FAILED
     ),
+    Reason.POD_STUCK: _platform(
+        "A pod that was ready has not been for five minutes, and its node did not restart it: a process of it waits for storage or a "
+        "device that doesn't answer, and can't be ended. The pod is deleted, by force if need be, and replaced.",
+        "If it repeats, look at the node and at the storage that the message's pod mounts.",
+        _READY,
+    ),
     Reason.NODE_LOST: _platform(
         "The node of a pod is gone or doesn't answer; its pods are replaced elsewhere.",
         "",

@@ -67,6 +67,7 @@ class Reason(StrEnum):
     CONTAINER_NOT_STARTED = "ContainerNotStarted"
     START_DEADLINE_EXCEEDED = "StartDeadlineExceeded"
     POD_LOST = "PodLost"
+    POD_STUCK = "PodStuck"
     NODE_LOST = "NodeLost"
     # Run
     OUT_OF_MEMORY = "OutOfMemory"

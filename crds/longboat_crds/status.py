@@ -14,6 +14,7 @@ INCIDENTS = 1024
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 LINE_LENGTH = 256
+FAILURE_LENGTH = 1024
 Line = Annotated[str, Field(max_length=LINE_LENGTH)]
 Message = Annotated[str, Field(max_length=4096)]
 ReasonText = Annotated[str, Field(pattern=r"^[A-Z][A-Za-z]*$", max_length=64)]
@@ -115,6 +116,11 @@ class Demand(ApiModel):
     incarnation_request: str | None = Field(
         None, max_length=64, description="Token of a driver start that asks for its number."
     )
+    previous_failure: str | None = Field(
+        None,
+        max_length=FAILURE_LENGTH,
+        description="How the start before this one failed, if that left its container running.",
+    )
     rollout_replicas: Count | None = Field(None, description="Rollout pods.")
 
 
@@ -160,6 +166,7 @@ class PodRecord(ApiModel):
     losses: Count = Field(0, description="Pods of this index lost since the last new step; sets the back-off.")
     lost_time: Timestamp | None = Field(None, description="When it was seen to be lost; it is then to be replaced.")
     node: Line | None = Field(None, description="The node it was last seen on.")
+    was_ready: bool = Field(False, description="Whether it has been ready.")
     incident: Timestamp | None = Field(
         None, description="The incident, one of the role's, that its last counted failure belongs to."
     )
@@ -228,7 +235,9 @@ class RestartRecord(ApiModel):
     role: Line = Field(description="Role of the pod.")
     pod: Line = Field(description="Name of the pod.")
     reason: Line = Field(description="One word for machines (docs/conditions.md).")
-    message: str = Field("", max_length=1024, description="Exit code and last lines, or what became of the pod.")
+    message: str = Field(
+        "", max_length=FAILURE_LENGTH, description="Exit code and last lines, or what became of the pod."
+    )
     node: Line | None = Field(None, description="The node that the pod was on.")
     counted: bool = Field(
         True, description="Whether it uses failurePolicy's limit up: evictions, preemptions and lost nodes don't."

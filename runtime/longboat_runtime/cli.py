@@ -32,6 +32,9 @@ def driver(
     job: Annotated[str, typer.Option(help="Name of the RLJob.")],
     namespace: Annotated[str, typer.Option(help="Namespace of the RLJob.")],
     head: Annotated[str, typer.Option(help="Ray head of the job, host:port.")] = "127.0.0.1:6379",
+    after_failure: Annotated[
+        str | None, typer.Option(help="How the start before this one in the same container failed.")
+    ] = None,
 ) -> None:
     """Drives an RLJob to its end (an agent starts this)."""
     import asyncio
@@ -45,7 +48,7 @@ def driver(
     prctl.hide_memory()
     configure()
     try:
-        ending = asyncio.run(drive_in_pod(job, namespace, head))
+        ending = asyncio.run(drive_in_pod(job, namespace, head, after_failure))
     except Exception as error:  # noqa: BLE001 - told in one line, last
         traceback.print_exc()
         cause = cause_of(error)

@@ -108,11 +108,11 @@ async def brokers(api: Api, link: CuttableLink, tmp_path: Path) -> AsyncIterator
     token = api.cluster.kubectl("create", "token", "job-driver", "-n", api.namespace).strip()
     made: list[KubernetesBroker] = []
 
-    def make() -> KubernetesBroker:
+    def make(after_failure: str | None = None) -> KubernetesBroker:
         configuration = Configuration(host=f"https://127.0.0.1:{link.port}", ssl_ca_cert=str(authority))
         configuration.tls_server_name = urlparse(kubeconfig["server"]).hostname
         configuration.api_key["BearerToken"] = f"Bearer {token}"
-        broker = KubernetesBroker(OwnJob(configuration, api.namespace, "job"), time.monotonic)
+        broker = KubernetesBroker(OwnJob(configuration, api.namespace, "job"), time.monotonic, after_failure)
         made.append(broker)
         return broker
 
@@ -190,6 +190,44 @@ async def test_a_later_start_keeps_what_the_first_wrote_and_ends_it(
     with pytest.raises(Superseded):
         await first.flush()
     assert api.job()["status"]["training"] == progress(2, 4).training.to_json()
+
+
+async def test_a_start_that_read_an_older_status_gets_its_number_all_the_same(
+    api: Api, brokers: Callable[[], KubernetesBroker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its reading and its asking, two others began: what it would leave as it was is refused as outdated."""
+    monkeypatch.setattr(kubernetes_broker, "BACKOFF", (0.05, 0.2))
+    first = await started(brokers(), api, 1)
+    first.publish(progress(1, 4))
+    await first.flush()
+    late = brokers()
+    monkeypatch.setattr(late, "_follow", until_cancelled)
+    await late.start()
+    second = await started(brokers(), api, 2)
+    second.publish(progress(2, 5))
+    await second.flush()
+    asking = asyncio.create_task(late.incarnation())
+    await until(lambda: api.job()["status"]["demand"]["incarnationRequest"] == token_of(late))
+    assert api.job()["status"]["training"] == progress(2, 5).training.to_json()
+    api.grant(3)
+    late._take(await late._own.get())
+    assert await asking == 3
+    assert late.previous == DriverStatus(progress(2, 5).training, checkpoint=progress(2, 5).checkpoint)
+
+
+async def until_cancelled() -> None:
+    await asyncio.Event().wait()
+
+
+async def test_a_start_tells_how_the_one_before_failed_in_its_container(
+    api: Api, brokers: Callable[[str], KubernetesBroker]
+) -> None:
+    broker = await started(brokers("driver exited with code 1: " + "x" * 5000), api, 1)
+    told = api.job()["status"]["demand"]["previousFailure"]
+    assert told.startswith("driver exited with code 1: x")
+    broker.publish(progress(1, 1))
+    await broker.flush()
+    assert api.job()["status"]["demand"]["previousFailure"] == told
 
 
 async def test_an_outage_is_waited_out(

@@ -281,7 +281,11 @@ class SimulatedCluster:
             return
         self.schedule(name)
         pod["status"]["phase"] = "Running"
-        _set_condition(pod, "Ready", "True")
+        ready = next((c for c in pod["status"]["conditions"] if c["type"] == "Ready"), {})
+        if ready.get("status") != "True":
+            _set_condition(pod, "Ready", "True", lastTransitionTime=stamp(self.now))
+        for status in pod["status"].get("containerStatuses", ()):
+            status["state"] = {"running": {"startedAt": stamp(self.now)}}
 
     def crash(self, name: str, container: int = 0, code: int = 1, reason: str = "Error", message: str = "boom") -> None:
         """A container ends and is started again in its place."""
@@ -294,7 +298,19 @@ class SimulatedCluster:
         )
         ended = {"exitCode": code, "reason": reason, "message": message, "finishedAt": stamp(self.now)}
         statuses[container]["restartCount"] += 1
+        statuses[container]["state"] = {"waiting": {"reason": "CrashLoopBackOff"}}
         statuses[container]["lastState"] = {"terminated": ended}
+
+    def hang(self, name: str) -> None:
+        """A process of the pod survives SIGKILL: its container is unhealthy, runs on, and the kubelet ends neither."""
+        pod = self.children["Pod"][name]
+        pod["lost"] = True
+        started = {"running": {"startedAt": pod["metadata"]["creationTimestamp"]}}
+        pod["status"].setdefault(
+            "containerStatuses",
+            [{"name": c["name"], "restartCount": 0, "state": started} for c in pod["spec"]["containers"]],
+        )
+        _set_condition(pod, "Ready", "False", lastTransitionTime=stamp(self.now))
 
     def evict(self, name: str) -> None:
         """The kubelet gives the pod up."""

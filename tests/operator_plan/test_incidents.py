@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from longboat_crds.base import Role
 from longboat_crds.status import RoleStatus
 from longboat_operator.plan.incidents import INCIDENT
+from longboat_operator.plan.losses import loss_of
 from longboat_operator.plan.records import RoleCount, count, remembered
 from longboat_operator.plan.view import PodView
 from longboat_operator.pods.names import JobRef
@@ -69,7 +70,9 @@ class Operators:
 
     def look(self, now: datetime, *, published: bool = True) -> int:
         """Incidents after a look; one whose plan is cut short before the status is as if it had not been."""
-        found = count(JOB, Role.TRAINER, self.memory, [pod.view() for pod in self.pods], PODS, 7, now)
+        pods = [pod.view() for pod in self.pods]
+        lost = {pod.uid: loss for pod in pods if (loss := loss_of(pod))}
+        found = count(JOB, Role.TRAINER, self.memory, pods, PODS, 7, now, lost)
         if published:
             text = role_status(RoleSurvey(Role.TRAINER, PODS, ()), found).to_json()
             self.memory = remembered(RoleStatus.model_validate(text))

@@ -122,6 +122,11 @@ class JobLife(RuleBasedStateMachine):
         if name := self.pod(pick, recorded=True):
             self.cluster.lose_node_of(name)
 
+    @rule(pick=PICK)
+    def container_hangs(self, pick: int) -> None:
+        if name := self.pod(pick, recorded=True):
+            self.cluster.hang(name)
+
     @rule()
     def end_deleted(self) -> None:
         self.cluster.end_deleted()

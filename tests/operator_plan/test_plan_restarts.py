@@ -23,10 +23,16 @@ def names(cluster: SimulatedCluster, role: Role) -> list[str]:
     return sorted(pod["metadata"]["name"] for pod in cluster.pods(role))
 
 
-def failure(cluster: SimulatedCluster) -> str:
+def failure_of(cluster: SimulatedCluster) -> str:
     found = find(cluster.status.conditions, ConditionType.FAILED)
     assert found
     return found.message
+
+
+def drivers(cluster: SimulatedCluster) -> RoleStatus:
+    assert cluster.status.roles
+    assert cluster.status.roles.driver
+    return cluster.status.roles.driver
 
 
 def trainers(cluster: SimulatedCluster) -> RoleStatus:
@@ -58,7 +64,7 @@ def test_too_many_restarts_fail_the_job_with_the_last_cause(cluster: SimulatedCl
         cluster.crash("sums-trainer-1-a0", code=139, message=f"line one\nSegmentation fault {number}")
         cluster.settle()
     assert (cluster.status.phase, cluster.status.reason) == (Phase.FAILED, Reason.RESTART_LIMIT_EXCEEDED)
-    assert failure(cluster) == (
+    assert failure_of(cluster) == (
         "role trainer failed 3 times since step 7 was committed (failurePolicy.maxTrainerRestarts: 2); last: pod "
         "sums-trainer-1-a0: container trainer ended with exit code 139 (SIGSEGV); last lines: line one\n"
         "Segmentation fault 2"
@@ -216,6 +222,70 @@ def test_a_pod_that_does_not_end_is_believed_dead_only_later_where_the_node_is_n
     assert plan(cluster.observed(), cluster.now).look_again_seconds == 90
 
 
+def test_a_pod_whose_container_is_unhealthy_and_does_not_end_is_replaced_by_force(cluster: SimulatedCluster) -> None:
+    cluster.advance(1000)
+    cluster.hang("sums-trainer-0-a0")
+    cluster.hang("sums-trainer-1-a0")
+    cluster.settle()
+    assert plan(cluster.observed(), cluster.now).look_again_seconds == 300
+    cluster.advance(299)
+    assert plan(cluster.observed(), cluster.now).empty, "the kubelet may still restart them"
+    cluster.advance(1)
+    told = cluster.reconcile()
+    assert not [a for a in told.actions if isinstance(a, DeleteObject)], "first the status"
+    record = (cluster.status.restart_history or [])[-1]
+    assert (record.reason, record.counted) == (Reason.POD_STUCK, True)
+    assert trainers(cluster).recent_restarts == 1
+    ready = find(cluster.status.conditions, ConditionType.ROLES_READY)
+    assert ready
+    assert ready.reason == Reason.POD_STUCK
+    cluster.settle()
+    assert len([pod for pod in cluster.pods(Role.TRAINER) if "deletionTimestamp" in pod["metadata"]]) == 2
+    cluster.advance(30 + 60)
+    assert [a.grace_seconds for a in cluster.reconcile().actions if isinstance(a, DeleteObject)] == [0, 0]
+    cluster.settle()
+    assert names(cluster, Role.TRAINER) == ["sums-trainer-0-a1", "sums-trainer-1-a1"]
+    cluster.start_all()
+    cluster.settle()
+    assert cluster.status.phase is Phase.RUNNING
+    assert trainers(cluster).recent_restarts == 1
+
+
+def test_a_stuck_driver_is_replaced_and_those_that_wait_for_it_are_not(cluster: SimulatedCluster) -> None:
+    for pod in cluster.pods():
+        cluster.hang(pod["metadata"]["name"])
+    cluster.settle()
+    cluster.advance(300)
+    cluster.settle()
+    deleted = [pod["metadata"]["name"] for pod in cluster.pods() if "deletionTimestamp" in pod["metadata"]]
+    assert deleted == ["sums-driver-0-a0"]
+
+
+def test_a_pod_that_gets_well_in_time_is_not_replaced(cluster: SimulatedCluster) -> None:
+    for _ in range(5):
+        cluster.hang("sums-trainer-0-a0")
+        cluster.settle()
+        cluster.advance(290)
+        cluster.settle()
+        cluster.start_all()
+        cluster.settle()
+    assert cluster.status.restarts == 0
+
+
+def test_a_pod_that_starts_slowly_is_not_stuck(cluster: SimulatedCluster) -> None:
+    """Graders that load a large model, for example."""
+    cluster.delete_pod("sums-reward-0-a0", grace=0)
+    cluster.settle()
+    cluster.advance(10)
+    cluster.settle()
+    cluster.hang("sums-reward-0-a1")
+    cluster.settle()
+    cluster.advance(3000)
+    cluster.settle()
+    assert cluster.status.restarts == 1
+    assert names(cluster, Role.REWARD) == ["sums-reward-0-a1"]
+
+
 def test_a_pod_is_not_replaced_while_it_ends(cluster: SimulatedCluster) -> None:
     cluster.delete_pod("sums-trainer-0-a0")
     cluster.settle()
@@ -241,6 +311,60 @@ def test_a_new_driver_gets_the_next_number_and_the_same_one_when_it_asks_again(c
     cluster.train(0)
     cluster.settle()
     assert cluster.status.phase is Phase.RUNNING
+
+
+def test_a_driver_that_fails_inside_its_container_reaches_its_limit_with_the_cause(cluster: SimulatedCluster) -> None:
+    """Its agent starts it again before the kubelet sees anything; the next start asks for its number and says so."""
+    for number in range(6):
+        assert cluster.status.phase is not Phase.FAILED
+        failure = f"driver exited with code 1: RuntimeError: no step {number}"
+        cluster.drive(demand={"incarnationRequest": f"start {number}", "previousFailure": failure})
+        cluster.settle()
+        cluster.settle()
+    assert cluster.status.reason == Reason.RESTART_LIMIT_EXCEEDED
+    assert "role driver failed 6 times since step 7 was committed" in failure_of(cluster)
+    assert "RuntimeError: no step 5" in failure_of(cluster)
+
+
+def test_a_failure_of_the_driver_is_counted_once_whoever_tells_it(cluster: SimulatedCluster) -> None:
+    """Twice inside its container, then with it: three failures, and the start after them is none."""
+    for number in (1, 2):
+        cluster.drive(demand={"incarnationRequest": f"start {number}", "previousFailure": "driver exited with code 1"})
+        cluster.settle()
+        cluster.advance(5)
+    cluster.crash("sums-driver-0-a0")
+    cluster.settle()
+    cluster.drive(demand={"incarnationRequest": "start 3"})
+    cluster.settle()
+    assert drivers(cluster).recent_restarts == 3
+    assert cluster.number == 4
+
+
+def test_starts_after_a_suspension_a_disruption_or_with_a_new_head_use_no_limit_up(cluster: SimulatedCluster) -> None:
+    for number in range(3):
+        cluster.drive(demand={"incarnationRequest": f"new head {number}"})
+        cluster.settle()
+        cluster.train(0)
+        cluster.settle()
+    cluster.delete_pod("sums-driver-0-a0", reason="EvictionByEvictionAPI")
+    cluster.settle()
+    cluster.end_deleted()
+    cluster.advance(10)
+    cluster.settle()
+    cluster.start_all()
+    cluster.start_driver()
+    for _ in range(3):
+        cluster.edit(suspend=True)
+        cluster.settle()
+        cluster.train(0, "Suspended")
+        cluster.settle()
+        cluster.end_deleted()
+        cluster.settle()
+        cluster.edit(suspend=False)
+        cluster.up()
+    assert cluster.number > 7
+    assert cluster.status.phase is Phase.RUNNING
+    assert drivers(cluster).recent_restarts == 0
 
 
 def test_pods_are_replaced_by_the_revision_they_were_made_from(cluster: SimulatedCluster) -> None:

@@ -12,6 +12,7 @@ from longboat_crds.failure import FailurePolicySpec
 from longboat_crds.status import RoleStatus
 from longboat_operator.plan.backoff import wait_seconds
 from longboat_operator.plan.failures import restart_limit
+from longboat_operator.plan.losses import loss_of
 from longboat_operator.plan.records import RoleCount, count, released, remembered
 from longboat_operator.plan.view import PodView
 from longboat_operator.pods.names import JobRef
@@ -34,7 +35,8 @@ def pod(index: int, attempt: int, restarts: int = 0, *, phase: str = "Running", 
 
 def look(memory: RoleCount, pods: list[PodView], *, desired: int = 2, step: int = 0) -> RoleCount:
     """One look at the role's pods."""
-    return count(JOB, Role.TRAINER, memory, pods, desired, step, NOW)
+    lost = {pod.uid: loss for pod in pods if (loss := loss_of(pod))}
+    return count(JOB, Role.TRAINER, memory, pods, desired, step, NOW, lost)
 
 
 def through_status(counted: RoleCount) -> RoleCount:

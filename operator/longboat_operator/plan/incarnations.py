@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from longboat_crds.status import Incarnation
+from longboat_crds.status import Demand, Incarnation
 
 
 def granted(current: Incarnation | None, request: str | None) -> Incarnation | None:
@@ -14,6 +14,18 @@ def granted(current: Incarnation | None, request: str | None) -> Incarnation | N
     if not request or (current and current.request == request):
         return current
     return Incarnation(number=current.number + 1 if current else 1, request=request)
+
+
+def failure_before(current: Incarnation | None, demand: Demand | None) -> str | None:
+    """How the driver's start before the one that asks now failed, if its container outlived that.
+
+    Rule: every start of a driver has a cause that is counted once. That its container or pod ended, its node says; that
+    it failed inside its container, its agent, with the request for a number, so it is counted by the plan that answers.
+    A start after a suspension, or since the Ray head is a new one, follows no failure of the driver.
+    """
+    if demand is None or granted(current, demand.incarnation_request) is current:
+        return None
+    return demand.previous_failure
 
 
 def revoked(current: Incarnation | None) -> Incarnation | None:

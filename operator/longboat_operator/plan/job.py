@@ -12,6 +12,8 @@ from longboat_operator.model import Action, DeleteObject, Object, Observed, Plan
 from longboat_operator.plan import deadline
 from longboat_operator.plan.creation import Creation, creation_of
 from longboat_operator.plan.failures import Verdict, over_the_limit, said_by_driver
+from longboat_operator.plan.incarnations import failure_before
+from longboat_operator.plan.losses import Lost, lost_pods
 from longboat_operator.plan.records import RoleCount, count, released, remembered
 from longboat_operator.plan.removal import Removal, condemned, removal_of
 from longboat_operator.plan.suspension import Stage, grace_left, stage_of
@@ -44,23 +46,36 @@ def plan(observed: Observed, now: datetime) -> Plan:
     if view.finished:
         return _finished(view, now)
     stage = stage_of(view, now)
-    counts = _counts(view, stage, now)
+    lost = lost_pods(view, now)
+    counts = _counts(view, stage, now, lost)
     creation = creation_of(view, counts, now) if stage is Stage.RUN else Creation()
-    facts = Facts(stage, survey(view, released=stage is Stage.SUSPENDED), counts, creation)
+    facts = Facts(stage, survey(view, released=stage is Stage.SUSPENDED, lost=lost.pods), counts, creation)
     if verdict := _verdict(view, facts, now):
         return _published(view.status, final_status(view, verdict, counts, now), counts)
-    removal = _removal(view, stage, now)
+    removal = _removal(view, stage, now, lost)
     status = status_of(view, facts, now)
-    waits = [creation.wait, removal.wait, *_timers(view, facts, now)]
+    waits = [creation.wait, removal.wait, lost.wait, *_timers(view, facts, now)]
     return _published(view.status, status, counts, (*creation.actions, *removal.actions), _soonest(waits))
 
 
-def _counts(view: JobView, stage: Stage, now: datetime) -> Counts:
+def _counts(view: JobView, stage: Stage, now: datetime, lost: Lost) -> Counts:
     """Every role's memory. Pods that go on purpose are no losses."""
     memories = {role: remembered(view.published(role)) for role in ROLES}
     if stage in {Stage.RUN, Stage.SUSPENDING}:
+        allocation = view.status.allocation
+        inside = failure_before(allocation.incarnation if allocation else None, view.status.demand)
         return {
-            role: count(view.job, role, memories[role], view.pods[role], view.desired(role), view.step, now)
+            role: count(
+                view.job,
+                role,
+                memories[role],
+                view.pods[role],
+                view.desired(role),
+                view.step,
+                now,
+                lost.pods,
+                inside if role is Role.DRIVER else None,
+            )
             for role in ROLES
         }
     return {role: released(memories[role], view.pods[role]) for role in ROLES}
@@ -80,9 +95,9 @@ def _verdict(view: JobView, facts: Facts, now: datetime) -> Verdict | None:
     return deadline.missed(view, now, ready.message if ready else summary(facts.roles))
 
 
-def _removal(view: JobView, stage: Stage, now: datetime) -> Removal:
+def _removal(view: JobView, stage: Stage, now: datetime, lost: Lost) -> Removal:
     if stage is Stage.RUN:
-        return removal_of(condemned(view), now)
+        return removal_of(condemned(view, lost.pods), now)
     if stage is Stage.RELEASING and (view.suspended or view.status.suspend_time):
         return removal_of(view.all_pods, now)
     return Removal()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from longboat_crds.base import Role
 from longboat_crds.reasons import Reason
-from longboat_operator.plan.view import PodView
-from longboat_operator.status.terminations import last_termination, terminations
+from longboat_operator.plan.view import ROLES, JobView, PodView
+from longboat_operator.status.terminations import container_statuses, last_termination, terminations
 from longboat_operator.status.times import moment
 
 # Reasons of the condition DisruptionTarget for which the pod can do nothing (source: Kubernetes, "Disruptions", pod
@@ -15,6 +17,10 @@ from longboat_operator.status.times import moment
 NO_FAULT = frozenset(
     {"EvictionByEvictionAPI", "PreemptionByScheduler", "DeletionByTaintManager", "DeletionByPodGC"}
 )  # fmt: skip
+
+# An agent that is well starts again within seconds what failed; one that isn't fails its liveness probe for a minute, and
+# the kubelet then restarts its container. Twice what both may take together with the default grace.
+UNREADY_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +34,55 @@ class Loss:
     message: str
     counted: bool = True
     time: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Pods that can't serve any more, by uid; `wait` is the time until another one counts as stuck."""
+
+    pods: Mapping[str, Loss] = field(default_factory=dict)
+    wait: float | None = None
+
+
+def lost_pods(view: JobView, now: datetime) -> Lost:
+    """All pods of the job that are lost or stuck."""
+    lost: dict[str, Loss] = {}
+    waits: list[float] = []
+    for role in ROLES:
+        published = view.published(role)
+        ready_once = {(r.index, r.attempt) for r in (published.pods or () if published else ()) if r.was_ready}
+        for pod in view.pods[role]:
+            if loss := loss_of(pod):
+                lost[pod.uid] = loss
+            elif (pod.index, pod.attempt) in ready_once and (since := _stuck_since(view, role, pod)):
+                left = UNREADY_SECONDS - (now - since).total_seconds()
+                if left > 0:
+                    waits.append(left)
+                else:
+                    text = f"not ready for {UNREADY_SECONDS:g} s, and node {pod.node or '?'} can't restart it"
+                    lost[pod.uid] = Loss(Reason.POD_STUCK, text, time=since)
+    return Lost(lost, min(waits, default=None))
+
+
+def _stuck_since(view: JobView, role: Role, pod: PodView) -> datetime | None:
+    """From when on the pod has been stuck, if it stays as it is for `UNREADY_SECONDS`; None if it is not.
+
+    Rule: its containers run, and it is not ready although it was and has nothing to wait for: the driver's pod, which has
+    the Ray head that others join, is ready. Such a container can't be ended where it is: a process of it waits in the
+    kernel for storage or a device, and survives SIGKILL; so does the container, whatever the liveness probe says.
+    """
+    ready = pod.condition("Ready")
+    statuses = list(container_statuses(pod.raw))
+    running = [(status.get("state") or {}).get("running") for status in statuses]
+    if ready.get("status") != "False" or not ready.get("lastTransitionTime") or not running or not all(running):
+        return None
+    times = [ready["lastTransitionTime"], *(state["startedAt"] for state in running if state and "startedAt" in state)]
+    if role is not Role.DRIVER:
+        drivers = [driver.condition("Ready") for driver in view.pods[Role.DRIVER] if driver.ready]
+        if not drivers:
+            return None
+        times += [condition["lastTransitionTime"] for condition in drivers if "lastTransitionTime" in condition]
+    return max(map(moment, times))
 
 
 def loss_of(pod: PodView) -> Loss | None:

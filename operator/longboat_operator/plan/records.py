@@ -13,15 +13,14 @@ from datetime import datetime
 
 from longboat_crds.base import Role
 from longboat_crds.reasons import Reason
-from longboat_crds.status import INCIDENTS, PodRecord, RestartRecord, RoleStatus
+from longboat_crds.status import FAILURE_LENGTH, INCIDENTS, PodRecord, RestartRecord, RoleStatus
 from longboat_operator.plan.incidents import INCIDENT, Incidents
-from longboat_operator.plan.losses import Loss, loss_of
+from longboat_operator.plan.losses import Loss
 from longboat_operator.plan.view import PodView
 from longboat_operator.pods.names import JobRef
 from longboat_operator.status.terminations import Termination, restart_count, terminations
 from longboat_operator.status.times import moment, stamp
 
-MESSAGE_LENGTH = 1024
 # What `PodRecord.failed` says of a pod that was lost as a whole; no container of ours has this name.
 POD = "pod"
 
@@ -85,13 +84,24 @@ def released(memory: RoleCount, pods: Sequence[PodView], keep: int = 0) -> RoleC
 
 
 def count(
-    job: JobRef, role: Role, memory: RoleCount, pods: Sequence[PodView], desired: int, step: int, now: datetime
+    job: JobRef,
+    role: Role,
+    memory: RoleCount,
+    pods: Sequence[PodView],
+    desired: int,
+    step: int,
+    now: datetime,
+    lost: Mapping[str, Loss],
+    failed_inside: str | None = None,
 ) -> RoleCount:
-    """Memory after a look at the role's pods.
+    """Memory after a look at the role's pods, of which those in `lost` (by uid) can't serve any more.
+
+    `failed_inside` says how a process failed that its container outlived.
 
     Rules:
     * a pod whose record is missing or older is new, and begins with no restarts counted;
-    * each restart of a container is a failure, and so is each loss of a pod (`loss_of` says which of them count);
+    * each restart of a container is a failure, and so is each loss of a pod (`losses` says which of them count), and
+      each start of the driver after a failure that its container outlived;
     * a record whose pod is not there is a loss too: somebody deleted it between two looks;
     * what counts are incidents, of failures that lie close together (`Incidents`), by the times that nodes and API
       server give them, so that it doesn't matter when the operator looks, or which;
@@ -103,17 +113,20 @@ def count(
     records: dict[int, PodRecord] = {}
     failures: list[Failure] = []
     for index in range(desired):
-        record = _current(memory, index, newest.get(index), anew=anew)
+        pod = newest.get(index)
+        loss = lost.get(pod.uid) if pod else None
+        record = _current(memory, index, pod, anew=anew, lost=loss is not None)
         if record is None:
             continue
-        pod = newest.get(index)
         pod = pod if pod and pod.attempt == record.attempt else None
         if pod and pod.node:
-            record = record.model_copy(update={"node": pod.node})
+            record = record.model_copy(update={"node": pod.node, "was_ready": record.was_ready or pod.ready})
         if record.lost_time is None:
             name = job.pod(role, index, record.attempt)
-            found = [*_restarts(record, name, pod, now), *_losses(record, name, pod, now)]
+            found = [*_restarts(record, name, pod, now), *_losses(record, name, pod, loss, now)]
             record = _after(record, found, now, anew=anew)
+            if failed_inside:
+                found.insert(0, Failure(index, str(role), name, Reason.CONTAINER_EXITED, failed_inside, now))
             failures += found
         records[index] = record
     failures.sort(key=lambda failure: failure.time)
@@ -155,8 +168,9 @@ def _restarts(record: PodRecord, name: str, pod: PodView | None, now: datetime) 
         yield Failure(record.index, end.container, name, end.reason, end.text, _time_of(end, now))
 
 
-def _losses(record: PodRecord, name: str, pod: PodView | None, now: datetime) -> Iterator[Failure]:
-    loss = loss_of(pod) if pod else Loss(Reason.POD_LOST, f"it vanished from node {record.node or '?'}")
+def _losses(record: PodRecord, name: str, pod: PodView | None, loss: Loss | None, now: datetime) -> Iterator[Failure]:
+    if pod is None:
+        loss = Loss(Reason.POD_LOST, f"it vanished from node {record.node or '?'}")
     if loss:
         time = min(loss.time or now, now)
         yield Failure(record.index, POD, name, loss.reason, loss.message, time, loss.counted)
@@ -170,7 +184,7 @@ def _after(record: PodRecord, found: Sequence[Failure], now: datetime, *, anew: 
     return record.model_copy(update={"losses": losses, "lost_time": stamp(now)}) if lost else record
 
 
-def _current(memory: RoleCount, index: int, newest: PodView | None, *, anew: bool) -> PodRecord | None:
+def _current(memory: RoleCount, index: int, newest: PodView | None, *, anew: bool, lost: bool) -> PodRecord | None:
     """The record to go on from: of the newest pod if it is new, else as remembered. None: no pod was made yet."""
     old = memory.records.get(index)
     if newest and newest.attempt >= (old.attempt + 1 if old else memory.next_attempt):
@@ -183,8 +197,8 @@ def _current(memory: RoleCount, index: int, newest: PodView | None, *, anew: boo
             incident=old.incident,
             failed=old.failed,
         )
-    if old and old.lost_time and newest and newest.attempt == old.attempt and loss_of(newest) is None:
-        # Taken for lost by mistake: the snapshot had missed it.
+    if old and old.lost_time and newest and newest.attempt == old.attempt and not lost:
+        # Taken for lost by mistake, since the snapshot had missed it; or it was stuck and is not any more.
         return old.model_copy(update={"lost_time": None})
     return old
 
@@ -199,7 +213,7 @@ def _told(role: Role, record: PodRecord, failure: Failure, now: datetime) -> Res
         role=str(role),
         pod=failure.pod,
         reason=failure.reason,
-        message=failure.message[:MESSAGE_LENGTH],
+        message=failure.message[:FAILURE_LENGTH],
         node=record.node,
         counted=failure.counted,
         time=stamp(now),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from longboat_crds.reasons import Reason
 from longboat_operator.model import DeleteObject
-from longboat_operator.plan.losses import loss_of
+from longboat_operator.plan.losses import Loss, loss_of
 from longboat_operator.plan.records import RoleCount, remembered
 from longboat_operator.plan.view import ROLES, JobView, PodView
 
@@ -49,8 +49,8 @@ def removal_of(pods: Iterable[PodView], now: datetime) -> Removal:
     return Removal(tuple(actions), min(waits, default=None))
 
 
-def condemned(view: JobView) -> Iterator[PodView]:
-    """Pods of a running job that must go.
+def condemned(view: JobView, lost: Mapping[str, Loss]) -> Iterator[PodView]:
+    """Pods of a running job that must go; those in `lost` (by uid) can't serve any more.
 
     Rule: judged by the status as published, so that what a pod could have told is written down before it goes: pods
     whose loss is recorded, and pods of attempts that were given up (scaled down, or older than the newest).
@@ -58,7 +58,7 @@ def condemned(view: JobView) -> Iterator[PodView]:
     for role in ROLES:
         memory = remembered(view.published(role))
         for pod in view.pods[role]:
-            if _is_past(memory, pod) or _is_lost(memory, pod):
+            if _is_past(memory, pod) or (pod.uid in lost and _is_recorded(memory, pod)):
                 yield pod
 
 
@@ -67,7 +67,6 @@ def _is_past(memory: RoleCount, pod: PodView) -> bool:
     return pod.attempt < (record.attempt if record else memory.next_attempt)
 
 
-def _is_lost(memory: RoleCount, pod: PodView) -> bool:
+def _is_recorded(memory: RoleCount, pod: PodView) -> bool:
     record = memory.records.get(pod.index)
-    recorded = record is not None and record.attempt == pod.attempt and record.lost_time is not None
-    return recorded and loss_of(pod) is not None
+    return record is not None and record.attempt == pod.attempt and record.lost_time is not None

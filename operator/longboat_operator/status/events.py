@@ -15,7 +15,14 @@ from longboat_operator.status.conditions import find, holds
 
 # What restarts tell, pod by pod, and scaling; conditions don't tell it again.
 _TOLD_ALREADY = frozenset(
-    {Reason.CONTAINER_EXITED, Reason.OUT_OF_MEMORY, Reason.POD_LOST, Reason.NODE_LOST, Reason.ROLES_INCOMPLETE}
+    {
+        Reason.CONTAINER_EXITED,
+        Reason.OUT_OF_MEMORY,
+        Reason.POD_LOST,
+        Reason.POD_STUCK,
+        Reason.NODE_LOST,
+        Reason.ROLES_INCOMPLETE,
+    }
 )
 
 NORMAL = "Normal"

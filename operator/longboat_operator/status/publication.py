@@ -58,7 +58,7 @@ def final_status(view: JobView, verdict: Verdict, counts: Counts, now: datetime)
     """Status of a job that has just ended; it stays like this."""
     conditions = updated(view.status.conditions, list(final_findings(verdict)), view.generation, now)
     phase = phase_of(conditions, Stage.RUN, has_pods=False)
-    roles = survey(view, released=True)
+    roles = survey(view, released=True, lost={})
     return view.status.model_copy(
         update={
             "observed_generation": view.generation,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from longboat_crds.base import Role
 from longboat_crds.status import RolesStatus, RoleStatus
+from longboat_operator.plan.losses import Loss
 from longboat_operator.plan.records import RoleCount
 from longboat_operator.plan.view import ROLES, JobView, PodView
 from longboat_operator.pods.workers import GRADERS
@@ -22,6 +23,7 @@ class RoleSurvey:
     role: Role
     desired: int
     pods: tuple[PodView, ...]
+    lost: Mapping[str, Loss] = field(default_factory=dict)
 
     @property
     def ready(self) -> int:
@@ -53,13 +55,13 @@ class RoleSurvey:
 Survey = Mapping[Role, RoleSurvey]
 
 
-def survey(view: JobView, *, released: bool) -> Survey:
-    """All roles; with `released` the job wants no pods."""
+def survey(view: JobView, *, released: bool, lost: Mapping[str, Loss]) -> Survey:
+    """All roles; with `released` the job wants no pods. Pods in `lost` (by uid) can't serve any more."""
     surveys = {}
     for role in ROLES:
         desired = 0 if released else view.desired(role)
         newest = {pod.index: pod for pod in view.pods[role] if pod.index < desired}
-        surveys[role] = RoleSurvey(role, desired, tuple(newest.values()))
+        surveys[role] = RoleSurvey(role, desired, tuple(newest.values()), lost)
     return surveys
 
 
@@ -70,8 +72,8 @@ def summary(roles: Survey) -> str:
 
 def first_trouble(roles: Survey) -> Trouble | None:
     """What is wrong with the first pod that something is wrong with, in start order."""
-    pods = (pod for found in roles.values() for pod in found.pods)
-    return next((trouble for pod in pods if (trouble := trouble_of(pod))), None)
+    pods = ((pod, found.lost.get(pod.uid)) for found in roles.values() for pod in found.pods)
+    return next((trouble for pod, loss in pods if (trouble := trouble_of(pod, loss))), None)
 
 
 def first_unscheduled(roles: Survey) -> Trouble | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from longboat_crds.reasons import Reason
-from longboat_operator.plan.losses import loss_of
+from longboat_operator.plan.losses import Loss
 from longboat_operator.plan.view import PodView
 from longboat_operator.status.terminations import container_statuses, last_termination
 
@@ -38,9 +38,9 @@ def scheduling_trouble(pod: PodView) -> Trouble | None:
     return Trouble(Reason.VOLUME_NOT_READY if about_claims else Reason.POD_UNSCHEDULABLE, f"pod {pod.name}: {message}")
 
 
-def trouble_of(pod: PodView) -> Trouble | None:
-    """What is wrong; None for a pod that is ready or simply still starting."""
-    if loss := loss_of(pod):
+def trouble_of(pod: PodView, loss: Loss | None) -> Trouble | None:
+    """What is wrong, such as its `loss`; None for a pod that is ready or simply still starting."""
+    if loss:
         return Trouble(loss.reason, f"pod {pod.name}: {loss.message}")
     if unscheduled := scheduling_trouble(pod):
         return unscheduled

@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from longboat_crds.status import Demand
+from longboat_crds.status import FAILURE_LENGTH, Demand
 from longboat_runtime.driver.broker import Superseded
 from longboat_runtime.driver.own_job import NoAnswer, OwnJob, Refused
 from longboat_runtime.driver.status import DriverStatus, due
@@ -27,12 +27,14 @@ _WATCH_PAUSE = 0.2
 class KubernetesBroker:
     """Follows the job and keeps its status. Outages of the API server are waited out: training doesn't need it.
 
-    `start` comes first. `clock` is monotonic, in seconds.
+    `start` comes first. `clock` is monotonic, in seconds. `after_failure` says how the start before this one failed, unless that
+    ended its container, too: the operator counts it with the request for a number.
     """
 
-    def __init__(self, own: OwnJob, clock: Callable[[], float]) -> None:
+    def __init__(self, own: OwnJob, clock: Callable[[], float], after_failure: str | None = None) -> None:
         self._own, self._clock = own, clock
-        self._demand = Demand(incarnation_request=secrets.token_hex(16))
+        failure = after_failure and after_failure[:FAILURE_LENGTH]
+        self._demand = Demand(incarnation_request=secrets.token_hex(16), previous_failure=failure)
         self._job: dict[str, Any] = {}
         self._before: dict[str, Any] = {}
         self._number: int | None = None
@@ -57,9 +59,7 @@ class KubernetesBroker:
 
     async def incarnation(self) -> int:
         """What an earlier start wrote stays as it is until this one has its number: lower numbers are refused."""
-        kept = {name: part for name, part in self._before.items() if name in ("training", "checkpoint")}
-        asked = {**kept, "demand": self._demand.to_json()}
-        await self._persist(lambda: self._own.apply_status(asked))
+        await self._persist(self._ask)
         await self._until(lambda: self._granted() is not None)
         self._number = self._granted()
         assert self._number is not None
@@ -163,17 +163,27 @@ class KubernetesBroker:
             self._stored_at = self._clock()
             self._notify()
 
+    async def _ask(self) -> dict[str, Any]:
+        """Asks for a number, beside what stands in the status now: another start may have written since this one has read it."""
+        self._before = self._job.get("status", {})
+        kept = {name: part for name, part in self._before.items() if name in ("training", "checkpoint")}
+        return await self._apply({**kept, "demand": self._demand.to_json()})
+
     async def _apply_newest(self) -> dict[str, Any]:
         wanted = self._wanted
         assert wanted is not None
-        try:
-            job = await self._own.apply_status(wanted.to_json())
-        except Refused as error:
-            if error.code == HTTPStatus.FORBIDDEN:  # perhaps since another driver counts
-                self._take(await self._own.get())
-            raise
+        job = await self._apply(wanted.to_json())
         self._stored = wanted
         return job
+
+    async def _apply(self, status: dict[str, Any]) -> dict[str, Any]:
+        """Writes the status. What is forbidden may be so since another driver counts, or has written: the job is read again."""
+        try:
+            return await self._own.apply_status(status)
+        except Refused as error:
+            if error.code == HTTPStatus.FORBIDDEN:
+                self._take(await self._own.get())
+            raise
 
     def _due(self) -> float | None:
         if self._wanted is None or self._stored is self._wanted:

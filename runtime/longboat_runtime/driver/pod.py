@@ -29,14 +29,16 @@ METRICS_PORT = 6392
 CHECKPOINT = Path("/checkpoint")
 
 
-async def drive_in_pod(name: str, namespace: str, head: str) -> Ending:
+async def drive_in_pod(name: str, namespace: str, head: str, after_failure: str | None = None) -> Ending:
     """Runs the job from its newest checkpoint; `head` is the Ray head's host:port.
+
+    `after_failure` says how the start before this one failed, if that was in the same container.
 
     Raises what the next start of the process may overcome.
     """
     configuration = Configuration()
     load_incluster_config(configuration)
-    broker = KubernetesBroker(OwnJob(configuration, namespace, name), time.monotonic)
+    broker = KubernetesBroker(OwnJob(configuration, namespace, name), time.monotonic, after_failure)
     try:
         found = await broker.start()
         number = await broker.incarnation()
