@@ -45,12 +45,16 @@ place = roles.Place(
 )
 program = f"import os, time; open('{directory}/started', 'a').write('x'); time.sleep(1e6)"
 
-def duty():
+def made():
     if role == "head":
         return roles.head(place)
     if role == "rollout":
         return roles.worker(Role.ROLLOUT, place, f"{ip}:{base}", 2)
     return replace(roles.driver(place, "job", "default", f"{ip}:{base}"), command=[sys.executable, "-c", program])
+
+def duty():
+    # No failure ends an agent: nobody would start its container again here.
+    return replace(made(), rules=replace(made().rules, quick=1e6, quick_failures=1000))
 
 sys.exit(roles.run_agent(duty))
 """

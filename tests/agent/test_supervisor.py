@@ -5,11 +5,20 @@ import os
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from longboat_runtime.agent import agent as agents
+from longboat_runtime.agent.agent import Agent, Duty
 from longboat_runtime.agent.descendants import descendants
+from longboat_runtime.agent.head_probe import Head
+from longboat_runtime.agent.roles import Place, head
 from longboat_runtime.agent.supervisor import Supervisor
+from longboat_runtime.agent.termination import write_termination_message
 
 
 def program(source: str) -> list[str]:
@@ -110,3 +119,127 @@ def test_orphans_are_reaped() -> None:
         await supervisor.end()
 
     in_process(test)
+
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
+needs_freezer = pytest.mark.skipif(
+    not os.access(FREEZER, os.W_OK), reason="needs the freezer of cgroup v1, whose processes no signal ends"
+)
+
+
+class Freezer:
+    """A control group: what is in it and frozen takes SIGKILL only once it is thawed, as one that waits for a dead disk."""
+
+    def __init__(self, group: Path) -> None:
+        self.group = group
+        group.mkdir()
+
+    def freeze(self, pid: int) -> None:
+        (self.group / "cgroup.procs").write_text(str(pid))
+        self._become("FROZEN")
+
+    def thaw(self) -> None:
+        self._become("THAWED")
+
+    def remove(self) -> None:
+        self.thaw()
+        while pids := (self.group / "cgroup.procs").read_text().split():
+            for pid in pids:
+                os.kill(int(pid), signal.SIGKILL)
+            time.sleep(0.01)
+        self.group.rmdir()
+
+    def _become(self, state: str) -> None:
+        file = self.group / "freezer.state"
+        file.write_text(state)
+        while file.read_text().strip() != state:
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def freezer() -> Iterator[Freezer]:
+    made = Freezer(FREEZER / f"longboat-test-{os.getpid()}")
+    yield made
+    made.remove()
+
+
+@needs_freezer
+def test_end_gives_up_what_no_signal_ends(freezer: Freezer) -> None:
+    async def test() -> None:
+        supervisor = Supervisor()
+        supervisor.start(program("import sys, time; print('ready', file=sys.stderr, flush=True); time.sleep(1e6)"))
+        await until(lambda: supervisor.last_lines == ["ready"])
+        (child,) = descendants()
+        freezer.freeze(child)
+        assert await supervisor.end(patience=0.5) == {child}
+        freezer.thaw()
+        assert await supervisor.end() == set()
+        assert supervisor.exit_code == -signal.SIGKILL
+
+    in_process(test)
+
+
+async def get(port: int, path: str) -> str:
+    """The answer to a probe; empty while nobody listens."""
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except ConnectionRefusedError:
+        return ""
+    writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+    answer = (await reader.read()).decode()
+    writer.close()
+    return answer
+
+
+async def answers(port: int, path: str, words: str) -> None:
+    async with asyncio.timeout(60):
+        while words not in await get(port, path):  # noqa: ASYNC110 - the agent tells nobody
+            await asyncio.sleep(0.01)
+
+
+def agent_of(port: int, cluster: Callable[[], str]) -> Agent:
+    async def head_now() -> Head:
+        return Head(cluster(), settled=True)
+
+    async def nothing_missing() -> None:
+        return None
+
+    child = program("import time; time.sleep(1e6)")
+    return Agent(Duty("trainer", child, head_now, nothing_missing, port, grace=1.0, kill_patience=0.5))
+
+
+@needs_freezer
+@pytest.mark.parametrize("end", ["thawed", "asked"])
+def test_an_agent_whose_child_does_not_end_is_unhealthy_and_says_why(
+    freezer: Freezer, tmp_path: Path, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Its container has to be replaced: by itself once the child ends, else when the kubelet asks for it."""
+    told = tmp_path / "termination-log"
+    told.touch()
+    monkeypatch.setattr(agents, "write_termination_message", lambda message: write_termination_message(message, told))
+
+    async def test() -> None:
+        cluster = "first"
+        running = asyncio.create_task(agent_of(unused_tcp_port, lambda: cluster).run())
+        await answers(unused_tcp_port, "/readyz", "200 OK")
+        assert "200 OK" in await get(unused_tcp_port, "/healthz")
+        (child,) = descendants()
+        freezer.freeze(child)
+        cluster = "second"
+        await answers(unused_tcp_port, "/healthz", "503 ")
+        assert "trainer can't be ended" in await get(unused_tcp_port, "/healthz")
+        assert f"{child} python" in told.read_text()
+        assert not running.done()
+        if end == "asked":
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            freezer.thaw()
+        assert await asyncio.wait_for(running, 60) == 1
+        freezer.thaw()
+
+    in_process(test)
+
+
+@pytest.mark.parametrize(("pod", "drain"), [(0.0, 0.0), (4.0, 2.0), (30.0, 25.0), (600.0, 595.0)])
+def test_a_drain_may_take_as_long_as_the_pod_less_a_margin(pod: float, drain: float) -> None:
+    assert head(Place("127.0.0.1", "pod", grace=pod)).grace == drain

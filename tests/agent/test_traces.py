@@ -67,7 +67,8 @@ def test_actor_output_is_printed_once_by_whole_lines(tmp_path: Path) -> None:
 def test_the_last_line_is_the_cause(tmp_path: Path) -> None:
     lines = ["Traceback (most recent call last):", '  File "x.py", line 1', "ValueError: no model at /model", ""]
     message = termination_message("driver", 1, lines)
-    assert message == "driver exited with code 1 again and again: ValueError: no model at /model"
+    assert message == "driver exited with code 1: ValueError: no model at /model"
+    assert termination_message("driver", 1, lines, 3).startswith("driver exited with code 1 (failure 3 in a row): ")
     assert termination_message("rollout", -9, []).startswith("rollout was killed by signal 9")
     assert len(termination_message("driver", 1, ["x" * 10_000])) == 1000
     log = tmp_path / "termination-log"

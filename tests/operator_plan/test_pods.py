@@ -37,6 +37,22 @@ def test_objects_are_as_kept(case: str) -> None:
 
 
 @pytest.mark.parametrize("role", list(Role))
+def test_agents_are_told_how_long_their_pod_may_take_to_end(role: Role) -> None:
+    """Of the template that has the last word. Only agents: what the template adds may have a command called agent, too."""
+    more = {"containers": [{"name": "monitoring", "image": "monitoring:1", "args": ["agent"]}]}
+    runtime = {
+        "common": {"template": {"spec": {"terminationGracePeriodSeconds": 60}}},
+        "roles": {role: {"template": {"spec": {"terminationGracePeriodSeconds": 600} | more}}},
+    }
+    told = {name: c["args"][-2:] for name, c in containers(built(role, runtime)).items()}
+    agents = {name: args for name, args in told.items() if name not in {"graders", "monitoring"}}
+    assert agents
+    assert all(args == ["--grace-seconds", "600"] for args in agents.values())
+    assert told["monitoring"] == ["agent"]
+    assert "--grace-seconds" not in told.get("graders", ())
+
+
+@pytest.mark.parametrize("role", list(Role))
 def test_every_container_is_restricted(role: Role) -> None:
     pod = built(role)
     security = pod["spec"]["securityContext"]

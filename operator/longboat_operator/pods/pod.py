@@ -60,7 +60,8 @@ def build_pod(
     body = pod["spec"] | {"restartPolicy": "Always"}
     for kind in ("initContainers", "containers"):
         if kind in body:
-            body[kind] = [{"image": runtime.image} | c for c in body[kind]]
+            grace = body.get("terminationGracePeriodSeconds", TERMINATION_GRACE_SECONDS)
+            body[kind] = [_with_grace({"image": runtime.image} | c, role, grace) for c in body[kind]]
     body["tolerations"] = _impatient(body.get("tolerations") or [])
     if one_node and role in CLAIM_USERS:
         body["affinity"] = _together(job, body.get("affinity", {}))
@@ -87,6 +88,14 @@ def _common(job: JobRef) -> dict[str, Any]:
         },
         "volumes": ray_volumes(job.ray_token),
     }
+
+
+def _with_grace(container: dict[str, Any], role: Role, seconds: Any) -> dict[str, Any]:
+    """Tells an agent how long its drain may take: nothing inside a pod says so, and the template has the last word."""
+    args = container.get("args") or []
+    if container.get("name") not in OWN_CONTAINERS[role] or args[:1] != ["agent"]:
+        return container
+    return container | {"args": [*args, "--grace-seconds", str(seconds)]}
 
 
 def _of_role(job: JobRef, spec: RLJobSpec, command: list[str], role: Role) -> dict[str, Any]:

@@ -12,11 +12,12 @@ import structlog
 
 from longboat_runtime.agent.actor_logs import ActorLogs
 from longboat_runtime.agent.decide import Action, Observation, Phase, Rules, State, next_state
+from longboat_runtime.agent.descendants import description
 from longboat_runtime.agent.head_probe import Head
 from longboat_runtime.agent.health import serve_health
 from longboat_runtime.agent.shared_memory import sweep
-from longboat_runtime.agent.supervisor import Supervisor
-from longboat_runtime.agent.termination import termination_message, write_termination_message
+from longboat_runtime.agent.supervisor import KILL_PATIENCE, Supervisor
+from longboat_runtime.agent.termination import stuck_message, termination_message, write_termination_message
 
 log = structlog.get_logger()
 
@@ -29,8 +30,9 @@ _SWEEP_INTERVAL = 30.0
 class Duty:
     """What makes one role's agent different from another's.
 
-    `head` polls the Ray head. `missing` tells what a running child still lacks to be
-    ready, None if nothing. `grace` is how long a drain may take, in seconds. `shared_memory` is swept, `actor_logs` are printed.
+    `head` polls the Ray head. `missing` tells what a running child still lacks to be ready, None if nothing. `grace` is how long
+    a drain may take, in seconds. `failure_option` tells a child how the one before it failed, as the option's value.
+    What still lives `kill_patience` seconds after SIGKILL can't be ended. `shared_memory` is swept, `actor_logs` are printed.
     """
 
     role: str
@@ -38,9 +40,11 @@ class Duty:
     head: Callable[[], Awaitable[Head]]
     missing: Callable[[], Awaitable[str | None]]
     health_port: int
+    grace: float
     rules: Rules = field(default_factory=Rules)
     environment: Mapping[str, str] = field(default_factory=dict)
-    grace: float = 20.0
+    failure_option: str | None = None
+    kill_patience: float = KILL_PATIENCE
     shared_memory: Path | None = None
     actor_logs: ActorLogs | None = None
 
@@ -53,13 +57,15 @@ class Agent:
         self._state = State()
         self._stop = asyncio.Event()
         self._supervisor = Supervisor()
+        self._failure: str | None = None
+        self._stuck: str | None = None
 
     async def run(self) -> int:
-        """Runs until SIGTERM (0) or until the child has failed too often (1)."""
+        """Runs until SIGTERM (0), or until the child has failed slowly, or too often, or can't be ended (1)."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-        server = await serve_health(self._duty.health_port, self._missing)
+        server = await serve_health(self._duty.health_port, self._missing, lambda: self._stuck)
         helpers = [asyncio.create_task(self._sweep())]
         if self._duty.actor_logs is not None:
             helpers.append(asyncio.create_task(self._duty.actor_logs.follow()))
@@ -82,28 +88,54 @@ class Agent:
         code = supervisor.exit_code if supervisor.exited.is_set() else None
         head = await self._duty.head()
         seen = Observation(asyncio.get_running_loop().time(), head.cluster, head.refused, head.settled, code)
-        self._state, action = next_state(self._state, seen, self._duty.rules)
+        before = self._state
+        self._state, action = next_state(before, seen, self._duty.rules)
         match action:
             case Action.START:
-                supervisor.start(self._duty.command, self._duty.environment)
+                supervisor.start([*self._duty.command, *self._told()], self._duty.environment)
             case Action.END:
                 log.info("end", role=self._duty.role, head=head.cluster, code=code)
-                await self._end()
+                failed = self._state.failures > before.failures
+                self._failure = self._message(code) if failed else None
+                return await self._end()
             case Action.GIVE_UP:
-                message = termination_message(self._duty.role, code, supervisor.last_lines)
+                self._failure = self._message(code)
+                log.error("give up", message=self._failure)
+                write_termination_message(self._failure)
                 await self._end()
-                log.error("give up", message=message)
-                write_termination_message(message)
                 return False
             case Action.NONE:
                 return True
         return True
 
-    async def _end(self) -> None:
-        await self._supervisor.end()
+    def _message(self, code: int | None) -> str:
+        return termination_message(self._duty.role, code, self._supervisor.last_lines, self._state.failures)
+
+    def _told(self) -> list[str]:
+        """What the next child is told of the failure of the one before."""
+        option = self._duty.failure_option
+        return [option, self._failure] if option and self._failure else []
+
+    async def _end(self) -> bool:
+        """Ends the child; False if something of it could not be killed in time.
+
+        Until that has ended, or the agent is asked to stop, /healthz fails: another container is needed, and if the kubelet
+        can't have it, because this one doesn't end either, another pod.
+        """
+        stuck = await self._supervisor.end(self._duty.kill_patience)
         self._supervisor.exited.clear()
-        if self._duty.shared_memory is not None:
+        if self._duty.shared_memory is not None and not stuck:
             sweep(self._duty.shared_memory, everything=True)
+        if not stuck:
+            return True
+        processes = [description(pid) for pid in sorted(stuck)]
+        self._stuck = stuck_message(self._duty.role, processes, self._duty.kill_patience)
+        log.error("stuck", message=self._stuck)
+        write_termination_message("\n".join(filter(None, (self._failure, self._stuck))))
+        while stuck and not self._stop.is_set():
+            await self._wait()
+            stuck = await self._supervisor.end(patience=0.0)
+        return False
 
     async def _wait(self) -> None:
         """Until the next poll is due, or earlier if the child has ended or the agent is asked to stop."""

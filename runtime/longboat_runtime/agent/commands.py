@@ -21,19 +21,24 @@ app = typer.Typer(
 Head = Annotated[str, typer.Option(help="Ray head of the job, host:port.")]
 Slots = Annotated[int, typer.Option(min=1, help="Actors of the role that this pod takes.")]
 HealthPort = Annotated[int, typer.Option(help="Port of /readyz and /healthz.")]
+Grace = Annotated[
+    float, typer.Option(min=0, help="The pod's terminationGracePeriodSeconds: a drain ends a little earlier.")
+]
 
 # The head's container and the driver's share the pod's network.
 _HEALTH_PORT, _HEAD_HEALTH_PORT = 6390, 6391
+# Kubernetes' default.
+_GRACE = 30.0
 
 
 @app.command("head")
-def head(health_port: HealthPort = _HEAD_HEALTH_PORT) -> None:
+def head(health_port: HealthPort = _HEAD_HEALTH_PORT, grace_seconds: Grace = _GRACE) -> None:
     """Runs the Ray head of a job."""
     from longboat_runtime.agent import roles
 
     # The driver, another user of the same group, writes to the sockets and log directory of Ray's session.
     os.umask(0o007)
-    raise typer.Exit(roles.run_agent(lambda: roles.head(_place(health_port))))
+    raise typer.Exit(roles.run_agent(lambda: roles.head(_place(health_port, grace_seconds))))
 
 
 @app.command("driver")
@@ -42,25 +47,30 @@ def driver(
     namespace: Annotated[str, typer.Option(help="Namespace of the RLJob.")],
     head: Head = "127.0.0.1:6379",
     health_port: HealthPort = _HEALTH_PORT,
+    grace_seconds: Grace = _GRACE,
 ) -> None:
     """Runs the driver of a job beside its Ray head."""
     from longboat_runtime import prctl
     from longboat_runtime.agent import roles
 
     prctl.hide_memory()
-    raise typer.Exit(roles.run_agent(lambda: roles.driver(_place(health_port), job, namespace, head)))
+    raise typer.Exit(roles.run_agent(lambda: roles.driver(_place(health_port, grace_seconds), job, namespace, head)))
 
 
 @app.command("rollout")
-def rollout(head: Head, slots: Slots = 1, health_port: HealthPort = _HEALTH_PORT) -> None:
+def rollout(
+    head: Head, slots: Slots = 1, health_port: HealthPort = _HEALTH_PORT, grace_seconds: Grace = _GRACE
+) -> None:
     """Joins a pod of engines to the job."""
-    _worker(Role.ROLLOUT, head, slots, health_port)
+    _worker(Role.ROLLOUT, head, slots, _place(health_port, grace_seconds))
 
 
 @app.command("trainer")
-def trainer(head: Head, slots: Slots = 1, health_port: HealthPort = _HEALTH_PORT) -> None:
+def trainer(
+    head: Head, slots: Slots = 1, health_port: HealthPort = _HEALTH_PORT, grace_seconds: Grace = _GRACE
+) -> None:
     """Joins a pod of a trainer rank to the job."""
-    _worker(Role.TRAINER, head, slots, health_port)
+    _worker(Role.TRAINER, head, slots, _place(health_port, grace_seconds))
 
 
 @app.command("reward")
@@ -69,18 +79,19 @@ def reward(
     slots: Slots = 1,
     socket: Annotated[Path, typer.Option(help="Where the pod's graders listen.")] = Path("/run/longboat/graders.sock"),
     health_port: HealthPort = _HEALTH_PORT,
+    grace_seconds: Grace = _GRACE,
 ) -> None:
     """Joins a pod of graders to the job."""
-    _worker(Role.REWARD, head, slots, health_port, socket)
+    _worker(Role.REWARD, head, slots, _place(health_port, grace_seconds), socket)
 
 
-def _worker(role: Role, head: str, slots: int, health_port: int, graders: Path | None = None) -> None:
+def _worker(role: Role, head: str, slots: int, place: roles.Place, graders: Path | None = None) -> None:
     from longboat_runtime.agent import roles
 
-    raise typer.Exit(roles.run_agent(lambda: roles.worker(role, _place(health_port), head, slots, graders)))
+    raise typer.Exit(roles.run_agent(lambda: roles.worker(role, place, head, slots, graders)))
 
 
-def _place(health_port: int) -> roles.Place:
+def _place(health_port: int, grace: float) -> roles.Place:
     """The pod as the downward API tells it; outside a pod, this machine."""
     from longboat_runtime.agent import roles
     from longboat_runtime.agent.ray_command import object_store_size
@@ -91,5 +102,6 @@ def _place(health_port: int) -> roles.Place:
         ip=os.environ.get("POD_IP") or socket.gethostbyname(name),
         pod=os.environ.get("POD_NAME", name),
         health_port=health_port,
+        grace=grace,
         object_store=object_store_size(shared_memory.f_blocks * shared_memory.f_frsize),
     )

@@ -29,7 +29,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Times in seconds. A child that ends within `quick` of its start has failed quickly.
+    """Times in seconds. A child that ends within `quick` of its start has failed quickly, one that ends later slowly.
 
     `patience` is how long a head may refuse connections before its child is ended. Silence isn't a refusal: a slow head or network
     ends nothing. `restart_on_success` is for children that never end by themselves.
@@ -45,7 +45,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """`cluster` is the head the child was started for, `failures` counts quick failures in a row."""
+    """`cluster` is the head the child was started for, `failures` counts failures in a row."""
 
     phase: Phase = Phase.WAITING
     cluster: str | None = None
@@ -73,22 +73,24 @@ class Observation:
 def next_state(state: State, seen: Observation, rules: Rules) -> tuple[State, Action]:
     """Applies the rules, in order.
 
-    1. A child that has ended is started again, after a wait that doubles with every quick failure; after `quick_failures` of them
-       the agent gives up, so that the kubelet counts and shows it. A child that ran long enough starts the count anew.
-    2. A child whose head has another cluster id, or refuses for longer than `patience`, is ended; that is no failure of its own.
-    3. A child is started once the head is settled and the wait is over.
+    1. A child that ends although its head serves has failed. After a quick failure it is started again, after a wait that doubles
+       each time; after `quick_failures` of them, and after a slow one, the agent gives up, so that the kubelet restarts the
+       container, counts that and shows it: what fails slowly would otherwise fail for ever and nobody would know.
+    2. A child that ends while its head is away, or is another, has not failed: it can't live without the one it joined.
+    3. A child whose head has another cluster id, or refuses for longer than `patience`, is ended; that is no failure of its own.
+    4. A child is started once the head is settled and the wait is over.
     """
     if not seen.refused:
         state = replace(state, refused_since=None)
     elif state.refused_since is None:
         state = replace(state, refused_since=seen.now)
     if state.phase is Phase.RUNNING and seen.exit_code is not None:
-        return _ended(state, seen.now, seen.exit_code, rules)
+        return _ended(state, seen, seen.exit_code, rules)
     if state.phase is Phase.RUNNING:
         replaced = seen.cluster is not None and seen.cluster != state.cluster
         gone = state.refused_since is not None and seen.now - state.refused_since >= rules.patience
         if replaced or gone:
-            return replace(state, phase=Phase.WAITING, cluster=None, not_before=seen.now), Action.END
+            return _without_head(state, seen.now, rules), Action.END
         return state, Action.NONE
     ready = seen.cluster is not None and seen.settled
     if state.phase is Phase.WAITING and ready and seen.now >= state.not_before:
@@ -96,10 +98,19 @@ def next_state(state: State, seen: Observation, rules: Rules) -> tuple[State, Ac
     return state, Action.NONE
 
 
-def _ended(state: State, now: float, code: int, rules: Rules) -> tuple[State, Action]:
+def _ended(state: State, seen: Observation, code: int, rules: Rules) -> tuple[State, Action]:
     if code == 0 and not rules.restart_on_success:
         return replace(state, phase=Phase.DONE, cluster=None), Action.END
-    failures = state.failures + 1 if now - state.started < rules.quick else 1
+    if seen.cluster != state.cluster:
+        return _without_head(state, seen.now, rules), Action.END
+    slow = seen.now - state.started >= rules.quick
+    failures = 1 if slow else state.failures + 1
     wait = min(rules.backoff * 2 ** (failures - 1), rules.max_backoff)
-    state = replace(state, phase=Phase.WAITING, cluster=None, failures=failures, not_before=now + wait)
-    return state, Action.GIVE_UP if failures >= rules.quick_failures else Action.END
+    state = replace(state, phase=Phase.WAITING, cluster=None, failures=failures, not_before=seen.now + wait)
+    return state, Action.GIVE_UP if slow or failures >= rules.quick_failures else Action.END
+
+
+def _without_head(state: State, now: float, rules: Rules) -> State:
+    """Waits for the next head; failures before a child that ran long enough are forgotten."""
+    failures = 0 if now - state.started >= rules.quick else state.failures
+    return replace(state, phase=Phase.WAITING, cluster=None, not_before=now, failures=failures)

@@ -28,10 +28,18 @@ def children(pid: int) -> set[int]:
     return found
 
 
-def kill_descendants() -> bool:
-    """Kills all descendants; True if there were any. One that is being forked may escape: call again until there are none."""
+def kill_descendants() -> set[int]:
+    """Kills all descendants; returns those there were. One that is being forked may escape: call again until there are none."""
     found = descendants()
     for pid in found:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    return bool(found)
+    return found
+
+
+def description(pid: int) -> str:
+    """Id, name and state of a process (proc(5)), such as `17 python (state D)`; just the id if it is gone."""
+    with contextlib.suppress(OSError):
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+        return f"{pid} {name} (state {rest.split()[0]})"
+    return str(pid)

@@ -1,4 +1,4 @@
-"""The agent's probes over HTTP: /healthz (the agent's loop turns) and /readyz (its role is up)."""
+"""The agent's probes over HTTP: /healthz (the agent can do its work) and /readyz (its role is up)."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ from collections.abc import Awaitable, Callable
 
 # None: ready; else what is missing.
 Missing = Callable[[], Awaitable[str | None]]
+# None: healthy; else what only another container can cure.
+Broken = Callable[[], str | None]
 
 _REQUEST_SECONDS = 5.0
 
 
-async def serve_health(port: int, missing: Missing, host: str = "") -> asyncio.Server:
-    """Listens on all addresses unless `host` names one. /readyz is 503 with the reason while something is missing."""
+async def serve_health(port: int, missing: Missing, broken: Broken, host: str = "") -> asyncio.Server:
+    """Listens on all addresses unless `host` names one.
+
+    /readyz is 503 with the reason while something is missing, /healthz while something is broken.
+    """
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             line = await asyncio.wait_for(reader.readline(), _REQUEST_SECONDS)
-            status, body = await _response(line.decode(errors="replace").split(), missing)
+            status, body = await _response(line.decode(errors="replace").split(), missing, broken)
             writer.write(
                 f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
             )
@@ -31,12 +36,12 @@ async def serve_health(port: int, missing: Missing, host: str = "") -> asyncio.S
     return await asyncio.start_server(answer, host or None, port)
 
 
-async def _response(request: list[str], missing: Missing) -> tuple[str, str]:
+async def _response(request: list[str], missing: Missing, broken: Broken) -> tuple[str, str]:
     match request:
         case ["GET", "/healthz", *_]:
-            return "200 OK", "ok"
+            reason = broken()
         case ["GET", "/readyz", *_]:
-            reason = await missing()
-            return ("200 OK", "ok") if reason is None else ("503 Service Unavailable", reason)
+            reason = broken() or await missing()
         case _:
             return "404 Not Found", "GET /healthz or /readyz"
+    return ("200 OK", "ok") if reason is None else ("503 Service Unavailable", reason)

@@ -24,13 +24,16 @@ from longboat_runtime.agent.ray_command import (
 from longboat_runtime.reward.client import GraderClient, GradersGone
 
 _GRADERS_SECONDS = 2.0
+# Seconds of a pod's grace that are left to kill and reap what didn't end when it was asked to.
+KILL_MARGIN = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where the agent runs.
 
-    `ip` and `pod` come from the downward API, `object_store` is in bytes. `shared_memory` is swept, None leaves it alone.
+    `ip` and `pod` come from the downward API, `object_store` is in bytes. `grace` is the pod's terminationGracePeriodSeconds.
+    `shared_memory` is swept, None leaves it alone.
     """
 
     ip: str
@@ -40,6 +43,12 @@ class Place:
     object_store: int = MINIMAL_OBJECT_STORE
     shared_memory: Path | None = Path("/dev/shm")  # noqa: S108 - where segments are
     temp_dir: str = "/tmp/ray"  # noqa: S108 - Ray's own
+    grace: float = 30.0
+
+    @property
+    def drain(self) -> float:
+        """Seconds that a drain may take: the pod's, less a margin to kill what is left, before the kubelet kills everything."""
+        return max(self.grace - KILL_MARGIN, self.grace / 2)
 
 
 def head(place: Place) -> Duty:
@@ -58,6 +67,7 @@ def head(place: Place) -> Duty:
         _no_head,
         missing,
         place.health_port,
+        place.drain,
         environment=ENVIRONMENT,
         actor_logs=ActorLogs(Path(place.temp_dir)),
     )
@@ -79,7 +89,16 @@ def driver(place: Place, job: str, namespace: str, address: str) -> Duty:
         address,
     ]
     rules = Rules(patience=1.0, restart_on_success=False)
-    return Duty("driver", command, probe.poll, _nothing_missing, place.health_port, rules)
+    return Duty(
+        "driver",
+        command,
+        probe.poll,
+        _nothing_missing,
+        place.health_port,
+        place.drain,
+        rules,
+        failure_option="--after-failure",
+    )
 
 
 def worker(role: Role, place: Place, address: str, slots: int, socket: Path | None = None) -> Duty:
@@ -98,6 +117,7 @@ def worker(role: Role, place: Place, address: str, slots: int, socket: Path | No
         probe.poll,
         missing,
         place.health_port,
+        place.drain,
         environment=ENVIRONMENT,
         shared_memory=place.shared_memory,
         actor_logs=ActorLogs(Path(place.temp_dir)),

@@ -21,6 +21,9 @@ from longboat_runtime.agent.descendants import descendants, kill_descendants
 log = structlog.get_logger()
 
 _KILL_INTERVAL = 0.02
+# A process that still lives so long after SIGKILL (seconds) waits in the kernel for storage or a device that doesn't answer, or is
+# frozen: no signal ends it before that wait does.
+KILL_PATIENCE = 30.0
 # How much of the child's last error output is kept for the termination message.
 _TAIL_LINES = 40
 
@@ -63,11 +66,15 @@ class Supervisor:
         """The last lines that the child wrote to standard error."""
         return list(self._tail)
 
-    async def end(self) -> None:
-        """Kills the child and all that came from it, and returns when none of them is left."""
-        while kill_descendants():
+    async def end(self, patience: float = KILL_PATIENCE) -> set[int]:
+        """Kills the child and all that came from it; returns when none of them is left, or those left after `patience` seconds."""
+        deadline = asyncio.get_running_loop().time() + patience
+        while left := kill_descendants():
             self._reap()
+            if asyncio.get_running_loop().time() >= deadline:
+                return left & descendants()
             await asyncio.sleep(_KILL_INTERVAL)
+        return left
 
     async def drain(self, grace: float) -> None:
         """Asks the child to end (SIGTERM), gives it and its descendants `grace` seconds, then kills what is left."""
