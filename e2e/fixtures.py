@@ -1,9 +1,6 @@
 """The pytest fixture that lends a test cluster to any test of the repository."""
 
-import os
-import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -27,17 +24,5 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
             pytest.fail(f"--cluster {name}: it is not up; `python -m e2e.cluster up --name {name} --nodes 2` starts it")
         yield found
         return
-    _remove_abandoned()
-    name = f"pytest-{os.getpid()}"
-    try:
-        yield Cluster.up(name, nodes=2)
-    finally:
-        Cluster.down(name)
-
-
-def _remove_abandoned() -> None:
-    """Take down clusters of test runs that were killed before they could."""
-    for name in clusters.names():
-        run = re.fullmatch(r"pytest-(\d+)", name)
-        if run and not Path(f"/proc/{run[1]}").exists():
-            Cluster.down(name)
+    with clusters.own("pytest", nodes=2) as made:
+        yield made

@@ -19,6 +19,8 @@ def fates_in(job: Job) -> dict[str, Any]:
 def fates(root: Path) -> dict[str, Any]:
     """Counts over the surviving incarnations, and the prompts that broke the rule.
 
+    `begun` are the steps that its incarnations went on from.
+
     Every prompt drawn ended once (trained or dropped), or the ledger still has it (queued or in a round): never twice, and never
     neither. `behind` counts trained responses by how many steps their oldest token's weights were behind, `mixed` those that several
     versions drew; `uncovered` are those whose spans are not just their tokens.
@@ -38,6 +40,7 @@ def fates(root: Path) -> dict[str, Any]:
     ledger = replay(root, end)
     kept = {*ledger.queue, *ledger.groups}
     return {
+        "begun": [body.step for body in bodies if isinstance(body, events.Started)],
         "incarnations": len({event.incarnation for event in log}),
         "deferred": sum(isinstance(body, events.GroupDeferred) for body in bodies),
         "behind": Counter(trained[sample] - 1 - body.spans[0].version for sample, body in generated.items()),

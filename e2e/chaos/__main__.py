@@ -1,7 +1,6 @@
 """`make chaos`: random faults, by a seed, on real jobs of a real Kubernetes; nothing may be lost, doubled or stuck."""
 
 import argparse
-import os
 import signal
 import sys
 import time
@@ -14,6 +13,7 @@ from e2e import site as sites
 from e2e import small_job, volumes
 from e2e.chaos import lives
 from e2e.chaos.run import Run, policies
+from e2e.cluster import cluster as clusters
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.errors import ClusterError
 from e2e.host_runtime import REPOSITORY
@@ -73,14 +73,12 @@ def _cluster(name: str | None) -> Iterator[Cluster]:
             raise ClusterError(f"cluster {name} is not up: run `python -m e2e.cluster up --name {name} --nodes 2`")
         yield found
         return
-    own = f"chaos-{os.getpid()}"
-    try:
-        yield Cluster.up(own, nodes=2)
-    finally:
-        Cluster.down(own)
+    with clusters.own("chaos", nodes=2) as made:
+        yield made
 
 
 def _interrupt(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the cluster is taken down first
     raise KeyboardInterrupt
 
 

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -196,6 +197,20 @@ def names() -> list[str]:
     """Names of all clusters of this cache folder, up or half made."""
     folder = Layout.of("any").root.parent
     return sorted(child.name for child in folder.iterdir() if child.is_dir()) if folder.exists() else []
+
+
+@contextlib.contextmanager
+def own(program: str, nodes: int) -> Iterator[Cluster]:
+    """A cluster for this process, gone at the end of the block. Those of processes that were killed before they could go first."""
+    for name in names():
+        made = re.fullmatch(rf"{re.escape(program)}-(\d+)", name)
+        if made and not Path(f"/proc/{made[1]}").exists():
+            Cluster.down(name)
+    name = f"{program}-{os.getpid()}"
+    try:
+        yield Cluster.up(name, nodes)
+    finally:
+        Cluster.down(name)
 
 
 def _control_group(name: str) -> str:

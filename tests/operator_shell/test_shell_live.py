@@ -161,18 +161,19 @@ async def test_jobs_are_made_true_then_cost_nothing_and_a_restart_touches_no_pod
 
 async def test_progress_costs_no_plan_and_a_change_of_the_spec_does(bench: Bench) -> None:
     await bench.submit("x", pods=1)
-    planned: list[JobKey] = []
+    planned: list[int] = []  # the step that each plan has seen
 
     def plan(observed: Observed, now: datetime) -> Plan:
-        planned.append(observed.key)
+        status = (observed.job or {}).get("status") or {}
+        planned.append(status.get("training", {}).get("step", 0))
         return small_plan.plan(observed, now)
 
     async with bench.running(plan) as shell:
         await until(bench.is_in("Running", "x"))
         await bench.report("x", step=1)
-        await until(partial(bench.knows_step, shell, "x", 1))
-        await asyncio.sleep(0.5)
-        at_first = len(planned)  # the first report brings `state` and `incarnation`: it does wake
+        await until(lambda: 1 in planned)  # the first report brings `state` and `incarnation`: it does wake
+        await until(lambda: shell._queue.oldest_seconds == 0)
+        at_first = len(planned)
         for step in range(2, 7):
             await bench.report("x", step)
             await until(partial(bench.knows_step, shell, "x", step))

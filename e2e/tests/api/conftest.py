@@ -75,7 +75,7 @@ def restricted(server: Cluster) -> Iterator[str]:
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
     server.kubectl("create", "-f", "-", stdin=json.dumps(body))
-    deadline = time.monotonic() + 10  # the account is made by a controller
+    deadline = time.monotonic() + 60  # the account is made by a controller
     while "default" not in server.kubectl("-n", name, "get", "serviceaccounts", "-o", "name"):
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -55,4 +55,4 @@ def test_kubectl_waits_for_a_condition(server: Cluster, jobs: Jobs, new_job: New
     name = new_job()
     condition = {"type": "Succeeded", "status": "True", "reason": "JobSucceeded", "message": "All steps are done."}
     jobs.apply_status(name, "longboat-operator", {"conditions": [{**condition, "lastTransitionTime": STARTED}]})
-    server.kubectl("-n", NAMESPACE, "wait", f"rlj/{name}", "--for=condition=Succeeded", "--timeout=10s")
+    server.kubectl("-n", NAMESPACE, "wait", f"rlj/{name}", "--for=condition=Succeeded", "--timeout=60s")

@@ -60,7 +60,7 @@ def test_the_operator_can_give_a_driver_its_rights_and_no_more(server: Cluster, 
 
 def test_an_editor_of_a_namespace_runs_jobs_and_reads_templates(server: Cluster) -> None:
     server.kubectl("-n", NAMESPACE, "create", "rolebinding", "researcher", "--clusterrole=edit", "--user=researcher")
-    deadline = time.monotonic() + 20  # roles are aggregated by a controller
+    deadline = time.monotonic() + 60  # roles are aggregated by a controller
     while "rljobs.longboat.dev" not in server.kubectl("auth", "can-i", "--list", "-n", NAMESPACE, "--as=researcher"):
         assert time.monotonic() < deadline
         time.sleep(0.2)
