@@ -101,6 +101,21 @@ bench: setup ## Run the benchmark NAME (`ls bench`)
 
 # --- Use ----------------------------------------------------------------------------------------------------------
 
+QUICKSTART := examples/quickstart
+
+.PHONY: run
+run: libnuma .venv/.installed build/quickstart/train.jsonl ## Train the quickstart on this machine, without a cluster and without root
+	.venv/bin/longboat run $(QUICKSTART)/rljob.yaml --volume /data=build --config-map quickstart=$(QUICKSTART)/base --output build/run $(ARGS)
+
+.PHONY: libnuma
+libnuma:
+	@python3 -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2> /dev/null || \
+	  { echo "libnuma.so.1 is missing, which vLLM needs on CPUs: somebody who is root installs it (Debian: apt-get install libnuma1)"; exit 1; }
+
+# The last file that it writes.
+build/quickstart/train.jsonl: $(QUICKSTART)/base/build_base.py $(QUICKSTART)/base/countdown.py | .venv/.installed
+	$(PYTHON) $(QUICKSTART)/base/build_base.py build/quickstart
+
 .PHONY: cluster-up
 cluster-up: binaries ## Start a Kubernetes on this machine (NAME=..., NODES=...)
 	@$(PYTHON) -m e2e.cluster up $(if $(NAME),--name $(NAME)) $(if $(NODES),--nodes $(NODES))

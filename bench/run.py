@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
+from types import FrameType
 
 from bench.record import raw_file
 
@@ -16,8 +18,15 @@ def main() -> None:
     measure = importlib.import_module(f"bench.{name.name}.measure")
     parser = argparse.ArgumentParser(prog=f"bench.run {name.name}", description=measure.__doc__)
     measure.add_arguments(parser)
+    # As Ctrl-C does, so that what a benchmark started ends with it.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupted)
     measure.run(parser.parse_args(rest), raw_file(name.name))
     importlib.import_module(f"bench.{name.name}.summary").write(raw_file(name.name))
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    signal.raise_signal(signal.SIGINT)
 
 
 if __name__ == "__main__":

@@ -59,8 +59,8 @@ async def task_rooms(task: Task, spec: RLJobSpec, folder: Path) -> AsyncIterator
         graders = local_graders(spec.reward_pool.graders_per_pod, socket, rewards)
         with graders, paced_engines(paced=task.paced):
             resources = {"longboat-store": 1, "longboat-rollout": ENGINES, "longboat-trainer": 1}
-            start_ray({**resources, "longboat-reward": spec.reward_pool.graders_per_pod})
             try:
+                start_ray({**resources, "longboat-reward": spec.reward_pool.graders_per_pod})
                 job = Job("bench", spec, folder / "unused", 1)
                 async with open_rooms(job, socket) as rooms:
                     await rooms.ready()

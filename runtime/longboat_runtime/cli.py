@@ -69,6 +69,10 @@ def run(
         list[str] | None,
         typer.Option(metavar="NAME=DIRECTORY", help="Directory that stands for a ConfigMap of rewards."),
     ] = None,
+    volume: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH=DIRECTORY", help="Directory that stands for what pods see at PATH, such as /data."),
+    ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show the log of driver, engines and trainer.")
     ] = False,
@@ -78,7 +82,7 @@ def run(
     from longboat_runtime.logs import configure
 
     configure(quiet=not verbose)
-    raise typer.Exit(run_file(file, output, config_map or [], verbose=verbose))
+    raise typer.Exit(run_file(file, output, config_map or [], volume or [], verbose=verbose))
 
 
 @app.command("timeline")

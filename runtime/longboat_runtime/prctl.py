@@ -16,9 +16,9 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl {option}: {os.strerror(ctypes.get_errno())}")
 
 
-def die_with_parent() -> None:
-    """The kernel kills this process when its parent ends."""
-    _prctl(_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """The kernel sends this process a signal when its parent, or the parent's thread that started it, ends."""
+    _prctl(_SET_PDEATHSIG, number)
 
 
 def hide_memory() -> None:

@@ -139,6 +139,12 @@ def test_agents_follow_the_head_through_its_deaths(agents: dict[str, Agent]) -> 
     os.kill(second_raylet, signal.SIGKILL)
     until("a new raylet runs", agents, lambda: rollout.find("raylet/raylet") not in ([], [second_raylet]))
     until("it has joined", agents, rollout.ready)
+
+    (third_raylet,) = rollout.find("raylet/raylet")
+    (raylets_agent,) = rollout.find("RuntimeEnvAgent")
+    os.kill(raylets_agent, signal.SIGKILL)  # the raylet ends by itself, with status 0
+    until("another raylet runs", agents, lambda: rollout.find("raylet/raylet") not in ([], [third_raylet]))
+    until("that has joined", agents, rollout.ready)
     assert all(agent.process.poll() is None for agent in agents.values())
 
     for role in ("rollout", "driver", "head"):

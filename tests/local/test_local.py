@@ -5,16 +5,18 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from longboat_crds.load import load_job
 from longboat_crds.status import Problem, Training, TrainingState
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.status import DriverStatus
 from longboat_runtime.local.display import Display, heading, line
 from longboat_runtime.local.picture import draw, points
-from longboat_runtime.local.run import on_one_node
+from longboat_runtime.local.run import on_one_node, on_this_machine, run_file
 from longboat_runtime.metrics.jsonl import JsonLines
 from longboat_runtime.metrics.record import Record
 from tests.driver.fakes import make_spec
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart"
 METRICS = {"critic/score/mean": 0.5, "response_length/mean": 12.0, "timing_s/step": 1.25, "sync/parity_max": 2e-6}
 
 
@@ -26,6 +28,55 @@ def test_one_machine_hosts_all_engines_and_graders() -> None:
     assert (local.rollout.replicas, local.rollout.engines_per_pod) == (1, 6)
     assert (local.reward_pool.replicas, local.reward_pool.graders_per_pod) == (1, 8)
     assert local.rounds == spec.rounds
+
+
+def test_paths_of_pods_are_found_in_the_directories_that_stand_for_their_volumes() -> None:
+    spec = load_job((EXAMPLE / "rljob.yaml").read_text()).spec
+    here = on_this_machine(spec, {"/data": Path("/home/me"), "/data/quickstart/model": Path("/models/tiny")})
+    assert here.model.path == "/models/tiny"
+    assert here.dataset.files is not None
+    assert here.dataset.files.paths == ["/home/me/quickstart/train.jsonl"]
+    assert here.dataset.evaluation is not None
+    assert here.dataset.evaluation.files is not None
+    assert here.dataset.evaluation.files.paths == ["/home/me/quickstart/heldout.jsonl"]
+    assert here.rewards == spec.rewards
+    assert here.rounds == spec.rounds
+
+
+def test_a_reward_in_a_file_is_found_there_too_and_one_in_a_module_stays() -> None:
+    spec = make_spec()
+    first = spec.rewards[0]
+    rewards = [first.model_copy(update={"function": name}) for name in ("/data/a.py:score", "data.a:score")]
+    here = on_this_machine(spec.model_copy(update={"rewards": rewards}), {"/data": Path("/home/me")})
+    assert [reward.function for reward in here.rewards] == ["/home/me/a.py:score", "data.a:score"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("volumes", "/dta=.", "--volume /dta: no path of the job lies below /dta"),
+        ("volumes", "/data", "--volume /data: write NAME=DIRECTORY"),
+        ("config_maps", "quickstart=/nowhere", "--config-map quickstart=/nowhere: write NAME=DIRECTORY"),
+    ],
+)
+def test_a_wrong_directory_is_told_before_anything_starts(
+    option: str, value: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options: dict[str, list[str]] = {"config_maps": [], "volumes": [], option: [value]}
+    assert run_file(EXAMPLE / "rljob.yaml", tmp_path / "run", **options) == 1
+    assert words in " ".join(capsys.readouterr().out.split())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_library_is_told_with_the_package_that_brings_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr("longboat_runtime.local.run.ctypes.CDLL", missing)
+    assert run_file(EXAMPLE / "rljob.yaml", tmp_path / "run", [], []) == 1
+    assert "apt-get install libnuma1" in " ".join(capsys.readouterr().out.split())
 
 
 def test_lines_stand_under_their_titles() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping
 
 import ray
@@ -20,8 +21,19 @@ ATTEMPTS = 3
 
 
 def start_ray(resources: Mapping[str, float]) -> None:
-    """Starts a node of its own with these resources and connects to it. Raises what Ray raises at the last attempt."""
+    """Starts a node of its own with these resources and connects to it. Raises what Ray raises at the last attempt.
+
+    SIGTERM stays with the caller, from whom Ray would take it. To be called in the main thread.
+    """
     os.environ.update(WORKERS)
+    terminated = signal.getsignal(signal.SIGTERM)
+    try:
+        _start(resources)
+    finally:
+        signal.signal(signal.SIGTERM, terminated)
+
+
+def _start(resources: Mapping[str, float]) -> None:
     for attempt in range(1, ATTEMPTS + 1):
         try:
             ray.init(

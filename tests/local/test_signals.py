@@ -1,0 +1,169 @@
+"""What a signal to `longboat run` or to a benchmark leaves behind: nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from longboat_runtime.agent.descendants import descendants
+from tests.support.tiny_model import build_tiny_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+_SET_CHILD_SUBREAPER = 36
+
+
+class Program:
+    """A program in a session of its own, and whatever comes from it: orphans are handed to this process, which counts them too."""
+
+    def __init__(self, command: list[str], folder: Path) -> None:
+        self._others = descendants()
+        self.output = folder / "output"
+        with self.output.open("wb") as output:
+            self._process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+
+    def names(self) -> list[str]:
+        """Command lines of all that came from it and has not ended."""
+        with suppress(ChildProcessError):
+            for pid in descendants() - self._others - {self._process.pid}:
+                with suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)  # an orphan that has ended is ours to reap
+        lines = [Path(f"/proc/{pid}/cmdline") for pid in descendants() - self._others]
+        return [text for line in lines if (text := _read(line))]
+
+    def wait_until(self, happened: Callable[[], bool]) -> None:
+        while not happened():
+            assert self._process.poll() is None, self.output.read_text()
+            time.sleep(0.05)
+
+    def send(self, number: signal.Signals) -> int:
+        """Returns the exit status."""
+        self._process.send_signal(number)
+        return self._process.wait()
+
+    def end(self) -> None:
+        while left := descendants() - self._others:
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._process.poll()
+            self.names()
+            time.sleep(0.05)
+
+
+def _read(line: Path) -> str:
+    try:
+        return line.read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[list[str]], Program]]:
+    libc = ctypes.CDLL(None)
+    libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    begun: list[Program] = []
+
+    def begin(command: list[str]) -> Program:
+        begun.append(Program(command, tmp_path))
+        return begun[-1]
+
+    yield begin
+    for program in begun:
+        program.end()
+    libc.prctl(_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An RLJob that trains until it is stopped."""
+    folder = tmp_path_factory.mktemp("job")
+    build_tiny_model(folder / "model", max_length=64)
+    rows = [{"prompt": letter, "answer": letter} for letter in "abcdefgh"]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "rewards.py").write_text("def letters(sample):\n    return len(sample.text) % 2\n")
+    spec = {
+        "runtimeRef": {"name": "local"},
+        "model": {"path": str(folder / "model"), "dtype": "Float32"},
+        "dataset": {"files": {"paths": [str(folder / "train.jsonl")]}},
+        "algorithm": {"name": "GRPO", "groupSize": 2},
+        "rounds": {"steps": 100_000, "promptsPerRound": 2},
+        "rollout": {"sampling": {"maxTokens": 8}, "kvCache": "16Mi", "enforceEager": True},
+        "rewards": [{"name": "letters", "function": f"{folder}/rewards.py:letters"}],
+        "trainer": {"maxTokensPerBin": 256},
+    }
+    file = folder / "job.yaml"
+    head = {"apiVersion": "longboat.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "letters"}}
+    file.write_text(json.dumps({**head, "spec": spec}))
+    return file
+
+
+def run(job: Path, folder: Path) -> list[str]:
+    return [str(Path(sys.executable).with_name("longboat")), "run", str(job), "--output", str(folder / "run")]
+
+
+def waits_for_engines(program: Program) -> Callable[[], bool]:
+    """Graders have loaded their function, and an engine's process is there but none serves."""
+
+    def waits() -> bool:
+        names = program.names()
+        return all(any(word in name for name in names) for word in ("zygote", "ray::EngineActor"))
+
+    return waits
+
+
+def ends(program: Program) -> None:
+    """Nothing that came from it is left. What is told to end may take a moment; what isn't told stays for ever."""
+    while program.names():
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+def test_a_run_that_waits_for_engines_leaves_nothing(
+    job: Path, tmp_path: Path, start: Callable[[list[str]], Program], number: signal.Signals
+) -> None:
+    program = start(run(job, tmp_path))
+    program.wait_until(waits_for_engines(program))
+    status = program.send(number)
+    ends(program)
+    assert status == {signal.SIGINT: 3, signal.SIGKILL: -signal.SIGKILL}.get(number, 143), program.output.read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_run_that_trains_saves_its_step_and_leaves_nothing(
+    job: Path, tmp_path: Path, start: Callable[[list[str]], Program], number: signal.Signals
+) -> None:
+    program = start(run(job, tmp_path))
+    program.wait_until(lambda: "\n     2 " in program.output.read_text())
+    status = program.send(number)
+    ends(program)
+    assert status == (3 if number == signal.SIGINT else 143), program.output.read_text()
+    assert list(tmp_path.glob("run/incarnations/1/step-*")), "the step that it had made"
+
+
+BENCHMARK = """
+import pathlib, sys, bench.record, bench.run
+bench.record.RESULTS = pathlib.Path(sys.argv.pop(1))
+bench.run.main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_benchmark_leaves_nothing(
+    tmp_path: Path, start: Callable[[list[str]], Program], number: signal.Signals
+) -> None:
+    arguments = ["rounds", "--tasks", "quickstart", "--seeds", "1", "--steps", "2"]
+    program = start([sys.executable, "-c", BENCHMARK, str(tmp_path / "results"), *arguments])
+    program.wait_until(waits_for_engines(program))
+    program.send(number)
+    ends(program)
