@@ -51,7 +51,7 @@ def build_tiny_model(
         eos_token_id=EOS_ID,
         dtype=dtype,
     )
-    return _save(Qwen3ForCausalLM, config, directory, seed)
+    return save_random_model(Qwen3ForCausalLM, config, directory, seed)
 
 
 def build_tiny_experts(
@@ -86,11 +86,11 @@ def build_tiny_experts(
         eos_token_id=EOS_ID,
         dtype=dtype,
     )
-    return _save(Qwen2MoeForCausalLM, config, directory, seed)
+    return save_random_model(Qwen2MoeForCausalLM, config, directory, seed)
 
 
-def _save(kind: Any, config: Any, directory: Path, seed: int) -> Path:
-    """A model of this class with random weights, and its tokenizer."""
+def save_random_model(kind: Any, config: Any, directory: Path, seed: int = 0) -> Path:
+    """A model that `kind` (a class, or `AutoModelForCausalLM.from_config`) makes of `config`, with its tokenizer."""
     import torch
 
     directory.mkdir(parents=True, exist_ok=True)

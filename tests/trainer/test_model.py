@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import MambaConfig, MambaForCausalLM, ViTConfig
+from transformers import GPT2Config, MambaConfig, ViTConfig
 
 from longboat_crds.model import ModelSpec
 from longboat_crds.reasons import Reason
@@ -72,16 +72,21 @@ def test_weights_of_another_shape(directory: Path) -> None:
     assert problem_with(directory).reason == Reason.MODEL_INVALID
 
 
-def test_an_architecture_that_carries_state_from_sample_to_sample_is_refused(tmp_path: Path) -> None:
-    config = MambaConfig(vocab_size=264, hidden_size=32, num_hidden_layers=2, state_size=4)
-    MambaForCausalLM(config).save_pretrained(tmp_path)
-    assert "not supported" in problem_with(tmp_path).message
-
-
 def test_the_longest_sequence_is_within_the_models(directory: Path) -> None:
     config = read_config(directory)
     assert longest_sequence(ModelSpec(path=str(directory)), config) == 1024
     assert longest_sequence(ModelSpec(path=str(directory), max_length=100), config) == 100
     with pytest.raises(SpecProblem, match="1024") as problem:
         longest_sequence(ModelSpec(path=str(directory), max_length=1025), config)
+    assert problem.value.field == "spec.model.maxLength"
+
+
+def test_the_longest_sequence_is_found_by_what_the_architecture_calls_it() -> None:
+    assert longest_sequence(ModelSpec(path="/model"), GPT2Config(n_positions=512)) == 512
+
+
+def test_a_model_without_a_longest_sequence_asks_for_one() -> None:
+    assert longest_sequence(ModelSpec(path="/model", max_length=100), MambaConfig()) == 100
+    with pytest.raises(SpecProblem, match=r"set spec\.model\.maxLength") as problem:
+        longest_sequence(ModelSpec(path="/model"), MambaConfig())
     assert problem.value.field == "spec.model.maxLength"

@@ -9,7 +9,7 @@ import torch
 from longboat_crds.algorithm import Aggregation, AlgorithmName, AlgorithmSpec, ResolvedAlgorithm, resolve
 from longboat_runtime.samples import GeneratedSample
 from longboat_runtime.trainer.advantages import advantages
-from longboat_runtime.trainer.batch import WeightedSample, pack_batch
+from longboat_runtime.trainer.batch import WeightedSample, build_batch
 from longboat_runtime.trainer.metrics import step_metrics
 from longboat_runtime.trainer.objective import TokenLogprobs, objective
 from longboat_runtime.trainer.step_plan import SampleSize, plan_step
@@ -60,7 +60,7 @@ def computed(algorithm: ResolvedAlgorithm, truncated: set[int], denominator: int
     total = 0.0
     for bins in plan.minibatches[0]:
         for members in bins:
-            batch = pack_batch(
+            batch = build_batch(
                 [WeightedSample(SAMPLES[i], values[i], plan.weights[i]) for i in members], torch.device("cpu")
             )
             logprobs = TokenLogprobs(
@@ -94,7 +94,7 @@ def weighted(sample: GeneratedSample, weight: float) -> WeightedSample:
 
 def test_metrics_are_means_over_the_tokens_that_count() -> None:
     inside, outside = SAMPLES[0], SAMPLES[1]
-    batch = pack_batch([weighted(inside, 0.25), weighted(outside, 0.0)], torch.device("cpu"))
+    batch = build_batch([weighted(inside, 0.25), weighted(outside, 0.0)], torch.device("cpu"))
     logprobs = TokenLogprobs(joined(NEW, (0, 1)), joined(OLD, (0, 1)), None, torch.ones(len(batch.targets)))
     _, sums = objective(logprobs, batch, resolve(AlgorithmSpec()))
     metrics = step_metrics({key: value.item() for key, value in sums.items()}, minibatches=1, kl_coefficient=0.0)

@@ -18,7 +18,7 @@ from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint import sharded
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.samples import FinishReason, GeneratedSample
-from longboat_runtime.trainer.batch import WeightedSample, pack_batch
+from longboat_runtime.trainer.batch import WeightedSample, build_batch
 from longboat_runtime.trainer.forward import frozen_logprobs
 from longboat_runtime.trainer.rank import TrainerRank
 from tests.support.tiny_model import build_tiny_model
@@ -59,7 +59,7 @@ def weights(rank: TrainerRank) -> Tensor:
 def gradient(rank: TrainerRank, bins: Iterable[Iterable[int]]) -> Tensor:
     """Of SAMPLES with equal weights, packed in `bins` of positions."""
     batches = [
-        pack_batch([WeightedSample(SAMPLES[i], (-1.0) ** i, 1 / len(SAMPLES)) for i in positions], rank.device)
+        build_batch([WeightedSample(SAMPLES[i], (-1.0) ** i, 1 / len(SAMPLES)) for i in positions], rank.device)
         for positions in bins
     ]
     reference = [frozen_logprobs(rank.updates.reference, batch) for batch in batches]
@@ -110,7 +110,7 @@ def test_a_step_reports_metrics_by_verls_names(rank: TrainerRank) -> None:
 def test_engine_log_probs_equal_to_the_trainers_show_no_mismatch(rank: TrainerRank) -> None:
     exact = []
     for sample in SAMPLES:
-        batch = pack_batch([WeightedSample(sample, 0.0, 1.0)], rank.device)
+        batch = build_batch([WeightedSample(sample, 0.0, 1.0)], rank.device)
         exact.append(replace(sample, logprobs=frozen_logprobs(rank.model, batch).numpy()))
     metrics = rank.train(make_request(exact), fetch_from(exact)).metrics
     assert metrics["training/rollout_probs_diff_max"] < 1e-6

@@ -1,4 +1,4 @@
-"""Packed samples have the log-probs they have alone."""
+"""Samples that go through the model together, packed or padded, have the log-probs and gradients that they have alone."""
 
 from collections.abc import Sequence
 
@@ -6,48 +6,26 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from longboat_runtime.samples import GeneratedSample
 from longboat_runtime.trainer import attention
-from longboat_runtime.trainer.batch import PackedBatch, WeightedSample, pack_batch
-from longboat_runtime.trainer.forward import packed_logprobs
-from tests.trainer.trainer_world import VOCABULARY, make_samples
-
-SHAPE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 128,
-}
-MODELS = {
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=True)),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
-    "mistral with a window of 8": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=8)),
-}
+from longboat_runtime.trainer.batch import SampleBatch, WeightedSample, build_batch
+from longboat_runtime.trainer.forward import response_logprobs
+from longboat_runtime.trainer.self_check import choose_attention
+from tests.support.architectures import ARCHITECTURES, tiny_config
+from tests.trainer.trainer_world import make_samples
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=ARCHITECTURES)
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
     attention.register()
     torch.manual_seed(0)
-    return MODELS[request.param]().eval()
+    return AutoModelForCausalLM.from_config(tiny_config(request.param), dtype=torch.float32).eval()
 
 
-def batch_of(samples: Sequence[GeneratedSample]) -> PackedBatch:
-    return pack_batch([WeightedSample(sample, 0.0, 1.0) for sample in samples], torch.device("cpu"))
+def batch_of(samples: Sequence[GeneratedSample], *, packed: bool) -> SampleBatch:
+    return build_batch([WeightedSample(sample, 0.0, 1.0) for sample in samples], torch.device("cpu"), packed=packed)
 
 
 def alone(model: PreTrainedModel, sample: GeneratedSample) -> Tensor:
@@ -59,9 +37,10 @@ def alone(model: PreTrainedModel, sample: GeneratedSample) -> Tensor:
     return logprobs[start - 1 : -1].gather(-1, tokens[start:, None])[:, 0]
 
 
-def packed(model: PreTrainedModel, samples: Sequence[GeneratedSample]) -> Tensor:
-    model.set_attn_implementation(attention.NAME)
-    return packed_logprobs(model, batch_of(samples))[0]
+def together(model: PreTrainedModel, samples: Sequence[GeneratedSample]) -> Tensor:
+    """As the trainer does it."""
+    model.set_attn_implementation(choose_attention(model.config))
+    return response_logprobs(model, batch_of(samples, packed=attention.packs(model)))[0]
 
 
 def gradients(model: PreTrainedModel, logprobs: Tensor) -> tuple[Tensor, ...]:
@@ -69,41 +48,51 @@ def gradients(model: PreTrainedModel, logprobs: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(logprobs @ weights, list(model.parameters()))
 
 
-def test_packed_equals_alone(model: PreTrainedModel) -> None:
+def test_log_probs_are_those_of_single_samples(model: PreTrainedModel) -> None:
     samples = make_samples(7)
     torch.testing.assert_close(
-        packed(model, samples), torch.cat([alone(model, sample) for sample in samples]), atol=1e-5, rtol=0
+        together(model, samples), torch.cat([alone(model, sample) for sample in samples]), atol=1e-5, rtol=0
     )
 
 
 def test_gradients_too(model: PreTrainedModel) -> None:
     samples = make_samples(5)
-    together = gradients(model, packed(model, samples))
-    apart = gradients(model, torch.cat([alone(model, sample) for sample in samples]))
-    for first, second in zip(together, apart, strict=True):
-        assert (first - second).norm() <= 1e-5 * (1 + second.norm())
+    pairs = zip(
+        gradients(model, together(model, samples)),
+        gradients(model, torch.cat([alone(model, sample) for sample in samples])),
+        strict=True,
+    )
+    assert all((first - second).norm() <= 1e-5 * (1 + second.norm()) for first, second in pairs)
 
 
 def test_a_sample_sees_nothing_of_its_neighbours(model: PreTrainedModel) -> None:
     first, second, third = make_samples(3)
     _, other, _ = make_samples(3, seed=9)
-    before = packed(model, [first, second, third])
-    after = packed(model, [first, other, third])
+    before = together(model, [first, second, third])
+    after = together(model, [first, other, third])
     count, last = len(first.token_ids), len(third.token_ids)
-    assert torch.equal(before[:count], after[:count])
-    assert torch.equal(before[-last:], after[-last:])
+    torch.testing.assert_close(before[:count], after[:count], atol=1e-6, rtol=0)
+    torch.testing.assert_close(before[-last:], after[-last:], atol=1e-6, rtol=0)
 
 
 def test_an_empty_batch_counts_nothing(model: PreTrainedModel) -> None:
-    model.set_attn_implementation(attention.NAME)
-    batch = pack_batch([], torch.device("cpu"))
-    assert batch.weights.tolist() == [0.0]
-    assert torch.isfinite(packed_logprobs(model, batch)[0]).all()
+    assert torch.isfinite(together(model, [])).all()
+    assert batch_of([], packed=True).weights.tolist() == batch_of([], packed=False).weights.tolist() == [0.0]
+
+
+def test_padding_stands_behind_the_sample_and_targets_are_the_response_tokens() -> None:
+    samples = make_samples(3)
+    batch = batch_of(samples, packed=False)
+    for row, sample in zip(batch.input_ids.tolist(), samples, strict=True):
+        tokens = [*sample.prompt_ids.tolist(), *sample.token_ids.tolist()]
+        assert row == tokens + [0] * (len(row) - len(tokens))
+    assert batch.input_ids.flatten()[batch.predicting + 1].tolist() == batch.targets.tolist()
+    assert batch.targets.tolist() == [int(token) for sample in samples for token in sample.token_ids]
 
 
 def test_positions_restart_and_targets_are_the_response_tokens() -> None:
     samples = make_samples(3)
-    batch = batch_of(samples)
+    batch = batch_of(samples, packed=True)
     flat = [int(t) for sample in samples for t in (*sample.prompt_ids, *sample.token_ids)]
     assert batch.input_ids[0].tolist() == flat
     assert batch.targets.tolist() == [int(t) for sample in samples for t in sample.token_ids]

@@ -4,11 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from longboat_crds.job import RLJobSpec
 from longboat_runtime.checkpoint import sharded
 from longboat_runtime.trainer.forward import frozen_logprobs
 from longboat_runtime.trainer.rank import TrainerRank
-from tests.support.tiny_model import build_tiny_model
+from tests.support.architectures import tiny_config
+from tests.support.tiny_model import save_random_model
 from tests.trainer.trainer_world import fetch_from, make_request, make_samples, make_spec, only_rank, run_ranks
 
 pytestmark = pytest.mark.slow
@@ -16,7 +19,7 @@ pytestmark = pytest.mark.slow
 SAMPLES = make_samples(6)
 MORE = make_samples(5, seed=1)
 PROBE = (10, 20, 30, 40)
-SECTIONS = {"algorithm": {"importanceCap": 2.0, "klCoefficient": 0.1}, "trainer": {"minibatches": 2}}
+SECTIONS = {"algorithm": {"importanceCap": 2.0, "klCoefficient": 0.1}}
 
 
 def whole_gradient(rank: TrainerRank) -> torch.Tensor:
@@ -59,22 +62,26 @@ def work_of_two(rank: TrainerRank, directory: Path) -> None:
         torch.save(again, directory / "again")
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tiny_model(tmp_path_factory.mktemp("model"), hidden=64)
+@pytest.fixture(scope="module", params=["qwen3", "gemma2"])
+def spec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RLJobSpec:
+    """Of a model whose samples are packed, and of one whose samples are padded, with gradient checkpointing too."""
+    directory = tmp_path_factory.mktemp("model")
+    save_random_model(AutoModelForCausalLM.from_config, tiny_config(request.param), directory)
+    trainer = {"minibatches": 2, "maxTokensPerBin": 64, "gradientCheckpointing": request.param == "gemma2"}
+    return make_spec(directory, **SECTIONS, trainer=trainer)
 
 
 @pytest.fixture(scope="module")
-def of_two(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def of_two(spec: RLJobSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("two")
-    run_ranks(2, work_of_two, make_spec(model, **SECTIONS), directory)
+    run_ranks(2, work_of_two, spec, directory)
     return directory
 
 
 @pytest.fixture(scope="module")
-def of_one(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def of_one(spec: RLJobSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("one")
-    with only_rank(make_spec(model, **SECTIONS)) as rank:
+    with only_rank(spec) as rank:
         train_and_record(rank, directory)
     return directory
 
@@ -93,9 +100,9 @@ def test_two_ranks_have_the_gradient_of_one(of_one: Path, of_two: Path) -> None:
     assert two["probe"] == pytest.approx(one["probe"], abs=1e-4)
 
 
-def test_what_two_ranks_saved_one_restores_and_goes_on(model: Path, of_two: Path) -> None:
+def test_what_two_ranks_saved_one_restores_and_goes_on(spec: RLJobSpec, of_two: Path) -> None:
     two = read(of_two / "record")
-    with only_rank(make_spec(model, **SECTIONS)) as rank:
+    with only_rank(spec) as rank:
         rank.restore(of_two / "checkpoint")
         assert rank.probe(PROBE) == pytest.approx(two["probe"], abs=1e-6)
         again = rank.train(make_request(MORE, step=2), fetch_from(MORE))

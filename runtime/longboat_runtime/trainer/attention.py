@@ -57,6 +57,11 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, sl
     return scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scaling)
 
 
+def packs(model: nn.Module) -> bool:
+    """Whether the model takes packed samples; else they are padded."""
+    return bool(model.config.get_text_config()._attn_implementation == NAME)
+
+
 def register() -> None:
     """Makes `attn_implementation=NAME` known to transformers; a model's forward then needs `packed_lengths`."""
     from transformers import AttentionInterface

@@ -1,4 +1,4 @@
-"""Samples as the tensors of one packed forward pass."""
+"""Samples as the tensors of one forward pass."""
 
 from __future__ import annotations
 
@@ -22,17 +22,20 @@ class WeightedSample:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedBatch:
-    """T tokens of several samples one after another, with K response tokens among them.
+class SampleBatch:
+    """Several samples, with K response tokens among them: packed one after another, or each as a row of its own.
 
-    `input_ids` and `position_ids` are (1, T), positions begin at 0 for each sample; `lengths` are the samples' tokens, so they
-    add up to T. `predicting` (K) are the positions whose next token is a response token and `targets` (K) those tokens.
-    `advantages`, `weights` and `engine_logprobs` (K, float32) belong to the targets.
+    Packed: `input_ids` and `position_ids` are (1, T), positions begin at 0 for each sample, and `lengths` are the samples' tokens,
+    which add up to T. Padded: `input_ids` are (samples, longest), filled up on the right, where causal attention never looks;
+    `position_ids` and `lengths` are None.
+
+    `predicting` (K) are the positions, in the flattened `input_ids`, whose next token is a response token and `targets` (K) those
+    tokens. `advantages`, `weights` and `engine_logprobs` (K, float32) belong to the targets.
     """
 
     input_ids: Tensor
-    position_ids: Tensor
-    lengths: tuple[int, ...]
+    position_ids: Tensor | None
+    lengths: tuple[int, ...] | None
     predicting: Tensor
     targets: Tensor
     advantages: Tensor
@@ -44,27 +47,37 @@ class PackedBatch:
 _EMPTY_TOKENS = np.zeros(1, np.int32)
 
 
-def pack_batch(samples: Sequence[WeightedSample], device: torch.device) -> PackedBatch:
-    """Packs `samples` in the given order; without samples, one of two tokens with weight 0."""
+def build_batch(samples: Sequence[WeightedSample], device: torch.device, *, packed: bool = True) -> SampleBatch:
+    """`samples` in the given order, packed or padded; without samples, one of two tokens with weight 0."""
     prompts = [entry.sample.prompt_ids for entry in samples] or [_EMPTY_TOKENS]
     responses = [entry.sample.token_ids for entry in samples] or [_EMPTY_TOKENS]
     engine = [entry.sample.logprobs for entry in samples] or [np.zeros(1, np.float32)]
     advantages = [entry.advantage for entry in samples] or [0.0]
     weights = [entry.weight for entry in samples] or [0.0]
-    lengths = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
-    ends = np.cumsum(lengths)
-    # The token at position p is predicted at p - 1, the last token of a sample predicts nothing.
-    predicting = [np.arange(end - len(response) - 1, end - 1) for end, response in zip(ends, responses, strict=True)]
     counts = [len(response) for response in responses]
-    tokens = np.concatenate([part for pair in zip(prompts, responses, strict=True) for part in pair])
+    texts = [np.concatenate(pair) for pair in zip(prompts, responses, strict=True)]
+    lengths = [len(text) for text in texts]
+    longest = max(lengths)
+    starts = np.cumsum([0, *lengths[:-1]]) if packed else np.arange(len(texts)) * longest
+    # The token at position p is predicted at p - 1, the last token of a sample predicts nothing.
+    predicting = [
+        np.arange(start + length - count - 1, start + length - 1)
+        for start, length, count in zip(starts, lengths, counts, strict=True)
+    ]
 
     def tensor(values: np.ndarray, kind: torch.dtype) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(device=device, dtype=kind)
 
-    return PackedBatch(
-        input_ids=tensor(tokens, torch.int64)[None],
-        position_ids=tensor(np.concatenate([np.arange(length) for length in lengths]), torch.int64)[None],
-        lengths=tuple(lengths),
+    if packed:
+        input_ids = tensor(np.concatenate(texts), torch.int64)[None]
+        position_ids = tensor(np.concatenate([np.arange(length) for length in lengths]), torch.int64)[None]
+    else:
+        rows = [np.pad(text, (0, longest - len(text))) for text in texts]
+        input_ids, position_ids = tensor(np.stack(rows), torch.int64), None
+    return SampleBatch(
+        input_ids=input_ids,
+        position_ids=position_ids,
+        lengths=tuple(lengths) if packed else None,
         predicting=tensor(np.concatenate(predicting), torch.int64),
         targets=tensor(np.concatenate(responses), torch.int64),
         advantages=tensor(np.repeat(np.asarray(advantages, np.float32), counts), torch.float32),

@@ -1,38 +1,59 @@
-"""One packed forward pass through a causal language model."""
+"""One forward pass through a causal language model."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from longboat_runtime.trainer.batch import PackedBatch
+from longboat_runtime.trainer.batch import SampleBatch
 from longboat_runtime.trainer.logprobs import chosen_logprobs
 
 
-def packed_logprobs(model: nn.Module, batch: PackedBatch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+def response_logprobs(model: nn.Module, batch: SampleBatch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
     """Log-probabilities (K) of the response tokens, given what stands before them in their own sample, and entropies (K).
 
-    The model's head runs on the K positions that predict a response token only.
+    A packed batch needs a model with `attention.NAME`. The model's head runs on the K positions that predict a response token
+    only.
     """
-    output = model(
-        input_ids=batch.input_ids,
-        position_ids=batch.position_ids,
-        packed_lengths=batch.lengths,
-        logits_to_keep=batch.predicting,
-        use_cache=False,
-    )
+    packing: dict[str, Any] = {}
+    if batch.lengths is not None:
+        packing = {"position_ids": batch.position_ids, "packed_lengths": batch.lengths}
+    with _head_at(model, batch.predicting):
+        output = model(input_ids=batch.input_ids, use_cache=False, **packing)
     return chosen_logprobs(output.logits[0], batch.targets, temperature)
 
 
+@contextmanager
+def _head_at(model: nn.Module, positions: Tensor) -> Iterator[None]:
+    """Meanwhile the model's head gets (1, K, hidden size) at K positions of the flattened batch, and the logits are of these alone.
+
+    Transformers' `logits_to_keep` takes the same positions of every row, and not every architecture has it.
+    """
+
+    def take(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        hidden, *others = inputs
+        return hidden.flatten(0, 1)[positions][None], *others
+
+    hook = model.get_output_embeddings().register_forward_pre_hook(take)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 @torch.no_grad()
-def frozen_logprobs(model: nn.Module, batch: PackedBatch, temperature: float = 1.0) -> Tensor:
-    """`packed_logprobs` without gradient or entropies.
+def frozen_logprobs(model: nn.Module, batch: SampleBatch, temperature: float = 1.0) -> Tensor:
+    """`response_logprobs` without gradient or entropies.
 
     FSDP keeps what is outside the layers gathered from a forward pass until the backward pass frees it; without one it would
     stay, and later passes would not see new values of the shards.
     """
-    logprobs, _ = packed_logprobs(model, batch, temperature)
+    logprobs, _ = response_logprobs(model, batch, temperature)
     if isinstance(model, FSDPModule):
         model.reshard()
     return logprobs

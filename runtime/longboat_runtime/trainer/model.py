@@ -11,10 +11,9 @@ from torch import nn
 from longboat_crds.model import ModelSpec
 from longboat_crds.reasons import Reason
 from longboat_runtime.problems import SpecProblem
-from longboat_runtime.trainer import attention
-from longboat_runtime.trainer.self_check import check_packing
 
 FIELD = "spec.model.path"
+MAX_LENGTH = "spec.model.maxLength"
 
 
 def read_config(path: Path) -> Any:
@@ -49,17 +48,15 @@ def read_config(path: Path) -> Any:
 def read_model(path: Path, config: Any) -> nn.Module:
     """The whole model in float32 on the CPU.
 
-    Raises SpecProblem if weights are missing or of other shapes than the config says, or if the architecture can't be packed.
+    Raises SpecProblem if weights are missing or of other shapes than the config says.
     """
     from transformers import AutoModelForCausalLM
 
-    attention.register()
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
             dtype=torch.float32,
-            attn_implementation=attention.NAME,
             local_files_only=True,
             output_loading_info=True,
         )
@@ -71,17 +68,27 @@ def read_model(path: Path, config: Any) -> nn.Module:
             FIELD,
             f"weights are missing in {path}: {', '.join(missing[:5])} ({len(missing)} in all)",
         )
-    check_packing(model)
     return model
 
 
 def longest_sequence(spec: ModelSpec, config: Any) -> int:
-    """Tokens of the longest sequence the job may train. Raises SpecProblem if it is beyond the model's own limit."""
-    limit = int(config.get_text_config().max_position_embeddings)
-    if spec.max_length is not None and spec.max_length > limit:
+    """Tokens of the longest sequence the job may train: `maxLength`, by default the model's own limit.
+
+    The config's attribute map says what the architecture calls its limit (`n_positions`, `n_ctx`); one without positions has none.
+    Raises SpecProblem if the job goes beyond it, or names none where the model has none.
+    """
+    limit: Any = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if limit is None and spec.max_length is None:
+        raise SpecProblem(
+            Reason.MODEL_INVALID,
+            MAX_LENGTH,
+            f"config.json of {spec.path} names no longest sequence (max_position_embeddings or what a {config.model_type} calls "
+            "it); set spec.model.maxLength",
+        )
+    if limit is not None and spec.max_length is not None and spec.max_length > limit:
         raise SpecProblem(
             Reason.MAX_LENGTH_EXCEEDED,
-            "spec.model.maxLength",
+            MAX_LENGTH,
             f"{spec.max_length} tokens, but the model in {spec.path} goes to {limit}; lower it or take another model",
         )
-    return spec.max_length or limit
+    return int(spec.max_length or limit)

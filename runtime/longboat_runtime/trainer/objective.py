@@ -1,4 +1,4 @@
-"""The loss of one packed batch, and the sums its metrics are made of."""
+"""The loss of one batch, and the sums its metrics are made of."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from longboat_crds.algorithm import ResolvedAlgorithm
 from longboat_runtime.trainer import losses
-from longboat_runtime.trainer.batch import PackedBatch
+from longboat_runtime.trainer.batch import SampleBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class TokenLogprobs:
 
 
 def objective(
-    logprobs: TokenLogprobs, batch: PackedBatch, algorithm: ResolvedAlgorithm
+    logprobs: TokenLogprobs, batch: SampleBatch, algorithm: ResolvedAlgorithm
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The batch's share of the step's loss (a scalar; shares of all batches add up), and sums for metrics.
 
@@ -59,7 +59,7 @@ def objective(
 
 
 def _metrics(
-    logprobs: TokenLogprobs, batch: PackedBatch, ratio: Tensor, algorithm: ResolvedAlgorithm
+    logprobs: TokenLogprobs, batch: SampleBatch, ratio: Tensor, algorithm: ResolvedAlgorithm
 ) -> dict[str, Tensor]:
     """Per token, before summing."""
     return {
@@ -74,5 +74,5 @@ def _metrics(
     }
 
 
-def _probability_difference(logprobs: TokenLogprobs, batch: PackedBatch) -> Tensor:
+def _probability_difference(logprobs: TokenLogprobs, batch: SampleBatch) -> Tensor:
     return (logprobs.old.exp() - batch.engine_logprobs.exp()).abs()

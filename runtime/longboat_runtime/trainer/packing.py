@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
-# A bin is the ascending positions of the samples packed one after another into one forward pass; it may be empty.
+# A bin is the ascending positions of the samples of one forward pass, packed one after another or padded; it may be empty.
 Bin = tuple[int, ...]
 
 
@@ -34,9 +34,41 @@ def pack(tokens: Sequence[int], capacity: int, ranks: int) -> list[list[Bin]]:
     even = least_loaded(tokens, rows * ranks)
     if all(load(members, tokens) <= capacity for members in even):
         bins = even
-    bins.sort(key=lambda members: (-load(members, tokens), members))
-    bins += [()] * (rows * ranks - len(bins))
-    return [bins[rank::ranks] for rank in range(ranks)]
+    return _deal(bins, [load(members, tokens) for members in bins], rows, ranks)
+
+
+def pad(tokens: Sequence[int], capacity: int, ranks: int) -> list[list[Bin]]:
+    """The bins of every rank for samples that are padded to the longest of their bin; see `pack`. Padding counts as tokens.
+
+    Samples of similar length share a bin: longest first, each into the bin of the one before it while that has room, which
+    needs the fewest bins. That number is rounded up to a multiple of `ranks`, and bins are as small as that number allows.
+    Raises SampleTooLong.
+    """
+    order = _longest_first(tokens)
+    if order and tokens[order[0]] > capacity:
+        raise SampleTooLong(order[0], tokens[order[0]], capacity)
+    rows = max(1, -(-len(_runs(order, tokens, capacity)) // ranks))
+    sizes = range(max(tokens, default=0), capacity + 1)
+    smallest = bisect_left(sizes, True, key=lambda size: len(_runs(order, tokens, size)) <= rows * ranks)
+    bins = _runs(order, tokens, sizes[smallest])
+    return _deal(bins, [padded(members, tokens) for members in bins], rows, ranks)
+
+
+def _runs(order: Sequence[int], tokens: Sequence[int], capacity: int) -> list[Bin]:
+    """`order` (longest sample first) cut into bins of at most `capacity` tokens with padding."""
+    bins, start = [], 0
+    while start < len(order):
+        end = start + capacity // tokens[order[start]]
+        bins.append(tuple(sorted(order[start:end])))
+        start = end
+    return bins
+
+
+def _deal(bins: Sequence[Bin], costs: Sequence[int], rows: int, ranks: int) -> list[list[Bin]]:
+    """`rows` bins for each rank, the costliest first, filled up with empty ones."""
+    ranked = [members for _, members in sorted(zip([-cost for cost in costs], bins, strict=True))]
+    ranked += [()] * (rows * ranks - len(ranked))
+    return [ranked[rank::ranks] for rank in range(ranks)]
 
 
 def best_fit_decreasing(tokens: Sequence[int], capacity: int) -> list[Bin]:
@@ -75,6 +107,11 @@ def least_loaded(tokens: Sequence[int], count: int) -> list[Bin]:
 def load(members: Bin, tokens: Sequence[int]) -> int:
     """Tokens in a bin."""
     return sum(tokens[position] for position in members)
+
+
+def padded(members: Bin, tokens: Sequence[int]) -> int:
+    """Tokens in a bin when each sample is padded to the longest."""
+    return len(members) * max((tokens[position] for position in members), default=0)
 
 
 def split(count: int, parts: int) -> list[range]:

@@ -17,7 +17,8 @@ from longboat_runtime.interfaces import ModelInfo, TrainReport, TrainRequest
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId
 from longboat_runtime.trainer import process_group
-from longboat_runtime.trainer.batch import PackedBatch, WeightedSample, pack_batch, token_sample
+from longboat_runtime.trainer.attention import packs
+from longboat_runtime.trainer.batch import SampleBatch, WeightedSample, build_batch, token_sample
 from longboat_runtime.trainer.forward import frozen_logprobs
 from longboat_runtime.trainer.full_weights import full_weights
 from longboat_runtime.trainer.model import longest_sequence
@@ -68,7 +69,7 @@ class TrainerRank:
     def probe(self, ids: Sequence[int]) -> list[float]:
         """Log-probs, at temperature 1, of `ids[1:]`, each given those before it."""
         sample = token_sample(np.asarray(ids, np.int32), prompt_tokens=1)
-        batch = pack_batch([WeightedSample(sample, 0.0, 0.0)], self.device)
+        batch = build_batch([WeightedSample(sample, 0.0, 0.0)], self.device, packed=packs(self.model))
         return [float(value) for value in frozen_logprobs(self.model, batch)]
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -115,6 +116,7 @@ class TrainerRank:
                 capacity=self.spec.trainer.max_tokens_per_bin,
                 ranks=self.world_size,
                 minibatches=self.spec.trainer.minibatches,
+                packed=packs(self.model),
             )
         except SampleTooLong as error:
             raise _bin_problem(error.tokens, error.capacity) from error
@@ -138,9 +140,9 @@ class TrainerRank:
 
     def _batch(
         self, request: TrainRequest, plan: StepPlan, samples: dict[int, GeneratedSample], members: Sequence[int]
-    ) -> PackedBatch:
+    ) -> SampleBatch:
         entries = [WeightedSample(samples[i], request.samples[i].advantage, plan.weights[i]) for i in members]
-        return pack_batch(entries, self.device)
+        return build_batch(entries, self.device, packed=packs(self.model))
 
 
 def _size(sample: GeneratedSample) -> SampleSize:

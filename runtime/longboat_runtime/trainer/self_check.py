@@ -1,6 +1,9 @@
-"""Does packing change what a model computes?"""
+"""By which attention a model trains: packed if its architecture allows it, else padded by transformers' own."""
 
 from __future__ import annotations
+
+import copy
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,44 +13,134 @@ from longboat_crds.reasons import Reason
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.samples import GeneratedSample
 from longboat_runtime.trainer import attention
-from longboat_runtime.trainer.batch import WeightedSample, pack_batch, token_sample
-from longboat_runtime.trainer.forward import packed_logprobs
+from longboat_runtime.trainer.batch import WeightedSample, build_batch, token_sample
+from longboat_runtime.trainer.forward import response_logprobs
 
-# Packed and plain log-probs of one model differ by rounding only; this is float32.
+# The cheapest first. Eager is what the architecture's authors wrote, but holds heads x longest x longest scores of every sample.
+IMPLEMENTATIONS = (attention.NAME, "sdpa", "eager")
+
+# Log-probs of the same tokens that were computed in another way differ by rounding only; this is float32.
 TOLERANCE = 1e-3
 
+# The small copy of a model.
+_LAYERS = 4
+_WIDTH = 16
+_VOCABULARY = 64
+# Shorter than the samples that are compared, so that it matters where attention ends.
+_WINDOW = 3
+_WINDOWS = ("sliding_window", "attention_chunk_size")
+_WIDTHS = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "ffn_hidden_size")
+_VOCABULARIES = ("vocab_size", "vocab_size_per_layer_input")
+_SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
+# What a library raises where an architecture can't be built small, or can't be given another attention.
+_NOT_POSSIBLE = (
+    NotImplementedError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
-def check_packing(model: nn.Module) -> None:
-    """Compares two packed samples with the model's own forward of each alone. Raises SpecProblem if they differ.
 
-    Guards against architectures whose layers pass information along the sequence by other means than attention.
+def choose_attention(config: Any) -> str:
+    """The first of IMPLEMENTATIONS by which samples that go through the model together have the log-probs that they have alone.
+
+    `config` is the model's; its weights aren't needed. Decided on a small model of the same architecture: fewer heads, layers and
+    tokens, but the same kinds of layers, positions, windows and caps, with weights so large that all of these matter. Guards
+    against layers that pass information along the sequence by other means than attention, and against attention that is more
+    than a scaled product. Where no small model can be built it is `eager`: padding is on the right, where no causal model looks.
+    Raises SpecProblem if none of them will do.
     """
-    vocabulary = model.config.get_text_config().vocab_size
-    tokens = (np.arange(1, 14, dtype=np.int32) * 7) % vocabulary
-    samples = [token_sample(tokens[:5], 2), token_sample(tokens[5:], 2)]
-    batch = pack_batch([WeightedSample(sample, 0.0, 1.0) for sample in samples], torch.device("cpu"))
-    model.eval()
-    problem = None
-    with torch.no_grad():
-        try:
-            packed, _ = packed_logprobs(model, batch)
-            model.set_attn_implementation("eager")
-            plain = torch.cat([_plain_logprobs(model, sample) for sample in samples])
-            difference = float((packed - plain).abs().max())
-            if not difference < TOLERANCE:
-                problem = f"log-probs of packed samples differ from those of single ones by {difference:.2g}"
-        except (NotImplementedError, TypeError, ValueError) as error:
-            problem = f"it can't be packed: {error}"
-    if problem:
-        raise SpecProblem(
-            Reason.MODEL_INVALID,
-            "spec.model.path",
-            f"the architecture {model.config.model_type} is not supported: {problem}",
+    attention.register()
+    try:
+        small = _small(config)
+        alone = torch.cat([_alone(_build(small, "eager"), sample) for sample in _samples()])
+    except _NOT_POSSIBLE:
+        return "eager"
+    for name in IMPLEMENTATIONS:
+        difference = _difference(small, name, alone)
+        if difference < TOLERANCE:
+            return name
+    raise SpecProblem(
+        Reason.MODEL_INVALID,
+        "spec.model.path",
+        f"the architecture {config.model_type} can't be trained: log-probs of samples in one batch differ from those of single "
+        f"ones by {difference:.2g}; take a model whose tokens see only those before them",
+    )
+
+
+def _difference(config: Any, name: str, alone: torch.Tensor) -> float:
+    """The largest of any log-prob; infinite if the architecture can't be given the attention `name`."""
+    packed = name == attention.NAME
+    try:
+        model = _build(config, name)
+        batch = build_batch(
+            [WeightedSample(sample, 0.0, 1.0) for sample in _samples()], torch.device("cpu"), packed=packed
         )
-    model.set_attn_implementation(attention.NAME)
+        with torch.no_grad():
+            together, _ = response_logprobs(model, batch)
+    except _NOT_POSSIBLE:
+        return float("inf")
+    return float((together - alone).abs().max().nan_to_num(float("inf")))
 
 
-def _plain_logprobs(model: nn.Module, sample: GeneratedSample) -> torch.Tensor:
+def _small(config: Any) -> Any:
+    """`config` with fewer layers (every kind is still there), heads and tokens; heads keep their size, since positions go by it."""
+    config = copy.deepcopy(config.get_text_config())
+    layers, heads = config.num_hidden_layers, config.num_attention_heads
+    kept = min(layers, max(_LAYERS, _until_every_kind(config, layers)))
+    for name, value in list(vars(config).items()):
+        if isinstance(value, list) and len(value) == layers:
+            setattr(config, name, value[:kept])
+    config.num_hidden_layers = kept
+    grouped = getattr(config, "num_key_value_heads", None) not in (None, heads)
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    config.num_attention_heads, config.hidden_size = 2, 2 * size
+    if hasattr(config, "num_key_value_heads"):
+        config.num_key_value_heads = 1 if grouped else 2
+    for names, limit in ((_WIDTHS, _WIDTH), (_WINDOWS, _WINDOW), (_VOCABULARIES, _VOCABULARY)):
+        for name in names:
+            value = getattr(config, name, None)
+            if isinstance(value, int):
+                setattr(config, name, min(value, limit))
+            elif isinstance(value, list):
+                setattr(config, name, [min(each, limit) for each in value])
+    for name in _SPECIAL_TOKENS:
+        setattr(config, name, None)
+    return config
+
+
+def _until_every_kind(config: Any, layers: int) -> int:
+    """So many layers from the first on have every kind of layer that the config lists."""
+    lists = [value for value in vars(config).values() if isinstance(value, list) and len(value) == layers]
+    return max((value.index(kind) + 1 for value in lists for kind in value), default=1)
+
+
+def _build(config: Any, name: str) -> nn.Module:
+    """A model with the attention `name` and weights that are the same at every call."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=name)
+        with torch.no_grad():
+            for weight in model.parameters():
+                if weight.ndim > 1:
+                    weight.normal_(0.0, 2.0 * min(weight.shape[-2:]) ** -0.5)
+    return model.eval()
+
+
+def _samples() -> list[GeneratedSample]:
+    tokens = (np.arange(1, 14, dtype=np.int32) * 7) % _VOCABULARY
+    return [token_sample(tokens[:5], 2), token_sample(tokens[5:], 2)]
+
+
+@torch.no_grad()
+def _alone(model: nn.Module, sample: GeneratedSample) -> torch.Tensor:
+    """By the model's own forward."""
     tokens = torch.from_numpy(np.concatenate([sample.prompt_ids, sample.token_ids]).astype(np.int64))
     logprobs = model(input_ids=tokens[None], use_cache=False).logits[0].float().log_softmax(-1)
     start = len(sample.prompt_ids)

@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from longboat_crds.model import DType, ModelSpec
 from longboat_crds.reasons import Reason
 from longboat_runtime.problems import SpecProblem
-from longboat_runtime.trainer import attention
 from longboat_runtime.trainer.model import read_config, read_model
+from longboat_runtime.trainer.self_check import choose_attention
 
 TORCH_DTYPES = {
     DType.FLOAT32: torch.float32,
@@ -76,9 +76,9 @@ def _empty_model(config: Any) -> nn.Module:
     """The model without memory for its weights."""
     from transformers import AutoModelForCausalLM
 
-    attention.register()
+    attention = choose_attention(config)
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention.NAME)
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
 
 
 @torch.no_grad()

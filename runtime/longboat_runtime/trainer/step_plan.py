@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from longboat_crds.algorithm import ResolvedAlgorithm
 from longboat_runtime.trainer.aggregation import sample_weights
-from longboat_runtime.trainer.packing import Bin, pack, split
+from longboat_runtime.trainer.packing import Bin, pack, pad, split
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,9 @@ def plan_step(
     capacity: int,
     ranks: int,
     minibatches: int,
+    packed: bool = True,
 ) -> StepPlan:
-    """Splits the samples in their order into minibatches and packs each for all ranks.
+    """Splits the samples in their order into minibatches and packs (or else pads) each for all ranks.
 
     Weights are those of the whole step times the number of minibatches, so that every optimizer update is one of a full
     batch's size. Raises packing.SampleTooLong.
@@ -57,8 +58,9 @@ def plan_step(
         denominator,
         max_tokens,
     )
-    packed = []
+    fill = pack if packed else pad
+    planned = []
     for part in split(len(sizes), minibatches):
-        bins = pack([sizes[position].tokens for position in part], capacity, ranks)
-        packed.append(tuple(tuple(tuple(part[i] for i in members) for members in of_rank) for of_rank in bins))
-    return StepPlan(tuple(packed), tuple(weight * minibatches for weight in weights))
+        bins = fill([sizes[position].tokens for position in part], capacity, ranks)
+        planned.append(tuple(tuple(tuple(part[i] for i in members) for members in of_rank) for of_rank in bins))
+    return StepPlan(tuple(planned), tuple(weight * minibatches for weight in weights))

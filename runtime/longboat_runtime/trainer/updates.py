@@ -14,8 +14,8 @@ from longboat_crds.job import RLJobSpec
 from longboat_crds.model import DType
 from longboat_crds.reasons import Reason
 from longboat_runtime.problems import SpecProblem
-from longboat_runtime.trainer.batch import PackedBatch
-from longboat_runtime.trainer.forward import frozen_logprobs, packed_logprobs
+from longboat_runtime.trainer.batch import SampleBatch
+from longboat_runtime.trainer.forward import frozen_logprobs, response_logprobs
 from longboat_runtime.trainer.metrics import is_maximum, step_metrics
 from longboat_runtime.trainer.objective import TokenLogprobs, objective
 from longboat_runtime.trainer.optimizer import build_optimizer, gradient_norm, learning_rate, set_learning_rate
@@ -34,7 +34,7 @@ class Updates:
         self.optimizer = build_optimizer(spec.trainer.optimizer, self.parameters)
         self.loss_scale = FLOAT16_SCALE if spec.model.dtype is DType.FLOAT16 else 1.0
 
-    def run(self, step: int, minibatches: Sequence[Sequence[PackedBatch]]) -> dict[str, float]:
+    def run(self, step: int, minibatches: Sequence[Sequence[SampleBatch]]) -> dict[str, float]:
         """One update for each minibatch; returns metrics. Every rank gives equally many batches in each.
 
         Raises SpecProblem if a gradient is not finite; updates of earlier minibatches have then been made.
@@ -60,7 +60,7 @@ class Updates:
         }
 
     def accumulate(
-        self, batches: Sequence[PackedBatch], old: Sequence[Tensor | None], reference: Sequence[Tensor | None]
+        self, batches: Sequence[SampleBatch], old: Sequence[Tensor | None], reference: Sequence[Tensor | None]
     ) -> list[dict[str, Tensor]]:
         """Adds the gradients of `batches`, summed over ranks with the last of them; returns each one's sums for metrics.
 
@@ -69,7 +69,7 @@ class Updates:
         sums = []
         for index, batch in enumerate(batches):
             self.model.set_requires_gradient_sync(index == len(batches) - 1)
-            new, entropy = packed_logprobs(self.model, batch, self.spec.rollout.sampling.temperature)
+            new, entropy = response_logprobs(self.model, batch, self.spec.rollout.sampling.temperature)
             before = old[index]
             logprobs = TokenLogprobs(new, new.detach() if before is None else before, reference[index], entropy)
             loss, of_batch = objective(logprobs, batch, self.algorithm)
@@ -80,7 +80,7 @@ class Updates:
     def _update(
         self,
         step: int,
-        batches: Sequence[PackedBatch],
+        batches: Sequence[SampleBatch],
         old: Sequence[Tensor | None],
         reference: Sequence[Tensor | None],
     ) -> tuple[float, list[dict[str, Tensor]]]:
@@ -109,13 +109,13 @@ class Updates:
             )
         self.loss_scale /= 2.0
 
-    def _old_logprobs(self, minibatches: Sequence[Sequence[PackedBatch]]) -> Sequence[Sequence[Tensor | None]]:
+    def _old_logprobs(self, minibatches: Sequence[Sequence[SampleBatch]]) -> Sequence[Sequence[Tensor | None]]:
         """Of the round's weights, before any update. A single minibatch needs none: see `accumulate`."""
         if len(minibatches) == 1:
             return [[None] * len(minibatches[0])]
         return [self._frozen_logprobs(self.model, batches) for batches in minibatches]
 
-    def _frozen_logprobs(self, model: nn.Module | None, batches: Sequence[PackedBatch]) -> Sequence[Tensor | None]:
+    def _frozen_logprobs(self, model: nn.Module | None, batches: Sequence[SampleBatch]) -> Sequence[Tensor | None]:
         if model is None:
             return [None] * len(batches)
         temperature = self.spec.rollout.sampling.temperature
