@@ -50,9 +50,8 @@ COPY --from=application /application /opt/longboat
 USER 10001:10001
 ENTRYPOINT ["longboat-operator"]
 
-FROM user AS runtime
+FROM user AS runtime-system
 ARG BACKEND=cpu
-LABEL org.opencontainers.image.title="Longboat runtime" dev.longboat.backend="${BACKEND}"
 # vLLM's CPU kernels link against libnuma. On a GPU, Triton compiles C against libc's and Python's headers when an engine starts,
 # and torch.compile C++ for what stays on the CPU. Official Python images bring Python's headers; Debian has them in a package.
 RUN packages=libnuma1; \
@@ -65,6 +64,10 @@ RUN packages=libnuma1; \
     rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin
 # Compilers' results, which every restart of an engine would make again: below HOME, where pods have a volume.
 ENV TRITON_CACHE_DIR=/home/longboat/.cache/triton TORCHINDUCTOR_CACHE_DIR=/home/longboat/.cache/torchinductor
+
+FROM runtime-system AS runtime
+ARG BACKEND=cpu
+LABEL org.opencontainers.image.title="Longboat runtime" dev.longboat.backend="${BACKEND}"
 COPY --from=runtime-dependencies /opt/longboat /opt/longboat
 COPY --from=application /application /opt/longboat
 USER 10001:10001

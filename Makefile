@@ -61,8 +61,8 @@ images: setup ## Build the images that tests use (about a minute, once; then wha
 	@$(PYTHON) -m e2e.cluster images
 
 .PHONY: image-runtime
-image-runtime: setup ## Build the full runtime image (gigabytes; tests don't need it)
-	@$(PYTHON) -m e2e.cluster images runtime
+image-runtime: setup ## Build the full runtime image (gigabytes; tests don't need it; BACKEND=gpu for the one with CUDA)
+	@$(PYTHON) -m e2e.cluster images runtime$(if $(filter gpu,$(BACKEND)),-gpu)
 
 # --- Checks -------------------------------------------------------------------------------------------------------
 

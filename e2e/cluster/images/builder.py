@@ -1,7 +1,10 @@
 """Building images with buildah: no daemon, no registry, storage in the cache."""
 
+import json
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from e2e.cluster.errors import ClusterError
@@ -37,6 +40,19 @@ def ensure(ref: str, archive: Path) -> None:
     inspect = [*_buildah(), "inspect", "--type=image", ref]
     if subprocess.run(inspect, env=_environment(), capture_output=True, check=False).returncode != 0:
         run([*_buildah(), "pull", "--quiet", f"docker-archive:{archive}"], env=_environment())
+
+
+@contextmanager
+def unpacked(ref: str) -> Iterator[tuple[Path, dict[str, str]]]:
+    """The root file system of an image in the storage, and the environment that it sets."""
+    image = json.loads(run([*_buildah(), "inspect", "--type=image", ref], env=_environment()))
+    variables = image["OCIv1"]["config"]["Env"]
+    container = run([*_buildah(), "from", "--pull=never", ref], env=_environment()).strip()
+    try:
+        root = run([*_buildah(), "mount", container], env=_environment()).strip()
+        yield Path(root), dict(variable.split("=", 1) for variable in variables)
+    finally:
+        run([*_buildah(), "rm", container], env=_environment())
 
 
 def remove(ref: str) -> None:

@@ -77,6 +77,11 @@ def _gather_runtime_host(folder: Path) -> None:
     (folder / "base").write_text(_base())
 
 
+def _gather_system(folder: Path) -> None:
+    shutil.copy(REPOSITORY / "Dockerfile", folder)
+    (folder / "base").write_text(_base())
+
+
 def _gather_distribution(folder: Path) -> None:
     for name in DISTRIBUTION:
         if (REPOSITORY / name).is_dir():
@@ -111,10 +116,13 @@ IMAGES = {
         Image("operator", _gather_distribution, _make("operator")),
         Image("runtime", _gather_distribution, _make("runtime", BACKEND="cpu")),
         Image("runtime-gpu", _gather_distribution, _make("runtime", BACKEND="gpu")),
+        Image("runtime-gpu-system", _gather_system, _make("runtime-system", BACKEND="gpu")),
     )
 }
 DAILY = ("base", "runtime-host", "operator")
-"""The images that tests use; the `runtime` ones take gigabytes, and tests mount the host's environment instead."""
+"""The images that tests use; the `runtime` ones take gigabytes, and tests mount the host's environment instead.
+
+`runtime-gpu-system` is the part of `runtime-gpu` without Longboat and its dependencies."""
 
 
 def find(name: str) -> Image:
