@@ -15,7 +15,7 @@ class FailurePolicySpec(ApiModel):
     """Limits count incidents of a role, forgiven as steps commit.
 
     Containers that end and pods that are lost within a minute are one incident, whatever the nodes. Pods that Kubernetes evicts,
-    preempts, or deletes because their node is gone are replaced and never counted.
+    preempts, or deletes because their node is gone are replaced and never counted; nor is the driver's failure when it lost such a pod.
     """
 
     rules: ClassVar[tuple[Rule, ...]] = (

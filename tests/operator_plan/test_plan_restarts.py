@@ -340,6 +340,36 @@ def test_a_failure_of_the_driver_is_counted_once_whoever_tells_it(cluster: Simul
     assert cluster.number == 4
 
 
+@pytest.mark.parametrize("driver_first", [True, False])
+def test_a_driver_that_loses_a_drained_rank_uses_no_limit_up(cluster: SimulatedCluster, driver_first: bool) -> None:
+    """Ray may tell it of a lost node before Kubernetes takes the node's pods away."""
+    for attempt in range(8):
+        if driver_first:
+            cluster.crash("sums-driver-0-a0", message="TrainerLost")
+            cluster.settle()
+            cluster.advance(100)
+        cluster.delete_pod(f"sums-trainer-0-a{attempt}", reason="EvictionByEvictionAPI")
+        cluster.settle()
+        cluster.advance(20)
+        if not driver_first:
+            cluster.crash("sums-driver-0-a0", message="TrainerLost")
+        cluster.settle()
+        cluster.end_deleted()
+        cluster.advance(400)
+        cluster.settle()
+        cluster.start_all()
+        cluster.settle()
+    assert drivers(cluster).recent_restarts == 0
+    assert drivers(cluster).restarts == 8
+    for _ in range(6):
+        assert cluster.status.phase is not Phase.FAILED
+        cluster.crash("sums-driver-0-a0", message="out of ideas")
+        cluster.settle()
+        cluster.advance(170)
+    assert cluster.status.reason == Reason.RESTART_LIMIT_EXCEEDED, "what was excused excuses nothing else"
+    assert "out of ideas" in failure_of(cluster)
+
+
 def test_starts_after_a_suspension_a_disruption_or_with_a_new_head_use_no_limit_up(cluster: SimulatedCluster) -> None:
     for number in range(3):
         cluster.drive(demand={"incarnationRequest": f"new head {number}"})

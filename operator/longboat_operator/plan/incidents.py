@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 # A switch, a rack or a node that fails takes its pods within seconds, and so does a rank whose end ends its peers.
 INCIDENT = timedelta(seconds=60)
+# The driver fails when it loses a pod that it works with. Ray tells it half a minute after a node is gone, Kubernetes
+# takes the node's pods away up to two minutes later (node-monitor-grace-period and the pods' toleration).
+DISRUPTION = timedelta(minutes=3)
 _LEAST = timedelta(seconds=1)
 
 
@@ -34,3 +38,12 @@ class Incidents:
             return self, min(near)
         begun = max(time, first) if first else time
         return Incidents((*self.times, begun)), begun
+
+    def without_those_near(self, disruptions: Collection[datetime]) -> Incidents:
+        """The incidents that no disruption explains."""
+        return Incidents(tuple(time for time in self.times if not explained(time, disruptions)))
+
+
+def explained(time: datetime, disruptions: Collection[datetime]) -> bool:
+    """Whether a failure of the driver at `time` lies within `DISRUPTION` of a pod that was taken away, before or after."""
+    return any(abs(time - disruption) <= DISRUPTION for disruption in disruptions)

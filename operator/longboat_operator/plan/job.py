@@ -13,7 +13,7 @@ from longboat_operator.plan import deadline
 from longboat_operator.plan.creation import Creation, creation_of
 from longboat_operator.plan.failures import Verdict, over_the_limit, said_by_driver
 from longboat_operator.plan.incarnations import failure_before
-from longboat_operator.plan.losses import Lost, lost_pods
+from longboat_operator.plan.losses import Lost, disruptions, lost_pods
 from longboat_operator.plan.records import RoleCount, count, released, remembered
 from longboat_operator.plan.removal import Removal, condemned, removal_of
 from longboat_operator.plan.suspension import Stage, grace_left, stage_of
@@ -64,6 +64,8 @@ def _counts(view: JobView, stage: Stage, now: datetime, lost: Lost) -> Counts:
     if stage in {Stage.RUN, Stage.SUSPENDING}:
         allocation = view.status.allocation
         inside = failure_before(allocation.incarnation if allocation else None, view.status.demand)
+        # Without a pod that it works with the driver can't go on: it starts again, and that is no failure of its own.
+        excuses = disruptions(view, lost)
         return {
             role: count(
                 view.job,
@@ -75,6 +77,7 @@ def _counts(view: JobView, stage: Stage, now: datetime, lost: Lost) -> Counts:
                 now,
                 lost.pods,
                 inside if role is Role.DRIVER else None,
+                excuses if role is Role.DRIVER else (),
             )
             for role in ROLES
         }

@@ -64,6 +64,17 @@ def lost_pods(view: JobView, now: datetime) -> Lost:
     return Lost(lost, min(waits, default=None))
 
 
+def disruptions(view: JobView, lost: Lost) -> frozenset[datetime]:
+    """When Kubernetes lately took pods away for no fault of theirs, as pods and the restart history tell."""
+    now_gone = {loss.time for loss in lost.pods.values() if not loss.counted and loss.time}
+    told = {
+        moment(record.time)
+        for record in view.status.restart_history or ()
+        if not record.counted and record.reason in {Reason.POD_LOST, Reason.NODE_LOST}
+    }
+    return frozenset(now_gone | told)
+
+
 def _stuck_since(view: JobView, role: Role, pod: PodView) -> datetime | None:
     """From when on the pod has been stuck, if it stays as it is for `UNREADY_SECONDS`; None if it is not.
 

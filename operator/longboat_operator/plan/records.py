@@ -7,14 +7,14 @@ now gives what is new since, however many plans lie between.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from longboat_crds.base import Role
 from longboat_crds.reasons import Reason
 from longboat_crds.status import FAILURE_LENGTH, INCIDENTS, PodRecord, RestartRecord, RoleStatus
-from longboat_operator.plan.incidents import INCIDENT, Incidents
+from longboat_operator.plan.incidents import INCIDENT, Incidents, explained
 from longboat_operator.plan.losses import Loss
 from longboat_operator.plan.view import PodView
 from longboat_operator.pods.names import JobRef
@@ -93,10 +93,12 @@ def count(
     now: datetime,
     lost: Mapping[str, Loss],
     failed_inside: str | None = None,
+    disruptions: Collection[datetime] = (),
 ) -> RoleCount:
     """Memory after a look at the role's pods, of which those in `lost` (by uid) can't serve any more.
 
-    `failed_inside` says how a process failed that its container outlived.
+    `failed_inside` says how a process failed that its container outlived. `disruptions` explain why containers
+    of this role failed (`explained`), which then doesn't count.
 
     Rules:
     * a pod whose record is missing or older is new, and begins with no restarts counted;
@@ -109,6 +111,7 @@ def count(
       done again after a rollback is not new, so a job that fails at the same place for ever reaches its limit.
     """
     anew = memory.restart_step is None or step > memory.restart_step
+    memory = replace(memory, incidents=memory.incidents.without_those_near(disruptions))
     newest = {pod.index: pod for pod in pods}
     records: dict[int, PodRecord] = {}
     failures: list[Failure] = []
@@ -129,7 +132,10 @@ def count(
                 found.insert(0, Failure(index, str(role), name, Reason.CONTAINER_EXITED, failed_inside, now))
             failures += found
         records[index] = record
-    failures.sort(key=lambda failure: failure.time)
+    failures = [
+        replace(failure, counted=failure.counted and (failure.what == POD or not explained(failure.time, disruptions)))
+        for failure in sorted(failures, key=lambda failure: failure.time)
+    ]
     # Restarts of which nothing is known are equal, and told once.
     news = tuple(_told(role, records[failure.index], failure, now) for failure in dict.fromkeys(failures))
     memory = replace(released(memory, pods, keep=desired), records=records, news=news)
