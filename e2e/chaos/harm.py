@@ -36,11 +36,12 @@ def harm(cluster: Cluster, fault: Fault, job: Job | None) -> str:
     Raises NothingToHarm, or what the cluster's clients raise, if it could not be done within RETRY_SECONDS.
     """
     if job is None:
-        return _persist(lambda: _OF_CLUSTER[fault.kind](cluster, fault))
-    return _persist(lambda: _OF_JOB[fault.kind](job, fault))
+        return persist(lambda: _OF_CLUSTER[fault.kind](cluster, fault))
+    return persist(lambda: _OF_JOB[fault.kind](job, fault))
 
 
-def _persist(call: Callable[[], T]) -> T:
+def persist(call: Callable[[], T]) -> T:
+    """What `call` returns, made again while it raises that the API server is away or that there is nothing to harm."""
     deadline = time.monotonic() + RETRY_SECONDS
     while True:
         try:
@@ -95,7 +96,7 @@ def _suspend(job: Job, fault: Fault) -> str:
     if fault.forced:
         job.wait("suspended", lambda: job.status().get("phase") == "Suspended", 300)
     time.sleep(fault.outage / 2)
-    _persist(lambda: job.patch({"suspend": False}))
+    persist(lambda: job.patch({"suspend": False}))
     return f"for {fault.outage / 2:.1f} s{' from when it was suspended' if fault.forced else ''}"
 
 

@@ -1,6 +1,7 @@
 """The jobs that faults happen to: each lives under one policy, is audited and makes room for the next."""
 
 import shutil
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,12 +31,13 @@ CHILDREN = "pods,services,serviceaccounts,roles,rolebindings,secrets,networkpoli
 
 @dataclass
 class Life:
-    """One job under a policy. `step` is the last that was seen; `failed` says why the job has ended."""
+    """One job under a policy. `step` was seen at `seen`, on the monotonic clock; `failed` says why the job has ended."""
 
     job: Job
     policy: RoundPolicyName
     until: float
     step: int = 0
+    seen: float = 0.0
     failed: str = ""
 
     @property
@@ -49,6 +51,7 @@ class Life:
             found = self.job.get()
         except UNREACHABLE:
             return
+        self.seen = time.monotonic()
         status = found.get("status", {})
         self.step = int(status.get("training", {}).get("step", 0))
         for condition in status.get("conditions", []):
@@ -93,7 +96,9 @@ def end(life: Life, diagnosis: Path) -> Object:
     audit: Object = {"job": job.name, "policy": life.policy.value, "steps": life.step, "left": left}
     audit |= {name: found[name] for name in NOTHING}
     if not clean(audit):
-        shutil.copytree(claim / INCARNATIONS, diagnosis / job.name, ignore=shutil.ignore_patterns("step-*"))
+        shutil.copytree(
+            claim / INCARNATIONS, diagnosis / job.name, ignore=shutil.ignore_patterns("step-*"), dirs_exist_ok=True
+        )
     return audit
 
 

@@ -3,11 +3,12 @@
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from bench.record import Recorder
 from e2e.chaos import lives
-from e2e.chaos.harm import UNREACHABLE, harm
+from e2e.chaos.harm import UNREACHABLE, harm, persist
 from e2e.chaos.lives import Life
 from e2e.chaos.schedule import OF_ONE_JOB, Fault, choose, faults
 from e2e.jobs import Object
@@ -21,17 +22,23 @@ NEW_STEPS = 3
 
 @dataclass
 class Wound:
-    """What a fault did to one job, which had made `step` when the fault was over. `seconds` are from then until it is well again."""
+    """What a fault did to one job. `step` is what it had made when it was first seen after the fault, `seconds` are until it is well."""
 
     life: Life
-    step: int
+    step: int | None = None
     seconds: float | None = None
     outcome: str = ""
 
-    @property
-    def goal(self) -> int:
-        """The step by which it has recovered."""
-        return self.step + NEW_STEPS
+    def judge(self, over: float, now: float, patience: float) -> str:
+        """Its outcome at `now`, given when the fault was over; empty while it is open. Times are on the monotonic clock."""
+        if self.life.failed:
+            return "failed"
+        if self.step is None and self.life.seen > over:
+            self.step = self.life.step
+        if self.step is not None and self.life.step >= self.step + NEW_STEPS:
+            self.seconds = round(now - over, 1)
+            return "recovered"
+        return "stuck" if now - over > patience else ""
 
 
 @dataclass
@@ -95,7 +102,8 @@ class Run:
                 self._struck(incident, now)
             if incident.over is not None:
                 for wound in incident.wounds:
-                    self._judge(incident, wound, now)
+                    if not wound.outcome and (outcome := wound.judge(incident.over, now, self.patience)):
+                        self._settle(incident, wound, outcome)
             if incident.closed:
                 self._record(incident)
         self._open = [incident for incident in self._open if not incident.closed]
@@ -109,8 +117,6 @@ class Run:
     def _struck(self, incident: Incident, now: float) -> None:
         """The harm is done, or could not be."""
         incident.over = now
-        for wound in incident.wounds:
-            wound.step = wound.life.step
         error = incident.doing.exception()
         if error is None:
             incident.target = incident.doing.result()
@@ -118,18 +124,6 @@ class Run:
             return
         incident.target = f"{type(error).__name__}: {error}".splitlines()[0]
         for wound in incident.wounds:
-            self._settle(incident, wound, "stuck")
-
-    def _judge(self, incident: Incident, wound: Wound, now: float) -> None:
-        assert incident.over is not None
-        if wound.outcome:
-            return
-        if wound.life.failed:
-            self._settle(incident, wound, "failed")
-        elif wound.life.step >= wound.goal:
-            wound.seconds = round(now - incident.over, 1)
-            self._settle(incident, wound, "recovered")
-        elif now - incident.over > self.patience:
             self._settle(incident, wound, "stuck")
 
     def _settle(self, incident: Incident, wound: Wound, outcome: str) -> None:
@@ -169,11 +163,14 @@ class Run:
                 self._say(f"{life.job.name} is STUCK: {life.failed}")
             if (now > life.until or life.failed) and not self._wounds(life):
                 self._lives.remove(life)
-                self._ending.append(self._pool.submit(lives.end, life, self.diagnosis))
+                self._ending.append(self._pool.submit(persist, partial(lives.end, life, self.diagnosis)))
         while now < end and len(self._lives) + len(self._ending) < self.jobs:
             policy = self.policies[self._begun % len(self.policies)]
+            try:
+                life = lives.begin(self.site, policy, self._begun + 1, self.seed, min(now + self._share, end))
+            except UNREACHABLE:
+                return  # soon again
             self._begun += 1
-            life = lives.begin(self.site, policy, self._begun, self.seed, min(now + self._share, end))
             self._lives.append(life)
             self._say(f"{life.job.name} begins")
 
@@ -199,7 +196,7 @@ class Run:
         self._last = now
         job = hit[0].job if fault.kind in OF_ONE_JOB else None
         doing = self._pool.submit(harm, self.site.cluster, fault, job)
-        self._open.append(Incident(fault, [Wound(life, life.step) for life in hit], doing))
+        self._open.append(Incident(fault, [Wound(life) for life in hit], doing))
         return True
 
     def _wounds(self, life: Life) -> list[Wound]:
