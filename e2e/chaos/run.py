@@ -85,8 +85,8 @@ class Run:
         fault = next(coming)
         try:
             while time.monotonic() < end or self._lives or self._ending:
+                self._look()
                 now = time.monotonic()
-                self._look(now)
                 self._relieve(now, end)
                 if now < end and self._strike(fault, now):
                     fault = next(coming)
@@ -94,9 +94,10 @@ class Run:
         finally:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _look(self, now: float) -> None:
+    def _look(self) -> None:
         for life in self._lives:
-            life.look()
+            life.look()  # takes long while the API server is away
+        now = time.monotonic()
         for incident in self._open:
             if incident.over is None and incident.doing.done():
                 self._struck(incident, now)
