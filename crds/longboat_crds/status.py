@@ -262,6 +262,9 @@ class RLJobStatus(ApiModel):
         None, description="When suspending began; checkpoint.graceSeconds run from it."
     )
     runtime: RuntimeStatus | None = None
+    ray_token_secret: Line | None = Field(
+        None, description="Secret with the token of the job's Ray cluster; its pods mount it."
+    )
     selector: str | None = Field(
         None, max_length=512, description="Label selector of rollout pods, for the scale subresource."
     )

@@ -29,11 +29,13 @@ from longboat_operator.model import (
     DeleteObject,
     EmitEvent,
     Observed,
+    PatchMetadata,
     Plan,
     PublishStatus,
     ResizePod,
+    Target,
 )
-from longboat_operator.refusals import Refusals, Target
+from longboat_operator.refusals import Refusals
 from longboat_operator.watch.cache import Cache
 from longboat_operator.watch.expectations import Expectation
 from longboat_operator.writes import Writes
@@ -77,7 +79,7 @@ class _Run:
         self._stale = False
 
     async def execute(self) -> Outcome:
-        self._refusals.keep_only({target_of(action) for action in self._plan.actions})
+        self._refusals.keep_only({*map(target_of, self._plan.actions), *self._plan.look_up})
         trouble = None
         for action in self._plan.actions:
             try:
@@ -163,7 +165,7 @@ def target_of(action: Action) -> Target:
     match action:
         case CreateObject() | ApplyObject():
             return action.body["kind"], action.body["metadata"]["name"]
-        case DeleteObject():
+        case DeleteObject() | PatchMetadata():
             return action.kind, action.name
         case ResizePod():
             return POD.kind, action.name

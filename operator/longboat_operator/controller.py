@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -10,10 +11,12 @@ from datetime import UTC, datetime
 import structlog
 
 from longboat_operator.apply import Applier, Outcome
+from longboat_operator.kube.errors import KubeError
 from longboat_operator.kube.resources import CLUSTER_RL_RUNTIME, RL_JOB
 from longboat_operator.lease import LeadershipLostError
+from longboat_operator.lookups import LookUps
 from longboat_operator.metrics import RECONCILE_SECONDS
-from longboat_operator.model import JobKey, Object, Observed, Plan
+from longboat_operator.model import JobKey, Object, Observed, Plan, Target
 from longboat_operator.queue import WorkQueue
 from longboat_operator.refusals import Refusals
 from longboat_operator.watch.cache import RUNTIME_KINDS, Cache, Change, job_of
@@ -39,6 +42,7 @@ class Controller:
         queue: WorkQueue[JobKey],
         observe: Observe,
         plan: MakePlan,
+        look_ups: LookUps,
         applier: Applier,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -47,6 +51,7 @@ class Controller:
         self._queue = queue
         self._observe = observe
         self._plan = plan
+        self._look_ups = look_ups
         self._applier = applier
         self._clock = clock
         self._refusals: dict[JobKey, Refusals] = {}
@@ -92,14 +97,17 @@ class Controller:
         self._held.discard(job)
         refusals = self._refusals.setdefault(job, Refusals(self._clock))
         try:
-            observed = dataclasses.replace(self._observe(self._cache, job), refusals=refusals.by_name())
-            plan = self._plan(observed, datetime.now(UTC))
+            observed, plan = await self._informed(self._observe(self._cache, job), refusals)
             if plan.empty and observed.job is None:
                 self._forget(job)
                 return "gone"
             outcome = await self._applier.apply(plan, observed, refusals)
         except LeadershipLostError:
             raise
+        except KubeError as error:
+            log.warning("look-up failed", job=str(job), error=str(error))
+            self._queue.add_after(job, max(self._queue.failed(job), error.retry_after_seconds or 0.0))
+            return "trouble"
         except Exception:
             # One job's plan that can't be made or carried out must not stop the others'.
             log.exception("reconcile failed", job=str(job))
@@ -114,6 +122,20 @@ class Controller:
             self._queue.succeeded(job)
         self._queue.add_after(job, min((seconds for seconds in again if seconds is not None), default=None))
         return _word(plan, outcome)
+
+    async def _informed(self, observed: Observed, refusals: Refusals) -> tuple[Observed, Plan]:
+        """A plan that knows what it asked for, and what it was made from; without what the server refuses to tell."""
+        observed = dataclasses.replace(observed, random=secrets.token_hex(4))
+        asked: set[Target] = set()
+        while True:
+            observed = dataclasses.replace(observed, refusals=refusals.by_name())
+            plan = self._plan(observed, datetime.now(UTC))
+            unknown = tuple(target for target in plan.look_up if target not in asked)
+            if not unknown:
+                return observed, plan
+            asked |= set(unknown)
+            answers = await self._look_ups.answers(unknown, observed, refusals)
+            observed = dataclasses.replace(observed, looked_up={**observed.looked_up, **answers})
 
     def _forget(self, job: JobKey) -> None:
         self._refusals.pop(job, None)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Object = Mapping[str, Any]
+# Kind and name of an object in the job's namespace.
+Target = tuple[str, str]
 
 FIELD_MANAGER = "longboat-operator"
 LABEL_JOB = "longboat.dev/job"
@@ -20,6 +22,8 @@ LABEL_INDEX = "longboat.dev/index"
 LABEL_ATTEMPT = "longboat.dev/attempt"
 LABEL_JOB_UID = "longboat.dev/job-uid"
 ANNOTATION_HASH = "longboat.dev/applied-hash"
+ANNOTATION_LIVE_HASH = "longboat.dev/live-hash"
+ANNOTATION_RAY_TOKEN = "longboat.dev/ray-token-secret"
 ANNOTATION_REVISION = "longboat.dev/revision"
 
 
@@ -35,12 +39,37 @@ def digest(body: Object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def content_digest(obj: Object) -> str:
+    """Digest of what an object says beside its metadata and status; of a ServiceAccount, whether pods get its token.
+
+    Others add Secrets and image pull Secrets to a ServiceAccount by right: those are left out.
+    """
+    if obj["kind"] == "ServiceAccount":
+        return digest({"automountServiceAccountToken": obj.get("automountServiceAccountToken")})
+    return digest({key: value for key, value in obj.items() if key not in _NOT_CONTENT})
+
+
+_NOT_CONTENT = frozenset({"apiVersion", "kind", "metadata", "status"})
+
+
 def belongs_to(obj: Object, uid: str) -> bool:
-    """Whether a child is of the job with this uid: by an owner reference or, for a claim that outlives it, by label."""
+    """Whether a child is of the job with this uid.
+
+    Rule: by an owner reference; a claim, which may outlive the job, by a label or, where somebody took its labels away,
+    by the annotation of the same name.
+    """
     metadata = obj.get("metadata", {})
     if any(reference.get("uid") == uid for reference in metadata.get("ownerReferences") or ()):
         return True
-    return (metadata.get("labels") or {}).get(LABEL_JOB_UID) == uid
+    return uid in {(metadata.get(marks) or {}).get(LABEL_JOB_UID) for marks in ("labels", "annotations")}
+
+
+def belongs_to_earlier(obj: Object, name: str, uid: str) -> bool:
+    """Whether a deleted job of the same name as the one with this uid owns it: the garbage collector will remove it."""
+    return any(
+        (reference.get("kind"), reference.get("name")) == ("RLJob", name) and reference.get("uid") != uid
+        for reference in obj.get("metadata", {}).get("ownerReferences") or ()
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +92,10 @@ class Observed:
     name). `runtime` is the live runtime template; the one the job started with is the newest ControllerRevision.
     `refusals` are the API server's answers to the last plan's writes, by object name. `sees_cluster_runtimes` is False
     for an operator that is installed for single namespaces. `dns_peers` is an option of the operator.
+
+    `looked_up` holds the answers to `Plan.look_up`: an object as `children` has it, or None where there is none; of a
+    Secret, which is never read, its name alone; for `("Event", POD)` the newest warning about the pod. `random` are eight
+    hexadecimal digits, new with every snapshot, for names that nobody can guess.
     """
 
     key: JobKey
@@ -72,12 +105,15 @@ class Observed:
     refusals: Mapping[str, str] = field(default_factory=dict)
     sees_cluster_runtimes: bool = True
     dns_peers: tuple[Object, ...] = DNS_PEERS
+    looked_up: Mapping[Target, Object | None] = field(default_factory=dict)
+    random: str = "00000000"
 
 
 @dataclass(frozen=True, slots=True)
 class CreateObject:
-    """POST; "already exists" is success only if the existing object is the job's. `dry_run` first where asked.
+    """POST; `dry_run` first where asked.
 
+    "Already exists" is success only if the existing object is the job's, and never for a Secret, which can't be read.
     `random_key` names a key of `stringData` that apply fills with 64 random hexadecimal digits.
     """
 
@@ -88,9 +124,24 @@ class CreateObject:
 
 @dataclass(frozen=True, slots=True)
 class ApplyObject:
-    """Server-side apply with our field manager, forced; skipped when the hash annotation shows nothing changed."""
+    """Server-side apply with our field manager: forced onto the object of this uid; without one the name must be free.
+
+    Afterwards the annotation `ANNOTATION_LIVE_HASH` is the digest of the content as the API server keeps it, its defaults
+    filled in.
+    """
 
     body: Object
+    uid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PatchMetadata:
+    """Strategic merge patch of the metadata of the object that has this uid; nothing else of it is touched."""
+
+    kind: str
+    name: str
+    uid: str
+    metadata: Object
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +183,21 @@ class EmitEvent:
     message: str
 
 
-Action = CreateObject | ApplyObject | DeleteObject | ResizePod | EmitEvent | PublishStatus
+Action = CreateObject | ApplyObject | PatchMetadata | DeleteObject | ResizePod | EmitEvent | PublishStatus
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Actions in order: creates and applies, deletes, status, events.
 
-    `look_again_seconds` is when to plan again, from `now`, if nothing happens before.
+    `look_again_seconds` is when to plan again, from `now`, if nothing happens before. `look_up` names what the plan has to
+    know and no watch tells (objects that don't carry the job's label): it is made again, from the same snapshot, with the
+    answers in it, before anything is carried out.
     """
 
     actions: tuple[Action, ...] = ()
     look_again_seconds: float | None = None
+    look_up: tuple[Target, ...] = ()
 
     @property
     def empty(self) -> bool:

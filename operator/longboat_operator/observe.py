@@ -7,8 +7,6 @@ from typing import Any, Protocol
 
 from longboat_operator.model import DNS_PEERS, JobKey, Object, Observed, belongs_to
 
-CLAIMS = "PersistentVolumeClaim"
-
 
 class Cache(Protocol):
     """What is known of the API server's objects."""
@@ -30,15 +28,14 @@ class Cache(Protocol):
 def observe(cache: Cache, key: JobKey, dns_peers: tuple[Object, ...] = DNS_PEERS) -> Observed:
     """The snapshot of a job, for an operator with these options.
 
-    A child counts only if it is of this job's uid, so leftovers of an earlier job of the same name are not seen; claims
-    are seen whoever owns them, since a claim that was left behind must be told from none at all.
+    A child counts only if it is of this job's uid, so leftovers of an earlier job of the same name are not seen.
     """
     job = cache.job(key)
     if job is None:
         return Observed(key, None)
     uid = job["metadata"]["uid"]
     children = {
-        kind: {name: child for name, child in found.items() if kind == CLAIMS or belongs_to(child, uid)}
+        kind: {name: child for name, child in found.items() if belongs_to(child, uid)}
         for kind, found in cache.children(key).items()
     }
     reference: Mapping[str, Any] = job.get("spec", {}).get("runtimeRef", {})

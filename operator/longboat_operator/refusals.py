@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from longboat_operator.model import Target
 from longboat_operator.schedule import backoff_seconds
 
-# Kind and name of an object in the job's namespace.
-Target = tuple[str, str]
+# How an answer ends that says whose an object is which has a name that the job needs.
+OF_SOMETHING_ELSE = "exists and is not this job's: delete it, or create the job under another name (metadata.name)"
+OF_AN_EARLIER_JOB = "is of a deleted job of this name; it is made anew as soon as that one is gone"
 
 
 @dataclass(frozen=True, slots=True)

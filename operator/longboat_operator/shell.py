@@ -25,6 +25,7 @@ from longboat_operator.kube.events import EventRecorder
 from longboat_operator.kube.resources import CHILDREN, CLUSTER_RL_RUNTIME, Resource
 from longboat_operator.kube.transport import Transport
 from longboat_operator.lease import Elector
+from longboat_operator.lookups import LookUps
 from longboat_operator.metrics import REGISTRY, ProcessMetrics
 from longboat_operator.model import DNS_PEERS, LABEL_JOB, JobKey, Object
 from longboat_operator.queue import WorkQueue
@@ -81,7 +82,7 @@ class Shell:
         self._freshness = Freshness(_sources(self._jobs + self._children), bookmarked=_sources(self._children))
         self._queue: WorkQueue[JobKey] = WorkQueue()
         applier = Applier(client, self._cache, EventRecorder(client, self._identity))
-        self._controller = Controller(self._cache, self._queue, observe, plan, applier)
+        self._controller = Controller(self._cache, self._queue, observe, plan, LookUps(client), applier)
         self._feed = Feed(self._cache, self._freshness, self._controller.changed, self._controller.listed)
         self._repair = Repair(self._ungated, self._cache, self._feed, self._jobs + self._children)
 

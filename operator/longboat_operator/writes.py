@@ -1,4 +1,4 @@
-"""The six kinds of write a plan is made of. In which order, and what a refusal means, is `apply`'s."""
+"""The seven kinds of write a plan is made of. In which order, and what a refusal means, is `apply`'s."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from longboat_operator.kube.errors import AlreadyExistsError, ConflictError, Not
 from longboat_operator.kube.events import EventRecorder
 from longboat_operator.kube.resources import BY_KIND, POD, RL_JOB, SECRET, Resource
 from longboat_operator.model import (
-    ANNOTATION_HASH,
+    ANNOTATION_LIVE_HASH,
     Action,
     ApplyObject,
     CreateObject,
@@ -19,10 +19,14 @@ from longboat_operator.model import (
     EmitEvent,
     Object,
     Observed,
+    PatchMetadata,
     PublishStatus,
     ResizePod,
     belongs_to,
+    belongs_to_earlier,
+    content_digest,
 )
+from longboat_operator.refusals import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE
 from longboat_operator.watch.cache import Cache, key_of, version_of
 from longboat_operator.watch.expectations import Expectation
 from longboat_operator.watch.trim import trim
@@ -33,9 +37,8 @@ _TOKEN_BYTES = 32
 class NotOursError(AlreadyExistsError):
     """The name is taken by something that isn't the job's."""
 
-    def __init__(self, existing: Object) -> None:
-        message = "exists and belongs to something else; it must be removed, or the job named differently"
-        super().__init__(409, "AlreadyExists", f"{existing['kind']} {existing['metadata']['name']} {message}")
+    def __init__(self, message: str) -> None:
+        super().__init__(409, "AlreadyExists", message)
 
 
 class Writes:
@@ -59,6 +62,8 @@ class Writes:
                 return await self._create(action)
             case ApplyObject():
                 return await self._apply(action)
+            case PatchMetadata():
+                return await self._patch_metadata(action)
             case DeleteObject():
                 return await self._delete(action)
             case ResizePod():
@@ -84,10 +89,11 @@ class Writes:
         try:
             created = await self._client.create(resource, body)
         except AlreadyExistsError:
+            if resource is SECRET:
+                raise  # whose it is can't be read
             word = "existed"
-            if resource is not SECRET:
-                created = await self._client.get(resource, self._namespace, body["metadata"]["name"])
-                self._check_ours(created)
+            created = await self._client.get(resource, self._namespace, body["metadata"]["name"])
+            self._check_ours(created)
         if resource is SECRET:
             self._cache.put(trim(action.body))  # never read again: this is all we know of it
         else:
@@ -95,21 +101,29 @@ class Writes:
         return word
 
     async def _apply(self, action: ApplyObject) -> str:
-        """Forced onto what is ours; onto a name the cache doesn't know unforced, so that a stranger's object stands."""
-        resource = BY_KIND[action.body["kind"]]
-        held = self._cache.get(key_of(action.body))
-        if held is not None:
-            self._check_ours(held)
-            if _hash(action.body) is not None and _hash(held) == _hash(action.body):
-                return "unchanged"
-        try:
-            applied = await self._client.apply(resource, action.body, force=held is not None)
-        except ConflictError:
-            if held is not None:
-                raise
-            self._check_ours(await self._client.get(resource, self._namespace, action.body["metadata"]["name"]))
-            applied = await self._client.apply(resource, action.body)
+        """A second apply follows where the server keeps other content than was asked for: defaults, mostly."""
+        resource, body = BY_KIND[action.body["kind"]], action.body
+        if action.uid is None:
+            applied = await self._client.apply_new(resource, body)
+        else:
+            applied = await self._client.apply(resource, _with_metadata(body, uid=action.uid))
+        annotations = dict(body["metadata"].get("annotations") or {})
+        live = content_digest({**applied, "kind": resource.kind})
+        if annotations.get(ANNOTATION_LIVE_HASH, live) != live:
+            annotations[ANNOTATION_LIVE_HASH] = live
+            marked = _with_metadata(body, uid=applied["metadata"]["uid"], annotations=annotations)
+            applied = await self._client.apply(resource, marked)
         self._expect(resource, applied)
+        return "done"
+
+    async def _patch_metadata(self, action: PatchMetadata) -> str:
+        resource = BY_KIND[action.kind]
+        patch = {"metadata": {**action.metadata, "uid": action.uid}}
+        try:
+            patched = await self._client.patch(resource, self._namespace, action.name, patch, STRATEGIC_MERGE_PATCH)
+        except NotFoundError:
+            return "gone"
+        self._expect(resource, patched)
         return "done"
 
     async def _delete(self, action: DeleteObject) -> str:
@@ -164,13 +178,17 @@ class Writes:
         return {"namespace": self._namespace, "name": name}
 
     def _check_ours(self, existing: Object) -> None:
-        job = self._observed.job
-        if job is None or not belongs_to(existing, job["metadata"]["uid"]):
-            raise NotOursError(existing)
+        job = (self._observed.job or {}).get("metadata", {})
+        if belongs_to(existing, job.get("uid", "")):
+            return
+        whose = OF_SOMETHING_ELSE
+        if belongs_to_earlier(existing, self._observed.key.name, job.get("uid", "")):
+            whose = OF_AN_EARLIER_JOB
+        raise NotOursError(f"{existing['kind']} {existing['metadata']['name']} {whose}")
 
     def _expect(self, resource: Resource, written: Mapping[str, Any]) -> None:
         self.expectations.append(Expectation(key_of({**written, "kind": resource.kind}), version_of(written)))
 
 
-def _hash(obj: Object) -> str | None:
-    return (obj["metadata"].get("annotations") or {}).get(ANNOTATION_HASH)
+def _with_metadata(body: Object, **metadata: Any) -> dict[str, Any]:
+    return {**body, "metadata": {**body["metadata"], **metadata}}

@@ -14,7 +14,7 @@ from longboat_crds.job import RLJobSpec
 from longboat_crds.runtime import RLRuntimeSpec
 from longboat_operator.model import DNS_PEERS
 from longboat_operator.pods.access import driver_account, driver_role, driver_role_binding
-from longboat_operator.pods.claim import checkpoint_claim, pins_to_one_node
+from longboat_operator.pods.claim import checkpoint_claim, on_one_node
 from longboat_operator.pods.names import JobRef
 from longboat_operator.pods.network import job_network, read_dns_peers, reward_network
 from longboat_operator.pods.pod import build_pod
@@ -32,14 +32,16 @@ def objects(case: str, job: JobRef = JOB) -> dict[str, list[Any]]:
     spec = RLJobSpec.model_validate(given["job"])
     runtime = RLRuntimeSpec.model_validate(given["runtime"])
     peers = read_dns_peers(json.dumps(given["dnsPeers"])) if "dnsPeers" in given else DNS_PEERS
-    one_node = pins_to_one_node(spec.checkpoint, None)
+    token = job.ray_token("1f2e3d4c")
+    one_node = on_one_node([spec.checkpoint.volume.access_mode])
     around = [
         runtime_revision(job, 1, runtime), driver_account(job), driver_role(job), driver_role_binding(job),
         head_service(job), job_network(job), reward_network(job, peers), checkpoint_claim(job, spec.checkpoint),
-        ray_token(job),
+        ray_token(job, token),
     ]  # fmt: skip
     pods = {
-        f"{role}-pod": [build_pod(job, spec, runtime, job.revision(1), role, 0, 2, one_node=one_node)] for role in Role
+        f"{role}-pod": [build_pod(job, spec, runtime, job.revision(1), role, 0, 2, token=token, one_node=one_node)]
+        for role in Role
     }
     return {"around": around, **pods}
 

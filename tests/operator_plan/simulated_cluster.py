@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,6 +12,7 @@ from longboat_crds.base import Role
 from longboat_crds.explanations import explain
 from longboat_crds.job import RLJobSpec
 from longboat_crds.status import DRIVER_FIELDS, OPERATOR_FIELDS, RLJobStatus
+from longboat_operator.apply import target_of
 from longboat_operator.model import (
     LABEL_INDEX,
     LABEL_JOB,
@@ -22,13 +24,17 @@ from longboat_operator.model import (
     JobKey,
     Object,
     Observed,
+    PatchMetadata,
     Plan,
     PublishStatus,
+    Target,
     belongs_to,
 )
 from longboat_operator.observe import observe
 from longboat_operator.plan import plan
+from longboat_operator.refusals import OF_SOMETHING_ELSE
 from longboat_operator.status.times import stamp
+from longboat_operator.watch.trim import trim
 
 KEY = JobKey("research", "sums")
 KINDS = (
@@ -76,6 +82,10 @@ class SimulatedCluster:
     def __post_init__(self) -> None:
         self._uids = 0
         self._version = 0
+        self._snapshots = 0
+        self.look_ups: list[Target] = []
+        self.warnings: dict[str, Object] = {}
+        self.secrets_made: set[str] = set()
         self.children: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in KINDS}
         self.events: list[EmitEvent] = []
         self.created: list[dict[str, Any]] = []
@@ -100,8 +110,34 @@ class SimulatedCluster:
 
     def observed(self) -> Observed:
         """A snapshot, as the shell takes it."""
-        seen = observe(_Cache(copy.deepcopy(self.job), copy.deepcopy(self.children), copy.deepcopy(self.runtime)), KEY)
-        return Observed(seen.key, seen.job, seen.children, seen.runtime, dict(self.refusals))
+        known = {
+            kind: {name: trim(child) for name, child in found.items() if kind != "Secret" or name in self.secrets_made}
+            for kind, found in copy.deepcopy(self.children).items()
+        }
+        seen = observe(_Cache(copy.deepcopy(self.job), known, copy.deepcopy(self.runtime)), KEY)
+        self._snapshots += 1
+        return dataclasses.replace(seen, refusals=dict(self.refusals), random=f"{self._snapshots:08x}")
+
+    def planned(self) -> tuple[Observed, Plan]:
+        """A plan with its questions answered, as the controller makes it, and what it was made from."""
+        observed = self.observed()
+        while look_up := (made := plan(observed, self.now)).look_up:
+            assert not set(look_up) & set(observed.looked_up), "asks twice"
+            self.look_ups += look_up
+            answers = {target: self._answer(*target) for target in look_up}
+            observed = dataclasses.replace(observed, looked_up={**observed.looked_up, **answers})
+        return observed, made
+
+    def _answer(self, kind: str, name: str) -> Object | None:
+        if kind == "Event":
+            return self.warnings.get(name)
+        found = self.children[kind].get(name)
+        return found and trim(found)
+
+    def forget(self) -> None:
+        """The operator starts anew: what it has made and can't read is forgotten."""
+        self.secrets_made.clear()
+        self.refusals.clear()
 
     @property
     def status(self) -> RLJobStatus:
@@ -124,14 +160,14 @@ class SimulatedCluster:
 
     def reconcile(self, cut: int | None = None) -> Plan:
         """One plan, carried out; `cut` stops after so many actions, as a crash does."""
-        made = plan(self.observed(), self.now)
+        _, made = self.planned()
         self.carry_out(made, cut)
         return made
 
     def carry_out(self, made: Plan, cut: int | None = None, version: str | None = None) -> None:
         """As apply does: dry runs before the first create that asks for one; a status write is guarded by the version."""
         version = version or self.version
-        asked = {a.body["metadata"]["name"] for a in made.actions if isinstance(a, CreateObject | ApplyObject)}
+        asked = {target_of(action)[1] for action in made.actions}
         self.refusals = {name: text for name, text in self.refusals.items() if name in asked}
         held = checked = False
         for action in made.actions[:cut]:
@@ -140,11 +176,14 @@ class SimulatedCluster:
                 checked = True
                 dry = [a.body for a in made.actions if isinstance(a, CreateObject) and a.dry_run]
                 answers = [self._tried(body, dry=True) for body in dry]
-                held = any(answers)
+                held = held or any(answers)
             match action:
                 case CreateObject(body=body) | ApplyObject(body=body):
-                    if not held and self._tried(body) and body["kind"] != "Pod":
+                    uid = action.uid if isinstance(action, ApplyObject) else None
+                    if not held and self._tried(body, uid=uid) and body["kind"] != "Pod":
                         held = True
+                case PatchMetadata():
+                    self._patch(action)
                 case DeleteObject():
                     self._delete(action)
                 case PublishStatus(status=status):
@@ -184,23 +223,39 @@ class SimulatedCluster:
         self.statuses.append(copy.deepcopy(self.job["status"]))
         self._touch()
 
-    def _tried(self, body: Object, *, dry: bool = False) -> bool:
+    def _patch(self, action: PatchMetadata) -> None:
+        metadata = self.children[action.kind][action.name]["metadata"]
+        assert metadata["uid"] == action.uid
+        for key, value in action.metadata.items():
+            if key != "ownerReferences":
+                metadata[key] = metadata.get(key, {}) | value
+            elif value[0].get("$patch") == "delete":
+                metadata[key] = [r for r in metadata[key] if r["uid"] != value[0]["uid"]]
+            else:
+                metadata[key] = [*metadata.get(key, []), *value]
+
+    def _tried(self, body: Object, *, uid: str | None = None, dry: bool = False) -> bool:
         """Whether the API server refused it."""
         name = body["metadata"]["name"]
         try:
-            self._write(copy.deepcopy(dict(body)), dry=dry)
+            self._write(copy.deepcopy(dict(body)), uid=uid, dry=dry)
         except Refused as refused:
             self.refusals[name] = f"{body['kind']} {name}: {refused}"
             return True
         self.refusals.pop(name, None)
         return False
 
-    def _write(self, body: dict[str, Any], *, dry: bool) -> None:
+    def _write(self, body: dict[str, Any], *, uid: str | None, dry: bool) -> None:
         kind, name = body["kind"], body["metadata"]["name"]
         assert self.job is not None
         existing = self.children[kind].get(name)
+        if existing and kind == "Secret":
+            raise Refused(f'secrets "{name}" already exists')
         if existing and not belongs_to(existing, self.job["metadata"]["uid"]):
-            raise Refused(f"{kind} {name} belongs to something else")
+            raise Refused(f"{kind} {name} {OF_SOMETHING_ELSE}")
+        assert uid == (existing["metadata"]["uid"] if existing and kind not in {"Pod", "ControllerRevision"} else None)
+        if kind == "Secret":
+            self.secrets_made.add(name)
         if kind == "Pod":
             if existing:
                 return

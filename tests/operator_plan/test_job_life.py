@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType
 from longboat_crds.status import Phase
-from longboat_operator.model import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_ROLE
+from longboat_operator.model import ANNOTATION_RAY_TOKEN, LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_ROLE
 from longboat_operator.plan import plan
 from longboat_operator.status.conditions import holds
 from tests.operator_plan.simulated_cluster import SimulatedCluster, place, spec_of
@@ -23,7 +23,13 @@ def foreign_pod() -> dict[str, object]:
     labels = {LABEL_JOB: "sums", LABEL_ROLE: "trainer", LABEL_INDEX: "0", LABEL_ATTEMPT: "7"}
     owner = {"kind": "RLJob", "name": "sums", "uid": "an-earlier-job"}
     metadata = {"name": "sums-trainer-0-a7", "uid": "foreign", "labels": labels, "ownerReferences": [owner]}
-    return {"kind": "Pod", "metadata": metadata, "spec": {}, "status": {"phase": "Running", "conditions": []}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": {},
+        "status": {"phase": "Running", "conditions": []},
+    }
 
 
 class JobLife(RuleBasedStateMachine):
@@ -61,20 +67,21 @@ class JobLife(RuleBasedStateMachine):
 
     @rule()
     def reconcile(self) -> None:
-        seen = self.cluster.observed()
+        seen, made = self.cluster.planned()
         kept = copy.deepcopy(seen)
-        made = self.cluster.reconcile()
         assert plan(seen, self.cluster.now) == plan(kept, self.cluster.now) == made, "deterministic"
         assert seen == kept, "changes nothing it is given"
+        self.cluster.carry_out(made)
 
     @rule(cut=st.integers(0, 25))
     def crash_in_the_middle(self, cut: int) -> None:
         self.cluster.reconcile(cut)
+        self.cluster.forget()
 
     @rule(pick=PICK)
     def act_on_an_old_snapshot(self, pick: int) -> None:
         """Between snapshot and writes a pod changes; the status write is refused only if the job did."""
-        made = plan(self.cluster.observed(), self.cluster.now)
+        _, made = self.cluster.planned()
         version = self.cluster.version
         if name := self.pod(pick):
             self.cluster.crash(name)
@@ -173,6 +180,23 @@ class JobLife(RuleBasedStateMachine):
         if not self.ended:
             self.cluster.edit(rollout={"replicas": replicas})
 
+    @rule()
+    def somebody_deletes_the_token(self) -> None:
+        self.cluster.children["Secret"].clear()
+
+    @rule(name=st.sampled_from(["sums", "sums-reward"]), gone=st.booleans())
+    def somebody_edits_a_policy(self, name: str, gone: bool) -> None:
+        policies = self.cluster.children["NetworkPolicy"]
+        if name in policies and gone:
+            del policies[name]
+        elif name in policies:
+            policies[name]["spec"] = {"podSelector": {}}
+
+    @rule(kind=st.sampled_from(["Service", "ServiceAccount", "PersistentVolumeClaim"]))
+    def somebody_takes_labels_away(self, kind: str) -> None:
+        for found in self.cluster.children[kind].values():
+            found["metadata"]["labels"] = {}
+
     # What holds at all times.
 
     @invariant()
@@ -234,6 +258,10 @@ class JobLife(RuleBasedStateMachine):
             wanted = 1 + cluster.job["spec"]["rollout"]["replicas"] + 1 + 2
             assert len(cluster.pods()) == wanted
             assert holds(status.conditions, ConditionType.ROLES_READY)
+            assert {pod["metadata"]["annotations"][ANNOTATION_RAY_TOKEN] for pod in cluster.pods()} == {
+                status.ray_token_secret
+            }
+            assert all(policy["spec"] != {"podSelector": {}} for policy in cluster.children["NetworkPolicy"].values())
         cluster.delete_job()
         assert [pod["metadata"]["uid"] for pod in cluster.children["Pod"].values()] == ["foreign"]
         left = {kind: list(found) for kind, found in cluster.children.items() if found}

@@ -36,8 +36,8 @@ def test_a_running_jobs_policy_follows_the_operators_option() -> None:
 
 def reward_policies(cluster: SimulatedCluster, dns_peers: tuple[Object, ...]) -> list[Object]:
     """Those that a plan would apply now."""
-    observed = dataclasses.replace(cluster.observed(), dns_peers=dns_peers)
-    actions = plan(observed, cluster.now).actions
+    observed, _ = cluster.planned()
+    actions = plan(dataclasses.replace(observed, dns_peers=dns_peers), cluster.now).actions
     bodies = [action.body for action in actions if isinstance(action, ApplyObject)]
     return [body for body in bodies if body["metadata"]["name"] == "sums-reward" and body["kind"] == "NetworkPolicy"]
 

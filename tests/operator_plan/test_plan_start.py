@@ -25,20 +25,22 @@ def condition(cluster: SimulatedCluster, kind: ConditionType) -> tuple[str, str,
     return found.status, found.reason, found.message
 
 
-def test_everything_is_made_in_one_plan_the_head_before_what_waits_for_it() -> None:
-    kinds = made(SimulatedCluster().reconcile())
-    pods = [name for kind, name in kinds if kind == "Pod"]
-    assert [kind for kind, _ in kinds[-len(pods) :]] == ["Pod"] * 6
-    assert pods[0] == "sums-driver-0-a0"
-    assert kinds[-8:-6] == [("Secret", "sums-ray-token-00000001"), ("ControllerRevision", "sums-runtime-1")]
-    assert {kind for kind, _ in kinds} == {
-        "ControllerRevision", "ServiceAccount", "Role", "RoleBinding", "Service", "NetworkPolicy",
-        "PersistentVolumeClaim", "Secret", "Pod",
+def test_the_name_of_the_token_is_published_before_pods_are_made_and_then_the_head_comes_first() -> None:
+    cluster = SimulatedCluster()
+    before = made(cluster.reconcile())
+    assert {kind for kind, _ in before} == {
+        "ServiceAccount", "Role", "RoleBinding", "Service", "NetworkPolicy", "PersistentVolumeClaim",
     }  # fmt: skip
+    token = cluster.status.ray_token_secret
+    assert token
+    kinds = made(cluster.reconcile())
+    assert kinds[:3] == [("Secret", token), ("ControllerRevision", "sums-runtime-1"), ("Pod", "sums-driver-0-a0")]
+    assert [kind for kind, _ in kinds[2:]] == ["Pod"] * 6
 
 
 def test_one_pod_of_each_role_is_checked_before_one_is_made() -> None:
-    actions = SimulatedCluster().reconcile().actions
+    cluster = SimulatedCluster()
+    actions = [*cluster.reconcile().actions, *cluster.reconcile().actions]
     checked = [a.body["metadata"]["name"] for a in actions if isinstance(a, CreateObject) and a.dry_run]
     assert checked == [
         "sums-runtime-1",
@@ -50,7 +52,9 @@ def test_one_pod_of_each_role_is_checked_before_one_is_made() -> None:
 
 
 def test_the_token_is_made_by_apply() -> None:
-    secrets = [a for a in SimulatedCluster().reconcile().actions if isinstance(a, CreateObject) and a.random_key]
+    cluster = SimulatedCluster()
+    cluster.reconcile()
+    secrets = [a for a in cluster.reconcile().actions if isinstance(a, CreateObject) and a.random_key]
     assert [(a.body["kind"], a.random_key) for a in secrets] == [("Secret", "token")]
     assert "data" not in secrets[0].body
 
@@ -148,6 +152,7 @@ def test_a_full_quota_is_shown_and_the_rest_comes_when_there_is_room() -> None:
 def test_a_role_whose_pod_was_refused_asks_for_no_more_of_them() -> None:
     cluster = SimulatedCluster(spec_of(rollout={"replicas": 50}), pod_quota=1)
     cluster.reconcile()
+    cluster.reconcile()
     asked = [name for kind, name in made(cluster.reconcile()) if kind == "Pod"]
     assert sum("rollout" in name for name in asked) == 1
 
@@ -239,34 +244,6 @@ def test_a_job_that_has_trained_waits_for_nodes_as_long_as_it_takes() -> None:
     cluster.advance(86_400)
     cluster.settle()
     assert cluster.status.phase is Phase.RESTARTING
-
-
-def test_a_claim_of_an_earlier_job_is_not_taken_over() -> None:
-    cluster = SimulatedCluster()
-    cluster.up()
-    cluster.delete_job()
-    left = cluster.children["PersistentVolumeClaim"]
-    assert set(left) == {"sums-checkpoint"}
-    again = SimulatedCluster()
-    again.job["metadata"]["uid"] = "another-uid"  # type: ignore[index]
-    again.children["PersistentVolumeClaim"] = left
-    again.settle()
-    status, reason, message = condition(again, ConditionType.SCHEDULED)
-    assert (status, reason) == ("False", Reason.NAME_TAKEN)
-    assert "resumeFrom.claimName: sums-checkpoint" in message
-    assert not again.pods()
-    again.edit(checkpoint={"claimName": "sums-checkpoint"})
-    again.settle()
-    assert again.pods()
-
-
-def test_the_reclaim_policy_decides_who_owns_the_claim() -> None:
-    cluster = SimulatedCluster(spec_of(checkpoint={"reclaimPolicy": "Delete"}))
-    cluster.settle()
-    assert cluster.children["PersistentVolumeClaim"]["sums-checkpoint"]["metadata"]["ownerReferences"]
-    cluster.edit(checkpoint={"reclaimPolicy": "Retain"})
-    cluster.settle()
-    assert "ownerReferences" not in cluster.children["PersistentVolumeClaim"]["sums-checkpoint"]["metadata"]
 
 
 def test_what_somebody_deletes_is_made_again() -> None:

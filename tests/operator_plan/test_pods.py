@@ -7,10 +7,8 @@ import pytest
 import yaml
 
 from longboat_crds.base import Role
-from longboat_crds.checkpoint import CheckpointSpec
 from longboat_crds.job import RLJobSpec
 from longboat_crds.runtime import RLRuntimeSpec
-from longboat_operator.pods.claim import pins_to_one_node
 from longboat_operator.pods.merge import TemplateInvalid
 from longboat_operator.pods.pod import build_pod
 from tests.operator_plan.golden_objects import GOLDEN, JOB, objects
@@ -22,7 +20,7 @@ CASES = sorted(path.name for path in GOLDEN.iterdir())
 def built(role: Role, runtime: dict | None = None, **spec: object) -> dict:
     template = RLRuntimeSpec.model_validate({"image": "longboat:1"} | (runtime or {}))
     job = RLJobSpec.model_validate(spec_of(**spec))
-    return dict(build_pod(JOB, job, template, "sums-runtime-1", role, 0, 0, one_node=False))
+    return dict(build_pod(JOB, job, template, "sums-runtime-1", role, 0, 0, token="token", one_node=False))
 
 
 def containers(pod: dict) -> dict[str, dict]:
@@ -131,19 +129,30 @@ def test_an_existing_claim_is_mounted_by_its_name() -> None:
     assert {"name": "checkpoint", "persistentVolumeClaim": {"claimName": "theirs"}} in pod["spec"]["volumes"]
 
 
-@pytest.mark.parametrize(
-    ("asked", "found", "pinned"),
-    [
-        ("ReadWriteMany", None, False),
-        ("ReadWriteOnce", None, True),
-        ("ReadWriteMany", ["ReadWriteOnce"], True),
-        ("ReadWriteOnce", ["ReadWriteMany"], False),
-    ],
-)
-def test_users_of_a_claim_for_one_node_stay_together(asked: str, found: list[str] | None, pinned: bool) -> None:
-    checkpoint = CheckpointSpec.model_validate({"volume": {"accessMode": asked}})
-    claim = {"spec": {"accessModes": found}} if found else None
-    assert pins_to_one_node(checkpoint, claim) is pinned
+def neighbours(role: Role, devices: tuple[Role, ...]) -> list[str]:
+    """Roles whose node a pod of a ReadWriteOnce job takes, where the pods of some roles ask for a device."""
+    resources = {"limits": {"cpu": "1", "nvidia.com/gpu": "1"}}
+    roles = {r: {"template": {"spec": {"containers": [{"name": r, "resources": resources}]}}} for r in devices}
+    template = RLRuntimeSpec.model_validate({"image": "longboat:1", "roles": roles})
+    job = RLJobSpec.model_validate(spec_of(checkpoint={"volume": {"accessMode": "ReadWriteOnce"}}))
+    pod = build_pod(JOB, job, template, "sums-runtime-1", role, 0, 0, token="token", one_node=True)
+    (term,) = pod["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert term["topologyKey"] == "kubernetes.io/hostname"
+    (roles_of,) = term["labelSelector"]["matchExpressions"]
+    return list(roles_of["values"])
+
+
+@pytest.mark.parametrize("devices", [(Role.TRAINER,), (Role.DRIVER, Role.TRAINER), ()])
+def test_the_trainer_that_needs_a_gpu_decides_the_node_and_the_driver_waits_for_it(devices: tuple[Role, ...]) -> None:
+    assert neighbours(Role.DRIVER, devices) == ["trainer"]
+    assert neighbours(Role.TRAINER, devices) == ["driver", "trainer"], (
+        "trainers made anew join a driver that has stayed"
+    )
+
+
+def test_a_driver_that_alone_needs_a_gpu_decides_the_node() -> None:
+    assert neighbours(Role.TRAINER, (Role.DRIVER,)) == ["driver"]
+    assert neighbours(Role.DRIVER, (Role.DRIVER,)) == ["driver", "trainer"]
 
 
 def test_a_lost_node_is_given_up_soon_unless_the_template_says_when() -> None:

@@ -68,12 +68,11 @@ def plan(observed: Observed, now: datetime) -> Plan:
     pods = observed.children["Pod"]
     actions: list[Any] = []
     service = _service(job)
-    if name not in observed.children["Service"] or observed.children["Service"][name]["metadata"]["annotations"][
-        ANNOTATION_HASH
-    ] != digest_of(service):
-        actions.append(ApplyObject(service))
+    held = observed.children["Service"].get(name)
+    if held is None or held["metadata"]["annotations"][ANNOTATION_HASH] != digest_of(service):
+        actions.append(ApplyObject(service, held["metadata"]["uid"] if held else None))
     if not observed.children["Secret"] and not pods:
-        actions.append(CreateObject(_secret(job), random_key="token"))
+        actions.append(CreateObject(_secret(job, observed.random), random_key="token"))
     names = [f"{name}-{index}" for index in range(wanted)]
     actions += [CreateObject(pod(job, each), dry_run=each == names[0]) for each in names if each not in pods]
     actions += [
@@ -115,8 +114,8 @@ def _service(job: Object) -> dict[str, Any]:
     return body
 
 
-def _secret(job: Object) -> dict[str, Any]:
-    metadata = _metadata(job, f"{job['metadata']['name']}-token-{job['metadata']['uid'][:8]}")
+def _secret(job: Object, random: str) -> dict[str, Any]:
+    metadata = _metadata(job, f"{job['metadata']['name']}-token-{random}")
     return {"apiVersion": "v1", "kind": "Secret", "immutable": True, "metadata": metadata}
 
 

@@ -25,11 +25,13 @@ from longboat_operator.model import (
     EmitEvent,
     JobKey,
     Observed,
+    PatchMetadata,
     Plan,
     PublishStatus,
     ResizePod,
+    content_digest,
 )
-from longboat_operator.refusals import Refusals
+from longboat_operator.refusals import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE, Refusals
 from longboat_operator.watch.cache import Cache
 
 KEY = JobKey("a", "x")
@@ -47,6 +49,9 @@ class Server:
         self.writes: list[str] = []
         self.errors: dict[str, KubeError] = {}
         self.bodies: list[Any] = []
+        self.patches: list[Any] = []
+        self.defaults: dict[str, Any] = {}
+        self.objects: dict[str, Any] = {}
 
     async def create(self, resource: Resource, body: Any, *, dry_run: bool = False) -> dict[str, Any]:
         return self._answer(("dry " if dry_run else "create ") + self._name(resource, body), body)
@@ -54,10 +59,19 @@ class Server:
     async def apply(self, resource: Resource, body: Any, *, subresource: str | None = None, force: bool = True) -> Any:
         return self._answer(f"apply {self._name(resource, body)}" + (f"/{subresource}" if subresource else ""), body)
 
+    async def apply_new(self, resource: Resource, body: Any) -> Any:
+        return self._answer(f"make {self._name(resource, body)}", body)
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Any:
+        return self.objects[name]
+
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str, grace: int | None) -> Any:
         return self._answer(f"delete {resource.kind} {name}", {"kind": "Status"})
 
-    async def patch(self, resource: Resource, namespace: str, name: str, body: Any, *_: Any, subresource: str) -> Any:
+    async def patch(
+        self, resource: Resource, namespace: str, name: str, body: Any, *_: Any, subresource: str = "patch"
+    ) -> Any:
+        self.patches.append(body)
         metadata = {"namespace": namespace, "name": name, "resourceVersion": "9"}
         return self._answer(f"{subresource} {name}", {"metadata": metadata})
 
@@ -69,7 +83,7 @@ class Server:
         self.bodies.append(body)
         if write in self.errors:
             raise self.errors[write]
-        return {**body, "metadata": {**body.get("metadata", {}), "resourceVersion": "9"}}
+        return {**body, **self.defaults, "metadata": {"uid": "new", **body.get("metadata", {}), "resourceVersion": "9"}}
 
 
 class Clock:
@@ -117,7 +131,7 @@ REFUSED = ForbiddenError(403, "Forbidden", "exceeded quota")
 async def test_actions_are_done_in_order(bench: Bench) -> None:
     outcome = await bench.apply(SERVICE, *PODS[:2], DELETE, ResizePod("p9", "graders", "2"), STATUS, EVENT)
     assert bench.server.writes == [
-        "apply Service x",
+        "make Service x",
         "create Pod p0",
         "create Pod p1",
         "delete Pod old",
@@ -150,7 +164,7 @@ async def test_a_refused_prerequisite_stops_what_may_stand_on_it(bench: Bench) -
     bench.server.errors["create ServiceAccount x"] = REFUSED
     await bench.apply(SERVICE, ACCOUNT, *PODS, DELETE, STATUS)
     assert bench.server.writes == [
-        "apply Service x",
+        "make Service x",
         "create ServiceAccount x",
         "delete Pod old",
         "apply RLJob x/status",
@@ -173,7 +187,7 @@ async def test_a_refused_write_isnt_repeated_before_its_time(bench: Bench) -> No
 async def test_dry_runs_come_together_before_the_first_real_create(bench: Bench) -> None:
     await bench.apply(SERVICE, *DRY, PODS[2])
     assert bench.server.writes == [
-        "apply Service x",
+        "make Service x",
         "dry Pod p0",
         "dry Pod p1",
         "create Pod p0",
@@ -186,7 +200,7 @@ async def test_one_refused_dry_run_creates_nothing(bench: Bench) -> None:
     bench.server.errors["dry Pod p1"] = InvalidError(422, "Invalid", "spec.containers: Required value")
     await bench.apply(SERVICE, *DRY, PODS[2], DELETE, STATUS, EVENT)
     assert bench.server.writes == [
-        "apply Service x",
+        "make Service x",
         "dry Pod p0",
         "dry Pod p1",
         "delete Pod old",
@@ -244,33 +258,60 @@ async def test_a_secrets_value_is_made_here_and_kept_nowhere(bench: Bench) -> No
     assert "stringData" not in body
     held = bench.cache.children(KEY)["Secret"]["x-token"]
     assert token not in str(held)
-    bench.server.errors["create Secret x-token"] = AlreadyExistsError(409, "AlreadyExists", "there is one")
-    outcome = await bench.apply(CreateObject(body, random_key="token"))
-    assert outcome.trouble is None
-    assert bench.server.bodies[-1]["stringData"]["token"] != token
 
 
-async def test_what_the_cache_shows_as_applied_isnt_applied_again(bench: Bench) -> None:
-    def service(digest: str) -> dict[str, Any]:
-        body = of("Service", "x")
-        owners = [{"uid": "u"}]
-        body["metadata"] |= {"annotations": {"longboat.dev/applied-hash": digest}, "ownerReferences": owners}
-        return body
+async def test_a_secret_that_is_there_already_is_refused_since_nobody_can_tell_whose_it_is(bench: Bench) -> None:
+    bench.server.errors["create Secret x-token"] = AlreadyExistsError(409, "AlreadyExists", "secrets already exists")
+    await bench.apply(CreateObject(of("Secret", "x-token"), random_key="token"), *PODS)
+    assert bench.server.writes == ["create Secret x-token"]
+    assert "already exists" in bench.refusals.by_name()["x-token"]
+    assert not bench.cache.children(KEY)["Secret"]
 
-    bench.cache.put(service("one"))
-    await bench.apply(ApplyObject(service("one")))
-    assert bench.server.writes == []
-    await bench.apply(ApplyObject(service("two")))
+
+async def test_a_first_apply_makes_and_a_later_one_is_forced_onto_the_object_of_the_uid(bench: Bench) -> None:
+    await bench.apply(SERVICE)
+    assert bench.server.writes == ["make Service x"]
+    await bench.apply(ApplyObject(SERVICE.body, uid="u9"))
     assert bench.server.writes == ["apply Service x"]
+    assert bench.server.bodies[-1]["metadata"]["uid"] == "u9"
 
 
-async def test_what_belongs_to_something_else_is_left_alone(bench: Bench) -> None:
-    foreign = of("Service", "x")
-    foreign["metadata"]["ownerReferences"] = [{"uid": "another job"}]
-    bench.cache.put(foreign)
-    await bench.apply(SERVICE, STATUS)
-    assert bench.server.writes == ["apply RLJob x/status"]
-    assert "belongs to something else" in bench.refusals.by_name()["x"]
+async def test_what_the_server_makes_of_an_object_is_noted_on_it(bench: Bench) -> None:
+    """So that only what changes afterwards is a change by hand."""
+    body = {**of("Service", "x"), "spec": {"clusterIP": "None"}}
+    body["metadata"]["annotations"] = {"longboat.dev/live-hash": content_digest(body)}
+    await bench.apply(ApplyObject(body))
+    assert bench.server.writes == ["make Service x"], "it keeps what was asked for"
+    bench.server.defaults = {"spec": {"clusterIP": "None", "sessionAffinity": "None"}}
+    outcome = await bench.apply(ApplyObject(body))
+    assert bench.server.writes == ["make Service x", "apply Service x"]
+    noted = bench.server.bodies[-1]["metadata"]
+    assert noted["annotations"]["longboat.dev/live-hash"] == content_digest({**body, **bench.server.defaults})
+    assert noted["uid"] == "new"
+    assert len(outcome.expectations) == 1
+
+
+async def test_metadata_is_patched_on_the_object_of_the_uid_alone(bench: Bench) -> None:
+    await bench.apply(PatchMetadata("PersistentVolumeClaim", "c", "u9", {"labels": {"a": "b"}}))
+    assert bench.server.writes == ["patch c"]
+    assert bench.server.patches == [{"metadata": {"labels": {"a": "b"}, "uid": "u9"}}]
+
+
+@pytest.mark.parametrize(
+    ("owner", "whose"),
+    [
+        ({"kind": "RLJob", "name": "x", "uid": "before"}, OF_AN_EARLIER_JOB),
+        ({"kind": "RLJob", "name": "y", "uid": "another"}, OF_SOMETHING_ELSE),
+    ],
+)
+async def test_what_belongs_to_something_else_is_left_alone(bench: Bench, owner: dict[str, str], whose: str) -> None:
+    foreign = of("Pod", "p0")
+    foreign["metadata"]["ownerReferences"] = [owner]
+    bench.server.objects["p0"] = foreign
+    bench.server.errors["create Pod p0"] = AlreadyExistsError(409, "AlreadyExists", "there is one")
+    await bench.apply(PODS[0], STATUS)
+    assert bench.server.writes == ["create Pod p0", "apply RLJob x/status"]
+    assert bench.refusals.by_name()["p0"] == f"Pod p0: Pod p0 {whose}"
 
 
 async def test_any_prefix_of_a_plan_may_be_all_that_happens() -> None:

@@ -10,7 +10,17 @@ from longboat_operator.kube import client as client_module
 from longboat_operator.kube import errors
 from longboat_operator.kube.client import STRATEGIC_MERGE_PATCH, KubeClient
 from longboat_operator.kube.events import EventRecorder
-from longboat_operator.kube.resources import EVENT, POD, RL_JOB, SERVICE, SERVICE_ACCOUNT
+from longboat_operator.kube.resources import (
+    EVENT,
+    NETWORK_POLICY,
+    POD,
+    RL_JOB,
+    ROLE,
+    ROLE_BINDING,
+    SERVICE,
+    SERVICE_ACCOUNT,
+    Resource,
+)
 from longboat_operator.kube.transport import Request, Transport
 from longboat_operator.model import EmitEvent
 from tests.operator_shell import small_plan
@@ -65,6 +75,33 @@ async def test_an_apply_unforced_leaves_anothers_field_and_forced_takes_it(
     assert applied["spec"]["selector"] == {"app": "ours"}
     again = await admin.apply(SERVICE, ours)
     assert again["metadata"]["resourceVersion"] == applied["metadata"]["resourceVersion"]
+
+
+@pytest.mark.parametrize("resource", [SERVICE, SERVICE_ACCOUNT, ROLE, ROLE_BINDING, NETWORK_POLICY])
+async def test_an_apply_that_is_to_make_an_object_changes_none_that_is_there(
+    admin: KubeClient, namespace: str, resource: Resource
+) -> None:
+    """Not even one with which it shares no field, which a server-side apply would take over without a conflict."""
+    contents: dict[str, Any] = {
+        "Service": {"spec": {"clusterIP": "None"}},
+        "RoleBinding": {"roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "x"}},
+        "NetworkPolicy": {"spec": {"podSelector": {}}},
+    }
+    metadata = {"namespace": namespace, "name": "x"}
+    plain = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata}
+    body = {**plain, **contents.get(resource.kind, {})}
+    theirs = await admin.create(resource, body)
+    ours = {**body, "metadata": {**metadata, "labels": {"app": "ours"}}}
+    with pytest.raises(errors.ConflictError):
+        await admin.apply_new(resource, ours)
+    assert await admin.get(resource, namespace, "x") == theirs
+    await admin.delete(resource, namespace, "x", theirs["metadata"]["uid"])
+    made = await admin.apply_new(resource, ours)
+    assert made["metadata"]["labels"] == {"app": "ours"}
+    with pytest.raises(errors.InvalidError, match=r"metadata\.uid"):
+        await admin.apply(resource, {**ours, "metadata": {**ours["metadata"], "uid": theirs["metadata"]["uid"]}})
+    again = await admin.apply(resource, {**ours, "metadata": {**metadata, "uid": made["metadata"]["uid"]}})
+    assert "labels" not in again["metadata"]
 
 
 async def test_a_status_is_refused_if_the_job_has_changed(admin: KubeClient, namespace: str) -> None:

@@ -12,7 +12,7 @@ from longboat_operator.apply import Outcome
 from longboat_operator.controller import HELD_SECONDS, Controller
 from longboat_operator.kube.errors import TooManyRequestsError, TransportError
 from longboat_operator.lease import LeadershipLostError
-from longboat_operator.model import EmitEvent, JobKey, Observed, Plan
+from longboat_operator.model import EmitEvent, JobKey, Observed, Plan, Target
 from longboat_operator.queue import WorkQueue
 from longboat_operator.refusals import Refusals
 from longboat_operator.watch.cache import Cache, Change, ObjectKey, Source
@@ -35,8 +35,12 @@ class Bench:
         self.outcome: Any = Outcome(())
         self.applied: list[JobKey] = []
         self.observed: list[Observed] = []
-        applier: Any = self
-        self.controller = Controller(self.cache, self.queue, self.observe, self.make_plan, applier, lambda: self.now)
+        self.asked: list[Target] = []
+        self.answer: Any = None
+        itself: Any = self
+        self.controller = Controller(
+            self.cache, self.queue, self.observe, self.make_plan, itself, itself, lambda: self.now
+        )
         self.controller.lead()
 
     def observe(self, cache: Cache, key: JobKey) -> Observed:
@@ -47,7 +51,17 @@ class Bench:
         self.observed.append(observed)
         if isinstance(self.plan, Exception):
             raise self.plan
-        return self.plan
+        return self.plan(observed) if callable(self.plan) else self.plan
+
+    async def answers(self, targets: tuple[Target, ...], observed: Observed, refusals: Refusals) -> Any:
+        self.asked += targets
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        if isinstance(self.answer, str):
+            for target in targets:
+                refusals.note(target, self.answer)
+            return {}
+        return dict.fromkeys(targets, self.answer)
 
     async def apply(self, _: Plan, observed: Observed, refusals: Refusals) -> Outcome:
         self.applied.append(observed.key)
@@ -233,6 +247,42 @@ async def test_a_plan_that_cant_be_made_stops_no_other(bench: Bench) -> None:
     assert await bench.controller.reconcile(X) == "error"
     bench.outcome = Outcome(())
     assert await bench.controller.reconcile(X) == "applied"
+
+
+ACCOUNT = ("ServiceAccount", "x")
+
+
+def curious(observed: Observed) -> Plan:
+    """A plan that has to know who has a name before it does something."""
+    return SOMETHING if ACCOUNT in observed.looked_up else Plan(look_up=(ACCOUNT,))
+
+
+async def test_what_a_plan_has_to_know_is_looked_up_before_it_is_carried_out(bench: Bench) -> None:
+    bench.plan, bench.answer = curious, {"kind": "ServiceAccount"}
+    assert await bench.controller.reconcile(X) == "applied"
+    assert bench.asked == [ACCOUNT]
+    assert [observed.looked_up for observed in bench.observed] == [{}, {ACCOUNT: {"kind": "ServiceAccount"}}]
+    assert len({observed.random for observed in bench.observed}) == 1
+    await bench.controller.reconcile(X)
+    assert bench.asked == [ACCOUNT, ACCOUNT], "an answer is good for one plan: others may change what they own"
+    assert len({observed.random for observed in bench.observed}) == 2
+
+
+async def test_a_look_up_that_is_refused_is_told_to_the_plan_and_not_asked_twice(bench: Bench) -> None:
+    bench.plan, bench.answer = curious, "forbidden"
+    assert await bench.controller.reconcile(X) == "empty"
+    assert bench.asked == [ACCOUNT]
+    assert bench.observed[-1].refusals == {"x": "ServiceAccount x: forbidden"}
+
+
+async def test_a_look_up_without_an_answer_is_tried_again(bench: Bench) -> None:
+    bench.plan, bench.answer = curious, TransportError("no answer")
+    assert await bench.controller.reconcile(X) == "trouble"
+    assert bench.applied == []
+    timer = bench.queue._schedule.next_timer()
+    assert timer is not None
+    bench.now = timer
+    assert bench.due() == [X]
 
 
 async def test_lost_leadership_ends_the_worker(bench: Bench) -> None:

@@ -68,7 +68,7 @@ def test_pods_of_the_gpu_example_are_accepted(server: Cluster, restricted: str) 
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ref.driver_account}}
     server.kubectl("-n", restricted, "create", "-f", "-", stdin=json.dumps(account))
     for role in Role:
-        body = build_pod(ref, job.spec, runtime.spec, "revision", role, 0, 0, one_node=False)
+        body = build_pod(ref, job.spec, runtime.spec, "revision", role, 0, 0, token="token", one_node=False)
         made = json.loads(server.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(body)))
         containers = {container["name"]: container for container in made["spec"]["containers"]}
         if role in (Role.ROLLOUT, Role.TRAINER):

@@ -63,12 +63,20 @@ class KubeClient:
         return {resource["name"] for resource in answer["resources"]}
 
     async def list_pages(
-        self, resource: Resource, namespace: str | None, selector: str = "", *, metadata_only: bool = False
+        self,
+        resource: Resource,
+        namespace: str | None,
+        selector: str = "",
+        *,
+        fields: str = "",
+        metadata_only: bool = False,
     ) -> AsyncIterator[Page]:
-        """All objects that match the label selector, in pages. GoneError: the list took too long; start again."""
+        """All objects that match the selectors (labels, fields), in pages. GoneError: the list took too long; start again."""
         query = {"limit": str(PAGE_SIZE)}
         if selector:
             query["labelSelector"] = selector
+        if fields:
+            query["fieldSelector"] = fields
         accept = _METADATA_LIST if metadata_only else "application/json"
         while True:
             request = Request(
@@ -123,7 +131,9 @@ class KubeClient:
         """Server-side apply as our field manager.
 
         Raises:
-            ConflictError: another manager's field (unless forced), or a stale `metadata.resourceVersion`.
+            ConflictError: another manager's field (unless forced), a stale `metadata.resourceVersion`, or a
+                `metadata.uid` that no object of the name has any more.
+            InvalidError: the object of the name has another uid than `metadata.uid`.
         """
         metadata = body["metadata"]
         path = resource.path(metadata.get("namespace"), metadata["name"], subresource)
@@ -131,6 +141,15 @@ class KubeClient:
         return await self._write(
             Request("PATCH", path, "apply", _counted(resource, subresource), query, body, content_type=_APPLY)
         )
+
+    async def apply_new(self, resource: Resource, body: Object) -> dict[str, Any]:
+        """Server-side apply that creates the object and never changes one that is there (ConflictError).
+
+        A POST would do the same, but its fields would stay when a later apply leaves them out. So the apply asks for a
+        version that no object has: the server compares it only where there is something to compare with.
+        """
+        metadata = {**body["metadata"], "resourceVersion": "1"}
+        return await self.apply(resource, {**body, "metadata": metadata}, force=False)
 
     async def patch(
         self,

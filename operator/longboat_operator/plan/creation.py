@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType, Reason
-from longboat_operator.model import Action, ApplyObject, CreateObject
+from longboat_operator.model import Action, ApplyObject, CreateObject, PatchMetadata, Target
 from longboat_operator.plan.backoff import wait_seconds
 from longboat_operator.plan.records import RoleCount, remembered
 from longboat_operator.plan.refusals import refusal_finding
-from longboat_operator.plan.surroundings import foreign_claim, needed
+from longboat_operator.plan.surroundings import LOOK_AGAIN_SECONDS, ClaimsInUse, claims_in_use, surroundings_of
 from longboat_operator.plan.templates import NoTemplate, Template, template_of
 from longboat_operator.plan.view import ROLES, JobView
-from longboat_operator.pods.claim import pins_to_one_node
 from longboat_operator.pods.merge import TemplateInvalid
 from longboat_operator.pods.pod import build_pod
 from longboat_operator.pods.revision import runtime_revision
@@ -26,12 +25,17 @@ from longboat_operator.status.times import seconds_until
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """What to make. `obstacle` says what keeps it from being made; `wait` is the time until more may be made."""
+    """What to make. `obstacle` says what keeps it from being made; `wait` is the time until more may be made.
+
+    `ray_token` is the Secret that pods are to have Ray's token from; `look_up` what has to be known before more is made.
+    """
 
     actions: tuple[Action, ...] = ()
     obstacle: Finding | None = None
     template: Template | None = None
     wait: float | None = None
+    ray_token: str | None = None
+    look_up: tuple[Target, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,25 +59,68 @@ def creation_of(view: JobView, counts: Mapping[Role, RoleCount], now: datetime) 
     template = template_of(view)
     if isinstance(template, NoTemplate):
         return Creation(obstacle=Finding(ConditionType.RUNTIME_RESOLVED, False, template.reason, template.message))
-    if claim := foreign_claim(view):
-        return Creation(obstacle=_claim_taken(claim), template=template)
     open_places = list(vacancies(view, counts, now))
     places = [place for place in open_places if place.wait <= 0]
-    actions: list[Action] = [*needed(view)]
+    around = surroundings_of(view)
+    claims = claims_in_use(view) if places else ClaimsInUse()
+    token = ray_token_of(view) if places else RayToken(view.status.ray_token_secret)
+    if look_up := (*around.look_up, *claims.look_up, *token.look_up):
+        return Creation(obstacle=_refused(view, look_up), template=template, ray_token=token.name, look_up=look_up)
+    if obstacle := around.obstacle or claims.obstacle:
+        return Creation(around.actions, obstacle, template, LOOK_AGAIN_SECONDS, token.name)
+    actions: list[Action] = [*around.actions]
     try:
-        pods = list(_pods(view, template, places))
+        pods = list(_pods(view, template, places, token, one_node=claims.one_node)) if token.may_be_used else []
     except TemplateInvalid as error:
         return Creation(
             obstacle=Finding(ConditionType.RUNTIME_RESOLVED, False, Reason.POD_TEMPLATE_INVALID, str(error)),
             template=template,
+            ray_token=token.name,
         )
-    if pods and not view.all_pods and view.child("Secret", view.job.ray_token) is None:
-        actions.append(CreateObject(ray_token(view.job), random_key=TOKEN_KEY))
-    if template.is_new:
+    if pods:
+        actions += token.actions
+    if template.is_new and token.may_be_used:
         actions.append(CreateObject(runtime_revision(view.job, template.number, template.runtime), dry_run=True))
     actions += pods
     waits = [place.wait for place in open_places if place.wait > 0]
-    return Creation(tuple(actions), _obstacle(view, actions), template, min(waits, default=None))
+    written = [_target(action) for action in actions]
+    return Creation(tuple(actions), _refused(view, written), template, min(waits, default=None), token.name)
+
+
+@dataclass(frozen=True, slots=True)
+class RayToken:
+    """The Secret that new pods have Ray's token from, and what to make or to know before they may."""
+
+    name: str | None
+    may_be_used: bool = False
+    actions: tuple[CreateObject, ...] = ()
+    look_up: tuple[Target, ...] = ()
+
+
+def ray_token_of(view: JobView) -> RayToken:
+    """The Secret for pods that are made now.
+
+    Rules: its name is random and stands in the status before it is used, so no one can have made it beforehand. While no
+    pod uses it, it is made; if there is one already, it isn't certain whose, and another name is taken. Once pods use it,
+    it has to be there for the next ones too: if somebody has deleted it, another is made, and the pods that have the lost
+    token, which no new pod can join, are replaced. A job that resumes gets a new one.
+    """
+    name = view.status.ray_token_secret
+    if name is None:
+        return _another(view)
+    if "already exists" in view.observed.refusals.get(name, ""):
+        return _another(view)
+    in_use = any(pod.ray_token == name for pod in view.all_pods)
+    if not in_use and view.child("Secret", name) is None:
+        return RayToken(name, True, (CreateObject(ray_token(view.job, name), random_key=TOKEN_KEY),))
+    secret: Target = ("Secret", name)
+    if secret not in view.observed.looked_up:
+        return RayToken(name, look_up=(secret,))
+    return RayToken(name, True) if view.observed.looked_up[secret] else _another(view)
+
+
+def _another(view: JobView) -> RayToken:
+    return RayToken(view.job.ray_token(view.observed.random))
 
 
 def vacancies(view: JobView, counts: Mapping[Role, RoleCount], now: datetime) -> Iterator[Vacancy]:
@@ -95,10 +142,9 @@ def vacancies(view: JobView, counts: Mapping[Role, RoleCount], now: datetime) ->
                 yield Vacancy(role, index, lost.attempt + 1, max(0.0, seconds_until(lost.lost_time, wait, now)))
 
 
-def _pods(view: JobView, template: Template, places: list[Vacancy]) -> Iterator[CreateObject]:
-    checkpoint = view.spec.checkpoint
-    claim = view.child("PersistentVolumeClaim", checkpoint.claim_name or view.job.checkpoint_claim)
-    one_node = pins_to_one_node(checkpoint, claim)
+def _pods(
+    view: JobView, template: Template, places: list[Vacancy], token: RayToken, *, one_node: bool
+) -> Iterator[CreateObject]:
     revision = view.job.revision(template.number)
     checked: set[Role] = set()
     refused: set[Role] = set()
@@ -107,7 +153,15 @@ def _pods(view: JobView, template: Template, places: list[Vacancy]) -> Iterator[
         if role in refused:
             continue
         body = build_pod(
-            view.job, view.spec, template.runtime, revision, role, place.index, place.attempt, one_node=one_node
+            view.job,
+            view.spec,
+            template.runtime,
+            revision,
+            role,
+            place.index,
+            place.attempt,
+            token=token.name or "",
+            one_node=one_node,
         )
         yield CreateObject(body, dry_run=template.is_new and role not in checked)
         checked.add(role)
@@ -115,19 +169,18 @@ def _pods(view: JobView, template: Template, places: list[Vacancy]) -> Iterator[
             refused.add(role)
 
 
-def _obstacle(view: JobView, actions: list[Action]) -> Finding | None:
+def _refused(view: JobView, targets: Iterable[Target]) -> Finding | None:
     """What the API server said of something that is still wanted."""
-    for action in actions:
-        if isinstance(action, ApplyObject | CreateObject):
-            name = action.body["metadata"]["name"]
-            if name in view.observed.refusals:
-                return refusal_finding(action.body["kind"], view.observed.refusals[name])
+    for kind, name in targets:
+        if name in view.observed.refusals:
+            return refusal_finding(kind, view.observed.refusals[name])
     return None
 
 
-def _claim_taken(name: str) -> Finding:
-    message = (
-        f"PersistentVolumeClaim {name} was left by an earlier job of this name: to go on from its checkpoints, create a "
-        f"job of another name with checkpoint.resumeFrom.claimName: {name}; to start anew, delete the claim"
-    )
-    return Finding(ConditionType.SCHEDULED, False, Reason.NAME_TAKEN, message)
+def _target(action: Action) -> Target:
+    match action:
+        case ApplyObject() | CreateObject():
+            return action.body["kind"], action.body["metadata"]["name"]
+        case PatchMetadata():
+            return action.kind, action.name
+    raise TypeError(action)

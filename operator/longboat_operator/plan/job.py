@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 
 from longboat_crds.base import Role
@@ -55,7 +56,8 @@ def plan(observed: Observed, now: datetime) -> Plan:
     removal = _removal(view, stage, now, lost)
     status = status_of(view, facts, now)
     waits = [creation.wait, removal.wait, lost.wait, *_timers(view, facts, now)]
-    return _published(view.status, status, counts, (*creation.actions, *removal.actions), _soonest(waits))
+    made = _published(view.status, status, counts, (*creation.actions, *removal.actions), _soonest(waits))
+    return replace(made, look_up=creation.look_up)
 
 
 def _counts(view: JobView, stage: Stage, now: datetime, lost: Lost) -> Counts:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from longboat_crds.reasons import ConditionType, Reason
+from longboat_operator.refusals import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE
 from longboat_operator.status.conditions import Finding
 
 
 def refusal_finding(kind: str, answer: str) -> Finding:
-    """The condition that shows a refused create or apply; `answer` names the object and has the API server's text.
+    """The condition that shows a refused look-up, create or apply; `answer` names the object and has the server's text.
 
     Rule: an invalid pod is the template's fault (the text names the field); anything else may pass by itself.
     """
@@ -15,6 +16,8 @@ def refusal_finding(kind: str, answer: str) -> Finding:
         return Finding(ConditionType.RUNTIME_RESOLVED, False, Reason.POD_TEMPLATE_INVALID, answer)
     if "exceeded quota" in answer:
         return Finding(ConditionType.SCHEDULED, False, Reason.QUOTA_EXCEEDED, answer)
-    if "already exists" in answer or "belongs to" in answer:
+    if OF_SOMETHING_ELSE in answer:
         return Finding(ConditionType.SCHEDULED, False, Reason.NAME_TAKEN, answer)
+    if OF_AN_EARLIER_JOB in answer:
+        return Finding(ConditionType.SCHEDULED, False, Reason.PODS_STARTING, answer)
     return Finding(ConditionType.SCHEDULED, False, Reason.POD_REFUSED, answer)

@@ -53,12 +53,15 @@ def condemned(view: JobView, lost: Mapping[str, Loss]) -> Iterator[PodView]:
     """Pods of a running job that must go; those in `lost` (by uid) can't serve any more.
 
     Rule: judged by the status as published, so that what a pod could have told is written down before it goes: pods
-    whose loss is recorded, and pods of attempts that were given up (scaled down, or older than the newest).
+    whose loss is recorded, pods of attempts that were given up (scaled down, or older than the newest), and pods whose
+    Ray token is not the job's any more.
     """
+    token = view.status.ray_token_secret
     for role in ROLES:
         memory = remembered(view.published(role))
         for pod in view.pods[role]:
-            if _is_past(memory, pod) or (pod.uid in lost and _is_recorded(memory, pod)):
+            given_up = _is_past(memory, pod) or (token is not None and pod.ray_token != token)
+            if given_up or (pod.uid in lost and _is_recorded(memory, pod)):
                 yield pod
 
 

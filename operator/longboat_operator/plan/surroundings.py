@@ -1,41 +1,137 @@
-"""The objects that a job's pods need around them. Pure."""
+"""The objects that a job's pods need around them: made, kept as they should be, and never taken from others. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from longboat_operator.model import ANNOTATION_HASH, ApplyObject, Object, belongs_to, digest
+from longboat_crds.reasons import ConditionType, Reason
+from longboat_operator.model import (
+    ANNOTATION_HASH,
+    ANNOTATION_LIVE_HASH,
+    LABEL_JOB,
+    LABEL_JOB_UID,
+    Action,
+    ApplyObject,
+    CreateObject,
+    Object,
+    PatchMetadata,
+    Target,
+    belongs_to,
+    belongs_to_earlier,
+    content_digest,
+    digest,
+)
 from longboat_operator.plan.view import JobView
 from longboat_operator.pods.access import driver_account, driver_role, driver_role_binding
-from longboat_operator.pods.claim import checkpoint_claim
+from longboat_operator.pods.claim import (
+    ONE_POD,
+    access_modes,
+    brought_claims,
+    checkpoint_claim,
+    metadata_patch,
+    on_one_node,
+)
 from longboat_operator.pods.network import job_network, reward_network
 from longboat_operator.pods.service import head_service
+from longboat_operator.refusals import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE
+from longboat_operator.status.conditions import Finding
+
+CLAIM = "PersistentVolumeClaim"
+# Objects of others are not watched: how soon one is looked at again that is in the way, or missing.
+LOOK_AGAIN_SECONDS = 30.0
 
 
-def needed(view: JobView) -> tuple[ApplyObject, ...]:
-    """What has to be applied: objects that are missing or were applied with other contents.
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What to do about them, what has to be known first, and what keeps pods from being made; all empty when they stand."""
 
-    Rule: an object carries the digest of what was applied; it is judged by that alone, so defaults that the API server
-    fills in are no difference.
+    actions: tuple[Action, ...] = ()
+    look_up: tuple[Target, ...] = ()
+    obstacle: Finding | None = None
+
+
+def surroundings_of(view: JobView) -> Surroundings:
+    """Makes what is missing and mends what was changed.
+
+    Rules, before a name is written to for the first time: what has it is looked up; one that nothing has is made, by a
+    write that changes nothing if somebody was faster; what is the job's (by its uid: made before a crash, or with its
+    labels taken away) is made as it should be; what a deleted job of this name left to the garbage collector is waited
+    for; anything else is a stranger's, stays as it is, and nothing is made.
+
+    What is the job's stands if it was applied with the contents that are wanted now, and the content of the live object
+    is what the API server kept then: so changes by hand are undone, and defaults that the server fills in are no
+    difference. A claim, which people enlarge, is judged by its metadata alone.
     """
-    return tuple(ApplyObject(body) for body in map(_marked, _all(view)) if not _stands(view, body))
+    bodies = list(_wanted(view))
+    unknown = [_target(body) for body in bodies if not view.known(*_target(body))]
+    if unknown:
+        return Surroundings(look_up=tuple(unknown))
+    mends: list[Action] = []
+    news: list[Action] = []
+    earlier: list[Object] = []
+    strangers: list[Object] = []
+    for body in bodies:
+        live = view.found(*_target(body))
+        if live is None:
+            news.append(CreateObject(body) if body["kind"] == CLAIM else ApplyObject(_marked(body)))
+        elif belongs_to(live, view.job.uid):
+            mends += _mends(view, body, live)
+        elif belongs_to_earlier(live, view.job.name, view.job.uid):
+            earlier.append(live)
+        else:
+            strangers.append(live)
+    if strangers:
+        message = "; ".join(_taken(view, live) for live in strangers)
+        return Surroundings(tuple(mends), obstacle=Finding(ConditionType.SCHEDULED, False, Reason.NAME_TAKEN, message))
+    if earlier:
+        message = "; ".join(f"{_name(live)} {OF_AN_EARLIER_JOB}" for live in earlier)
+        return Surroundings(
+            tuple(mends), obstacle=Finding(ConditionType.SCHEDULED, False, Reason.PODS_STARTING, message)
+        )
+    return Surroundings((*mends, *news))
 
 
-def foreign_claim(view: JobView) -> str | None:
-    """Name of the claim that the job would make, if an earlier job of its name left it behind.
+@dataclass(frozen=True, slots=True)
+class ClaimsInUse:
+    """Whether pods that mount the checkpoint claims must share a node; what has to be known for that, or is in the way."""
 
-    Rule: checkpoints are taken over only by `checkpoint.resumeFrom` or `checkpoint.claimName`, never by accident of
-    name.
+    one_node: bool = False
+    look_up: tuple[Target, ...] = ()
+    obstacle: Finding | None = None
+
+
+def claims_in_use(view: JobView) -> ClaimsInUse:
+    """Looks at the access modes of all claims that driver and trainer pods mount: the job's own, and those brought.
+
+    Rule: a claim that is missing, or that one pod alone may use, keeps pods from being made; they could never start.
     """
-    if view.spec.checkpoint.claim_name:
-        return None
-    name = view.job.checkpoint_claim
-    found = view.child("PersistentVolumeClaim", name)
-    return name if found and not belongs_to(found, view.job.uid) else None
+    checkpoint = view.spec.checkpoint
+    brought = list(brought_claims(checkpoint))
+    if unknown := [(CLAIM, name) for _, name in brought if not view.known(CLAIM, name)]:
+        return ClaimsInUse(look_up=tuple(unknown))
+    one_node = False
+    if checkpoint.claim_name is None:
+        own = view.found(CLAIM, view.job.checkpoint_claim)
+        one_node = on_one_node(access_modes(own) if own else [str(checkpoint.volume.access_mode)])
+    for field, name in brought:
+        claim = view.found(CLAIM, name)
+        if claim is None:
+            message = f"{field}: {CLAIM} {name} doesn't exist; create it, or correct the name in another job"
+            return ClaimsInUse(obstacle=Finding(ConditionType.SCHEDULED, False, Reason.VOLUME_NOT_READY, message))
+        modes = access_modes(claim)
+        if ONE_POD in modes:
+            message = (
+                f"{field}: {CLAIM} {name} is {ONE_POD}, but driver and trainer pods mount it together: name a claim that "
+                "is ReadWriteMany, or ReadWriteOnce for all of them on one node, in another job"
+            )
+            return ClaimsInUse(obstacle=Finding(ConditionType.SCHEDULED, False, Reason.VOLUME_NOT_READY, message))
+        one_node = one_node or on_one_node(modes, read_only=name != checkpoint.claim_name)
+    return ClaimsInUse(one_node)
 
 
-def _all(view: JobView) -> Iterator[Object]:
+def _wanted(view: JobView) -> Iterator[Object]:
     job = view.job
     yield driver_account(job)
     yield driver_role(job)
@@ -47,12 +143,52 @@ def _all(view: JobView) -> Iterator[Object]:
         yield checkpoint_claim(job, view.spec.checkpoint)
 
 
+def _mends(view: JobView, body: Object, live: Object) -> Iterator[Action]:
+    metadata = live["metadata"]
+    if "deletionTimestamp" in metadata:
+        return  # it is made anew when it is gone
+    if body["kind"] == CLAIM:
+        if patch := metadata_patch(view.job, view.spec.checkpoint, live):
+            yield PatchMetadata(CLAIM, metadata["name"], metadata["uid"], patch)
+    elif not _stands(view, body, live):
+        yield ApplyObject(_marked(body), metadata["uid"])
+
+
+def _stands(view: JobView, body: Object, live: Object) -> bool:
+    annotations = live["metadata"].get("annotations") or {}
+    return (
+        view.child(*_target(body)) is not None  # it still has the label that it is watched by
+        and annotations.get(ANNOTATION_HASH) == digest(body)
+        and annotations.get(ANNOTATION_LIVE_HASH) == live["digest"]
+    )
+
+
 def _marked(body: Object) -> dict[str, Any]:
-    metadata = dict(body["metadata"]) | {"annotations": {ANNOTATION_HASH: digest(body)}}
-    return dict(body) | {"metadata": metadata}
+    marks = {ANNOTATION_HASH: digest(body), ANNOTATION_LIVE_HASH: content_digest(body)}
+    return {**body, "metadata": {**body["metadata"], "annotations": marks}}
 
 
-def _stands(view: JobView, body: Object) -> bool:
-    found = view.child(body["kind"], body["metadata"]["name"])
-    annotations = found["metadata"].get("annotations") or {} if found else {}
-    return bool(annotations.get(ANNOTATION_HASH) == body["metadata"]["annotations"][ANNOTATION_HASH])
+def _taken(view: JobView, live: Object) -> str:
+    """Which object is in the way, and the cure.
+
+    Rule: checkpoints are taken over only by `checkpoint.resumeFrom` or `checkpoint.claimName`, never by accident of
+    name.
+    """
+    name = live["metadata"]["name"]
+    if live["kind"] != CLAIM:
+        return f"{_name(live)} {OF_SOMETHING_ELSE}"
+    labels = live["metadata"].get("labels") or {}
+    if LABEL_JOB_UID in labels and labels.get(LABEL_JOB) == view.job.name:
+        return (
+            f"{CLAIM} {name} was left by an earlier job of this name: to go on from its checkpoints, create a job of "
+            f"another name (metadata.name) with checkpoint.resumeFrom.claimName: {name}; to start anew, delete the claim"
+        )
+    return f"{_name(live)} {OF_SOMETHING_ELSE}; to keep checkpoints in it, set spec.checkpoint.claimName: {name}"
+
+
+def _name(obj: Object) -> str:
+    return f"{obj['kind']} {obj['metadata']['name']}"
+
+
+def _target(body: Object) -> Target:
+    return body["kind"], body["metadata"]["name"]

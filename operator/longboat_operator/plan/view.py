@@ -13,7 +13,7 @@ from longboat_crds.base import Role
 from longboat_crds.job import RLJobSpec
 from longboat_crds.reasons import ConditionType
 from longboat_crds.status import Problem, RLJobStatus, RoleStatus, Training
-from longboat_operator.model import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE, Object, Observed
+from longboat_operator.model import ANNOTATION_RAY_TOKEN, LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE, Object, Observed
 from longboat_operator.pods.names import JobRef
 from longboat_operator.status.conditions import holds
 from longboat_operator.status.reading import read_status
@@ -36,6 +36,11 @@ class PodView:
     index: int
     attempt: int
     raw: Object
+
+    @property
+    def ray_token(self) -> str | None:
+        """Secret with the Ray token that the pod has."""
+        return (self.raw["metadata"].get("annotations") or {}).get(ANNOTATION_RAY_TOKEN)
 
     @property
     def deleted_at(self) -> datetime | None:
@@ -123,6 +128,14 @@ class JobView:
     def child(self, kind: str, name: str) -> Object | None:
         """A child in the snapshot."""
         return self.observed.children.get(kind, {}).get(name)
+
+    def known(self, kind: str, name: str) -> bool:
+        """Whether it is known what has this name: the job's own, something else, or nothing."""
+        return self.child(kind, name) is not None or (kind, name) in self.observed.looked_up
+
+    def found(self, kind: str, name: str) -> Object | None:
+        """What has this name, as far as it is known."""
+        return self.child(kind, name) or self.observed.looked_up.get((kind, name))
 
 
 def job_ref(job: Object) -> JobRef:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from longboat_crds.base import API_VERSION, Role
-from longboat_operator.model import LABEL_JOB, LABEL_JOB_UID, LABEL_ROLE
+from longboat_operator.model import LABEL_JOB, LABEL_ROLE
 
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGER = "longboat-operator"
@@ -36,14 +36,13 @@ class JobRef:
         """ServiceAccount, Role and RoleBinding of the driver."""
         return f"{self.name}-driver"
 
-    @property
-    def ray_token(self) -> str:
+    def ray_token(self, random: str) -> str:
         """Secret with Ray's token.
 
-        It carries part of the uid: the operator can't read Secrets, so it could not tell one that an earlier job of the
-        same name left behind from its own.
+        The operator can't read Secrets, so it could not tell one that somebody else made from its own: nobody can guess
+        the name.
         """
-        return f"{self.name}-ray-token-{self.uid[:8]}"
+        return f"{self.name}-ray-token-{random}"
 
     @property
     def checkpoint_claim(self) -> str:
@@ -71,13 +70,9 @@ class JobRef:
         return selector
 
     def metadata(self, name: str, labels: Mapping[str, str] | None = None, *, owned: bool = True) -> dict[str, Any]:
-        """Metadata of a child. An owned one goes with the job; another one is known by the uid in a label."""
+        """Metadata of a child; an owned one goes with the job."""
         metadata: dict[str, Any] = {"name": name, "namespace": self.namespace, "labels": dict(labels or self.labels())}
-        if owned:
-            metadata["ownerReferences"] = [self.owner]
-        else:
-            metadata["labels"][LABEL_JOB_UID] = self.uid
-        return metadata
+        return metadata | {"ownerReferences": [self.owner]} if owned else metadata
 
     @property
     def owner(self) -> dict[str, Any]:

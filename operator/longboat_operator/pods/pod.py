@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from longboat_crds.base import Role
 from longboat_crds.job import RLJobSpec
 from longboat_crds.runtime import RLRuntimeSpec
-from longboat_operator.model import ANNOTATION_REVISION, LABEL_ATTEMPT, LABEL_INDEX, Object
+from longboat_operator.model import ANNOTATION_RAY_TOKEN, ANNOTATION_REVISION, LABEL_ATTEMPT, LABEL_INDEX, Object
 from longboat_operator.pods import container as parts
 from longboat_operator.pods.driver import driver_pod_spec
 from longboat_operator.pods.merge import merge
@@ -42,21 +42,19 @@ def build_pod(
     index: int,
     attempt: int,
     *,
+    token: str,
     one_node: bool,
 ) -> Object:
     """The pod of one index of a role, from the template that `revision` keeps.
 
     Order: common parts, the role's parts, `runtime.common`, `runtime.roles.ROLE`; then identity, which no template can
-    change. With `one_node` the pods that mount the checkpoint claim stay together (a ReadWriteOnce claim).
+    change. `token` is the Secret with Ray's token. With `one_node` the pods that mount the checkpoint claim stay together
+    (a ReadWriteOnce claim).
 
     Raises:
         TemplateInvalid: the template doesn't have the form of a pod template.
     """
-    made = merge(_common(job), _of_role(job, spec, runtime.command, role))
-    pod: dict[str, Any] = {"metadata": {"labels": {}, "annotations": {}}, "spec": made}
-    pod = merge(pod, _for_role(runtime.common.template, role), "common.template")
-    own: Mapping[str, Any] = getattr(runtime.roles, role).template
-    pod = merge(pod, own, f"roles.{role}.template")
+    pod = _merged(job, spec, runtime, role, token)
     body = pod["spec"] | {"restartPolicy": "Always"}
     for kind in ("initContainers", "containers"):
         if kind in body:
@@ -64,16 +62,26 @@ def build_pod(
             body[kind] = [_with_grace({"image": runtime.image} | c, role, grace) for c in body[kind]]
     body["tolerations"] = _impatient(body.get("tolerations") or [])
     if one_node and role in CLAIM_USERS:
-        body["affinity"] = _together(job, body.get("affinity", {}))
+        chooser = _chooser(job, spec, runtime)
+        with_whom = CLAIM_USERS if role is chooser else (chooser,)
+        body["affinity"] = _together(job, body.get("affinity", {}), with_whom)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": _metadata(job, pod.get("metadata", {}), revision, role, index, attempt),
+        "metadata": _metadata(job, pod.get("metadata", {}), revision, role, index, attempt, token),
         "spec": body,
     }
 
 
-def _common(job: JobRef) -> dict[str, Any]:
+def _merged(job: JobRef, spec: RLJobSpec, runtime: RLRuntimeSpec, role: Role, token: str) -> dict[str, Any]:
+    made = merge(_common(token), _of_role(job, spec, runtime.command, role))
+    pod: dict[str, Any] = {"metadata": {"labels": {}, "annotations": {}}, "spec": made}
+    pod = merge(pod, _for_role(runtime.common.template, role), "common.template")
+    own: Mapping[str, Any] = getattr(runtime.roles, role).template
+    return merge(pod, own, f"roles.{role}.template")
+
+
+def _common(token: str) -> dict[str, Any]:
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -86,7 +94,7 @@ def _common(job: JobRef) -> dict[str, Any]:
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "volumes": ray_volumes(job.ray_token),
+        "volumes": ray_volumes(token),
     }
 
 
@@ -135,19 +143,39 @@ def _impatient(tolerations: list[Any]) -> list[Any]:
     return [*tolerations, *own]
 
 
-def _together(job: JobRef, affinity: Mapping[str, Any]) -> dict[str, Any]:
-    """Affinity that puts the pod on the node of the claim's other users, beside what the template asks for.
+def _chooser(job: JobRef, spec: RLJobSpec, runtime: RLRuntimeSpec) -> Role:
+    """Which of the claim's users decides the node that all of them share.
 
-    The first of them is free to choose: a pod may match its own term (Kubernetes, inter-pod affinity).
+    Rule: the trainer, since fewer nodes have what it needs, unless the driver alone asks for a device.
+    """
+    asks = {role: _asks_for_device(_merged(job, spec, runtime, role, token="")["spec"]) for role in CLAIM_USERS}
+    return Role.DRIVER if asks[Role.DRIVER] and not asks[Role.TRAINER] else Role.TRAINER
+
+
+def _asks_for_device(body: Mapping[str, Any]) -> bool:
+    """Whether a container asks for an extended resource (its name has a domain, as nvidia.com/gpu) or a claimed one."""
+    for container in (*body.get("initContainers", ()), *body["containers"]):
+        resources = container.get("resources") or {}
+        named = {*(resources.get("limits") or {}), *(resources.get("requests") or {})}
+        if resources.get("claims") or any("/" in name for name in named):
+            return True
+    return False
+
+
+def _together(job: JobRef, affinity: Mapping[str, Any], with_whom: Sequence[Role]) -> dict[str, Any]:
+    """Affinity that puts the pod on the node of other users of the claim, beside what the template asks for.
+
+    The role that decides the node follows any of them, itself included: its first pod is free to choose, since a pod may
+    match its own term (Kubernetes, inter-pod affinity). Any other role follows that one alone, and so waits for it.
     """
     field = "requiredDuringSchedulingIgnoredDuringExecution"
     pods = affinity.get("podAffinity", {})
-    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": job.selector(*CLAIM_USERS)}
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": job.selector(*with_whom)}
     return merge(affinity, {"podAffinity": {field: [*pods.get(field, []), term]}}, "affinity")
 
 
 def _metadata(
-    job: JobRef, given: Mapping[str, Any], revision: str, role: Role, index: int, attempt: int
+    job: JobRef, given: Mapping[str, Any], revision: str, role: Role, index: int, attempt: int, token: str
 ) -> dict[str, Any]:
     marks = job.labels(role) | {LABEL_INDEX: str(index), LABEL_ATTEMPT: str(attempt)}
     labels = dict(given.get("labels", {})) | marks
@@ -155,5 +183,6 @@ def _metadata(
         "kubectl.kubernetes.io/default-container": OWN_CONTAINERS[role][0],
         **given.get("annotations", {}),
         ANNOTATION_REVISION: revision,
+        ANNOTATION_RAY_TOKEN: token,
     }
     return job.metadata(job.pod(role, index, attempt), labels) | {"annotations": annotations}

@@ -8,12 +8,12 @@ from longboat_operator.pods.names import JobRef
 TOKEN_KEY = "token"
 
 
-def ray_token(job: JobRef) -> Object:
+def ray_token(job: JobRef, name: str) -> Object:
     """Immutable, without its value (64 hexadecimal digits under `token`)."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": job.metadata(job.ray_token),
+        "metadata": job.metadata(name),
         "type": "Opaque",
         "immutable": True,
     }

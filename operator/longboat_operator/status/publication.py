@@ -45,6 +45,7 @@ def status_of(view: JobView, facts: Facts, now: datetime) -> RLJobStatus:
             "start_time": old.start_time or (stamp(now) if started else None),
             "suspend_time": _suspend_time(view, facts.stage, now),
             "runtime": _runtime(view, facts) or old.runtime,
+            "ray_token_secret": _ray_token(view, facts),
             "selector": ",".join(f"{k}={v}" for k, v in sorted(view.job.labels(Role.ROLLOUT).items())),
             "roles": roles_status(facts.roles, facts.counts),
             "allocation": _allocation(view, facts),
@@ -90,6 +91,13 @@ def _runtime(view: JobView, facts: Facts) -> RuntimeStatus | None:
         return None
     reference = view.spec.runtime_ref
     return RuntimeStatus(kind=str(reference.kind), name=reference.name, revision=view.job.revision(template.number))
+
+
+def _ray_token(view: JobView, facts: Facts) -> str | None:
+    """Dropped with the last pod of a suspended job: nobody looks after the Secret until it resumes."""
+    if facts.stage is Stage.SUSPENDED:
+        return None
+    return facts.creation.ray_token or view.status.ray_token_secret
 
 
 def _allocation(view: JobView, facts: Facts) -> Allocation:

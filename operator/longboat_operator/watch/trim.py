@@ -12,6 +12,8 @@ from functools import lru_cache
 from sys import intern
 from typing import Any
 
+from longboat_operator.model import content_digest
+
 _METADATA = (
     "name",
     "namespace",
@@ -95,7 +97,12 @@ def _container_status(status: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _claim(claim: Mapping[str, Any]) -> dict[str, Any]:
-    return {"spec": claim.get("spec") or {}, "status": _pick(claim.get("status") or {}, ("phase", "capacity"))}
+    status = _pick(claim.get("status") or {}, ("phase", "capacity", "accessModes"))
+    return {"spec": claim.get("spec") or {}, "status": status}
+
+
+def _digested(obj: Mapping[str, Any]) -> dict[str, Any]:
+    return {"digest": content_digest(obj)}
 
 
 def _revision(revision: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,5 +127,6 @@ _BODIES: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "Pod": _pod,
     "PersistentVolumeClaim": _claim,
     "ControllerRevision": _revision,
+    **dict.fromkeys(("Service", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy"), _digested),
 }
 _WHOLE = frozenset({"RLJob", "RLRuntime", "ClusterRLRuntime"})

@@ -1,0 +1,90 @@
+"""Asks the API server what a plan has to know and no watch tells, because it doesn't carry the job's label."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from longboat_operator.kube.client import KubeClient
+from longboat_operator.kube.errors import AlreadyExistsError, ApiError, KubeError, NotFoundError, is_refusal
+from longboat_operator.kube.resources import BY_KIND, EVENT, SECRET
+from longboat_operator.model import Object, Observed, Target
+from longboat_operator.refusals import Refusals
+from longboat_operator.watch.trim import trim
+
+
+class LookUps:
+    """Looks things up for any job."""
+
+    def __init__(self, client: KubeClient) -> None:
+        self._client = client
+
+    async def answers(
+        self, targets: tuple[Target, ...], observed: Observed, refusals: Refusals
+    ) -> Mapping[Target, Object | None]:
+        """What is there under each kind and name; None: nothing. One that the server refuses to tell is left out.
+
+        Raises:
+            KubeError: the server gave no answer.
+        """
+        found: dict[Target, Object | None] = {}
+        for target in targets:
+            if refusals.waits(target):
+                continue
+            try:
+                found[target] = await self._one(*target, observed)
+            except KubeError as error:
+                if not is_refusal(error):
+                    raise
+                refusals.note(target, str(error))
+        return found
+
+    async def _one(self, kind: str, name: str, observed: Observed) -> Object | None:
+        namespace = observed.key.namespace
+        if kind == SECRET.kind:
+            return await self._secret(namespace, name)
+        if kind == EVENT.kind:
+            uid = observed.children["Pod"][name]["metadata"]["uid"]
+            return await self._warning(namespace, uid)
+        try:
+            return trim({"kind": kind, **await self._client.get(BY_KIND[kind], namespace, name)})
+        except NotFoundError:
+            return None
+
+    async def _secret(self, namespace: str, name: str) -> Object | None:
+        """The right to create tells whether the name is free: a dry run makes nothing and shows nothing.
+
+        It counts as taken unless the server says that it would be created: a quota, say, is asked first.
+        """
+        body = {"apiVersion": "v1", "kind": SECRET.kind, "metadata": {"namespace": namespace, "name": name}}
+        try:
+            await self._client.create(SECRET, body, dry_run=True)
+        except AlreadyExistsError:
+            return body
+        except ApiError as error:
+            if not is_refusal(error):
+                raise
+            return body
+        return None
+
+    async def _warning(self, namespace: str, uid: str) -> Object | None:
+        """The newest warning about an object."""
+        fields = f"involvedObject.uid={uid},type=Warning"
+        newest: dict[str, Any] | None = None
+        async for page in self._client.list_pages(EVENT, namespace, fields=fields):
+            for event in page.items:
+                if newest is None or _time(event) >= _time(newest):
+                    newest = event
+        return newest and {
+            "kind": EVENT.kind,
+            "metadata": {"name": newest["metadata"]["name"]},
+            "reason": newest.get("reason") or "",
+            "message": newest.get("message") or "",
+        }
+
+
+def _time(event: Mapping[str, Any]) -> str:
+    """When it last happened. RFC 3339, so text compares as time; events of one source write it alike."""
+    series = event.get("series") or {}
+    found = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
+    return str(found or event["metadata"].get("creationTimestamp") or "")

@@ -1,0 +1,321 @@
+"""What a job needs around its pods, by the real plan on a real API server: made, kept, and never taken from others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from e2e.cluster import Cluster
+from longboat_operator.kube.client import MERGE_PATCH, KubeClient
+from longboat_operator.kube.config import load_configuration
+from longboat_operator.kube.errors import NotFoundError
+from longboat_operator.kube.resources import (
+    CLAIM,
+    NETWORK_POLICY,
+    POD,
+    RL_JOB,
+    RL_RUNTIME,
+    ROLE,
+    ROLE_BINDING,
+    SECRET,
+    SERVICE,
+    SERVICE_ACCOUNT,
+    Resource,
+)
+from longboat_operator.metrics import ACTIONS
+from longboat_operator.model import ANNOTATION_RAY_TOKEN, LABEL_JOB
+from longboat_operator.observe import observe
+from longboat_operator.plan import plan
+from longboat_operator.shell import Options, Shell
+from tests.operator_shell.conftest import until
+from tests.operator_shell.small_plan import manifest
+from tests.operator_shell.test_shell_live import free_port, requests
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
+
+VOLUME = Resource("PersistentVolume", "persistentvolumes", namespaced=False)
+STORAGE_CLASS = Resource("StorageClass", "storageclasses", "storage.k8s.io", namespaced=False)
+AROUND = (SERVICE_ACCOUNT, ROLE, ROLE_BINDING, SERVICE, NETWORK_POLICY, CLAIM)
+
+
+class Bench:
+    """A namespace that an operator serves; pods of its jobs get no node, so nothing but the API server has a part."""
+
+    def __init__(self, admin: KubeClient, namespace: str) -> None:
+        self.admin = admin
+        self.namespace = namespace
+
+    async def submit(self, name: str, **checkpoint: Any) -> None:
+        body = manifest(self.namespace, name)
+        body["spec"] |= {"runtimeRef": {"kind": "RLRuntime", "name": "nowhere"}, "checkpoint": checkpoint}
+        await self.admin.create(RL_JOB, body)
+
+    async def edit(self, name: str, **spec: Any) -> None:
+        await self.admin.patch(RL_JOB, self.namespace, name, {"spec": spec}, MERGE_PATCH)
+
+    async def delete(self, resource: Resource, name: str) -> None:
+        found = await self.get(resource, name)
+        await self.admin.delete(resource, self.namespace, name, found["metadata"]["uid"])
+
+    async def get(self, resource: Resource, name: str) -> dict[str, Any]:
+        return await self.admin.get(resource, self.namespace, name)
+
+    async def all(self, resource: Resource) -> dict[str, dict[str, Any]]:
+        pages = self.admin.list_pages(resource, self.namespace)
+        return {item["metadata"]["name"]: item async for page in pages for item in page.items}
+
+    async def put(self, resource: Resource, name: str, **content: Any) -> dict[str, Any]:
+        metadata = {"namespace": self.namespace, "name": name}
+        body = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata, **content}
+        return await self.admin.create(resource, body)
+
+    async def condition(self, name: str, kind: str) -> dict[str, Any]:
+        conditions = (await self.get(RL_JOB, name)).get("status", {}).get("conditions") or []
+        return next((condition for condition in conditions if condition["type"] == kind), {})
+
+    def says(self, name: str, reason: str) -> Callable[[], Awaitable[bool]]:
+        async def check() -> bool:
+            return (await self.condition(name, "Scheduled")).get("reason") == reason
+
+        return check
+
+    def has_pods(self, name: str, count: int) -> Callable[[], Awaitable[bool]]:
+        async def check() -> bool:
+            pods = (await self.all(POD)).values()
+            return sum(pod["metadata"]["labels"].get(LABEL_JOB) == name for pod in pods) == count
+
+        return check
+
+    def is_gone(self, resource: Resource, name: str) -> Callable[[], Awaitable[bool]]:
+        async def check() -> bool:
+            try:
+                await self.get(resource, name)
+            except NotFoundError:
+                return True
+            return False
+
+        return check
+
+
+@pytest.fixture
+async def bench(cluster: Cluster, admin: KubeClient, namespace: str) -> AsyncIterator[Bench]:
+    """With the real operator running, and a runtime template whose pods no node takes."""
+    made = Bench(admin, namespace)
+    template = {"spec": {"nodeSelector": {"test.longboat.dev/none": "none"}}}
+    await made.put(RL_RUNTIME, "nowhere", spec={"image": "localhost/none:1", "common": {"template": template}})
+    options = Options((namespace,), None, free_port(), free_port(), workers=2)
+    shell = Shell(await load_configuration(cluster.kubeconfig), options, observe, plan)
+    running = asyncio.create_task(shell.run())
+    yield made
+    shell.stop()
+    await running
+
+
+def applied() -> dict[str, float]:
+    """Applies carried out so far, by kind."""
+    (metric,) = ACTIONS.collect()
+    return {
+        sample.labels["kind"]: sample.value
+        for sample in metric.samples
+        if sample.name.endswith("_total") and sample.labels["action"] == "ApplyObject"
+    }
+
+
+async def test_what_stands_is_not_touched_again_whatever_the_server_filled_in(bench: Bench) -> None:
+    await bench.submit("x")
+    await until(bench.has_pods("x", 4))
+    await until(bench.says("x", "PodUnschedulable"))
+    before, writes = applied(), requests()
+    await bench.edit("x", ttlSecondsAfterFinished=1000)  # it is planned again
+
+    async def seen() -> bool:
+        job = await bench.get(RL_JOB, "x")
+        return bool(job["status"]["observedGeneration"] == job["metadata"]["generation"])
+
+    await until(seen)
+    assert applied() == before
+    since = {key: count - writes.get(key, 0) for key, count in requests().items()}
+    ours = {key for key, count in since.items() if count and key[0] not in ("list", "watch") and key[1] != "rljobs"}
+    assert ours == {("apply", "rljobs/status", "200")}, "one status, nothing read and nothing else written"
+
+
+@pytest.mark.parametrize("resource", AROUND)
+async def test_a_strangers_object_stays_as_it_is_also_when_the_job_is_deleted(bench: Bench, resource: Resource) -> None:
+    names = {SERVICE: "x-head", NETWORK_POLICY: "x", CLAIM: "x-checkpoint"}
+    contents: dict[Resource, dict[str, Any]] = {
+        ROLE_BINDING: {"roleRef": {"apiGroup": ROLE.group, "kind": "Role", "name": "theirs"}},
+        SERVICE: {"spec": {"ports": [{"port": 80}]}},
+        NETWORK_POLICY: {"spec": {"podSelector": {"matchLabels": {"app": "theirs"}}}},
+        CLAIM: {"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}},
+    }
+    name = names.get(resource, "x-driver")
+    theirs = await bench.put(resource, name, **contents.get(resource, {}))
+    await bench.submit("x")
+    await until(bench.says("x", "NameTaken"))
+    message = (await bench.condition("x", "Scheduled"))["message"]
+    assert f"{resource.kind} {name} exists and is not this job's" in message
+    assert "metadata.name" in message
+    for other in (*AROUND, POD):
+        assert not [
+            n for n, found in (await bench.all(other)).items() if LABEL_JOB in found["metadata"].get("labels", {})
+        ]
+    await bench.delete(RL_JOB, "x")
+    await until(bench.is_gone(RL_JOB, "x"))
+    left = await bench.get(resource, name)
+    assert unmanaged(left) == unmanaged(theirs)
+
+
+async def test_a_name_that_becomes_free_is_used(bench: Bench) -> None:
+    await bench.put(SERVICE_ACCOUNT, "x-driver")
+    await bench.submit("x")
+    await until(bench.says("x", "NameTaken"))
+    await bench.delete(SERVICE_ACCOUNT, "x-driver")
+    await until(bench.has_pods("x", 4))
+    assert (await bench.get(SERVICE_ACCOUNT, "x-driver"))["metadata"]["ownerReferences"]
+
+
+async def test_what_is_edited_by_hand_is_restored_once(bench: Bench) -> None:
+    await bench.submit("x")
+    await until(bench.has_pods("x", 4))
+    ours = {
+        (resource, name): found
+        for resource in (ROLE, SERVICE, NETWORK_POLICY)
+        for name, found in (await bench.all(resource)).items()
+        if LABEL_JOB in found["metadata"].get("labels", {})
+    }
+    assert len(ours) == 4
+    before = applied()
+    wide_open: dict[Resource, dict[str, Any]] = {
+        ROLE: {"rules": []},
+        SERVICE: {"spec": {"selector": {"app": "theirs"}}},
+        NETWORK_POLICY: {"spec": {"podSelector": {"matchLabels": {"app": "none"}}, "policyTypes": ["Ingress"]}},
+    }
+    for resource, name in ours:
+        await bench.admin.patch(resource, bench.namespace, name, wide_open[resource], MERGE_PATCH)
+
+    async def restored() -> bool:
+        live = {(resource, name): await bench.get(resource, name) for resource, name in ours}
+        return all(live[key].get(part) == ours[key].get(part) for key in ours for part in ("spec", "rules"))
+
+    await until(restored)
+    since = {kind: count - before.get(kind, 0) for kind, count in applied().items()}
+    assert {kind: count for kind, count in since.items() if count} == {"Role": 1, "Service": 1, "NetworkPolicy": 2}
+
+
+async def test_what_loses_its_labels_gets_them_back(bench: Bench) -> None:
+    await bench.submit("x")
+    await until(bench.has_pods("x", 4))
+    for resource, name in ((SERVICE_ACCOUNT, "x-driver"), (CLAIM, "x-checkpoint")):
+        before = await bench.get(resource, name)
+        await bench.admin.patch(resource, bench.namespace, name, {"metadata": {"labels": None}}, MERGE_PATCH)
+
+        async def labelled(resource: Resource = resource, name: str = name, before: Any = before) -> bool:
+            return bool((await bench.get(resource, name))["metadata"].get("labels") == before["metadata"]["labels"])
+
+        await until(labelled)
+        assert (await bench.get(resource, name))["metadata"]["uid"] == before["metadata"]["uid"]
+    assert (await bench.condition("x", "Scheduled"))["reason"] != "NameTaken"
+
+
+async def test_a_claim_is_enlarged_by_hand_and_retained_after_all(bench: Bench) -> None:
+    """reclaimPolicy Delete, then Retain; the job is deleted, the claim stays, as large as it was made."""
+    name = bench.namespace
+    meta = {"metadata": {"name": name}}
+    grows = {"provisioner": "kubernetes.io/no-provisioner", "allowVolumeExpansion": True}
+    await bench.admin.create(
+        STORAGE_CLASS, {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", **meta, **grows}
+    )
+    spec = {
+        "capacity": {"storage": "10Gi"},
+        "accessModes": ["ReadWriteMany"],
+        "storageClassName": name,
+        "claimRef": {"namespace": name, "name": "x-checkpoint"},
+        "hostPath": {"path": "/nowhere"},
+    }
+    volume = await bench.admin.create(VOLUME, {"apiVersion": "v1", "kind": "PersistentVolume", **meta, "spec": spec})
+    try:
+        await bench.submit("x", reclaimPolicy="Delete", volume={"storageClassName": name})
+        await until(bench.has_pods("x", 4))
+
+        async def bound() -> bool:
+            return bool((await bench.get(CLAIM, "x-checkpoint")).get("status", {}).get("phase") == "Bound")
+
+        await until(bound)
+        claim = await bench.get(CLAIM, "x-checkpoint")
+        assert [owner["name"] for owner in claim["metadata"]["ownerReferences"]] == ["x"]
+        size = {"spec": {"resources": {"requests": {"storage": "20Gi"}}}}
+        await bench.admin.patch(CLAIM, name, "x-checkpoint", size, MERGE_PATCH)
+        await bench.edit("x", checkpoint={"reclaimPolicy": "Retain"})
+
+        async def free() -> bool:
+            return "ownerReferences" not in (await bench.get(CLAIM, "x-checkpoint"))["metadata"]
+
+        await until(free)
+        assert (await bench.condition("x", "Scheduled"))["reason"] == "PodUnschedulable", "nothing is refused"
+        await bench.delete(RL_JOB, "x")
+        await until(bench.is_gone(SERVICE_ACCOUNT, "x-driver"))
+        left = await bench.get(CLAIM, "x-checkpoint")
+        assert "deletionTimestamp" not in left["metadata"]
+        assert left["spec"]["resources"]["requests"]["storage"] == "20Gi"
+    finally:
+        await bench.admin.delete(VOLUME, None, name, volume["metadata"]["uid"])
+        made = await bench.admin.get(STORAGE_CLASS, None, name)
+        await bench.admin.delete(STORAGE_CLASS, None, name, made["metadata"]["uid"])
+
+
+async def test_a_job_made_anew_waits_for_what_the_garbage_collector_still_has_to_remove(bench: Bench) -> None:
+    await bench.submit("x", reclaimPolicy="Delete")
+    await until(bench.has_pods("x", 4))
+    await bench.delete(RL_JOB, "x")
+    await bench.submit("x", reclaimPolicy="Delete")
+    uid = (await bench.get(RL_JOB, "x"))["metadata"]["uid"]
+
+    async def all_new() -> bool:
+        pods = (await bench.all(POD)).values()
+        return len(pods) == 4 and all(pod["metadata"]["ownerReferences"][0]["uid"] == uid for pod in pods)
+
+    await until(all_new)
+    assert (await bench.get(SERVICE_ACCOUNT, "x-driver"))["metadata"]["ownerReferences"][0]["uid"] == uid
+
+
+async def test_a_deleted_token_is_replaced_when_a_pod_needs_it(bench: Bench) -> None:
+    await bench.submit("x")
+    await until(bench.has_pods("x", 4))
+    token = (await bench.get(RL_JOB, "x"))["status"]["rayTokenSecret"]
+    assert set(await bench.all(SECRET)) == {token}
+    await bench.delete(SECRET, token)
+    await bench.edit("x", rollout={"replicas": 2})
+
+    async def replaced() -> bool:
+        status, pods = (await bench.get(RL_JOB, "x"))["status"], (await bench.all(POD)).values()
+        used = {pod["metadata"]["annotations"][ANNOTATION_RAY_TOKEN] for pod in pods}
+        return len(pods) == 5 and used == {status["rayTokenSecret"]} == set(await bench.all(SECRET)) != {token}
+
+    await until(replaced)
+
+
+async def test_the_access_mode_of_a_claim_that_was_brought_is_read(bench: Bench) -> None:
+    await bench.submit("x", claimName="theirs")
+    await until(bench.says("x", "VolumeNotReady"))
+    message = (await bench.condition("x", "Scheduled"))["message"]
+    assert message.startswith("spec.checkpoint.claimName: PersistentVolumeClaim theirs doesn't exist")
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    theirs = await bench.put(CLAIM, "theirs", spec=spec)
+    await until(bench.has_pods("x", 4))
+    together = {
+        pod["metadata"]["labels"]["longboat.dev/role"]
+        for pod in (await bench.all(POD)).values()
+        if pod["spec"].get("affinity", {}).get("podAffinity")
+    }
+    assert together == {"driver", "trainer"}
+    assert unmanaged(await bench.get(CLAIM, "theirs")) == unmanaged(theirs)
+
+
+def unmanaged(obj: dict[str, Any]) -> dict[str, Any]:
+    """Without what the API server and its controllers keep for themselves."""
+    noise = ("managedFields", "resourceVersion", "finalizers")
+    metadata = {key: value for key, value in obj["metadata"].items() if key not in noise}
+    return {**{key: value for key, value in obj.items() if key != "status"}, "metadata": metadata}
