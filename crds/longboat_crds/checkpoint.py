@@ -11,7 +11,7 @@ from longboat_crds.rules import Refusal, Rule
 
 
 class AccessMode(StrEnum):
-    """How the claim may be mounted. ReadWriteOnce pins driver and trainer pods to one node."""
+    """How the claim may be mounted. ReadWriteOnce pins driver and trainer pods to one node, which the trainer chooses."""
 
     READ_WRITE_MANY = "ReadWriteMany"
     READ_WRITE_ONCE = "ReadWriteOnce"
@@ -68,7 +68,9 @@ class CheckpointSpec(ApiModel):
     reclaim_policy: ReclaimPolicy = ReclaimPolicy.RETAIN
     volume: VolumeSpec = Field(default_factory=VolumeSpec)
     claim_name: ReferenceName | None = Field(
-        None, description="An existing claim to use instead of `volume`; the operator never deletes it."
+        None,
+        description="An existing claim to use instead of `volume`; the operator never deletes it. Where it is ReadWriteOnce, driver "
+        "and trainer pods share a node.",
     )
     resume_from: ResumeFrom | None = None
     export: bool = Field(True, description="Write a Hugging Face directory (`export/`) when the job ends.")

@@ -103,8 +103,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _READY,
     ),
     Reason.NAME_TAKEN: _configuration(
-        "An object with a name the job needs exists and belongs to something else; the message names it.",
-        "Delete or rename that object, or give the job another name.",
+        "An object with a name the job needs exists and belongs to something else; the message names it. It is left as it is.",
+        "Delete that object, or create the job under another name; the job starts by itself once the name is free.",
         _SCHEDULED,
         _READY,
         _FAILED,
@@ -196,8 +196,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "A node can't pull an image.", "Check the image of the runtime template and its pull secret.", _READY
     ),
     Reason.VOLUME_NOT_READY: _platform(
-        "A claim that the pods mount is not bound or can't be mounted.",
-        "Check checkpoint.volume (storageClassName, accessMode) and the claims of the runtime template.",
+        "A volume that the pods mount is missing, not bound, for one pod alone, or can't be mounted; the message has the cause.",
+        "Check the claims of checkpoint (claimName, resumeFrom, volume), and what the runtime template and rewards mount.",
         _SCHEDULED,
         _READY,
     ),
