@@ -2,6 +2,8 @@
 
 The full runtime image holds several gigabytes; mounting what `make setup` installed keeps a test run short. The pods are
 otherwise what a platform team would run: non-root, read-only root file system, no capabilities.
+
+/dev/shm keeps the operator's 256 MiB, which leave Ray's object store 128 MiB: the tests' models, of a few megabytes, fit twice.
 """
 
 import os

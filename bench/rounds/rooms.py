@@ -51,7 +51,7 @@ async def task_rooms(task: Task, spec: RLJobSpec, folder: Path) -> AsyncIterator
 
     from longboat_runtime.driver.assembly import open_rooms
     from longboat_runtime.local.graders import link_config_maps, local_graders
-    from longboat_runtime.local.ray import start_ray
+    from longboat_runtime.local.ray import object_store, start_ray
 
     with tempfile.TemporaryDirectory(prefix="longboat-bench-") as scratch:
         socket = Path(scratch) / "graders.sock"
@@ -60,7 +60,8 @@ async def task_rooms(task: Task, spec: RLJobSpec, folder: Path) -> AsyncIterator
         with graders, paced_engines(paced=task.paced):
             resources = {"longboat-store": 1, "longboat-rollout": ENGINES, "longboat-trainer": 1}
             try:
-                start_ray({**resources, "longboat-reward": spec.reward_pool.graders_per_pod})
+                store, _ = object_store(spec)
+                start_ray({**resources, "longboat-reward": spec.reward_pool.graders_per_pod}, store)
                 job = Job("bench", spec, folder / "unused", 1)
                 async with open_rooms(job, socket) as rooms:
                     await rooms.ready()

@@ -1,6 +1,12 @@
 import pytest
 
-from longboat_runtime.agent.ray_command import RayNode, head_command, object_store_size, worker_command
+from longboat_runtime.agent.ray_command import (
+    RayNode,
+    head_command,
+    object_store_need,
+    object_store_size,
+    worker_command,
+)
 
 NODE = RayNode(
     "10.0.0.7", {"longboat-rollout": 2}, {"longboat.dev/role": "rollout", "longboat.dev/pod": "x-rollout-0-a0"}
@@ -28,3 +34,9 @@ def test_a_head_listens_where_workers_look() -> None:
 )
 def test_the_store_takes_what_engines_leave(shared_memory: int, store: int) -> None:
     assert object_store_size(shared_memory) == store
+
+
+def test_the_store_of_the_fullest_node_holds_the_new_weights_beside_the_last() -> None:
+    publication, tokens = 15 * 10**9, 64 * 16 * 8192
+    assert object_store_need(publication, tokens) - 2 * publication >= 8 * tokens
+    assert object_store_need(0, 0) == object_store_size(0), "Ray refuses less"

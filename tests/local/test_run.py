@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from longboat_crds.job import RLJobSpec
+from longboat_runtime.agent.ray_command import MINIMAL_OBJECT_STORE
 from longboat_runtime.checkpoint.layout import Position
 from longboat_runtime.driver.broker import LocalBroker
 from longboat_runtime.driver.eventlog import end_of, surviving
@@ -66,7 +67,9 @@ def job(data: Path, root: Path, incarnation: int) -> Job:
 def socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Ray and graders for all runs of this module; the path must be short enough for a socket."""
     folder = tmp_path_factory.mktemp("g")
-    start_ray({"longboat-store": 1, "longboat-rollout": 1, "longboat-reward": 1, "longboat-trainer": 1})
+    start_ray(
+        {"longboat-store": 1, "longboat-rollout": 1, "longboat-reward": 1, "longboat-trainer": 1}, MINIMAL_OBJECT_STORE
+    )
     with local_graders(1, folder / "s", folder):
         yield folder / "s"
     ray.shutdown()

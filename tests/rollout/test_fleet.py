@@ -11,6 +11,7 @@ import pytest_asyncio
 import ray
 
 from longboat_crds.job import RLJobSpec
+from longboat_runtime.agent.ray_command import MINIMAL_OBJECT_STORE
 from longboat_runtime.interfaces import WeightPublication
 from longboat_runtime.local.ray import start_ray
 from longboat_runtime.problems import SpecProblem
@@ -41,7 +42,7 @@ def reference(model_directory: Path) -> ReferenceModel:
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[StoreClient]:
-    start_ray({"longboat-rollout": ENGINES, "longboat-store": 1})
+    start_ray({"longboat-rollout": ENGINES, "longboat-store": 1}, MINIMAL_OBJECT_STORE)
     yield StoreClient(start_store())
     ray.shutdown()
 

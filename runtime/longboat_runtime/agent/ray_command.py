@@ -10,15 +10,27 @@ from dataclasses import dataclass, field
 # Ray refuses less than about 75 MB.
 MINIMAL_OBJECT_STORE = 80_000_000
 # What engines of one pod need of /dev/shm beside the store.
-_RESERVED_SHARED_MEMORY = 128 * 2**20
+RESERVED_SHARED_MEMORY = 128 * 2**20
+# Of a response: an id and a log-probability of 4 bytes each, and its text.
+_BYTES_PER_TOKEN = 16
 
 
 def object_store_size(shared_memory: int) -> int:
     """Bytes of a /dev/shm of `shared_memory` bytes that Ray's object store gets.
 
-    Weights travel through it, so a pod's template sizes it by the size of /dev/shm.
+    Weights travel through it, so a pod's template sizes it by the size of /dev/shm: `object_store_need` and what is reserved.
     """
-    return max(shared_memory - _RESERVED_SHARED_MEMORY, MINIMAL_OBJECT_STORE)
+    return max(shared_memory - RESERVED_SHARED_MEMORY, MINIMAL_OBJECT_STORE)
+
+
+def object_store_need(publication: int, batch_tokens: int) -> int:
+    """Bytes that a job needs in the object store of its fullest node, that of trainer rank 0.
+
+    Two publications of `publication` bytes each (the model's parameters times the bytes of `spec.model.dtype`): a new one is put
+    beside the last one, which is kept for engines that start late until it is replaced. Beside them the responses of one step, at
+    most `batch_tokens` tokens, on their way to the trainer, and Ray's minimum for everything small.
+    """
+    return 2 * publication + batch_tokens * _BYTES_PER_TOKEN + MINIMAL_OBJECT_STORE
 
 
 @dataclass(frozen=True, slots=True)

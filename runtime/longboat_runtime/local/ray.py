@@ -2,38 +2,90 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import shutil
 import signal
 from collections.abc import Mapping
+from pathlib import Path
 
 import ray
 import structlog
 
-from longboat_runtime.agent.ray_command import WORKERS
+from longboat_crds.job import RLJobSpec
+from longboat_crds.model import DType
+from longboat_runtime.agent.ray_command import (
+    RESERVED_SHARED_MEMORY,
+    WORKERS,
+    object_store_need,
+    object_store_size,
+)
 from longboat_runtime.driver.main import RAY_NAMESPACE
 
 log = structlog.get_logger()
 
-# Bytes of Ray's shared memory: samples live in an actor, so this holds one publication's weights at a time, and little more.
-SHARED_MEMORY = 2**30
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Ray keeps its store
+_BYTES = {DType.FLOAT32: 4, DType.BFLOAT16: 2, DType.FLOAT16: 2}
 # Ray gives its node 30 s to come up, which a busy machine may not manage at once.
 ATTEMPTS = 3
 
 
-def start_ray(resources: Mapping[str, float]) -> None:
+def object_store(spec: RLJobSpec, free: int | None = None) -> tuple[int, str | None]:
+    """Bytes of the object store of a local run, and what a person should know if that is less than the job needs.
+
+    `free` bytes of /dev/shm (by default as it is now) bound the store; what doesn't fit goes through the disk.
+    """
+    free = shutil.disk_usage(_SHARED_MEMORY).free if free is None else free
+    batch = spec.rounds.prompts_per_round * spec.algorithm.group_size * spec.rollout.sampling.max_tokens
+    need = object_store_need(published_bytes(Path(spec.model.path), spec.model.dtype), batch)
+    size = min(need, object_store_size(free))
+    if size == need:
+        return size, None
+    wanted = math.ceil((need + RESERVED_SHARED_MEMORY) / 2**30)
+    return size, (
+        f"{_SHARED_MEMORY} has {free / 2**30:.1f} GiB free. Two publications of this model's weights need {wanted} GiB there; what doesn't "
+        f"fit goes through the disk, and every step waits for that. Enlarge it: `mount -o remount,size={wanted}G {_SHARED_MEMORY}` as "
+        f"root, or `docker run --shm-size={wanted}g`."
+    )
+
+
+def published_bytes(model: Path, dtype: DType) -> int:
+    """Bytes of a publication of a Hugging Face directory's weights in `dtype`, from the headers of its safetensors files.
+
+    0 if they can't be read: whoever loads the model says what is wrong with it.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    index = model / "model.safetensors.index.json"
+    parameters = 0
+    try:
+        files = {"model.safetensors"}
+        if index.exists():
+            files = set(json.loads(index.read_text())["weight_map"].values())
+        for file in files:
+            with safe_open(model / file, framework="numpy") as tensors:
+                parameters += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118 - no dict
+    except (OSError, ValueError, KeyError, SafetensorError):
+        return 0
+    return parameters * _BYTES[dtype]
+
+
+def start_ray(resources: Mapping[str, float], object_store: int) -> None:
     """Starts a node of its own with these resources and connects to it. Raises what Ray raises at the last attempt.
 
+    `object_store` is the size of Ray's shared memory in bytes.
     SIGTERM stays with the caller, from whom Ray would take it. To be called in the main thread.
     """
     os.environ.update(WORKERS)
     terminated = signal.getsignal(signal.SIGTERM)
     try:
-        _start(resources)
+        _start(resources, object_store)
     finally:
         signal.signal(signal.SIGTERM, terminated)
 
 
-def _start(resources: Mapping[str, float]) -> None:
+def _start(resources: Mapping[str, float], object_store: int) -> None:
     for attempt in range(1, ATTEMPTS + 1):
         try:
             ray.init(
@@ -42,7 +94,7 @@ def _start(resources: Mapping[str, float]) -> None:
                 num_cpus=0,
                 resources=dict(resources),
                 include_dashboard=False,
-                object_store_memory=SHARED_MEMORY,
+                object_store_memory=object_store,
                 log_to_driver=False,
                 logging_level="ERROR",
             )

@@ -118,8 +118,11 @@ async def _run(job: Job, config_maps: dict[str, Path], console: Console) -> int:
     import ray
 
     from longboat_runtime.driver.main import Ending, drive
-    from longboat_runtime.local.ray import start_ray
+    from longboat_runtime.local.ray import object_store, start_ray
 
+    store, shortage = object_store(job.spec)
+    if shortage:
+        console.print(f"[yellow]{shortage}[/yellow]", highlight=False)
     with tempfile.TemporaryDirectory(prefix="longboat-") as folder, Display(job, console) as display:
         broker = LocalBroker(job.incarnation, display.show)
         _heed_signals(broker, console)
@@ -127,7 +130,7 @@ async def _run(job: Job, config_maps: dict[str, Path], console: Console) -> int:
         rewards = link_config_maps(Path(folder) / "rewards", config_maps)
         with local_graders(job.spec.reward_pool.graders_per_pod, socket, rewards):
             try:
-                start_ray(_resources(job.spec))
+                start_ray(_resources(job.spec), store)
                 ending, problem = await drive(job, broker, [display], socket)
             finally:
                 ray.shutdown()
