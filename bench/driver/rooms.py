@@ -10,6 +10,7 @@ from typing import Any
 from longboat_runtime.driver.rooms import Rooms
 from longboat_runtime.interfaces import (
     EngineStats,
+    FleetState,
     Manifest,
     ModelInfo,
     PublicationReport,
@@ -85,6 +86,18 @@ class Fleet:
 
     async def stats(self) -> list[EngineStats]:
         return []
+
+    async def changed(self, known: FleetState) -> FleetState:
+        del known
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    @property
+    def calibrations(self) -> Mapping[str, float]:
+        return {}
+
+    def calibrate(self, calibrations: Mapping[str, float]) -> None:
+        del calibrations
 
     async def close(self) -> None: ...
 

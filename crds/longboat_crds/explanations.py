@@ -255,7 +255,7 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _FAILED,
     ),
     Reason.RESTART_LIMIT_EXCEEDED: _run(
-        "A role was restarted more often than failurePolicy allows; the message has the last cause.",
+        "A role was restarted, or engines died, more often than failurePolicy allows; the message has the last cause.",
         "Cure the last cause, in a new job that resumes from the claim (checkpoint.resumeFrom).",
         _FAILED,
     ),
@@ -291,8 +291,10 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _DEGRADED,
     ),
     Reason.ENGINE_REFUSED: _run(
-        "An engine's weights or log-probs differ from the trainer's after a publication, so it doesn't serve.",
-        "If it repeats, report it: weights and engine must agree.",
+        "An engine's weights or log-probs differ from the trainer's after a publication, so it doesn't serve: it gets the weights "
+        "again, then is restarted. The job fails if no engine serves after that.",
+        "Where log-probs differ, try rollout.enforceEager: true, rollout.tensorParallel: 1 or another model.dtype; the message has "
+        "the difference.",
         _DEGRADED,
         _FAILED,
     ),

@@ -27,7 +27,11 @@ class FailurePolicySpec(ApiModel):
     )
 
     max_driver_restarts: Restarts = Field(5, description="More incidents of the driver fail the job.")
-    max_rollout_restarts: Restarts = Field(10, description="More incidents of rollout pods fail the job.")
+    max_rollout_restarts: Restarts = Field(
+        10,
+        description="More incidents of rollout pods fail the job; so do more deaths of engines in pods that live, which are counted "
+        "apart.",
+    )
     max_reward_restarts: Restarts = Field(10, description="More incidents of reward pods fail the job.")
     max_trainer_restarts: Restarts = Field(5, description="More incidents of trainer pods fail the job.")
     backoff_seconds: Seconds = Field(

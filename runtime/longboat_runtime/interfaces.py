@@ -59,6 +59,22 @@ class PublicationReport:
     refused: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class FleetState:
+    """Engines at one moment, by name: those that serve, and of others that are up, why they refused or could not get the weights.
+
+    `fetches` counts updates whose data could not be had. `deaths` counts engines that have died by themselves, in pods that live;
+    `last_death` says what the last one died of.
+    """
+
+    serving: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+    unreached: Mapping[str, str] = field(default_factory=dict)
+    fetches: int = 0
+    deaths: int = 0
+    last_death: str = ""
+
+
 class Engine(Protocol):
     """One vLLM instance of one tensor-parallel size, inside its actor's process. Only its own step loop touches vLLM."""
 
@@ -71,8 +87,11 @@ class Engine(Protocol):
     def drain_finished(self, timeout: float) -> list[GeneratedSample]:
         """Waits up to `timeout` seconds for at least one finished sample."""
 
-    def update_weights(self, publication: WeightPublication) -> float:
-        """Loads, verifies checksum, resets the prefix cache, probes; returns the parity. Raises and stops serving if not equal."""
+    def update_weights(self, publication: WeightPublication, calibrated: float | None = None) -> float:
+        """Loads, verifies checksum, resets the prefix cache, probes; returns the parity. Raises and stops serving if not equal.
+
+        `calibrated` is the parity of the first publication that an engine like this one had passed; None if none has.
+        """
 
     def stats(self) -> EngineStats: ...
 
@@ -107,6 +126,16 @@ class RolloutFleet(Protocol):
         """Every engine serves the new version or stops serving. Engines that join later get the last publication first."""
 
     async def stats(self) -> list[EngineStats]: ...
+
+    async def changed(self, known: FleetState) -> FleetState:
+        """The state, once it is another one than `known`."""
+
+    @property
+    def calibrations(self) -> Mapping[str, float]:
+        """What the parity gate has been calibrated by, for `calibrate` of a later fleet."""
+
+    def calibrate(self, calibrations: Mapping[str, float]) -> None:
+        """Engines are judged by these from now on; others calibrate themselves with their first publication."""
 
     async def close(self) -> None: ...
 

@@ -26,6 +26,7 @@ from longboat_runtime.driver.stages import Stages
 from longboat_runtime.driver.status import DriverStatus
 from longboat_runtime.interfaces import (
     EngineStats,
+    FleetState,
     ModelInfo,
     PublicationReport,
     TrainReport,
@@ -104,8 +105,12 @@ class FakeFleet:
     cut_at: int = 0
     likely: dict[SampleId, int] = field(default_factory=dict)
     begun: dict[SampleId, GeneratedSample | None] = field(default_factory=dict)
+    calibrations: dict[str, float] = field(default_factory=dict)
+    kill: set = field(default_factory=set)
+    state: FleetState = field(default_factory=FleetState)
 
     def __post_init__(self) -> None:
+        self.news = asyncio.Event()
         self.done: asyncio.Queue[FinishedSample | LostSample] = asyncio.Queue()
         self.running: dict[SampleId, asyncio.Task] = {}
 
@@ -152,6 +157,9 @@ class FakeFleet:
             self.lose[request.id] -= 1
             self.done.put_nowait(LostSample(request.id, "its engine is gone", request.evaluation))
             return
+        if request.id in self.kill:
+            self.done.put_nowait(LostSample(request.id, "its engine died", request.evaluation, engine_died=True))
+            return
         value = digest(request.seed, request.prompt_ids, first[1], self.weights)
         length = 1 + value % 7
         spans: tuple[VersionSpan, ...] = (VersionSpan(first[0], 0, length),)
@@ -186,6 +194,19 @@ class FakeFleet:
 
     async def stats(self) -> list[EngineStats]:
         return []
+
+    async def changed(self, known: FleetState) -> FleetState:
+        while self.state == known:
+            self.news.clear()
+            await self.news.wait()
+        return self.state
+
+    def become(self, state: FleetState) -> None:
+        self.state = state
+        self.news.set()
+
+    def calibrate(self, calibrations: Mapping[str, float]) -> None:
+        self.calibrations.update(calibrations)
 
     async def close(self) -> None: ...
 

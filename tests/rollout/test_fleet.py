@@ -42,20 +42,20 @@ def reference(model_directory: Path) -> ReferenceModel:
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[StoreClient]:
-    start_ray({"longboat-rollout": ENGINES, "longboat-store": 1}, MINIMAL_OBJECT_STORE)
+    start_ray({"longboat-rollout": ENGINES + 1, "longboat-store": 1}, MINIMAL_OBJECT_STORE)
     yield StoreClient(start_store())
     ray.shutdown()
 
 
-def spec(model: Path) -> RLJobSpec:
+def spec(model: Path, dtype: str = "Float32", engines: int = ENGINES) -> RLJobSpec:
     return RLJobSpec.model_validate(
         {
             "runtimeRef": {"name": "any"},
-            "model": {"path": str(model), "dtype": "Float32", "maxLength": 512},
+            "model": {"path": str(model), "dtype": dtype, "maxLength": 512},
             "dataset": {"reasoningGym": {"task": "chain_sum"}},
             "rounds": {"steps": 1, "promptsPerRound": 1},
             "rollout": {
-                "enginesPerPod": ENGINES,
+                "enginesPerPod": engines,
                 "sampling": {"maxTokens": 32},
                 "kvCache": "16Mi",
                 "maxSequences": 8,
@@ -146,9 +146,13 @@ async def test_a_dead_engines_samples_are_lost_and_its_successor_serves(
     before = await serving(fleet, ENGINES)
     victim = fleet._keeper.members[before[0]]
     ran_there = fleet._router.running(victim.name)
+    while (await victim.actor.stats.remote()).running < len(ran_there):
+        pass  # not all of them have arrived
     ray.kill(victim.actor)
-    lost = {event.id for event in (await events_of(fleet, 4)).values() if isinstance(event, LostSample)}
-    assert set(ran_there) & lost == lost
+    lost = {event.id: event for event in (await events_of(fleet, 4)).values() if isinstance(event, LostSample)}
+    assert set(ran_there) & lost.keys() == lost.keys()
+    assert all(event.engine_died for event in lost.values()), "its pod lives"
+    assert fleet._keeper.state.deaths == 1
     after = await serving(fleet, ENGINES)
     assert (victim.name in after, before[1] in after) == (False, True)
     again = [request(row, attempt=2) for row in range(4)]
@@ -168,11 +172,40 @@ async def test_an_engine_that_does_not_pass_the_gate_serves_nothing(
     assert {type(event) for event in (await events_of(fleet, 4)).values()} <= {LostSample, FinishedSample}
     waiting = request(0, attempt=4)
     await fleet.submit([waiting])
-    report = await fleet.publish(published(reference))
-    assert len(report.serving) == ENGINES
+    await fleet.publish(published(reference))
     event = (await events_of(fleet, 1))[waiting.id]
     assert isinstance(event, FinishedSample)
     assert {span.version for span in event.spans} == {reference.version}
+
+
+async def test_an_engine_restarted_with_a_stale_copy_is_refused(
+    fleet: RayRolloutFleet, store: StoreClient, model_directory: Path
+) -> None:
+    """In bfloat16, where the first publication calibrates: what the engine before it has measured holds for its successor.
+
+    It gets the weights again and is restarted, and as no other engine serves the job ends with the difference.
+    """
+    trainer = ReferenceModel(model_directory)
+    alone = RayRolloutFleet(spec(model_directory, "BFloat16", engines=1), store)
+    try:
+        await alone.publish(published(trainer))
+        assert alone.calibrations["bfloat16/1"] < 0.05
+        before = trainer.logprobs(PROBE)
+        stale = trainer.stale_publication(step=0.005)
+        difference = max(abs(a - b) for a, b in zip(before, stale.probe_logprobs, strict=True))
+        assert 0.2 < difference < 0.9, "less than an engine may differ by that has no calibration"
+        alone._keeper.publication = stale
+        (member,) = alone._keeper.members.values()
+        ray.kill(member.actor)
+        state = await alone.changed(alone._keeper.state)
+        while not state.refused:
+            state = await alone.changed(state)
+        assert "log-probs of the probe differ by" in next(iter(state.refused.values()))
+        with pytest.raises(SpecProblem, match="sent them again and was restarted") as failed:
+            await alone.finished()
+        assert (failed.value.reason, failed.value.fatal) == ("EngineRefused", True)
+    finally:
+        await alone.close()
 
 
 async def test_aborted_samples_come_back_through_the_store(fleet: RayRolloutFleet, store: StoreClient) -> None:

@@ -18,6 +18,7 @@ from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
 from longboat_runtime.trainer.errors import TrainerLost
 from longboat_runtime.trainer.group import RayTrainerGroup
+from longboat_runtime.weights.payload import fetched
 from longboat_runtime.weights.publish import pack
 from tests.support.tiny_model import build_tiny_model
 from tests.trainer.trainer_world import make_request, make_samples, make_spec
@@ -81,7 +82,7 @@ async def test_a_group_trains_publishes_saves_restores_and_exports(
 
     await group.export(tmp_path / "export")
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
-    published = {name: tensor for bucket in publication.payload.buckets() for name, tensor in bucket.tensors()}
+    published = {name: tensor for bucket in fetched(publication.payload) for name, tensor in bucket.tensors()}
     assert pack(published.items()).checksum == publication.checksum
     parameters = dict(exported.named_parameters())
     assert published.keys() == parameters.keys()

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from longboat_runtime.weights import handover
+from longboat_runtime.weights.payload import fetched
 from longboat_runtime.weights.publish import pack, publish
 
 
@@ -24,7 +25,7 @@ def named_tensors() -> list[tuple[str, torch.Tensor]]:
 @pytest.mark.parametrize("limit", [64, 1000, 10**6])
 def test_tensors_come_back_whatever_the_size_of_buckets(limit: int) -> None:
     packed = pack(named_tensors(), limit)
-    unpacked = [pair for bucket in packed.buckets() for pair in bucket.tensors()]
+    unpacked = [pair for bucket in fetched(packed) for pair in bucket.tensors()]
     for (name, tensor), (unpacked_name, unpacked_tensor) in zip(named_tensors(), unpacked, strict=True):
         assert name == unpacked_name
         assert tensor.dtype == unpacked_tensor.dtype

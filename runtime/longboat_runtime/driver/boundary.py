@@ -40,9 +40,13 @@ class Boundary:
     def step(self) -> int:
         return int(self.ledger["step"])
 
-    def to_state(self, evaluated: Evaluated | None) -> dict[str, Any]:
-        """As it stands in a manifest. The evaluation comes after the commit, and is not repeated once it is saved."""
-        return {**asdict(self), "evaluated": asdict(evaluated) if evaluated else None}
+    def to_state(self, evaluated: Evaluated | None, calibrations: Mapping[str, float]) -> dict[str, Any]:
+        """As it stands in a manifest. The evaluation comes after the commit, and is not repeated once it is saved.
+
+        `calibrations` are those of the fleet: a later one judges its engines by them.
+        """
+        later = {"evaluated": asdict(evaluated) if evaluated else None, "calibrations": dict(calibrations)}
+        return {**asdict(self), **later}
 
 
 def take(
@@ -50,6 +54,11 @@ def take(
 ) -> Boundary:
     """The boundary at this moment."""
     return Boundary(identity, to_snapshot(ledger), dict(source), lengths.to_snapshot(), log)
+
+
+def calibrations(state: Mapping[str, Any]) -> dict[str, float]:
+    """Those in the state of a manifest; none if it was made before they were kept."""
+    return {str(key): float(value) for key, value in state.get("calibrations", {}).items()}
 
 
 def read(state: Mapping[str, Any], group_size: int) -> tuple[Boundary, Ledger, LengthHistory, Evaluated | None]:

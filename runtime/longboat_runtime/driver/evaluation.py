@@ -7,8 +7,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+import structlog
+
 from longboat_crds.dataset import EvaluationSpec
 from longboat_runtime.interfaces import RolloutFleet
+from longboat_runtime.rounds.recovery import MOST_ENGINE_DEATHS
 from longboat_runtime.samples import (
     FinishedSample,
     FinishReason,
@@ -20,6 +23,8 @@ from longboat_runtime.samples import (
     SampleRequest,
     Sampling,
 )
+
+log = structlog.get_logger()
 
 # `val/accuracy` is the share of samples with at least this score: the full one of rewards between 0 and 1.
 FULL_SCORE = 1.0
@@ -62,11 +67,14 @@ class Evaluation:
         self._waiting: dict[SampleId, asyncio.Future[FinishedSample | LostSample]] = {}
 
     async def run(self, step: int) -> dict[str, float]:
-        """Metrics `val/...` of the weights that serve. Lost samples are made again; grader errors are counted, not scored."""
+        """Metrics `val/...` of the weights that serve. Grader errors are counted, not scored.
+
+        Lost samples are made again, unless as many engines have died with one as a training sample may.
+        """
         count = self._spec.samples_per_prompt
         samples = [(evaluation_id(step, row, index), row) for row in self._rows for index in range(count)]
         results = await asyncio.gather(*(self._one(sample, row) for sample, row in samples))
-        return evaluation_metrics(results)
+        return evaluation_metrics([result for result in results if result is not None])
 
     def take(self, sample: FinishedSample | LostSample) -> bool:
         """Takes one result; False if nobody waits for it (doubled, or of an evaluation that was given up)."""
@@ -76,13 +84,20 @@ class Evaluation:
         waiting.set_result(sample)
         return True
 
-    async def _one(self, sample: SampleId, row: Row) -> EvaluatedSample:
+    async def _one(self, sample: SampleId, row: Row) -> EvaluatedSample | None:
+        deaths = 0
         while True:
             waiting = self._waiting[sample] = asyncio.get_running_loop().create_future()
             request = SampleRequest(sample, row.token_ids, self._seed(sample), self._sampling, evaluation=True)
             await self._fleet.submit([request])
             result = await waiting
-            if isinstance(result, LostSample) or result.finish_reason is FinishReason.ABORT:
+            if isinstance(result, LostSample):
+                deaths += result.engine_died
+                if deaths >= MOST_ENGINE_DEATHS:
+                    log.warning("engines die with a held-out sample, which is left out", sample=str(sample))
+                    return None
+                continue
+            if result.finish_reason is FinishReason.ABORT:
                 continue
             try:
                 return EvaluatedSample(row.domain, result, await self._grade(sample, row))
@@ -92,6 +107,8 @@ class Evaluation:
 
 def evaluation_metrics(results: Sequence[EvaluatedSample]) -> dict[str, float]:
     """Scores (a timeout is worth 0) in all and by reward function, lengths, grades by kind; by domain where rows have one."""
+    if not results:
+        return {}
     scored: dict[str, list[float]] = {}
     for result in results:
         if result.grade.kind is not GradeKind.GRADER_ERROR:

@@ -16,6 +16,7 @@ from longboat_crds.status import TrainingState
 from longboat_runtime.checkpoint.volume import volume_full
 from longboat_runtime.driver.boundary import take
 from longboat_runtime.driver.broker import Broker
+from longboat_runtime.driver.engines import EngineWatch
 from longboat_runtime.driver.evaluation import Evaluation
 from longboat_runtime.driver.flow import SampleFlow
 from longboat_runtime.driver.job import Job
@@ -61,15 +62,17 @@ class Driver:
         self._evaluation = self._held_out()
         self._steps = Steps(job, rooms, reporter, self._evaluation, self._inbox.put_nowait, self._reported)
         self._watchdog = Watchdog(job, rooms, reporter)
+        self._engines = EngineWatch(job, rooms.fleet, reporter, self._publish_again)
         self._beside: set[asyncio.Task[None]] = set()
         self._starting: asyncio.Task[Beginning] | None = None
         self._interrupted: Outcome | None = None
         self._suspending = False
+        self._republishing: asyncio.Task[None] | None = None
 
     async def run(self) -> Outcome:
         """Raises SpecProblem, Superseded, or what else ended the run; the next start goes on from the newest checkpoint."""
         async with asyncio.TaskGroup() as self._tasks:
-            for work in (self._watchdog.run(), self._suspension()):
+            for work in (self._watchdog.run(), self._engines.run(), self._suspension()):
                 self._spawn(work)
             outcome = await self._begin() or await self._rounds()
             for task in self._beside:
@@ -79,6 +82,14 @@ class Driver:
         if outcome is not Outcome.STOPPED:
             self._reporter.become(TrainingState.SUCCEEDED if outcome is Outcome.DONE else TrainingState.SUSPENDED)
         return outcome
+
+    def _publish_again(self) -> None:
+        if not self._republishing:
+            self._republishing = self._spawn(self._steps.publish_again())
+            self._republishing.add_done_callback(self._published_again)
+
+    def _published_again(self, task: asyncio.Task[None]) -> None:
+        self._republishing = None
 
     def stop(self) -> None:
         """Has `run` save the last step boundary and return STOPPED."""

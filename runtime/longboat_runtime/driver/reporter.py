@@ -61,6 +61,11 @@ class Reporter:
         self.tell()
 
     @property
+    def step(self) -> int:
+        """The last committed step; 0 until the job runs."""
+        return self._view.step if self._view else 0
+
+    @property
     def samples(self) -> str:
         """How many samples are in which state."""
         counts = self._view.counts if self._view else {}

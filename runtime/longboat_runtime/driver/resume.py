@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import structlog
 
 from longboat_runtime.checkpoint.volume import volume_problem
-from longboat_runtime.driver.boundary import Boundary, Evaluated, read, take
+from longboat_runtime.driver.boundary import Boundary, Evaluated, calibrations, read, take
 from longboat_runtime.driver.eventlog import EventLog, LogPosition
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.journal import Journal
@@ -57,6 +57,7 @@ async def begin(job: Job, rooms: Rooms, clock: Callable[[], float]) -> Beginning
         await rooms.trainer.restore(manifest.model)
         boundary, ledger, lengths, evaluated = read(manifest.state, job.spec.algorithm.group_size)
         rooms.source.restore(boundary.source)
+        rooms.fleet.calibrate(calibrations(manifest.state))
         identity, resumes = boundary.identity, boundary.log
         if not manifest.directory.is_relative_to(job.root):
             ledger.start_over()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
@@ -156,9 +157,34 @@ class Steps:
         with self._stages.running(Stage.PUBLISH):
             publication = await self._surviving(version, lambda: self._rooms.trainer.publish(version))
             report = await self._rooms.fleet.publish(publication)
-        self._tell_publication(report)
+        self._add_publication(report)
         await self._evaluate(version)
         self._happened(events.Published(version))
+
+    async def publish_again(self) -> None:
+        """Moves the weights that should serve once more, as the data of their publication can't be had.
+
+        Between other work of the trainer: while an evaluation waits for engines it has none. Nothing is done where newer weights
+        are on their way.
+        """
+        view = self._journal.view
+        version = view.serving if view.publishing is None else view.publishing
+        if version is None or version != view.step:
+            return
+        if Stage.EVALUATE not in self._stages.active:
+            done = asyncio.Event()
+            self.lane.put(version, Task.PUBLISH, partial(self._move_again, version, done))
+            await done.wait()
+        else:
+            await self._move_again(version, asyncio.Event())
+
+    async def _move_again(self, version: int, done: asyncio.Event) -> None:
+        if version == self._journal.view.step:
+            log.warning("no engine can fetch the weights; they are published again", step=version)
+            with self._stages.running(Stage.PUBLISH):
+                publication = await self._surviving(version, lambda: self._rooms.trainer.publish(version))
+                await self._rooms.fleet.publish(publication)
+        done.set()
 
     async def _sync_log(self) -> None:
         try:
@@ -166,13 +192,7 @@ class Steps:
         except OSError as error:
             self._tell_full_volume(error)
 
-    def _tell_publication(self, report: PublicationReport) -> None:
-        troubles = self._reporter.troubles
-        refused = "; ".join(f"{engine}: {why}" for engine, why in sorted(report.refused.items()))
-        troubles.set(
-            Reason.ENGINE_REFUSED, None, f"Engines that don't serve step {report.version}: {refused}", bool(refused)
-        )
-        troubles.set(Reason.NO_ENGINES, "spec.rollout.replicas", "No engine serves; rounds wait.", not report.serving)
+    def _add_publication(self, report: PublicationReport) -> None:
         metrics = {"bytes": report.bytes, "seconds": report.seconds, "parity_max": report.parity}
         counts = {"engines": len(report.serving), "refused": len(report.refused)}
         self._reporter.reports.add(report.version, {f"sync/{n}": float(v) for n, v in {**metrics, **counts}.items()})
@@ -202,7 +222,7 @@ class Steps:
         with self._stages.running(Stage.CHECKPOINT):
             try:
                 await self._journal.log.sync()
-                state = boundary.to_state(self._evaluated)
+                state = boundary.to_state(self._evaluated, self._rooms.fleet.calibrations)
                 self.saved = await self._rooms.checkpoints.save(boundary.step, state, self._rooms.trainer.save)
             except Exception as error:
                 problem = self._tell_full_volume(error)

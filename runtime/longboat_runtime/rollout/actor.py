@@ -75,9 +75,9 @@ class EngineActor:
         stored, self._unstored = self._unstored, []
         return [sample.summary for sample in stored]
 
-    async def update_weights(self, publication: WeightPublication) -> float:
-        """Returns the parity; raises PublicationRefused."""
-        return await asyncio.to_thread(self._started.update_weights, publication)
+    async def update_weights(self, publication: WeightPublication, calibrated: float | None) -> float:
+        """Returns the parity; raises UpdateFailed."""
+        return await asyncio.to_thread(self._started.update_weights, publication, calibrated)
 
     async def stats(self) -> EngineStats:
         return self._started.stats()

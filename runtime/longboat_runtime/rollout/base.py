@@ -11,7 +11,7 @@ from longboat_runtime.rollout.engine import NO_VERSION, EngineConfig
 from longboat_runtime.rollout.outbox import Outbox
 from longboat_runtime.rollout.requests import check_request, generated_sample, unstarted_sample
 from longboat_runtime.samples import GeneratedSample, SampleRequest
-from longboat_runtime.weights.gate import PublicationRefused, check_parity, parity
+from longboat_runtime.weights.gate import PublicationRefused, UpdateFailed, check_parity, parity
 
 if TYPE_CHECKING:
     from longboat_runtime.rollout.counters import EngineCounters
@@ -36,7 +36,7 @@ class BaseEngine:
         self._begun: dict[str, GeneratedSample] = {}
         self._version = NO_VERSION
         self._calibrated: float | None = None
-        self._refused: str | None = None
+        self._failed_update: UpdateFailed | None = None
 
     def drain_finished(self, timeout: float) -> list[GeneratedSample]:
         """Raises EngineDead once vLLM has failed and nothing finished is left."""
@@ -58,18 +58,18 @@ class BaseEngine:
         )
 
     def _check_requests(self, requests: Sequence[SampleRequest]) -> None:
-        """Raises PublicationRefused if the engine serves nothing, ValueError for a request it can't take."""
-        if self._refused is not None:
-            raise PublicationRefused(self._refused)
+        """Raises UpdateFailed if the engine serves nothing, ValueError for a request it can't take."""
+        if self._failed_update is not None:
+            raise type(self._failed_update)(self._failed_update.reason)
         for request in requests:
             check_request(request, self._arguments["max_model_len"], self._vocabulary)
 
     def _startable(
         self, requests: Sequence[SampleRequest], begun: Sequence[GeneratedSample]
     ) -> list[tuple[SampleRequest, GeneratedSample | None]]:
-        """Those that do not run yet; none, given back as they are, if a publication was refused since they were taken."""
+        """Those that do not run yet; none, given back as they are, if an update has failed since they were taken."""
         by_id = {sample.id: sample for sample in begun}
-        if self._refused is None:
+        if self._failed_update is None:
             if not self._running:
                 self._counters.steps.begin(time.perf_counter())
             return [(request, by_id.get(request.id)) for request in requests if str(request.id) not in self._running]
@@ -102,10 +102,10 @@ class BaseEngine:
         if not 2 <= len(ids) < self._arguments["max_model_len"] or not 0 <= min(ids) <= max(ids) < self._vocabulary:
             raise PublicationRefused(f"the probe of {len(ids)} tokens can't be scored")
 
-    def _check_parity(self, publication: WeightPublication, scored: Sequence[float]) -> float:
+    def _check_parity(self, publication: WeightPublication, scored: Sequence[float], calibrated: float | None) -> float:
         """Returns the parity of the probe's log-probs; raises PublicationRefused if it is beyond the bound."""
         measured = parity(scored, publication.probe_logprobs)
-        check_parity(measured, self._config.dtype, self._calibrated)
+        check_parity(measured, self._config.dtype, self._calibrated if calibrated is None else calibrated)
         return measured
 
     def _serve(self, publication: WeightPublication, measured: float) -> None:
@@ -113,13 +113,15 @@ class BaseEngine:
         if self._calibrated is None:
             self._calibrated = measured
         self._version = publication.version
-        self._refused = None
+        self._failed_update = None
         self._outbox.release()
 
-    def _refuse(self, publication: WeightPublication, reason: str) -> PublicationRefused:
-        """The gate has not passed: nothing is served, and nothing drawn since leaves. The error names what is lost."""
-        self._refused = f"engine {self._config.name} refused version {publication.version}: {reason}"
+    def _stop_serving(self, publication: WeightPublication, failed: UpdateFailed) -> UpdateFailed:
+        """The update has failed: nothing is served, and nothing drawn since leaves. The error names what is lost."""
+        what = "refused" if isinstance(failed, PublicationRefused) else "could not get"
+        reason = f"engine {self._config.name} {what} version {publication.version}: {failed.reason}"
+        self._failed_update = type(failed)(reason)
         lost = [request.id for request in self._running.values()] + self._outbox.drop()
         self._running.clear()
         self._begun.clear()
-        return PublicationRefused(self._refused, lost)
+        return type(failed)(reason, lost)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray.exceptions import RayError
 
 from longboat_crds.job import RLJobSpec
-from longboat_runtime.interfaces import EngineStats, PublicationReport, WeightPublication
+from longboat_runtime.interfaces import EngineStats, FleetState, PublicationReport, WeightPublication
 from longboat_runtime.rollout.engine import EngineDead
-from longboat_runtime.rollout.keeper import EngineKeeper
-from longboat_runtime.rollout.member import Member
+from longboat_runtime.rollout.keeper import EngineKeeper, last_line
+from longboat_runtime.rollout.member import Member, MemberState
 from longboat_runtime.rollout.router import Router
 from longboat_runtime.samples import (
     FinishedSample,
@@ -22,7 +22,7 @@ from longboat_runtime.samples import (
     SampleRequest,
 )
 from longboat_runtime.store.client import StoreClient
-from longboat_runtime.weights.gate import PublicationRefused
+from longboat_runtime.weights.gate import UpdateFailed
 
 # How long an engine may take to answer a call that only reads, or to end.
 CALL_SECONDS = 10.0
@@ -72,20 +72,31 @@ class RayRolloutFleet:
         members = self._keeper.started
         self._publishing = True
         try:
-            reasons = await asyncio.gather(*(self._keeper.update(member, publication) for member in members))
+            await asyncio.gather(*(self._keeper.update(member, publication) for member in members))
         finally:
             self._publishing = False
             self._dispatch()
-        refused = {member.name: reason for member, reason in zip(members, reasons, strict=True) if reason is not None}
-        serving = [member for member in members if member.name not in refused]
+        serving = [member for member in members if member.loaded is publication]
         return PublicationReport(
             version=publication.version,
             seconds=time.monotonic() - began,
             bytes=publication.payload.nbytes,
             parity=max((member.parity for member in serving), default=0.0),
             serving=tuple(sorted(member.name for member in serving)),
-            refused=refused,
+            refused={member.name: member.trouble for member in members if member.state is MemberState.REFUSED},
         )
+
+    async def changed(self, known: FleetState) -> FleetState:
+        self._keeper.watch()
+        await self._keeper.until(lambda: self._keeper.state != known)
+        return self._keeper.state
+
+    @property
+    def calibrations(self) -> Mapping[str, float]:
+        return self._keeper.calibrations
+
+    def calibrate(self, calibrations: Mapping[str, float]) -> None:
+        self._keeper.calibrations.update(calibrations)
 
     async def stats(self) -> list[EngineStats]:
         """Of the engines that are up and answer."""
@@ -112,12 +123,12 @@ class RayRolloutFleet:
         self._router.add(member.name)
         self._dispatch()
 
-    def refused(self, member: Member, lost: Sequence[SampleId], reason: str) -> None:
+    def stopped(self, member: Member, lost: Sequence[SampleId], reason: str) -> None:
         self._router.drain(member.name)
         self._lose(member.name, lost, reason)
 
-    def died(self, member: Member, reason: str) -> None:
-        self._lose(member.name, self._router.running(member.name), reason)
+    def ended(self, member: Member, reason: str, *, died: bool) -> None:
+        self._lose(member.name, self._router.running(member.name), reason, engine_died=died)
         self._router.remove(member.name)
 
     def finished_in(self, member: Member, samples: Sequence[FinishedSample]) -> None:
@@ -147,10 +158,12 @@ class RayRolloutFleet:
             lost = await member.actor.submit.remote(requests)
         except ValueError as error:
             self._keeper.fail(error)
-        except PublicationRefused as refused:
-            self._lose(member.name, [request.id for request in requests], refused.reason)
+        except UpdateFailed as failed:
+            self._lose(member.name, [request.id for request in requests], failed.reason)
         except (RayError, EngineDead) as error:
-            self._lose(member.name, [request.id for request in requests], f"engine {member.name} died: {error}")
+            self._lose(
+                member.name, [request.id for request in requests], f"engine {member.name} died: {last_line(error)}"
+            )
         else:
             self._lose(member.name, lost, "the store has lost its first tokens")
 
@@ -158,15 +171,15 @@ class RayRolloutFleet:
         try:
             await member.actor.abort.remote(ids)
         except (RayError, EngineDead) as error:
-            self._lose(member.name, ids, f"engine {member.name} died: {error}")
+            self._lose(member.name, ids, f"engine {member.name} died: {last_line(error)}")
 
     def _ended(self, engine: str, sample: SampleId) -> SampleRequest | None:
         """The request of a sample that ran in `engine` and no longer does; None for a late or doubled report."""
         return self._running.pop(sample) if self._router.finished(engine, sample) else None
 
-    def _lose(self, engine: str, ids: Sequence[SampleId], reason: str) -> None:
+    def _lose(self, engine: str, ids: Sequence[SampleId], reason: str, *, engine_died: bool = False) -> None:
         ended = [request for sample in ids if (request := self._ended(engine, sample)) is not None]
-        self._report([LostSample(request.id, reason, request.evaluation) for request in ended])
+        self._report([LostSample(request.id, reason, request.evaluation, engine_died) for request in ended])
 
     def _report(self, events: Sequence[FinishedSample | LostSample]) -> None:
         self._events += events

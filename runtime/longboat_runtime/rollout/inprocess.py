@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -23,7 +24,7 @@ from longboat_runtime.rollout.requests import (
     tokens,
 )
 from longboat_runtime.samples import GeneratedSample, SampleId, SampleRequest
-from longboat_runtime.weights.gate import PublicationRefused, check_receipts
+from longboat_runtime.weights.gate import FetchFailed, ParityExceeded, UpdateFailed, check_receipts
 from longboat_runtime.weights.handover import handed_over
 from longboat_runtime.weights.payload import fetched
 
@@ -62,9 +63,9 @@ class InProcessEngine(BaseEngine):
     def abort(self, ids: Sequence[SampleId]) -> None:
         self._commands.give(partial(self._abort, tuple(ids)))
 
-    def update_weights(self, publication: WeightPublication) -> float:
-        """Raises PublicationRefused if the gate does not pass; then nothing is served until a later publication does."""
-        return self._commands.call(partial(self._update_weights, publication), PublicationRefused)
+    def update_weights(self, publication: WeightPublication, calibrated: float | None = None) -> float:
+        """Raises UpdateFailed: PublicationRefused if the gate does not pass. Then nothing is served until an update succeeds."""
+        return self._commands.call(partial(self._update_weights, publication, calibrated), UpdateFailed)
 
     def shutdown(self) -> None:
         """Ends vLLM and the thread; samples that run are forgotten."""
@@ -142,7 +143,7 @@ class InProcessEngine(BaseEngine):
                 self._finish(output.request_id, output)
         return probe
 
-    def _update_weights(self, publication: WeightPublication) -> float:
+    def _update_weights(self, publication: WeightPublication, calibrated: float | None) -> float:
         self._counters.steps.interrupt()
         self._outbox.hold()
         try:
@@ -151,11 +152,12 @@ class InProcessEngine(BaseEngine):
             self._vllm.set_weight_version(str(publication.version))
             # Running samples go on, on keys and values of the new weights.
             self._vllm.reset_prefix_cache(reset_running_requests=True)
-            measured = self._check_parity(publication, self._probe(publication.probe_ids))
-        except PublicationRefused as refused:
+            measured = self._check_parity(publication, self._probe(publication.probe_ids), calibrated)
+        except UpdateFailed as error:
+            failed = self._explained(publication, error)
             self._vllm.abort_request([*self._own_names.values()], internal=True)
             self._own_names.clear()
-            raise self._refuse(publication, refused.reason) from refused
+            raise self._stop_serving(publication, failed) from error
         self._serve(publication, measured)
         return measured
 
@@ -164,14 +166,31 @@ class InProcessEngine(BaseEngine):
         call = self._vllm.collective_rpc
         contents = fetched(publication.payload)
         call("start_weight_update")
-        for bucket in contents:
-            if self._config.tensor_parallel == 1:
-                call("update_weights", args=({"entries": bucket.entries, "data": bucket.data},))
-            else:
-                with handed_over(bucket) as path:
-                    call("update_weights", args=({"entries": bucket.entries, "path": path},))
+        try:
+            for bucket in contents:
+                if self._config.tensor_parallel == 1:
+                    call("update_weights", args=({"entries": bucket.entries, "data": bucket.data},))
+                else:
+                    with handed_over(bucket) as path:
+                        call("update_weights", args=({"entries": bucket.entries, "path": path},))
+        except FetchFailed:
+            call("abandon_weight_update")
+            raise
         call("finish_weight_update")
         return call("weight_receipt")
+
+    def _explained(self, publication: WeightPublication, failed: UpdateFailed) -> UpdateFailed:
+        """With the tensors that differ from the published ones, if log-probs do."""
+        if not isinstance(failed, ParityExceeded):
+            return failed
+        compare = partial(self._vllm.collective_rpc, "weight_differences")
+        found: list[tuple[str, float]] = []
+        with suppress(FetchFailed):
+            for number, bucket in enumerate(fetched(publication.payload)):
+                with handed_over(bucket) as path:
+                    of_workers = compare(args=({"entries": bucket.entries, "path": path}, number == 0))
+                found += itertools.chain.from_iterable(of_workers)
+        return failed.naming(found, self._config.dtype)
 
     def _probe(self, ids: Sequence[int]) -> list[float]:
         """Log-probs of the probe; running samples may go on meanwhile."""

@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import ray
 from ray.exceptions import RayError
 
 from longboat_crds.job import RLJobSpec
-from longboat_runtime.interfaces import WeightPublication
+from longboat_runtime.interfaces import FleetState, WeightPublication
 from longboat_runtime.problems import spec_problem_in
 from longboat_runtime.rollout.engine import EngineDead, engine_config
-from longboat_runtime.rollout.member import Member, MemberState, engine_name, start_actor
+from longboat_runtime.rollout.member import Member, MemberState, Slot, start_actor
 from longboat_runtime.rollout.nodes import RolloutNode, rollout_nodes
+from longboat_runtime.rollout.refusals import Remedy, after_refusal, hopeless, refused_everywhere
 from longboat_runtime.samples import FinishedSample, SampleId
 from longboat_runtime.store.client import StoreClient, StoreUnreachable
-from longboat_runtime.weights.gate import PublicationRefused
+from longboat_runtime.weights.gate import FetchFailed, PublicationRefused, UpdateFailed
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +30,10 @@ WATCH_SECONDS = 1.0
 # Wait before an engine that has died is started again; doubles each time until one in that slot has served.
 RESTART_SECONDS = 1.0
 MAX_RESTART_SECONDS = 60.0
+# How long an engine may take to end by itself when it is started anew.
+SHUTDOWN_SECONDS = 10.0
+# How long after an engine's death its node is looked at: a pod that ends takes its engines first.
+NODE_SECONDS = 2.0
 
 
 class Listener(Protocol):
@@ -36,22 +42,30 @@ class Listener(Protocol):
     def opened(self, member: Member) -> None:
         """The engine serves the last publication."""
 
-    def refused(self, member: Member, lost: Sequence[SampleId], reason: str) -> None:
-        """The engine serves nothing until a later publication passes; `lost` ran in it."""
+    def stopped(self, member: Member, lost: Sequence[SampleId], reason: str) -> None:
+        """The engine serves nothing for now; `lost` ran in it."""
 
-    def died(self, member: Member, reason: str) -> None:
-        """The engine is gone, with all that ran in it."""
+    def ended(self, member: Member, reason: str, *, died: bool) -> None:
+        """The engine is gone, with all that ran in it; `died` says that it died by itself, in a pod that lives."""
 
     def finished_in(self, member: Member, samples: Sequence[FinishedSample]) -> None:
         """The store holds these samples."""
 
 
 class EngineKeeper:
-    """Runs on the driver's loop. `failure` ends all waiting: a SpecProblem, a lost store or a defect of ours."""
+    """Runs on the driver's loop. `failure` ends all waiting: a SpecProblem, a lost store or a defect of ours.
+
+    `calibrations` are parities that the gate was calibrated by (`weights.gate`), by `calibration_key`. `fetches` counts
+    updates whose data could not be had, `deaths` engines that died by themselves.
+    """
 
     def __init__(self, spec: RLJobSpec, store: StoreClient, listener: Listener) -> None:
         self.members: dict[str, Member] = {}
         self.publication: WeightPublication | None = None
+        self.calibrations: dict[str, float] = {}
+        self.fetches = 0
+        self.deaths = 0
+        self.last_death = ""
         self._spec = spec
         self._store = store
         self._listener = listener
@@ -59,12 +73,26 @@ class EngineKeeper:
         self._news = asyncio.Event()
         self._nodes: dict[str, RolloutNode] = {}
         self._starts: Counter[tuple[str, int]] = Counter()
+        self._slots: dict[tuple[str, int], Slot] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def started(self) -> list[Member]:
         """Engines that are up, serving or not."""
-        return [member for member in self.members.values() if member.state is not MemberState.STARTING]
+        down = (MemberState.STARTING, MemberState.ENDED)
+        return [member for member in self.members.values() if member.state not in down]
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Why engines that are up refused the last publication, by name."""
+        members = self.members.values()
+        return {member.name: member.trouble for member in members if member.state is MemberState.REFUSED}
+
+    @property
+    def state(self) -> FleetState:
+        serving = sorted(member.name for member in self.members.values() if member.state is MemberState.SERVING)
+        waiting = {m.name: m.trouble for m in self.started if m.state is MemberState.STARTED and m.trouble}
+        return FleetState(tuple(serving), self.refused, waiting, self.fetches, self.deaths, self.last_death)
 
     def watch(self) -> None:
         """Begins to look for rollout nodes, once."""
@@ -88,21 +116,82 @@ class EngineKeeper:
             self._news.clear()
             await self._news.wait()
 
-    async def update(self, member: Member, publication: WeightPublication) -> str | None:
-        """Has an engine load the publication and serve; returns why it does not."""
-        try:
-            await member.update_weights(publication)
-        except PublicationRefused as refused:
-            log.error("%s", refused.reason)
-            member.state = MemberState.REFUSED
-            self._listener.refused(member, refused.lost, refused.reason)
-            return refused.reason
-        except (RayError, EngineDead) as error:
-            return f"engine {member.name} died: {last_line(error)}"
+    async def update(self, member: Member, publication: WeightPublication) -> None:
+        """Has an engine load the publication and serve, once more if it refuses. What becomes of one that doesn't is seen to."""
+        async with member.turn:
+            if member.given is not publication:
+                member.given = publication
+                await self._give(member, publication)
+
+    async def _give(self, member: Member, publication: WeightPublication) -> None:
+        calibrated = self.calibrations.get(member.calibration)
+        while True:
+            try:
+                member.parity = await member.actor.update_weights.remote(publication, calibrated)
+            except FetchFailed as failed:
+                self.fetches += 1
+                self._stop_serving(member, MemberState.STARTED, failed)
+                self._spawn(self._fetch_again(member, publication))
+                return
+            except PublicationRefused as refused:
+                self._stop_serving(member, MemberState.REFUSED, refused)
+                member.slot.refusals += 1
+                self._judge(publication)
+                following = after_refusal(member.slot.refusals)
+                if following.remedy is Remedy.RESTART:
+                    self._spawn(self._restart(member, following.wait))
+                    return
+                if publication is not self.publication:
+                    return  # a newer one is on its way
+            except (RayError, EngineDead) as error:
+                log.warning("engine %s died while it was given weights: %s", member.name, last_line(error))
+                return
+            else:
+                member.loaded = publication
+                self._serves(member, first=calibrated is None)
+                return
+
+    def _serves(self, member: Member, *, first: bool) -> None:
+        """The gate has passed; the `first` engines of their kind to do so calibrate it, by the largest parity of theirs."""
+        if first:
+            key = member.calibration
+            self.calibrations[key] = max(member.parity, self.calibrations.get(key, 0.0))
+        member.slot.refusals, member.fetches, member.trouble = 0, 0, ""
         member.state = MemberState.SERVING
         self._listener.opened(member)
         self.tell()
-        return None
+
+    def _stop_serving(self, member: Member, state: MemberState, failed: UpdateFailed) -> None:
+        log.error("%s", failed.reason)
+        member.state, member.trouble, member.loaded = state, failed.reason, None
+        self._listener.stopped(member, failed.lost, failed.reason)
+        self.tell()
+
+    async def _fetch_again(self, member: Member, publication: WeightPublication) -> None:
+        """The data may be there in a while; a newer publication is sent to the engine anyway."""
+        member.fetches += 1
+        await asyncio.sleep(min(RESTART_SECONDS * 2.0 ** min(member.fetches, 32), MAX_RESTART_SECONDS))
+        if self.publication is publication and member.state is MemberState.STARTED:
+            member.given = None
+            await self.update(member, publication)
+
+    async def _restart(self, member: Member, wait: float) -> None:
+        """Ends an engine that refused, unless it serves a newer publication when the time has come; its slot starts another."""
+        await asyncio.sleep(wait)
+        async with member.turn:
+            if member.state is not MemberState.REFUSED:
+                return
+            log.warning("engine %s is started anew", member.name)
+            member.ended = True
+            with suppress(RayError, EngineDead, TimeoutError):
+                await asyncio.wait_for(member.actor.shutdown.remote(), SHUTDOWN_SECONDS)
+            ray.kill(member.actor)
+
+    def _judge(self, publication: WeightPublication) -> None:
+        """Fails the job once no engine can be expected to serve."""
+        serving = sum(member.state is MemberState.SERVING for member in self.members.values())
+        if hopeless([slot.refusals for slot in self._slots.values()], serving):
+            self.fail(refused_everywhere(publication.version, self.refused))
 
     async def close(self) -> None:
         """Ends all engines at once."""
@@ -129,30 +218,32 @@ class EngineKeeper:
             new = [node for node_id, node in nodes.items() if node_id not in self._nodes]
             self._nodes = nodes
             for node in new:
-                for slot in range(min(node.slots, self._spec.rollout.engines_per_pod)):
-                    self._spawn(self._keep_engine(node, slot))
+                for number in range(min(node.slots, self._spec.rollout.engines_per_pod)):
+                    self._spawn(self._keep_engine(node, number))
             await asyncio.sleep(WATCH_SECONDS)
 
-    async def _keep_engine(self, node: RolloutNode, slot: int) -> None:
+    async def _keep_engine(self, node: RolloutNode, number: int) -> None:
         """One engine after another in one slot, as long as its node lives."""
+        slot = self._slots[node.node_id, number] = Slot(node, number, self._starts[node.pod, number])
         wait = RESTART_SECONDS
         while node.node_id in self._nodes:
-            number = self._starts[node.pod, slot]
-            self._starts[node.pod, slot] += 1
-            config = engine_config(self._spec, engine_name(node, slot, number))
-            actor = start_actor(config, node, slot, self._spec.rollout.engines_per_pod, self._store)
-            member = Member(config, actor)
+            config = engine_config(self._spec, slot.next_name())
+            self._starts[node.pod, number] = slot.starts
+            actor = start_actor(config, node, number, self._spec.rollout.engines_per_pod, self._store)
+            member = Member(config, actor, slot)
             self.members[member.name] = member
             try:
                 await self._serve(member)
             except StoreUnreachable:
                 raise
             except (RayError, EngineDead) as error:
-                self._bury(member, last_line(error))
+                await self._bury(member, error)
                 if (problem := spec_problem_in(error)) is not None:
                     raise problem from error
-            wait = RESTART_SECONDS if member.loaded is not None else min(2 * wait, MAX_RESTART_SECONDS)
-            await asyncio.sleep(wait)
+            if not member.ended:
+                wait = RESTART_SECONDS if member.loaded is not None else min(2 * wait, MAX_RESTART_SECONDS)
+                await asyncio.sleep(wait)
+        del self._slots[node.node_id, number]
 
     async def _serve(self, member: Member) -> None:
         """Starts the engine, gives it the last publication and takes what it finishes, until it dies."""
@@ -164,12 +255,28 @@ class EngineKeeper:
         while True:
             self._listener.finished_in(member, await member.actor.finished.remote())
 
-    def _bury(self, member: Member, reason: str) -> None:
-        log.warning("engine %s has ended: %s", member.name, reason)
-        del self.members[member.name]
+    async def _bury(self, member: Member, error: BaseException) -> None:
+        """Forgets an engine that has ended, and finds out whether it died by itself."""
+        reason = f"engine {member.name} died: {last_line(error)}"
+        member.state = MemberState.ENDED
+        self._listener.stopped(member, (), reason)
         ray.kill(member.actor)
-        self._listener.died(member, f"engine {member.name} died: {reason}")
+        died = spec_problem_in(error) is None and not member.ended and await self._node_lives(member, error)
+        if not member.ended:
+            log.warning("%s", reason)
+        if died:
+            self.deaths += 1
+            self.last_death = reason
+        del self.members[member.name]
+        self._listener.ended(member, reason, died=died)
         self.tell()
+
+    async def _node_lives(self, member: Member, error: BaseException) -> bool:
+        """Whether the engine died alone, and not with its node, which Ray notices a moment later."""
+        if isinstance(error, EngineDead):
+            return True
+        await asyncio.sleep(NODE_SECONDS)
+        return member.slot.node.node_id in rollout_nodes(await asyncio.to_thread(ray.nodes))
 
 
 def last_line(error: BaseException) -> str:

@@ -11,43 +11,63 @@ from longboat_runtime.interfaces import WeightPublication
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.nodes import RESOURCE, RolloutNode
 from longboat_runtime.store.client import StoreClient
+from longboat_runtime.weights.gate import calibration_key
 
 
 class MemberState(StrEnum):
-    """STARTING until vLLM is up; STARTED: it waits for a publication; SERVING; REFUSED: the last publication did not pass."""
+    """STARTING until vLLM is up; STARTED: it waits for a publication, or for its data; REFUSED: the last one did not pass."""
 
     STARTING = "starting"
     STARTED = "started"
     SERVING = "serving"
     REFUSED = "refused"
+    ENDED = "ended"
+
+
+@dataclass
+class Slot:
+    """A place for one engine in a rollout node. `starts` counts its engines, `refusals` those in a row of publications."""
+
+    node: RolloutNode
+    number: int
+    starts: int = 0
+    refusals: int = 0
+
+    def next_name(self) -> str:
+        """`<pod>/<slot>`, and the number of the start from the second on: names of engines are never used twice."""
+        name = f"{self.node.pod}/{self.number}" + (f".{self.starts}" if self.starts else "")
+        self.starts += 1
+        return name
 
 
 @dataclass
 class Member:
-    """An engine actor, its state, and what it holds. `turn` orders publications."""
+    """An engine actor, its state, and what it holds. `turn` orders publications, of which `given` is the last one tried.
+
+    `trouble` says why it doesn't serve. `fetches` counts updates in a row whose data could not be had. `ended` is set before it
+    is ended on purpose.
+    """
 
     config: EngineConfig
     actor: Any
+    slot: Slot
     state: MemberState = MemberState.STARTING
+    given: WeightPublication | None = None
     loaded: WeightPublication | None = None
     parity: float = 0.0
+    trouble: str = ""
+    ended: bool = False
+    fetches: int = 0
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def name(self) -> str:
         return self.config.name
 
-    async def update_weights(self, publication: WeightPublication) -> None:
-        """Loads a publication, unless it is the one loaded last. Raises what the actor raises."""
-        async with self.turn:
-            if self.loaded is not publication:
-                self.parity = await self.actor.update_weights.remote(publication)
-                self.loaded = publication
-
-
-def engine_name(node: RolloutNode, slot: int, start: int) -> str:
-    """`<pod>/<slot>`, and the number of the start from the second on: names of engines are never used twice."""
-    return f"{node.pod}/{slot}" if start == 0 else f"{node.pod}/{slot}.{start}"
+    @property
+    def calibration(self) -> str:
+        """Engines of the same have the same bound of the parity."""
+        return calibration_key(self.config.dtype, self.config.tensor_parallel)
 
 
 def start_actor(config: EngineConfig, node: RolloutNode, slot: int, engines: int, store: StoreClient) -> Any:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from longboat_runtime.interfaces import WeightPublication
@@ -20,7 +22,7 @@ from longboat_runtime.rollout.requests import (
     tokens,
 )
 from longboat_runtime.samples import GeneratedSample, SampleId, SampleRequest
-from longboat_runtime.weights.gate import PublicationRefused, check_receipts
+from longboat_runtime.weights.gate import FetchFailed, ParityExceeded, UpdateFailed, check_receipts
 from longboat_runtime.weights.handover import handed_over
 from longboat_runtime.weights.payload import fetched
 
@@ -66,10 +68,10 @@ class SpawnedEngine(BaseEngine):
         self._check_alive()
         self._give(self._abort(tuple(ids)))
 
-    def update_weights(self, publication: WeightPublication) -> float:
-        """Raises PublicationRefused if the gate does not pass; then nothing is served until a later publication does."""
+    def update_weights(self, publication: WeightPublication, calibrated: float | None = None) -> float:
+        """Raises UpdateFailed: PublicationRefused if the gate does not pass. Then nothing is served until an update succeeds."""
         self._check_alive()
-        return self._call(self._guard(self._update_weights(publication)))
+        return self._call(self._guard(self._update_weights(publication, calibrated)))
 
     def shutdown(self) -> None:
         """Ends vLLM and the thread; samples that run are forgotten."""
@@ -109,10 +111,10 @@ class SpawnedEngine(BaseEngine):
         await self._probe([1, 1])
 
     async def _guard(self, command: Coroutine[Any, Any, T]) -> T:
-        """Any failure of vLLM ends the engine; a refusal is none."""
+        """Any failure of vLLM ends the engine; a failed update is none."""
         try:
             return await command
-        except PublicationRefused:
+        except UpdateFailed:
             raise
         except Exception as error:
             self._failed = EngineDead(f"engine {self._config.name} has failed: {error}")
@@ -147,7 +149,7 @@ class SpawnedEngine(BaseEngine):
         async with self._turn:
             await self._vllm.abort([str(sample) for sample in ids if str(sample) in self._running])
 
-    async def _update_weights(self, publication: WeightPublication) -> float:
+    async def _update_weights(self, publication: WeightPublication, calibrated: float | None) -> float:
         async with self._turn:
             await self._vllm.pause_generation(mode="keep", clear_cache=False)
             self._counters.steps.interrupt()
@@ -158,13 +160,15 @@ class SpawnedEngine(BaseEngine):
                 # Running samples go on, on keys and values of the new weights.
                 await self._vllm.reset_prefix_cache(reset_running_requests=True)
                 await self._vllm.resume_generation()
-                measured = self._check_parity(publication, await self._probe(publication.probe_ids))
-            except PublicationRefused as refused:
+                scored = await self._probe(publication.probe_ids)
+                measured = self._check_parity(publication, scored, calibrated)
+            except UpdateFailed as cause:
+                failed = await self._explained(publication, cause)
                 names = [*self._running]
-                error = self._refuse(publication, refused.reason)
+                error = self._stop_serving(publication, failed)
                 await self._vllm.resume_generation()
                 await self._vllm.abort(names)
-                raise error from refused
+                raise error from cause
             self._serve(publication, measured)
             return measured
 
@@ -173,11 +177,28 @@ class SpawnedEngine(BaseEngine):
         call = self._vllm.collective_rpc
         contents = fetched(publication.payload)
         await call("start_weight_update")
-        for bucket in contents:
-            with handed_over(bucket) as path:
-                await call("update_weights", args=({"entries": bucket.entries, "path": path},))
+        try:
+            for bucket in contents:
+                with handed_over(bucket) as path:
+                    await call("update_weights", args=({"entries": bucket.entries, "path": path},))
+        except FetchFailed:
+            await call("abandon_weight_update")
+            raise
         await self._vllm.finish_weight_update(str(publication.version))
         return await call("weight_receipt")
+
+    async def _explained(self, publication: WeightPublication, failed: UpdateFailed) -> UpdateFailed:
+        """With the tensors that differ from the published ones, if log-probs do."""
+        if not isinstance(failed, ParityExceeded):
+            return failed
+        found: list[tuple[str, float]] = []
+        with suppress(FetchFailed):
+            for number, bucket in enumerate(fetched(publication.payload)):
+                with handed_over(bucket) as path:
+                    update = {"entries": bucket.entries, "path": path}
+                    of_workers = await self._vllm.collective_rpc("weight_differences", args=(update, number == 0))
+                found += itertools.chain.from_iterable(of_workers)
+        return failed.naming(found, self._config.dtype)
 
     async def _probe(self, ids: Sequence[int]) -> list[float]:
         """Log-probs of the probe; running samples may go on meanwhile."""

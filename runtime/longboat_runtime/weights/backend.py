@@ -6,6 +6,7 @@ to the worker's device. Importing this module registers it; vLLM imports it in e
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,9 @@ from vllm.platforms import current_platform
 
 from longboat_runtime.weights.bucket import Bucket, TensorEntry
 from longboat_runtime.weights.checksum import ByteArray, WeightChecksum
+from longboat_runtime.weights.differences import WeightDifferences
+
+log = logging.getLogger(__name__)
 
 BACKEND = "longboat"
 WORKER_EXTENSION = "longboat_runtime.weights.backend.WeightReceipts"
@@ -65,6 +69,7 @@ class BucketTransfer(WeightTransferEngine[BucketInit, BucketUpdate]):
 
     init_info_cls = BucketInit
     update_info_cls = BucketUpdate
+    differences: WeightDifferences
 
     def __init__(
         self, config: WeightTransferConfig, vllm_config: VllmConfig, device: torch.device, model: torch.nn.Module
@@ -190,6 +195,18 @@ class WeightReceipts:
     """Mixed into vLLM's worker class (`worker_extension_cls`)."""
 
     weight_transfer_engine: BucketTransfer
+    rank: int
+
+    def weight_differences(self, update: dict[str, Any], first: bool) -> list[tuple[str, float]]:
+        """See `WeightDifferences.of`, for one bucket, the `first` or a later one; nothing if it can't be found out."""
+        transfer = self.weight_transfer_engine
+        try:
+            if first:
+                transfer.differences = WeightDifferences(transfer.model, self.rank)
+            return transfer.differences.of(BucketUpdate(**update).bucket().tensors())
+        except Exception as error:  # noqa: BLE001 - it only explains another failure
+            log.warning("weights can't be compared with the publication: %s", error)
+            return []
 
     def abandon_weight_update(self) -> None:
         """See `BucketTransfer.abandon`."""

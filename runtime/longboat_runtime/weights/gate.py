@@ -18,9 +18,13 @@ FLOAT32_BOUND = 1e-4
 # Distance from 1 to the next larger number.
 EPSILON = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
 
+# Largest relative difference that rounding explains between a published tensor and an engine's, and how many tensors are named.
+TENSOR_BOUND = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.01}
+WORST_TENSORS = 3
 
-class PublicationRefused(Exception):
-    """An engine's weights are not the published ones: it serves nothing until it has passed a later publication.
+
+class UpdateFailed(Exception):
+    """An engine did not get the published weights: it serves nothing until an update succeeds.
 
     `lost` are the samples that ran in it: tokens drawn since the update came from unverified weights, so none is handed out.
     """
@@ -34,6 +38,29 @@ class PublicationRefused(Exception):
         return self.reason
 
 
+class PublicationRefused(UpdateFailed):
+    """An engine has got a publication, and its weights are not the published ones."""
+
+
+class ParityExceeded(PublicationRefused):
+    """An engine has got all bytes, and its log-probs are not the trainer's."""
+
+    def naming(self, differences: Sequence[tuple[str, float]], dtype: str) -> ParityExceeded:
+        """With the tensors whose relative difference from the published ones is largest, as far as they could be compared."""
+        differing = sorted(((d, name) for name, d in differences if not d <= TENSOR_BOUND[dtype]), reverse=True)
+        worst = ", ".join(f"{name} ({d:.2g})" for d, name in differing[:WORST_TENSORS])
+        found = (
+            f"{len(differing)} of {len(differences)} tensors compared are not the published ones, furthest are {worst}"
+        )
+        if not differing:
+            found = f"all {len(differences)} tensors that could be compared are the published ones"
+        return ParityExceeded(f"{self.reason}; {found}" if differences else self.reason, self.lost)
+
+
+class FetchFailed(UpdateFailed):
+    """An engine could not get all of a publication's data. That says nothing about the engine: it may try again."""
+
+
 def check_receipts(receipts: Sequence[Mapping[str, Any]], checksum: str) -> None:
     """Each worker's receipt (`checksum`, `missing`) must show the published checksum and no parameter left out."""
     for rank, receipt in enumerate(receipts):
@@ -43,7 +70,7 @@ def check_receipts(receipts: Sequence[Mapping[str, Any]], checksum: str) -> None
             )
         if missing := receipt["missing"]:
             raise PublicationRefused(
-                f"worker {rank} got nothing for {len(missing)} parameters, among them {', '.join(missing[:3])}"
+                f"worker {rank} got nothing, or part only, for {len(missing)} parameters, among them {', '.join(missing[:3])}"
             )
 
 
@@ -60,7 +87,7 @@ def parity_bound(dtype: str, calibrated: float | None) -> float:
 
     float32: 1e-4 always (measured between vLLM and PyTorch on equal weights: 1e-6). Half precisions differ by the order of
     their sums, which depends on the model: an engine's first publication, whose bytes the checksum has shown to be the
-    trainer's, calibrates. It may differ by up to 128 epsilon (1.0 for bfloat16, 0.125 for float16), since more is another
+    trainer's, calibrates, for all engines of its number format and size (`calibration_key`). It may differ by up to 128 epsilon (1.0 for bfloat16, 0.125 for float16), since more is another
     model; after that the bound is three times what it measured, but between 4 and 128 epsilon.
     """
     if dtype == "float32":
@@ -71,10 +98,15 @@ def parity_bound(dtype: str, calibrated: float | None) -> float:
     return min(max(3 * calibrated, 4 * epsilon), 128 * epsilon)
 
 
+def calibration_key(dtype: str, tensor_parallel: int) -> str:
+    """Engines of one number format and one size sum in the same order, so what one has measured holds for the others."""
+    return f"{dtype}/{tensor_parallel}"
+
+
 def check_parity(measured: float, dtype: str, calibrated: float | None) -> None:
     """Refuses an engine whose log-probs are further from the trainer's than `parity_bound`."""
     bound = parity_bound(dtype, calibrated)
     if not measured <= bound:
-        raise PublicationRefused(
+        raise ParityExceeded(
             f"log-probs of the probe differ by {measured:.3g} from the trainer's, allowed are {bound:.3g}"
         )

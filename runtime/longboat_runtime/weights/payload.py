@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import logging
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from longboat_runtime.weights.bucket import Bucket, TensorEntry
-from longboat_runtime.weights.gate import PublicationRefused
+from longboat_runtime.weights.gate import FetchFailed
 
 if TYPE_CHECKING:
     import ray
+
+log = logging.getLogger(__name__)
+
+# A bucket that can't be got is asked for so often, with a pause in seconds that doubles: what a moment without network needs.
+FETCH_TRIES = 4
+FETCH_SECONDS = 0.5
 
 
 class WeightPayload(Protocol):
@@ -20,8 +28,11 @@ class WeightPayload(Protocol):
     @property
     def nbytes(self) -> int: ...
 
-    def buckets(self) -> Iterator[Bucket]:
-        """Gets the buckets one by one; each may be let go before the next is asked for."""
+    def __len__(self) -> int:
+        """How many buckets there are, at least one."""
+
+    def bucket(self, index: int) -> Bucket:
+        """Gets one; it may be let go before the next is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +46,11 @@ class Packed:
     def nbytes(self) -> int:
         return sum(len(bucket.data) for bucket in self.contents)
 
-    def buckets(self) -> Iterator[Bucket]:
-        yield from self.contents
+    def __len__(self) -> int:
+        return len(self.contents)
+
+    def bucket(self, index: int) -> Bucket:
+        return self.contents[index]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +71,33 @@ class Stored:
     contents: tuple[StoredBucket, ...]
     nbytes: int
 
-    def buckets(self) -> Iterator[Bucket]:
+    def __len__(self) -> int:
+        return len(self.contents)
+
+    def bucket(self, index: int) -> Bucket:
         import ray
 
-        for stored in self.contents:
-            yield Bucket(stored.entries, ray.get(stored.data))
+        stored = self.contents[index]
+        return Bucket(stored.entries, ray.get(stored.data))
 
 
 def fetched(payload: WeightPayload) -> Iterator[Bucket]:
-    """The buckets, the first of them at hand: weights whose owner has died are refused before anything is changed."""
-    contents = payload.buckets()
-    try:
-        first = next(contents)
-    except Exception as error:
-        raise PublicationRefused(f"the weights can't be fetched: {error}") from error
-    return itertools.chain([first], contents)
+    """The buckets, the first of them at hand: that weights are gone is known before anything is changed.
+
+    Each is asked for `FETCH_TRIES` times. Raises FetchFailed.
+    """
+    first = _fetch(payload, 0)
+    return itertools.chain([first], (_fetch(payload, index) for index in range(1, len(payload))))
+
+
+def _fetch(payload: WeightPayload, index: int) -> Bucket:
+    for number in itertools.count(1):
+        try:
+            return payload.bucket(index)
+        except Exception as error:
+            what = f"bucket {index + 1} of {len(payload)} can't be fetched: {error}"
+            if number == FETCH_TRIES:
+                raise FetchFailed(what) from error
+            log.warning("%s; trying again", what)
+            time.sleep(FETCH_SECONDS * 2 ** (number - 1))
+    raise AssertionError

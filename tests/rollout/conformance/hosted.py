@@ -25,7 +25,7 @@ class HostedEngine:
         self._connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, config, spawned))
         self.process.start()
-        self.model = Path(config.model)
+        self.name, self.model = config.name, Path(config.model)
 
     def wait_started(self) -> None:
         if not self._connection.poll(START_SECONDS):
@@ -41,14 +41,18 @@ class HostedEngine:
     def drain_finished(self, timeout: float) -> list[GeneratedSample]:
         return self._call("drain_finished", timeout)
 
-    def update_weights(self, publication: WeightPublication) -> float:
-        return self._call("update_weights", publication)
+    def update_weights(self, publication: WeightPublication, calibrated: float | None = None) -> float:
+        return self._call("update_weights", publication, calibrated)
 
     def stats(self) -> EngineStats:
         return self._call("stats")
 
     def shutdown(self) -> None:
         self._call("shutdown")
+
+    def pack_experts_no_more(self) -> None:
+        """As if what keeps the packed weights of experts up to date were missing. Of an engine in its own process."""
+        self._call("pack_experts_no_more")
 
     def kill_a_worker(self) -> None:
         """Kills the last of vLLM's processes, a worker."""
@@ -84,6 +88,12 @@ def _serve(connection: Connection, config: EngineConfig, spawned: bool) -> None:
     connection.send(None)
     while True:
         method, arguments = connection.recv()
+        if method == "pack_experts_no_more":
+            from longboat_runtime.weights import backend
+
+            backend._packed_experts = lambda model: iter(())  # type: ignore[assignment]
+            connection.send(None)
+            continue
         try:
             connection.send(getattr(engine, method)(*arguments))
         except Exception as error:  # noqa: BLE001 - the test gets it

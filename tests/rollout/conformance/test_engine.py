@@ -10,7 +10,9 @@ import pytest
 
 from longboat_runtime.rollout.engine import EngineDead
 from longboat_runtime.samples import FinishReason, GeneratedSample, Repetition, SampleId, SampleRequest, VersionSpan
-from longboat_runtime.weights.gate import PublicationRefused
+from longboat_runtime.weights.bucket import Bucket
+from longboat_runtime.weights.gate import FetchFailed, PublicationRefused
+from longboat_runtime.weights.payload import WeightPayload
 from tests.rollout.conformance.conftest import MAX_SEQUENCES
 from tests.rollout.conformance.hosted import HostedEngine
 from tests.rollout.reference import ReferenceModel, request
@@ -298,6 +300,42 @@ def test_after_a_refusal_good_weights_serve_again(engine: HostedEngine, referenc
     asked = request(2)
     sample = run(engine, [asked])[asked.id]
     assert sample.spans == (VersionSpan(reference.version, 0, len(sample.token_ids)),)
+    assert reference.difference(sample) < 1e-4
+
+
+class Unreachable:
+    """The buckets of a publication, of which one can't be had."""
+
+    def __init__(self, payload: WeightPayload, gone: int) -> None:
+        self.payload, self.gone = payload, gone
+        self.nbytes = payload.nbytes
+
+    def __len__(self) -> int:
+        return len(self.payload)
+
+    def bucket(self, index: int) -> Bucket:
+        if index == self.gone:
+            raise OSError("no route to host")
+        return self.payload.bucket(index)
+
+
+def test_weights_that_cannot_all_be_fetched_are_asked_for_again_by_another_update(
+    engine: HostedEngine, reference: ReferenceModel
+) -> None:
+    """Whichever bucket is missing; what the update had brought by then is not counted by the next one."""
+    running = [request(row, 11, tokens=LONG) for row in range(2)]
+    engine.submit(running)
+    reference.step(0.02)
+    whole = reference.publication()
+    buckets = len(whole.payload)
+    assert buckets > 3
+    for gone in (0, 1, buckets - 1):
+        with pytest.raises(FetchFailed, match=f"bucket {gone + 1} of {buckets} can't be fetched: no route"):
+            engine.update_weights(replace(whole, payload=Unreachable(whole.payload, gone)))
+        with pytest.raises(FetchFailed):
+            engine.submit([request(3, 11)])
+    assert engine.update_weights(whole) < 1e-4
+    sample = run(engine, [request(3, 11)])[request(3, 11).id]
     assert reference.difference(sample) < 1e-4
 
 

@@ -75,3 +75,17 @@ def test_a_tensor_that_never_came_is_named(
     with pytest.raises(PublicationRefused, match=named):
         experts.update_weights(replace(whole, payload=partial, checksum=partial.checksum))
     assert experts.update_weights(trainer.publication()) < 1e-5
+
+
+def test_weights_that_are_computed_with_wrongly_are_named(experts: HostedEngine, trainer: ReferenceModel) -> None:
+    """The last test of an engine: it is broken."""
+    stale = trainer.stale_publication(step=0.02)
+    with pytest.raises(PublicationRefused, match=r"all [0-9]+ tensors that could be compared are the published ones"):
+        experts.update_weights(stale)
+    if experts.name != "in-process":
+        return  # the others can't be broken from here
+    experts.pack_experts_no_more()
+    with pytest.raises(
+        PublicationRefused, match=r"8 of [0-9]+ tensors .* furthest are model\.layers\.[01]\.mlp\.experts\.[0-3] "
+    ):
+        experts.update_weights(trainer.publication())

@@ -1,0 +1,65 @@
+"""What becomes of an engine whose weights are not the published ones. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from longboat_crds.reasons import Reason
+from longboat_runtime.problems import SpecProblem
+
+# An engine has been sent the weights again, and was started anew, and refuses all the same.
+EXHAUSTED = 3
+# Pause before the first restart that follows that, in seconds; it doubles with each.
+BACKOFF_SECONDS = 5.0
+MAX_BACKOFF_SECONDS = 300.0
+
+_CURE = (
+    "If checksums differ, weights are damaged on their way: look at memory and network of these nodes. If log-probs do, engine and "
+    "trainer compute different things from the same bytes: try rollout.enforceEager: true, rollout.tensorParallel: 1 or "
+    "another model.dtype, or a runtime with a vLLM that knows this architecture."
+)
+
+
+class Remedy(StrEnum):
+    """What is tried with an engine that refused."""
+
+    RESEND = "resend"
+    """It gets the same publication once more."""
+    RESTART = "restart"
+    """It is started anew, and gets the newest publication then."""
+
+
+@dataclass(frozen=True, slots=True)
+class NextTry:
+    """The remedy, and the seconds to wait before it."""
+
+    remedy: Remedy
+    wait: float = 0.0
+
+
+def after_refusal(refusals: int) -> NextTry:
+    """What to do about the `refusals`-th refusal in a row (from 1) of one slot, whose engine may have been restarted between.
+
+    The rule: the publication again, which cures what went wrong on the way; then a restart, which cures a damaged engine; then
+    a restart after a pause that doubles, so that an engine that can't be cured costs little. A publication that passes
+    begins anew, and a newer one is sent at once.
+    """
+    if refusals < EXHAUSTED - 1:
+        return NextTry(Remedy.RESEND)
+    pauses = refusals - EXHAUSTED
+    wait = 0.0 if pauses < 0 else min(BACKOFF_SECONDS * 2.0 ** min(pauses, 32), MAX_BACKOFF_SECONDS)
+    return NextTry(Remedy.RESTART, wait)
+
+
+def hopeless(refusals: Collection[int], serving: int) -> bool:
+    """Whether no engine can be expected to serve: none does, and each slot (`refusals` in a row of each) has been through everything."""
+    return not serving and bool(refusals) and min(refusals) >= EXHAUSTED
+
+
+def refused_everywhere(version: int, reasons: Mapping[str, str]) -> SpecProblem:
+    """The end of a job that no engine serves; `reasons` by engine name."""
+    each = "; ".join(reason for _, reason in sorted(reasons.items()))
+    message = f"No engine serves the weights of step {version}, though each was sent them again and was restarted: {each}. {_CURE}"
+    return SpecProblem(Reason.ENGINE_REFUSED, None, message)

@@ -1,0 +1,128 @@
+"""Which of an engine's weights are not the published ones: looked for where log-probs differ though all bytes arrived.
+
+What a kernel computes with may be a packed copy, so weights of layers can't be compared as they are: the layer is given
+random vectors, and the published tensor too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+
+# Random vectors that a layer is given.
+VECTORS = 4
+_EXPERT_PARTS = ("gate_proj", "up_proj", "down_proj")
+
+
+class WeightDifferences:
+    """Compares published tensors with what a model has, as they come. Of one worker."""
+
+    def __init__(self, model: torch.nn.Module, rank: int) -> None:
+        self._modules, self._parameters = dict(model.named_modules()), dict(model.named_parameters())
+        self._packed: dict[str, list[str]] = getattr(model, "packed_modules_mapping", None) or {}
+        self._rank = rank
+        self._experts: dict[tuple[str, int], dict[str, Tensor]] = {}
+
+    @torch.no_grad()
+    def of(self, tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, float]]:
+        """Relative differences by name, of those tensors that can be compared.
+
+        0 is equal but for rounding; 1 and more has nothing to do with what was published. An expert has one name once all its
+        tensors have come.
+        """
+        return [
+            (name, _relative(found, expected))
+            for published, tensor in tensors
+            for name, found, expected in self._compared(published, tensor)
+        ]
+
+    def _compared(self, published: str, tensor: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Name, what this worker has or computes, and what it should."""
+        place, _, kind = published.rpartition(".")
+        parent, _, last = place.rpartition(".")
+        layer, _, number = parent.rpartition(".")
+        if last in _EXPERT_PARTS and number.isdigit() and (experts := self._fused(layer)) is not None:
+            if together := self._expert(parent, int(number), last, tensor):
+                yield parent, *_of_expert(experts, int(number), *together)
+        elif kind == "weight" and (part := self._linear(parent, last)):
+            module, first, rows = part
+            if (ours := _slice(module, tensor, rows, self._rank)) is not None:
+                yield published, *_of_linear(module, first, ours)
+        elif (parameter := self._parameters.get(published)) is not None and parameter.shape[1:] == tensor.shape[1:]:
+            count = min(len(tensor), len(parameter))  # an embedding has rows beyond the vocabulary
+            yield published, parameter[:count].float().cpu(), tensor[:count].float()
+
+    def _fused(self, name: str) -> Any:
+        """Fused SwiGLU experts of this name or right below it, in a worker that has all of them whole."""
+        for module in (self._modules.get(name), self._modules.get(f"{name}.routed_experts")):
+            method = getattr(module, "quant_method", None)
+            if isinstance(method, UnquantizedFusedMoEMethod) and module is not None:
+                whole = method.moe.moe_parallel_config.tp_size == 1 and module.expert_map is None
+                return module if whole and module.activation is MoEActivation.SILU else None
+        return None
+
+    def _expert(self, name: str, number: int, part: str, tensor: Tensor) -> list[Tensor]:
+        parts = self._experts.setdefault((name, number), {})
+        parts[part] = tensor.float().clone()
+        if len(parts) < len(_EXPERT_PARTS):
+            return []
+        del self._experts[name, number]
+        return [parts[one] for one in _EXPERT_PARTS]
+
+    def _linear(self, parent: str, last: str) -> tuple[Any, int, int] | None:
+        """The layer that has this tensor, with the first row of its output that is the tensor's, and how many are."""
+        for name, parts in {last: [last], **self._packed}.items():
+            module = self._modules.get(f"{parent}.{name}" if parent else name)
+            if last not in parts or not isinstance(module, LinearBase):
+                continue
+            if type(module.quant_method) is not UnquantizedLinearMethod:
+                continue
+            sizes = getattr(module, "output_partition_sizes", None) or [module.output_size]
+            if len(sizes) == len(parts):
+                index = parts.index(last)
+                return module, sum(sizes[:index]), sizes[index]
+        return None
+
+
+def _slice(module: Any, tensor: Tensor, rows: int, rank: int) -> Tensor | None:
+    """What a worker has of a tensor, if its size says so."""
+    columns = getattr(module, "input_size_per_partition", module.input_size)
+    if tensor.shape == (rows, columns):
+        return tensor
+    if tensor.shape[1] == columns and tensor.shape[0] % rows == 0:
+        return tensor[rank * rows : (rank + 1) * rows] if (rank + 1) * rows <= tensor.shape[0] else None
+    if tensor.shape[0] == rows and tensor.shape[1] % columns == 0:
+        return tensor[:, rank * columns : (rank + 1) * columns] if (rank + 1) * columns <= tensor.shape[1] else None
+    return None
+
+
+def _of_linear(module: Any, first: int, tensor: Tensor) -> tuple[Tensor, Tensor]:
+    vectors, given = _vectors(module, tensor.shape[1])
+    found = module.quant_method.apply(module, given, None)
+    return found[:, first : first + len(tensor)].float().cpu(), vectors @ tensor.float().T
+
+
+def _of_expert(experts: Any, number: int, gate: Tensor, up: Tensor, down: Tensor) -> Iterator[Tensor]:
+    vectors, given = _vectors(experts, gate.shape[1])
+    weights = torch.ones(VECTORS, 1, dtype=torch.float32, device=given.device)
+    ids = torch.full((VECTORS, 1), number, dtype=torch.int32, device=given.device)
+    yield experts.quant_method.apply(experts, given, weights, ids, None, None).float().cpu()
+    yield (functional.silu(vectors @ gate.T) * (vectors @ up.T)) @ down.T
+
+
+def _vectors(module: Any, size: int) -> tuple[Tensor, Tensor]:
+    """Random vectors, also as the layer takes them. Shape [VECTORS, size]."""
+    parameter = next(module.parameters())
+    drawn = torch.randn(VECTORS, size, generator=torch.Generator().manual_seed(0)).to(parameter.dtype)
+    return drawn.float(), drawn.to(parameter.device)
+
+
+def _relative(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm().clamp(min=1e-12))

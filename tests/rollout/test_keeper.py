@@ -1,0 +1,236 @@
+"""What the keeper does about engines that refuse weights, can't get them, or die; engines are stand-ins without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from ray.exceptions import RayActorError
+
+from longboat_crds.reasons import Reason
+from longboat_runtime.interfaces import FleetState, WeightPublication
+from longboat_runtime.problems import SpecProblem
+from longboat_runtime.rollout import keeper as module
+from longboat_runtime.rollout import refusals
+from longboat_runtime.rollout.engine import EngineConfig, EngineDead
+from longboat_runtime.rollout.fleet import RayRolloutFleet
+from longboat_runtime.rollout.nodes import RESOURCE, RolloutNode
+from longboat_runtime.samples import FinishedSample, LostSample, SampleId, SampleRequest
+from longboat_runtime.weights.gate import FetchFailed, PublicationRefused
+from tests.driver.fakes import make_spec
+from tests.rollout.reference import request
+
+Update = Callable[["Actor", WeightPublication], float]
+
+
+class Method:
+    """What Ray makes of an actor's method."""
+
+    def __init__(self, call: Any) -> None:
+        self.remote = call
+
+
+class Actor:
+    """An engine's actor: `update` says what comes of a publication. It dies when it is killed, or with `failed`."""
+
+    def __init__(self, world: World, config: EngineConfig) -> None:
+        self.world, self.config = world, config
+        self.died = asyncio.get_running_loop().create_future()
+        self.calibrated: list[float | None] = []
+        self.submitted: list[SampleRequest] = []
+        self.got_samples = asyncio.Event()
+        for name in ("start", "submit", "abort", "finished", "update_weights", "stats", "shutdown"):
+            setattr(self, name, Method(getattr(self, f"_{name}")))
+
+    async def _start(self) -> None:
+        pass
+
+    async def _submit(self, requests: list[SampleRequest]) -> list[SampleId]:
+        self.submitted += requests
+        self.got_samples.set()
+        return []
+
+    async def _abort(self, ids: list[SampleId]) -> None:
+        pass
+
+    async def _finished(self) -> list[FinishedSample]:
+        raise await asyncio.shield(self.died)
+
+    async def _update_weights(self, publication: WeightPublication, calibrated: float | None) -> float:
+        self.calibrated.append(calibrated)
+        self.world.updates.append(self.config.name)
+        return self.world.update(self, publication)
+
+    async def _stats(self) -> None:
+        raise RayActorError
+
+    async def _shutdown(self) -> None:
+        self.world.shut_down.append(self.config.name)
+
+    def die(self, error: Exception) -> None:
+        if not self.died.done():
+            self.died.set_result(error)
+
+
+class World:
+    """Rollout nodes and the engines in them."""
+
+    def __init__(self) -> None:
+        self.nodes = ["n0"]
+        self.actors: dict[str, Actor] = {}
+        self.updates: list[str] = []
+        self.shut_down: list[str] = []
+        self.update: Update = lambda actor, publication: 0.01
+
+    def listed(self) -> list[dict[str, Any]]:
+        return [{"Alive": True, "NodeID": name, "NodeName": name, "Resources": {RESOURCE: 1}} for name in self.nodes]
+
+    def start_actor(self, config: EngineConfig, node: RolloutNode, *_: object) -> Actor:
+        actor = self.actors[config.name] = Actor(self, config)
+        return actor
+
+
+@pytest_asyncio.fixture
+async def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World()
+    monkeypatch.setattr(module.ray, "nodes", made.listed)
+    monkeypatch.setattr(module.ray, "kill", lambda actor: actor.die(RayActorError()))
+    monkeypatch.setattr(module, "start_actor", made.start_actor)
+    for constant in ("WATCH_SECONDS", "RESTART_SECONDS", "NODE_SECONDS"):
+        monkeypatch.setattr(module, constant, 0.001)
+    monkeypatch.setattr(refusals, "BACKOFF_SECONDS", 0.001)
+    return made
+
+
+@pytest_asyncio.fixture
+async def fleet(world: World) -> AsyncIterator[RayRolloutFleet]:
+    made = RayRolloutFleet(make_spec(), store=None)  # type: ignore[arg-type]
+    yield made
+    await made.close()
+
+
+class Payload:
+    nbytes = 1
+
+
+def publication(version: int) -> WeightPublication:
+    return WeightPublication(version, "sum", Payload(), (1, 2), (-1.0,))
+
+
+async def state_of(fleet: RayRolloutFleet, wanted: Callable[[FleetState], bool]) -> FleetState:
+    state = FleetState()
+    while not wanted(state):
+        state = await fleet.changed(state)
+    return state
+
+
+def refuse(actor: Actor, _: WeightPublication) -> float:
+    raise PublicationRefused(f"engine {actor.config.name}: log-probs differ by 0.3")
+
+
+async def test_a_refused_engine_gets_the_weights_again(world: World, fleet: RayRolloutFleet) -> None:
+    world.update = lambda actor, p: refuse(actor, p) if len(world.updates) == 1 else 0.01
+    report = await fleet.publish(publication(1))
+    assert (report.serving, dict(report.refused)) == (("n0/0",), {})
+    assert world.updates == ["n0/0", "n0/0"]
+    assert not world.shut_down
+
+
+async def test_then_it_is_started_anew_and_serves(world: World, fleet: RayRolloutFleet) -> None:
+    world.update = lambda actor, p: refuse(actor, p) if actor.config.name == "n0/0" else 0.01
+    report = await fleet.publish(publication(1))
+    assert report.serving == ()
+    assert "differ by 0.3" in report.refused["n0/0"]
+    state = await state_of(fleet, lambda state: bool(state.serving))
+    assert (state.serving, dict(state.refused), state.deaths) == (("n0/0.1",), {}, 0), "a restart of ours is no death"
+    assert world.updates == ["n0/0", "n0/0", "n0/0.1"]
+    assert world.shut_down == ["n0/0"]
+
+
+async def test_while_another_serves_it_is_tried_for_ever_and_the_job_goes_on(
+    world: World, fleet: RayRolloutFleet
+) -> None:
+    world.nodes = ["n0", "n1"]
+    world.update = lambda actor, p: refuse(actor, p) if actor.config.name.startswith("n0") else 0.01
+    await fleet.wait_started(2)
+    await fleet.publish(publication(1))
+    await state_of(fleet, lambda state: any(name.startswith("n0/0.4") for name in state.refused))
+    state = fleet._keeper.state
+    assert state.serving == ("n1/0",)
+    asked = request(0)
+    await fleet.submit([asked])
+    await world.actors["n1/0"].got_samples.wait()
+    assert world.actors["n1/0"].submitted == [asked]
+
+
+async def test_the_job_fails_once_none_serves_after_resend_and_restart(world: World, fleet: RayRolloutFleet) -> None:
+    world.nodes = ["n0", "n1"]
+    world.update = refuse
+    await fleet.wait_started(2)
+    await fleet.publish(publication(5))
+    with pytest.raises(SpecProblem, match=r"differ by 0\.3") as failed:
+        await fleet.finished()
+    assert (failed.value.reason, failed.value.fatal) == (Reason.ENGINE_REFUSED, True)
+    for slot in ("n0/0", "n1/0"):
+        assert world.updates.count(slot) == 2, "sent again"
+        assert f"{slot}.1" in world.updates, "and restarted"
+
+
+async def test_weights_that_cannot_be_fetched_are_no_refusal(world: World, fleet: RayRolloutFleet) -> None:
+    def unreachable(actor: Actor, _: WeightPublication) -> float:
+        if len(world.updates) <= 5:
+            raise FetchFailed(f"engine {actor.config.name} could not get version 1: bucket 3 of 4 can't be fetched")
+        return 0.01
+
+    world.update = unreachable
+    report = await fleet.publish(publication(1))
+    assert (report.serving, dict(report.refused)) == ((), {})
+    state = fleet._keeper.state
+    assert "bucket 3 of 4" in state.unreached["n0/0"]
+    state = await state_of(fleet, lambda state: bool(state.serving))
+    assert (state.serving, dict(state.unreached)) == (("n0/0",), {})
+    assert world.updates == ["n0/0"] * 6
+    assert fleet._keeper.members["n0/0"].slot.refusals == 0
+
+
+async def test_a_restarted_engine_is_judged_by_the_calibration_of_the_first(
+    world: World, fleet: RayRolloutFleet
+) -> None:
+    world.update = lambda actor, p: 0.02
+    await fleet.publish(publication(0))
+    world.update = lambda actor, p: 0.05
+    world.actors["n0/0"].die(EngineDead("worker crashed"))
+    await state_of(fleet, lambda state: state.serving == ("n0/0.1",))
+    assert world.actors["n0/0.1"].calibrated == [0.02]
+    assert fleet.calibrations == {"bfloat16/1": 0.02}, "the later measurement changes nothing"
+
+
+async def test_calibrations_of_a_checkpoint_hold_for_the_first_engines(world: World, fleet: RayRolloutFleet) -> None:
+    fleet.calibrate({"bfloat16/1": 0.015, "bfloat16/2": 0.5})
+    await fleet.publish(publication(0))
+    assert world.actors["n0/0"].calibrated == [0.015]
+
+
+async def test_a_death_is_told_apart_from_the_loss_of_a_pod(world: World, fleet: RayRolloutFleet) -> None:
+    world.nodes = ["n0", "n1"]
+    await fleet.wait_started(2)
+    await fleet.publish(publication(0))
+    await fleet.submit([request(row) for row in range(2)])
+    for name in ("n0/0", "n1/0"):
+        await world.actors[name].got_samples.wait()
+    of = {name: world.actors[name].submitted[0].id for name in ("n0/0", "n1/0")}
+    world.nodes = ["n0"]
+    world.actors["n1/0"].die(RayActorError())
+    world.actors["n0/0"].die(RayActorError())
+    lost: list[FinishedSample | LostSample] = []
+    while len(lost) < 2:
+        lost += await fleet.finished()
+    assert {one.id: one.engine_died for one in lost if isinstance(one, LostSample)} == {
+        of["n0/0"]: True,
+        of["n1/0"]: False,
+    }
+    assert fleet._keeper.state.deaths == 1
+    assert "n0/0" in fleet._keeper.state.last_death

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longboat_crds.reasons import Reason
+from longboat_runtime.rollout.refusals import (
+    EXHAUSTED,
+    MAX_BACKOFF_SECONDS,
+    NextTry,
+    Remedy,
+    after_refusal,
+    hopeless,
+    refused_everywhere,
+)
+
+
+def test_the_publication_again_then_a_restart_then_restarts_with_pauses() -> None:
+    tries = [after_refusal(number) for number in range(1, 6)]
+    assert tries[0] == NextTry(Remedy.RESEND)
+    assert tries[1] == NextTry(Remedy.RESTART)
+    assert [one.remedy for one in tries[2:]] == [Remedy.RESTART] * 3
+    waits = [one.wait for one in tries[2:]]
+    assert 0 < waits[0] < waits[1] < waits[2]
+
+
+@given(st.integers(1, 10**9))
+def test_pauses_never_shrink_and_have_a_bound(refusals: int) -> None:
+    assert after_refusal(refusals).wait <= after_refusal(refusals + 1).wait <= MAX_BACKOFF_SECONDS
+
+
+def test_there_is_hope_while_one_serves_or_one_has_not_been_restarted() -> None:
+    assert hopeless([EXHAUSTED, EXHAUSTED + 4], serving=0)
+    assert not hopeless([EXHAUSTED, EXHAUSTED], serving=1)
+    assert not hopeless([EXHAUSTED, EXHAUSTED - 1], serving=0)
+    assert not hopeless([EXHAUSTED, 0], serving=0), "one that still starts may serve"
+    assert not hopeless([], serving=0)
+
+
+def test_the_end_names_each_difference_and_a_cure() -> None:
+    problem = refused_everywhere(7, {"b": "engine b refused: differ by 0.3", "a": "engine a refused: differ by 0.2"})
+    assert (problem.reason, problem.fatal) == (Reason.ENGINE_REFUSED, True)
+    assert "step 7" in problem.message
+    assert "differ by 0.2; engine b refused: differ by 0.3" in problem.message
+    assert "rollout.enforceEager" in problem.message
