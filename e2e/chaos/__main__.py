@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from bench.chaos import summary
 from bench.record import Recorder, raw_file
 from e2e import site as sites
 from e2e import small_job, volumes
@@ -58,6 +59,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    summary.write(raw_file("chaos"))
     outcomes = Counter(run.outcomes)
     dirty = [audit["job"] for audit in run.audits if not lives.clean(audit)]
     print(f"\n{dict(outcomes)}; audits: {len(run.audits)}, of which not clean: {', '.join(dirty) or 'none'}")
