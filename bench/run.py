@@ -20,7 +20,8 @@ def main() -> None:
     measure.add_arguments(parser)
     # As Ctrl-C does, so that what a benchmark started ends with it.
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupted)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, _interrupted)
     measure.run(parser.parse_args(rest), raw_file(name.name))
     importlib.import_module(f"bench.{name.name}.summary").write(raw_file(name.name))
 

@@ -162,7 +162,8 @@ def _heed_signals(broker: LocalBroker, console: Console) -> None:
 
     loop.add_signal_handler(signal.SIGINT, interrupted)
     loop.add_signal_handler(signal.SIGTERM, run.cancel)
-    loop.add_signal_handler(signal.SIGHUP, lambda: signal.raise_signal(signal.SIGTERM))
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        loop.add_signal_handler(signal.SIGHUP, lambda: signal.raise_signal(signal.SIGTERM))
 
 
 def _explained(problem: SpecProblem) -> str:
