@@ -77,7 +77,10 @@ def run(
         bool, typer.Option("--verbose", "-v", help="Show the log of driver, engines and trainer.")
     ] = False,
 ) -> None:
-    """Runs an RLJob on this machine, without Kubernetes. Started again, it goes on from its newest checkpoint."""
+    """Runs an RLJob on this machine, without Kubernetes. Started again, it goes on from its newest checkpoint.
+
+    Ctrl-C suspends it at the next step, twice ends it at once; SIGTERM and SIGHUP save the last step and end it.
+    """
     from longboat_runtime.local.run import run_file
     from longboat_runtime.logs import configure
 
