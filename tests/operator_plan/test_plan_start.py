@@ -10,6 +10,7 @@ from longboat_crds.status import Phase
 from longboat_operator.model import ApplyObject, CreateObject, Plan
 from longboat_operator.plan import plan
 from longboat_operator.status.conditions import find, holds
+from longboat_operator.status.times import stamp
 from tests.operator_plan.simulated_cluster import SimulatedCluster, runtime_of, spec_of
 
 
@@ -196,6 +197,53 @@ def test_the_kubelet_is_quoted(waiting: str, message: str, reason: Reason) -> No
     assert text.startswith("driver 0/1, rollout 0/2")
     assert "pod sums-rollout-0-a0: container rollout" in text
     assert message.split(": ", 2)[-1] in text
+
+
+def waits_for_volumes(cluster: SimulatedCluster, name: str) -> None:
+    """The pod has a node, and its containers can't be started yet."""
+    pod = cluster.children["Pod"][name]
+    pod["spec"]["nodeName"] = "node0"
+    pod["status"]["conditions"] = [
+        {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp(cluster.now)},
+        {"type": "PodReadyToStartContainers", "status": "False"},
+    ]
+
+
+def test_a_volume_that_can_not_be_mounted_is_named_though_it_stands_in_an_event_alone() -> None:
+    cluster = SimulatedCluster()
+    cluster.settle()
+    for name in ("sums-reward-0-a0", "sums-trainer-0-a0"):
+        waits_for_volumes(cluster, name)
+    text = 'MountVolume.SetUp failed for volume "reward-files-0" : configmap "rewards" not found'
+    cluster.warnings["sums-reward-0-a0"] = {"reason": "FailedMount", "message": text}
+    cluster.look_ups.clear()
+    cluster.settle()
+    assert not cluster.look_ups, "a mount may take a moment"
+    wait = cluster.planned()[1].look_again_seconds
+    assert wait == 20
+    cluster.advance(wait)
+    cluster.settle()
+    assert set(cluster.look_ups) == {("Event", "sums-reward-0-a0")}, "one request for a job, however many pods wait"
+    status, reason, message = condition(cluster, ConditionType.ROLES_READY)
+    assert (status, reason) == ("False", Reason.VOLUME_NOT_READY)
+    assert f"pod sums-reward-0-a0: FailedMount: {text}" in message
+    assert cluster.status.reason == Reason.VOLUME_NOT_READY
+    assert [e.reason for e in cluster.events][-1] == "VolumeNotReady"
+    assert cluster.planned()[1].look_again_seconds == 30
+    cluster.start_all()
+    cluster.settle()
+    assert condition(cluster, ConditionType.ROLES_READY)[0] == "True"
+
+
+def test_an_image_that_is_pulled_for_long_costs_no_request() -> None:
+    cluster = SimulatedCluster()
+    cluster.settle()
+    waits_for_volumes(cluster, "sums-reward-0-a0")
+    cluster.children["Pod"]["sums-reward-0-a0"]["status"]["conditions"][1]["status"] = "True"
+    cluster.advance(300)
+    cluster.look_ups.clear()
+    cluster.settle()
+    assert not cluster.look_ups
 
 
 def test_an_image_that_is_tried_again_and_again_changes_nothing() -> None:

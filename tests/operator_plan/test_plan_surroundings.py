@@ -21,6 +21,7 @@ from longboat_operator.model import (
 from longboat_operator.plan import plan
 from longboat_operator.status.conditions import find
 from tests.operator_plan.simulated_cluster import SimulatedCluster, spec_of
+from tests.operator_plan.test_plan_start import waits_for_volumes
 
 CLAIM = "PersistentVolumeClaim"
 AROUND = [
@@ -405,6 +406,25 @@ def test_when_a_pod_needs_a_deleted_secret_all_pods_are_made_anew_with_another()
     assert before not in tokens(cluster)
     assert len(cluster.pods()) == 7
     assert cluster.status.phase is not Phase.FAILED
+
+
+def test_a_pod_that_is_stuck_for_a_deleted_secret_is_made_anew_with_the_others() -> None:
+    """Deleted between the pod's creation and its start, or while its node was down."""
+    cluster = SimulatedCluster()
+    cluster.settle()
+    (before,) = tokens(cluster)
+    cluster.children["Secret"].clear()
+    for name in names(cluster, "Pod"):
+        waits_for_volumes(cluster, name)
+    missing = f'MountVolume.SetUp failed for volume "ray-token" : secret "{before}" not found'
+    cluster.warnings["sums-driver-0-a0"] = {"reason": "FailedMount", "message": missing}
+    cluster.advance(20)
+    for _ in range(30):
+        cluster.reconcile()
+        cluster.end_deleted()
+        cluster.advance(11)
+    assert tokens(cluster) == {cluster.status.ray_token_secret} == names(cluster, "Secret") != {before}
+    assert len(cluster.pods()) == 6
 
 
 def test_a_job_that_resumes_gets_another_token() -> None:

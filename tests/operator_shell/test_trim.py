@@ -115,3 +115,16 @@ def test_equal_revisions_share_their_template() -> None:
 def test_a_secret_keeps_no_value() -> None:
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "x"}, "stringData": {"token": "hush"}}
     assert "hush" not in str(trim(secret))
+
+
+def test_of_an_object_that_is_applied_the_digest_of_its_content_is_kept() -> None:
+    """What others write into it wakes its job; what stands in its metadata and status alone doesn't count."""
+
+    def policy(spec: dict[str, Any], **metadata: Any) -> dict[str, Any]:
+        named = {"name": "x", **metadata}
+        return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": named, "spec": spec}
+
+    ours = trim(policy({"podSelector": {}}))
+    assert "spec" not in ours
+    assert same_content(ours, trim(policy({"podSelector": {}}, resourceVersion="9", managedFields=[1])))
+    assert not same_content(ours, trim(policy({"podSelector": {}, "ingress": [{}]})))

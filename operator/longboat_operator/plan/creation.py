@@ -12,6 +12,7 @@ from longboat_operator.model import Action, ApplyObject, CreateObject, PatchMeta
 from longboat_operator.plan.backoff import wait_seconds
 from longboat_operator.plan.records import RoleCount, remembered
 from longboat_operator.plan.refusals import refusal_finding
+from longboat_operator.plan.starts import says_missing
 from longboat_operator.plan.surroundings import LOOK_AGAIN_SECONDS, ClaimsInUse, claims_in_use, surroundings_of
 from longboat_operator.plan.templates import NoTemplate, Template, template_of
 from longboat_operator.plan.view import ROLES, JobView
@@ -63,7 +64,8 @@ def creation_of(view: JobView, counts: Mapping[Role, RoleCount], now: datetime) 
     places = [place for place in open_places if place.wait <= 0]
     around = surroundings_of(view)
     claims = claims_in_use(view) if places else ClaimsInUse()
-    token = ray_token_of(view) if places else RayToken(view.status.ray_token_secret)
+    name = view.status.ray_token_secret
+    token = ray_token_of(view) if places or says_missing(view, name) else RayToken(name)
     if look_up := (*around.look_up, *claims.look_up, *token.look_up):
         return Creation(obstacle=_refused(view, look_up), template=template, ray_token=token.name, look_up=look_up)
     if obstacle := around.obstacle or claims.obstacle:

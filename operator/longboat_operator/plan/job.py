@@ -17,6 +17,7 @@ from longboat_operator.plan.incarnations import failure_before
 from longboat_operator.plan.losses import Lost, disruptions, lost_pods
 from longboat_operator.plan.records import RoleCount, count, released, remembered
 from longboat_operator.plan.removal import Removal, condemned, removal_of
+from longboat_operator.plan.starts import HeldUp, held_up
 from longboat_operator.plan.suspension import Stage, grace_left, stage_of
 from longboat_operator.plan.view import ROLES, JobView, SpecUnreadable, read
 from longboat_operator.status.conditions import Finding, find, updated
@@ -50,14 +51,16 @@ def plan(observed: Observed, now: datetime) -> Plan:
     lost = lost_pods(view, now)
     counts = _counts(view, stage, now, lost)
     creation = creation_of(view, counts, now) if stage is Stage.RUN else Creation()
-    facts = Facts(stage, survey(view, released=stage is Stage.SUSPENDED, lost=lost.pods), counts, creation)
+    held = held_up(view, now) if stage is Stage.RUN else HeldUp()
+    roles = survey(view, released=stage is Stage.SUSPENDED, lost=lost.pods)
+    facts = Facts(stage, roles, counts, creation, held.trouble)
     if verdict := _verdict(view, facts, now):
         return _published(view.status, final_status(view, verdict, counts, now), counts)
     removal = _removal(view, stage, now, lost)
     status = status_of(view, facts, now)
-    waits = [creation.wait, removal.wait, lost.wait, *_timers(view, facts, now)]
+    waits = [creation.wait, removal.wait, lost.wait, held.wait, *_timers(view, facts, now)]
     made = _published(view.status, status, counts, (*creation.actions, *removal.actions), _soonest(waits))
-    return replace(made, look_up=creation.look_up)
+    return replace(made, look_up=(*creation.look_up, *held.look_up))
 
 
 def _counts(view: JobView, stage: Stage, now: datetime, lost: Lost) -> Counts:

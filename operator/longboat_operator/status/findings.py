@@ -16,6 +16,7 @@ from longboat_operator.plan.suspension import Stage, has_stopped
 from longboat_operator.plan.view import JobView
 from longboat_operator.status.conditions import Finding
 from longboat_operator.status.roles import Survey, first_trouble, first_unscheduled, summary
+from longboat_operator.status.troubles import Trouble
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Facts:
     roles: Survey
     counts: Mapping[Role, RoleCount]
     creation: Creation
+    held_up: Trouble | None = None
 
 
 def findings_of(view: JobView, facts: Facts) -> Iterator[Finding]:
@@ -84,7 +86,7 @@ def _roles_ready(view: JobView, facts: Facts) -> Finding:
     counts = summary(facts.roles)
     if all(found.all_ready for found in facts.roles.values()):
         return Finding(ConditionType.ROLES_READY, True, Reason.ALL_ROLES_READY, f"{counts}.")
-    cause = first_trouble(facts.roles) or facts.creation.obstacle
+    cause = first_trouble(facts.roles) or facts.held_up or facts.creation.obstacle
     if cause:
         return Finding(ConditionType.ROLES_READY, False, cause.reason, f"{counts}; {cause.message}")
     reason = Reason.RESTARTING if has_trained(view) else Reason.PODS_STARTING

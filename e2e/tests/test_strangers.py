@@ -1,0 +1,93 @@
+"""Objects of others stay theirs, whatever a job is called; a person is told what is in the way, and the cure."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from e2e.jobs import Job
+from e2e.site import Site
+from e2e.tests import small_job
+from e2e.volumes import apply
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+PATHS = {"ServiceAccount": "serviceaccounts", "PersistentVolumeClaim": "persistentvolumeclaims"}
+
+
+def account(site: Site) -> dict[str, Any]:
+    """Spark's driver runs under it, or another program's; its pods may need its token."""
+    metadata = {"name": "spark-driver", "namespace": site.namespace, "labels": {"app": "spark"}}
+    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata, "automountServiceAccountToken": True}
+
+
+def claim(site: Site) -> dict[str, Any]:
+    """Of a class without volumes: nothing happens to it."""
+    metadata = {"name": "spark-checkpoint", "namespace": site.namespace, "labels": {"app": "spark"}}
+    resources = {"requests": {"storage": "1Gi"}}
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": resources, "storageClassName": "none"}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+
+
+def found(site: Site, body: dict[str, Any]) -> dict[str, Any]:
+    path = f"/api/v1/namespaces/{site.namespace}/{PATHS[body['kind']]}/{body['metadata']['name']}"
+    return site.cluster.api.get(path) or {}
+
+
+@pytest.mark.parametrize(
+    ("stranger", "cure"),
+    [
+        (account, "delete it, or create the job under another name (metadata.name)"),
+        (claim, "set spec.checkpoint.claimName: spark-checkpoint"),
+    ],
+    ids=["account", "claim"],
+)
+def test_a_strangers_object_is_in_the_way_and_stays_as_it_is(
+    site: Site, new_job: Callable[[str], Job], stranger: Callable[[Site], dict[str, Any]], cure: str
+) -> None:
+    body = stranger(site)
+    apply(site.cluster, [body])
+    before = found(site, body)
+    try:
+        job = new_job("spark")
+        job.apply(small_job.spec())
+        job.wait("the job says so", lambda: job.condition("Scheduled").get("reason") == "NameTaken", 60)
+        assert job.status()["phase"] == "Pending"
+        assert job.status()["reason"] == "NameTaken"
+        message = job.condition("Scheduled")["message"]
+        assert f"{body['kind']} {body['metadata']['name']} exists and is not this job's" in message
+        assert cure in message
+        assert not job.pods()
+        assert found(site, body) == before
+        job.delete()
+        # The garbage collector works through a probe that came later: it would have had the stranger's object before.
+        owner = {"apiVersion": "longboat.dev/v1alpha1", "kind": "RLJob", "name": "spark", "uid": "of-a-deleted-job"}
+        probe = copy.deepcopy(account(site))
+        probe["metadata"] |= {"name": "probe", "ownerReferences": [owner]}
+        apply(site.cluster, [probe])
+        job.wait("the garbage collector has passed", lambda: not found(site, probe), 120)
+        assert found(site, body) == before
+    finally:
+        site.cluster.kubectl("-n", site.namespace, "delete", body["kind"], body["metadata"]["name"], "--wait=false")
+
+
+def test_the_job_starts_when_the_name_is_free(site: Site, new_job: Callable[[str], Job]) -> None:
+    apply(site.cluster, [account(site)])
+    job = new_job("spark")
+    job.apply(small_job.spec())
+    job.wait("the job says so", lambda: job.condition("Scheduled").get("reason") == "NameTaken", 60)
+    site.cluster.kubectl("-n", site.namespace, "delete", "serviceaccount", "spark-driver")
+    job.wait("pods are made", job.pods, 60)
+
+
+def test_a_volume_that_can_not_be_mounted_is_named(site: Site, new_job: Callable[[str], Job]) -> None:
+    """A ConfigMap that a reward names doesn't exist: the pod's status says nothing of it, its Events do."""
+    spec = small_job.spec()
+    spec["rewards"] = [{"name": "vowels", "configMap": {"name": "nowhere", "key": "reward.py", "function": "reward"}}]
+    job = new_job("unmounted")
+    job.apply(spec)
+    job.wait("the job says so", lambda: job.condition("RolesReady").get("reason") == "VolumeNotReady", 120)
+    message = job.condition("RolesReady")["message"]
+    assert "FailedMount" in message
+    assert 'configmap "nowhere" not found' in message

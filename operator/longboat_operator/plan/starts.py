@@ -1,0 +1,74 @@
+"""Pods that have a node and whose containers don't start: the cause stands in Events alone. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from longboat_crds.reasons import Reason
+from longboat_operator.model import Target
+from longboat_operator.plan.view import JobView, PodView
+from longboat_operator.status.times import seconds_until
+from longboat_operator.status.troubles import Trouble
+
+# Volumes are mounted and the network is made within seconds; a volume of the network may take a few more.
+PATIENCE_SECONDS = 20.0
+LOOK_AGAIN_SECONDS = 30.0
+
+# Reasons of warnings about a pod's volumes (source: Kubernetes, pkg/kubelet/events and the attach/detach controller).
+_VOLUME = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
+_SANDBOX = frozenset({"FailedCreatePodSandBox", "NetworkNotReady"})
+
+
+@dataclass(frozen=True, slots=True)
+class HeldUp:
+    """What keeps the containers of the first such pod from starting, as far as it is known; when to look again."""
+
+    trouble: Trouble | None = None
+    look_up: tuple[Target, ...] = ()
+    wait: float | None = None
+
+
+def held_up(view: JobView, now: datetime) -> HeldUp:
+    """Looks for pods that wait for their volumes or their network.
+
+    Rule: the kubelet says of a pod (condition PodReadyToStartContainers) that it isn't ready to start containers, and
+    nothing of why. A pod that is so for longer than `PATIENCE_SECONDS` after it got its node is asked about: one at a
+    time, the first in start order, so that a job of many pods with one cause costs one request.
+    """
+    waits: list[float] = []
+    for pod in view.all_pods:
+        since = _waiting_since(pod)
+        if since is None:
+            continue
+        left = seconds_until(since, PATIENCE_SECONDS, now)
+        if left > 0:
+            waits.append(left)
+            continue
+        target: Target = ("Event", pod.name)
+        if target not in view.observed.looked_up:
+            return HeldUp(look_up=(target,))
+        return HeldUp(_trouble(view, pod), wait=min([LOOK_AGAIN_SECONDS, *waits]))
+    return HeldUp(wait=min(waits, default=None))
+
+
+def says_missing(view: JobView, secret: str | None) -> bool:
+    """Whether a pod's volumes can't be mounted because this Secret isn't there."""
+    events = (found for (kind, _), found in view.observed.looked_up.items() if kind == "Event" and found)
+    return any(f'secret "{secret}" not found' in event["message"] for event in events)
+
+
+def _waiting_since(pod: PodView) -> str | None:
+    scheduled = pod.condition("PodScheduled")
+    waits = pod.condition("PodReadyToStartContainers").get("status") == "False"
+    if not waits or pod.deleted_at is not None or pod.phase != "Pending" or scheduled.get("status") != "True":
+        return None
+    return scheduled.get("lastTransitionTime")
+
+
+def _trouble(view: JobView, pod: PodView) -> Trouble | None:
+    event = view.observed.looked_up["Event", pod.name]
+    if event is None or event["reason"] not in _VOLUME | _SANDBOX:
+        return None
+    reason = Reason.VOLUME_NOT_READY if event["reason"] in _VOLUME else Reason.CONTAINER_NOT_STARTED
+    return Trouble(reason, f"pod {pod.name}: {event['reason']}: {event['message']}")

@@ -1,0 +1,140 @@
+"""What the API server is asked about names that no watch shows, and what its answers mean."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from longboat_operator.kube.client import Page
+from longboat_operator.kube.errors import (
+    AlreadyExistsError,
+    ForbiddenError,
+    KubeError,
+    NotFoundError,
+    ServerError,
+    TransportError,
+)
+from longboat_operator.kube.resources import Resource
+from longboat_operator.lookups import LookUps
+from longboat_operator.model import JobKey, Observed, Target, content_digest
+from longboat_operator.refusals import Refusals
+
+POD = {"kind": "Pod", "metadata": {"name": "p", "uid": "u1"}}
+OBSERVED = Observed(JobKey("a", "x"), None, {"Pod": {"p": POD}})
+ACCOUNT: Target = ("ServiceAccount", "x-driver")
+SECRET: Target = ("Secret", "x-ray-token-1")
+
+
+class Server:
+    """Answers with what it has, or with an error."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Any] = {}
+        self.events: list[dict[str, Any]] = []
+        self.error: KubeError | None = None
+        self.asked: list[str] = []
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any]:
+        self._ask(f"get {resource.kind} {namespace}/{name}")
+        if name not in self.objects:
+            raise NotFoundError(404, "NotFound", "not found")
+        return dict(self.objects[name])
+
+    async def create(self, resource: Resource, body: Any, *, dry_run: bool) -> dict[str, Any]:
+        assert dry_run
+        assert set(body) == {"apiVersion", "kind", "metadata"}
+        self._ask(f"dry {resource.kind} {body['metadata']['namespace']}/{body['metadata']['name']}")
+        return dict(body)
+
+    async def list_pages(self, resource: Resource, namespace: str, *, fields: str) -> AsyncIterator[Page]:
+        self._ask(f"list {resource.kind} {namespace} {fields}")
+        yield Page(self.events[:1], "1")
+        yield Page(self.events[1:], "1")
+
+    def _ask(self, text: str) -> None:
+        self.asked.append(text)
+        if self.error:
+            raise self.error
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.server = Server()
+        self.refusals = Refusals(lambda: self.now)
+        client: Any = self.server
+        self.look_ups = LookUps(client)
+
+    async def ask(self, *targets: Target) -> Any:
+        return await self.look_ups.answers(targets, OBSERVED, self.refusals)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+async def test_an_object_is_read_and_kept_as_the_cache_keeps_it(bench: Bench) -> None:
+    account = {"apiVersion": "v1", "metadata": {"namespace": "a", "name": "x-driver", "uid": "u", "managedFields": [1]}}
+    bench.server.objects["x-driver"] = account
+    found = (await bench.ask(ACCOUNT))[ACCOUNT]
+    assert bench.server.asked == ["get ServiceAccount a/x-driver"]
+    assert found["metadata"] == {"namespace": "a", "name": "x-driver", "uid": "u"}
+    assert found["digest"] == content_digest({"kind": "ServiceAccount", **account})
+
+
+async def test_nothing_there_is_an_answer(bench: Bench) -> None:
+    assert await bench.ask(ACCOUNT) == {ACCOUNT: None}
+
+
+async def test_a_secret_is_never_read(bench: Bench) -> None:
+    assert await bench.ask(SECRET) == {SECRET: None}, "it would be created: there is none"
+    bench.server.error = AlreadyExistsError(409, "AlreadyExists", "secrets already exists")
+    assert (await bench.ask(SECRET))[SECRET]["metadata"]["name"] == SECRET[1]
+    assert bench.server.asked == ["dry Secret a/x-ray-token-1"] * 2
+
+
+async def test_a_secret_that_a_quota_refuses_counts_as_there(bench: Bench) -> None:
+    """Whether it is can't be told; to take it for lost would end all pods of the job."""
+    bench.server.error = ForbiddenError(403, "Forbidden", "exceeded quota: secrets")
+    assert (await bench.ask(SECRET))[SECRET] is not None
+    bench.server.error = ServerError(503, "ServiceUnavailable", "away")
+    with pytest.raises(ServerError):
+        await bench.ask(SECRET)
+
+
+async def test_the_newest_warning_about_a_pod_is_found(bench: Bench) -> None:
+    def event(name: str, message: str, **times: Any) -> dict[str, Any]:
+        return {"metadata": {"name": name}, "reason": "FailedMount", "message": message, **times}
+
+    bench.server.events = [
+        event("old", "first", lastTimestamp="2026-01-01T00:00:01Z"),
+        event("series", "third", series={"lastObservedTime": "2026-01-01T00:00:03Z"}),
+        event("new", "second", eventTime="2026-01-01T00:00:02Z"),
+    ]
+    found = await bench.ask(("Event", "p"))
+    assert found["Event", "p"] == {
+        "kind": "Event", "metadata": {"name": "series"}, "reason": "FailedMount", "message": "third",
+    }  # fmt: skip
+    assert bench.server.asked == ["list Event a involvedObject.uid=u1,type=Warning"]
+    bench.server.events = []
+    assert await bench.ask(("Event", "p")) == {("Event", "p"): None}
+
+
+async def test_what_is_refused_is_told_and_not_asked_before_its_time(bench: Bench) -> None:
+    bench.server.error = ForbiddenError(403, "Forbidden", "no right to get")
+    assert await bench.ask(ACCOUNT) == {}
+    assert bench.refusals.by_name() == {"x-driver": "ServiceAccount x-driver: no right to get"}
+    assert await bench.ask(ACCOUNT) == {}
+    assert len(bench.server.asked) == 1
+    bench.server.error = None
+    bench.now += bench.refusals.next_seconds() or 0.0
+    assert await bench.ask(ACCOUNT) == {ACCOUNT: None}
+
+
+async def test_no_answer_is_trouble(bench: Bench) -> None:
+    bench.server.error = TransportError("timed out")
+    with pytest.raises(TransportError):
+        await bench.ask(ACCOUNT)
