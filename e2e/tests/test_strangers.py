@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from e2e import small_job
 from e2e.jobs import Job
 from e2e.site import Site
-from e2e.tests import small_job
 from e2e.volumes import apply
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -75,7 +75,7 @@ def test_a_strangers_object_is_in_the_way_and_stays_as_it_is(
 def test_the_job_starts_when_the_name_is_free(site: Site, new_job: Callable[[str], Job]) -> None:
     apply(site.cluster, [account(site)])
     job = new_job("spark")
-    job.apply(small_job.spec())
+    job.apply(small_job.spec(checkpoint={"reclaimPolicy": "Delete"}))
     job.wait("the job says so", lambda: job.condition("Scheduled").get("reason") == "NameTaken", 60)
     site.cluster.kubectl("-n", site.namespace, "delete", "serviceaccount", "spark-driver")
     job.wait("pods are made", job.pods, 60)
