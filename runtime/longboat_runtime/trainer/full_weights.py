@@ -2,34 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 
+@torch.no_grad()
 def full_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Weights and persistent buffers as a checkpoint of the model names them, in a fixed order; tied ones once.
 
-    A collective: every rank must run through the whole iterator, and sees the same tensors. One tensor is gathered at a time,
-    unless the architecture keeps its weights in another form than its files (fused experts): then all of them are.
+    A collective: every rank must run through the whole iterator, and sees the same tensors. One weight is gathered at a time,
+    or as many as are needed for one in the form of the files (the experts of a layer are several there, and one in the model).
     """
-    from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import revert_weight_conversion
 
-    gathered = _gather(model, dtype)
-    if get_model_conversion_mapping(model, add_legacy=False):
-        yield from revert_weight_conversion(model, dict(gathered)).items()
-    else:
-        yield from gathered
-
-
-@torch.no_grad()
-def _gather(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
-    for name, value in model.state_dict().items():
-        if name in tied:
-            continue
-        whole = value.full_tensor() if isinstance(value, DTensor) else value
-        yield name, whole.to(dtype) if whole.is_floating_point() else whole
+    weights = {name: value for name, value in model.state_dict().items() if name not in tied}
+    for stored, names, converted in _stored_as(model, weights):
+        gathered = {name: _gather(weights[name], dtype) for name in names}
+        if converted:
+            yield from revert_weight_conversion(model, gathered).items()
+        else:
+            yield stored, gathered[names[0]]
+
+
+def _stored_as(model: nn.Module, names: Iterable[str]) -> Iterator[tuple[str, list[str], bool]]:
+    """Which weights a weight of the files is made of; True if they are not just renamed but converted, then to one or more."""
+    from transformers.core_model_loading import WeightConverter, rename_source_key
+
+    reverse = [entry.reverse_transform() for entry in reversed(model._weight_conversions)]
+    converters = [entry for entry in reverse if isinstance(entry, WeightConverter)]
+    renamings = [entry for entry in reverse if not isinstance(entry, WeightConverter)]
+    groups: dict[str, list[str]] = {}
+    converted: set[str] = set()
+    for name in names:
+        stored, pattern = rename_source_key(name, renamings, converters, reverse=True)
+        groups.setdefault(stored, []).append(name)
+        if pattern is not None:
+            converted.add(stored)
+    for stored, members in groups.items():
+        yield stored, members, stored in converted
+
+
+def _gather(value: Tensor, dtype: torch.dtype) -> Tensor:
+    whole = value.full_tensor() if isinstance(value, DTensor) else value
+    return whole.to(dtype) if whole.is_floating_point() else whole

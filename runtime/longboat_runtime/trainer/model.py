@@ -1,12 +1,9 @@
-"""A Hugging Face causal language model, read from its directory."""
+"""What the directory of a Hugging Face causal language model says of it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import nn
 
 from longboat_crds.model import ModelSpec
 from longboat_crds.reasons import Reason
@@ -43,32 +40,6 @@ def read_config(path: Path) -> Any:
         if hasattr(config, name):
             setattr(config, name, 0.0)
     return config
-
-
-def read_model(path: Path, config: Any) -> nn.Module:
-    """The whole model in float32 on the CPU.
-
-    Raises SpecProblem if weights are missing or of other shapes than the config says.
-    """
-    from transformers import AutoModelForCausalLM
-
-    try:
-        model, loading = AutoModelForCausalLM.from_pretrained(
-            path,
-            config=config,
-            dtype=torch.float32,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-    except (ValueError, KeyError, OSError, RuntimeError) as error:
-        raise SpecProblem(Reason.MODEL_INVALID, FIELD, f"the model in {path} can't be loaded: {error}") from error
-    if missing := sorted(loading["missing_keys"]):
-        raise SpecProblem(
-            Reason.MODEL_INVALID,
-            FIELD,
-            f"weights are missing in {path}: {', '.join(missing[:5])} ({len(missing)} in all)",
-        )
-    return model
 
 
 def longest_sequence(spec: ModelSpec, config: Any) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -31,6 +33,24 @@ def join(address: str, rank: int, world_size: int) -> tuple[DeviceMesh, DeviceMe
     dist.init_process_group(backend, init_method=f"tcp://{address}", rank=rank, world_size=world_size, timeout=TIMEOUT)
     hosts = init_device_mesh("cpu", (world_size,))
     return (init_device_mesh("cuda", (world_size,)) if device_type() == "cuda" else hosts), hosts
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """What any rank raises in the block is raised on all of them at its end, so that none waits for the others.
+
+    A collective at the end; there must be none inside.
+    """
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - raised below, on all ranks
+        failure = error
+    failures: list[Exception | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(failures, failure)
+    for failed in failures:
+        if failed is not None:
+            raise failed
 
 
 def leave() -> None:

@@ -125,17 +125,8 @@ class TrainerRank:
 
     def _fetch(self, request: TrainRequest, fetch: Fetch, positions: Sequence[int]) -> dict[int, GeneratedSample]:
         """Samples by position; an error on any rank is raised on all, so that none waits for the others."""
-        samples: list[GeneratedSample] = []
-        failure: Exception | None = None
-        try:
+        with process_group.together():
             samples = fetch([request.samples[position].id for position in positions])
-        except Exception as error:  # noqa: BLE001 - raised below, on all ranks
-            failure = error
-        failures: list[Exception | None] = [None] * self.world_size
-        dist.all_gather_object(failures, failure)
-        for failed in failures:
-            if failed is not None:
-                raise failed
         return dict(zip(positions, samples, strict=True))
 
     def _batch(

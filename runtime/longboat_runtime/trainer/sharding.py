@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from longboat_crds.model import DType, ModelSpec
 from longboat_crds.reasons import Reason
 from longboat_runtime.problems import SpecProblem
-from longboat_runtime.trainer.model import read_config, read_model
+from longboat_runtime.trainer.model import read_config
+from longboat_runtime.trainer.process_group import together
 from longboat_runtime.trainer.self_check import choose_attention
+from longboat_runtime.trainer.weight_files import load_weights
 
 TORCH_DTYPES = {
     DType.FLOAT32: torch.float32,
@@ -26,25 +26,51 @@ TORCH_DTYPES = {
 
 
 def load_sharded(spec: ModelSpec, mesh: DeviceMesh) -> nn.Module:
-    """The model with every layer, and what is left as one, sharded by FSDP2 over `mesh`. A collective.
+    """The model, sharded by FSDP2 over `mesh`. A collective.
 
-    Rank 0 reads the directory and broadcasts; the others never hold more than one weight besides their shards. Weights are
-    float32, arithmetic is in the spec's number format, and gradients are reduced in float32 as sums over ranks.
+    Every rank reads its shards from the files, and never holds more than one weight besides them. Weights are float32,
+    arithmetic is in the spec's number format, and gradients are reduced in float32 as sums over ranks. Raises SpecProblem, on
+    all ranks, if the model can't be loaded on any.
     """
-    config = read_config(Path(spec.path))
-    source = read_model(Path(spec.path), config) if mesh.get_rank() == 0 else None
-    model = _empty_model(config)
-    policy = compute_policy(spec.dtype)
-    for layer in layers(model):
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import PrefixChange
+
+    path = Path(spec.path)
+    with together():
+        model = _empty_model(read_config(path))
+        buffers = dict(model.named_buffers())
+        # Before FSDP2 changes the names of classes, by which transformers knows how files name and keep their weights.
+        conversions = get_model_conversion_mapping(model)
+        stored_by = get_model_conversion_mapping(model, add_legacy=False)
+        model._weight_conversions = [entry for entry in stored_by if not isinstance(entry, PrefixChange)]
+        shard(model, mesh, compute_policy(spec.dtype))
+        model.to_empty(device=mesh.device_type)
+        for name, value in buffers.items():
+            model.get_buffer(name).copy_(value)
+        load_weights(model, path, conversions)
+    return model
+
+
+def shard(model: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
+    """Makes each layer a unit of FSDP2: it is gathered, and its gradient scattered, by itself. What is left is one more unit.
+
+    Input and output embeddings are as large as several layers. They are units of their own unless they are tied: one weight
+    can't be in two units, and stays in the last one.
+    """
+    inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = outputs is None or outputs.weight is inputs.weight
+    for unit in [*layers(model), *([] if tied else [inputs, outputs])]:
+        fully_shard(unit, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
+    if not tied:
+        # The gradient of a look-up doesn't depend on the table.
+        inputs.set_unshard_in_backward(False)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    model.to_empty(device=mesh.device_type)
-    _receive(model, source, mesh)
-    return model
+    # All ranks reduce the same weights, also those that no token of this rank went through (experts).
+    model.set_reduce_scatter_unused_params(True)
 
 
 def layers(model: nn.Module) -> list[nn.Module]:
@@ -73,24 +99,17 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def _empty_model(config: Any) -> nn.Module:
-    """The model without memory for its weights."""
+    """The model without memory for its weights. Buffers, such as rotary frequencies, have the values of `from_pretrained`."""
     from transformers import AutoModelForCausalLM
 
     attention = choose_attention(config)
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
-
-
-@torch.no_grad()
-def _receive(model: nn.Module, source: nn.Module | None, mesh: DeviceMesh) -> None:
-    """Fills shards and buffers from rank 0's `source`."""
-    device = torch.device(mesh.device_type)
-    values = dict(source.state_dict()) | dict(source.named_buffers()) if source is not None else {}
-    for name, target in [*model.named_parameters(), *model.named_buffers()]:
-        whole = values[name].to(device) if values else torch.empty(target.shape, dtype=target.dtype, device=device)
-        dist.broadcast(whole, src=0)
-        if isinstance(target, DTensor):
-            shard = distribute_tensor(whole, mesh, target.placements, src_data_rank=None)
-            target.to_local().copy_(shard.to_local())
-        else:
-            target.copy_(whole)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
+    for weight in model.parameters():
+        # Transformers' mark of what needs no random values.
+        weight._is_hf_initialized = True
+    for name, buffer in list(model.named_buffers()):
+        owner, _, key = name.rpartition(".")
+        setattr(model.get_submodule(owner), key, torch.empty_like(buffer, device="cpu"))
+    model.initialize_weights()
+    return model

@@ -62,13 +62,14 @@ class Updates:
     def accumulate(
         self, batches: Sequence[SampleBatch], old: Sequence[Tensor | None], reference: Sequence[Tensor | None]
     ) -> list[dict[str, Tensor]]:
-        """Adds the gradients of `batches`, summed over ranks with the last of them; returns each one's sums for metrics.
+        """Adds the gradients of `batches`, summed over ranks, to the shards; returns each one's sums for metrics.
 
-        `old[i]` None: the weights are still those of the round, so old log-probs are those of this very pass.
+        Every backward pass reduces and scatters each unit's gradient as soon as it is whole, so a rank never holds more of
+        them than a unit or two besides its shards. `old[i]` None: the weights are still those of the round, so old log-probs
+        are those of this very pass.
         """
         sums = []
         for index, batch in enumerate(batches):
-            self.model.set_requires_gradient_sync(index == len(batches) - 1)
             new, entropy = response_logprobs(self.model, batch, self.spec.rollout.sampling.temperature)
             before = old[index]
             logprobs = TokenLogprobs(new, new.detach() if before is None else before, reference[index], entropy)

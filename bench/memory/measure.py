@@ -1,0 +1,220 @@
+"""Measures, on every rank of a trainer, how long a model loads and what memory loading and a step's gradients take."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.multiprocessing
+
+from bench.memory.allocations import Allocations
+from bench.memory.models import SHAPES, VOCABULARY, build_model
+from bench.record import Recorder
+from longboat_crds.job import RLJobSpec
+from longboat_runtime.interfaces import TrainRequest, TrainSample
+from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, VersionSpan
+from longboat_runtime.trainer import process_group
+from longboat_runtime.trainer.rank import TrainerRank
+from longboat_runtime.trainer.sharding import load_sharded
+
+PROMPT_TOKENS = 16
+# Seconds between two looks at the process's own memory.
+LOOK = 0.02
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `python -m bench.run memory`."""
+    parser.add_argument("--sizes", nargs="*", default=["0.5B"], choices=SHAPES, help="parameters of the models")
+    parser.add_argument("--ranks", type=int, default=1, help="on GPUs: one each")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--bins", type=int, default=4, help="of each rank in a step; 0: only load, without an optimizer"
+    )
+    parser.add_argument("--tokens", type=int, default=1024, help="of a bin")
+    parser.add_argument(
+        "--models", type=Path, help="where models are made and kept; default: in a folder that is deleted"
+    )
+    parser.add_argument("--commit", help="that is measured, where there is no git to tell")
+
+
+def run(arguments: argparse.Namespace, path: Path) -> None:
+    """Appends one line for each rank and model to `path`."""
+    settings = {name: value for name, value in vars(arguments).items() if name != "models"}
+    gpu = torch.cuda.get_device_name() if arguments.device == "cuda" else None
+    recorder = Recorder(path, **settings, gpu=gpu)
+    for size in arguments.sizes:
+        with tempfile.TemporaryDirectory(prefix="longboat-bench-") as scratch:
+            model = build_model(size, (arguments.models or Path(scratch)) / size)
+            for line in measure(size, model, arguments, Path(scratch)):
+                recorder.write("rank", size=size, **line)
+    recorder.close()
+
+
+def measure(size: str, model: Path, arguments: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
+    """What each rank, a process of its own, has seen. Bytes and seconds."""
+    address = process_group.free_address("127.0.0.1")
+    given = (arguments.ranks, address, size, model, arguments.device, arguments.bins, arguments.tokens, scratch)
+    torch.multiprocessing.spawn(_rank, given, nprocs=arguments.ranks)
+    return [torch.load(scratch / f"rank-{rank}") for rank in range(arguments.ranks)]
+
+
+def _rank(
+    index: int, ranks: int, address: str, size: str, model: Path, device: str, bins: int, tokens: int, scratch: Path
+) -> None:
+    if device == "cpu":
+        torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    else:
+        torch.cuda.set_device(index)
+    rank = TrainerRank(_spec(model, tokens), index, ranks, address)
+    line: dict[str, Any] = {"rank": index, "world_size": ranks}
+    try:
+        with _measured(device) as line["load"]:
+            loaded = load_sharded(rank.spec.model, rank.mesh)
+        shards = list(loaded.parameters())
+        line["shards"] = sum(weight.to_local().nbytes for weight in shards)
+        line["weights"] = sum(weight.numel() * 4 for weight in shards)
+        line["units"] = _units(loaded)
+        del loaded, shards
+        if bins:
+            rank.load()
+            line |= _steps(rank, device, bins, tokens, VOCABULARY.get(size, 151936))
+        torch.save(line, scratch / f"rank-{index}")
+    finally:
+        process_group.leave()
+
+
+def _steps(rank: TrainerRank, device: str, bins: int, tokens: int, vocabulary: int) -> dict[str, Any]:
+    """Of the second step, since the first also makes what stays: its seconds, and the memory of its gradients."""
+    found: dict[str, Any] = {}
+    samples = _samples(rank.world_size * bins, tokens, vocabulary)
+    by_id = {sample.id: sample for sample in samples}
+    accumulate = rank.updates.accumulate
+
+    def measured(*batches: Any) -> Any:
+        with _measured(device) as found["accumulate"]:
+            return accumulate(*batches)
+
+    def step(number: int) -> float:
+        entries = tuple(TrainSample(sample.id, float(np.sin(1.0 + i))) for i, sample in enumerate(samples))
+        started = time.monotonic()
+        rank.train(TrainRequest(number, entries, len(entries)), lambda ids: [by_id[id_] for id_ in ids])
+        return time.monotonic() - started
+
+    step(1)
+    found["step_seconds"] = step(2)
+    rank.updates.accumulate = measured  # type: ignore[method-assign]
+    step(3)
+    return found
+
+
+@contextmanager
+def _measured(device: str) -> Iterator[dict[str, float]]:
+    """Seconds, and bytes above those at the start: the largest allocation, the most held at one time, and those still held.
+
+    Of the GPU by its allocator, of the CPU by following every tensor's memory. `host` is the most private memory of the process
+    beyond the start; pages of mapped files are not in it.
+    """
+    found: dict[str, float] = {}
+    with _host_memory() as host:
+        started = time.monotonic()
+        if device == "cuda":
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.memory._record_memory_history(context=None, max_entries=1_000_000)
+            yield found
+            torch.cuda.synchronize()
+            traces = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
+            torch.cuda.memory._record_memory_history(enabled=None)
+            found["largest"] = max((event["size"] for event in traces if event["action"] == "alloc"), default=0)
+            found["peak"] = torch.cuda.max_memory_allocated() - before
+            found["held"] = torch.cuda.memory_allocated() - before
+        else:
+            with Allocations() as allocations:
+                yield found
+            found |= {"held": allocations.held(), "largest": allocations.largest, "peak": allocations.peak}
+        found["seconds"] = time.monotonic() - started
+    found["host"] = host()
+
+
+@contextmanager
+def _host_memory() -> Iterator[Callable[[], int]]:
+    """The most private memory of this process in the block, beyond that at its start."""
+    before = most = _private_memory()
+    ended = threading.Event()
+
+    def look() -> None:
+        nonlocal most
+        while not ended.wait(LOOK):
+            most = max(most, _private_memory())
+
+    watcher = threading.Thread(target=look, daemon=True)
+    watcher.start()
+    try:
+        yield lambda: most - before
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def _private_memory() -> int:
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon"))
+
+
+def _units(model: torch.nn.Module) -> list[int]:
+    """Float32 bytes of the units that are gathered and scattered each by itself, largest first."""
+    from torch.distributed.fsdp import FSDPModule
+
+    sizes = []
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            inner = {
+                id(p) for m in module.modules() if m is not module and isinstance(m, FSDPModule) for p in m.parameters()
+            }
+            sizes.append(sum(p.numel() * 4 for p in module.parameters() if id(p) not in inner))
+    return sorted(set(sizes), reverse=True)
+
+
+def _samples(count: int, tokens: int, vocabulary: int) -> list[GeneratedSample]:
+    """One fills a bin."""
+    random = np.random.default_rng(0)
+    response = tokens - PROMPT_TOKENS
+    return [
+        GeneratedSample(
+            id=SampleId(0, number, 0, 0),
+            prompt_ids=random.integers(0, vocabulary, PROMPT_TOKENS).astype(np.int32),
+            token_ids=random.integers(0, vocabulary, response).astype(np.int32),
+            logprobs=random.normal(-12.0, 0.2, response).astype(np.float32),
+            spans=(VersionSpan(0, 0, response),),
+            finish_reason=FinishReason.STOP,
+            text="",
+            engine="engine",
+        )
+        for number in range(count)
+    ]
+
+
+def _spec(model: Path, tokens: int) -> RLJobSpec:
+    return RLJobSpec.model_validate(
+        {
+            "runtimeRef": {"name": "bench"},
+            "model": {"path": str(model), "dtype": "BFloat16"},
+            "dataset": {"reasoningGym": {"task": "chain_sum"}},
+            "rewards": [{"name": "scorer", "style": "ReasoningGym"}],
+            "algorithm": {"importanceCap": 0},
+            "rounds": {"steps": 100, "promptsPerRound": 4},
+            "rollout": {"sampling": {"maxTokens": tokens - PROMPT_TOKENS}},
+            "trainer": {"maxTokensPerBin": tokens, "gradientCheckpointing": True},
+        }
+    )
