@@ -38,6 +38,9 @@ from longboat_operator.watch.repair import Repair
 
 # How long kopf and the rest may take to end after the lease is given up.
 _END_SECONDS = 10.0
+# An operator of hundreds of namespaces has thousands of sources: they must not be listed all at the same moment.
+_LISTS_AT_ONCE = 8
+_LIST_AGAIN_SECONDS = 1.0
 
 log = structlog.get_logger(__name__)
 
@@ -73,7 +76,9 @@ class Shell:
         self._ungated = KubeClient(self._transport, lambda: None)
         self._elector = self._make_elector(options.lease)
         client = KubeClient(self._transport, self._elector.leadership.check) if self._elector else self._ungated
+        self._elected = asyncio.Event()
         self._leading = False
+        self._lists = asyncio.Semaphore(_LISTS_AT_ONCE)
 
         scopes: tuple[str | None, ...] = options.namespaces or (None,)
         self._jobs = [(resource, namespace, "") for resource in watched(options.namespaces) for namespace in scopes]
@@ -107,6 +112,7 @@ class Shell:
         kopf_stop, kopf_started = asyncio.Event(), asyncio.Event()
         others: list[asyncio.Task[Any]] = [
             asyncio.create_task(self._lead(lead, kopf_started), name="leadership"),
+            asyncio.create_task(self._renew(), name="renewal"),
             asyncio.create_task(self._repair.run(), name="repair"),
             *(
                 asyncio.create_task(Informer(self._ungated, *child, self._feed).run(), name=f"informer {child[0].kind}")
@@ -156,17 +162,34 @@ class Shell:
             asyncio.get_running_loop().add_signal_handler(number, self.stop)
 
     async def _lead(self, lead: asyncio.Event, kopf_started: asyncio.Event) -> None:
-        """Waits for warm caches, then for the lease, lets the workers go, and keeps the lease."""
+        """Waits for warm caches, then for the lease, catches up with the API server, and lets the workers go."""
         await kopf_started.wait()
         await self._warm()
         if self._elector is not None:
             await self._elector.acquire()
+            self._elected.set()
+            await self._catch_up()
         self._leading = True
         self._controller.lead()
         lead.set()
+        await self._stop.wait()
+
+    async def _renew(self) -> None:
+        """Keeps the lease, from the moment that it is won."""
+        await self._elected.wait()
         if self._elector is not None:
             await self._elector.keep()
-        await self._stop.wait()
+
+    async def _catch_up(self) -> None:
+        """Returns once the caches show everything that the leader before may have written.
+
+        A standby may have waited for days. What its streams missed meanwhile is found by listing every source again; what
+        they owe has to come. The leader before wrote nothing after the lease was lost to it, so that one list is enough.
+        """
+        started = time.monotonic()
+        await asyncio.gather(*(self._list_again(*listed) for listed in self._jobs + self._children))
+        await _until(lambda: not self._freshness.owing)
+        log.info("caught up", seconds=round(time.monotonic() - started, 3))
 
     async def _warm(self) -> None:
         """Returns once every source has been listed."""
@@ -178,15 +201,21 @@ class Shell:
     async def _warm_kopf(self, resource: Resource, namespace: str | None, selector: str) -> None:
         """kopf doesn't say when it has listed: a list of our own tells what it owes."""
         source = Source(resource.kind, namespace)
-        while source in self._freshness.unlisted:
+        await self._list_again(resource, namespace, selector)
+        await _until(lambda: not self._freshness.owes(source))
+        self._freshness.note_listed(source, time.monotonic())
+
+    async def _list_again(self, resource: Resource, namespace: str | None, selector: str) -> None:
+        """Lists a source for repair, until it succeeds."""
+        while True:
             try:
-                await self._repair.once(resource, namespace, selector)
+                async with self._lists:
+                    await self._repair.once(resource, namespace, selector)
             except KubeError as error:
-                log.warning("list failed", kind=resource.kind, error=str(error))
-                await asyncio.sleep(1.0)
+                log.warning("list failed", kind=resource.kind, namespace=namespace, error=str(error))
+                await asyncio.sleep(_LIST_AGAIN_SECONDS)
             else:
-                await _until(lambda: not self._freshness.owes(source))
-                self._freshness.note_listed(source, time.monotonic())
+                return
 
     async def _work(self, lead: asyncio.Event) -> None:
         await lead.wait()
@@ -199,9 +228,10 @@ class Shell:
 
     def _health(self) -> Health:
         now = time.monotonic()
-        return judge(
-            self._freshness.problems(now), self._freshness.dead(now), self._queue.oldest_seconds, self._leading
-        )
+        problems = self._freshness.problems(now)
+        if self._elected.is_set() and not self._leading:
+            problems.append("the lease is won, but the caches have not yet caught up")
+        return judge(problems, self._freshness.dead(now), self._queue.oldest_seconds, self._leading)
 
     def _gauges(self) -> Mapping[str, float]:
         now = time.monotonic()

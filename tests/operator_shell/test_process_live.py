@@ -92,12 +92,12 @@ class Account:
 class Process:
     """One `longboat-operator run`."""
 
-    def __init__(self, account: Account, *options: str) -> None:
+    def __init__(self, kubeconfig: Path, namespace: str, *options: str) -> None:
         self.health, self.metrics = free_port(), free_port()
         self._arguments = [
             "run",
-            f"--kubeconfig={account.kubeconfig}",
-            f"--lease-namespace={account.namespace}",
+            f"--kubeconfig={kubeconfig}",
+            f"--lease-namespace={namespace}",
             f"--lease-name={LEASE_NAME}",
             f"--health-port={self.health}",
             f"--metrics-port={self.metrics}",
@@ -169,7 +169,7 @@ async def start(account: Account) -> AsyncIterator[Any]:
     processes: list[Process] = []
 
     async def start_one(*options: str) -> Process:
-        processes.append(await Process(account, *options).start())
+        processes.append(await Process(account.kubeconfig, account.namespace, *options).start())
         return processes[-1]
 
     yield start_one

@@ -1,0 +1,229 @@
+"""A standby that has waited for long takes over from what the API server holds, not from what it remembers."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession, ClientTimeout, web
+from aiohttp.test_utils import TestServer
+from kubernetes.aio.client.configuration import Configuration
+
+from e2e.cluster import Cluster
+from longboat_operator import observe, plan
+from longboat_operator.kube import client as kube_client
+from longboat_operator.kube.client import KubeClient
+from longboat_operator.kube.resources import LEASE, POD, RL_JOB, RL_RUNTIME
+from longboat_operator.kube.transport import Transport
+from longboat_operator.lease import boot_clock
+from longboat_operator.model import LABEL_ROLE, JobKey
+from longboat_operator.shell import LeaseOptions, Options, Shell
+from tests.crds.manifests import changed
+from tests.operator_shell import small_plan
+from tests.operator_shell.conftest import until
+from tests.operator_shell.test_process_live import Process, free_port
+from tests.operator_shell.test_shell_live import probe
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+# Nobody takes these pods: only the API server and the operators have a part in this.
+NOWHERE = {"spec": {"nodeSelector": {"test.longboat.dev/none": "none"}}}
+
+
+class Gateway:
+    """An API server of which answers can be late: `before` is awaited before a request is passed on, `after` before
+    each part of an answer."""
+
+    def __init__(self, session: ClientSession, host: str) -> None:
+        self._session, self._host = session, host
+        self.before: Callable[[web.Request], Awaitable[None]] = _at_once
+        self.after: Callable[[web.Request], Awaitable[None]] = _at_once
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        await self.before(request)
+        body = await request.read()
+        headers = {name: request.headers[name] for name in ("Accept", "Content-Type") if name in request.headers}
+        asked = self._session.request(
+            request.method,
+            f"{self._host}{request.path_qs}",
+            headers=headers,
+            data=body or None,
+            timeout=ClientTimeout(total=None),
+        )
+        async with asked as given:
+            response = web.StreamResponse(status=given.status, headers={"Content-Type": given.content_type})
+            await response.prepare(request)
+            async for part in given.content.iter_any():
+                await self.after(request)
+                await response.write(part)
+            return response
+
+
+async def _at_once(_: web.Request) -> None:
+    pass
+
+
+def lists_metadata(request: web.Request) -> bool:
+    return "PartialObjectMetadataList" in request.headers.get("Accept", "")
+
+
+def watches(request: web.Request, plural: str) -> bool:
+    return "watch" in request.query and request.path.endswith(f"/{plural}")
+
+
+@pytest.fixture
+async def gateway(transport: Transport) -> AsyncIterator[tuple[Gateway, Configuration]]:
+    """A gateway, and the way to it."""
+    async with transport.session() as session:
+        gateway = Gateway(session, transport.configuration.host)
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", gateway.answer)
+        async with TestServer(app) as server:
+            yield gateway, Configuration(host=str(server.make_url("/")).rstrip("/"))
+
+
+@asynccontextmanager
+async def running(shell: Shell) -> AsyncIterator[Shell]:
+    task = asyncio.create_task(shell.run())
+    try:
+        yield shell
+    finally:
+        shell.stop()
+        await task
+
+
+@pytest.fixture
+async def leader(cluster: Cluster, namespace: str) -> AsyncIterator[Process]:
+    """Another operator, as a process."""
+    process = Process(cluster.kubeconfig, namespace, f"--namespace={namespace}")
+    yield process
+    await process.kill_if_alive()
+
+
+def options(namespace: str) -> Options:
+    return Options((namespace,), LeaseOptions(namespace, "operator"), free_port(), free_port(), workers=2)
+
+
+async def named(admin: KubeClient, namespace: str, role: str) -> dict[str, str]:
+    """The uids of a role's pods, by name."""
+    pages = admin.list_pages(POD, namespace, f"{LABEL_ROLE}={role}")
+    return {item["metadata"]["name"]: item["metadata"]["uid"] async for page in pages for item in page.items}
+
+
+async def test_pages_that_take_thirty_seconds_keep_the_lease(
+    admin: KubeClient, namespace: str, gateway: tuple[Gateway, Configuration], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the lease's clock, which only the pages move: each is given after renewals every 6 of its 30 seconds."""
+    monkeypatch.setattr(kube_client, "PAGE_SIZE", 1)
+    await admin.create(RL_JOB, small_plan.manifest(namespace, "x"))
+    await admin.create(RL_JOB, small_plan.manifest(namespace, "y"))
+    slow, configuration = gateway
+    shell = Shell(configuration, options(namespace), small_plan.observe, small_plan.plan)
+    elector, now, pages, one_at_a_time = shell._elector, boot_clock(), 0, asyncio.Lock()
+    seen: set[int] = set()
+    assert elector is not None
+    leadership = elector.leadership
+    monkeypatch.setattr(elector, "_clock", lambda: now)
+    monkeypatch.setattr(leadership, "_clock", lambda: now)
+    monkeypatch.setattr(elector, "_retry_seconds", 0.01)
+    monkeypatch.setattr(shell._repair, "_period_seconds", 1e9)  # no lists but those that are waited for
+
+    def renewed_at(moment: float) -> bool:
+        return leadership._renewed == moment
+
+    async def page(request: web.Request) -> None:
+        nonlocal now, pages
+        if not lists_metadata(request) or leadership._renewed is None or shell._leading:
+            return
+        async with one_at_a_time:
+            pages += 1
+            seen.add((await probe(shell._options.health_port, "/readyz"))[0])
+            for _ in range(5):
+                now += 6.0
+                await until(partial(renewed_at, now))
+
+    slow.before = page
+    async with running(shell):
+        await until(lambda: shell._leading)
+        assert pages > len(shell._jobs + shell._children)  # the jobs took two
+        assert leadership.held
+        assert seen == {503}  # it leads, and doesn't plan yet
+        lease = await admin.get(LEASE, namespace, "operator")
+        assert lease["spec"]["holderIdentity"] == elector.identity
+        assert lease["spec"]["leaseTransitions"] == 0
+
+        async def run() -> bool:
+            jobs = [await admin.get(RL_JOB, namespace, name) for name in ("x", "y")]
+            return all((job.get("status") or {}).get("phase") == "Running" for job in jobs)
+
+        await until(run)
+
+
+async def test_a_pod_that_was_lost_unseen_by_the_standby_is_no_second_loss(
+    admin: KubeClient, namespace: str, gateway: tuple[Gateway, Configuration], leader: Process
+) -> None:
+    runtime = {"image": "localhost/none:1", "common": {"template": NOWHERE}}
+    metadata = {"namespace": namespace, "name": "none"}
+    await admin.create(
+        RL_RUNTIME, {"apiVersion": "longboat.dev/v1alpha1", "kind": "RLRuntime", "metadata": metadata, "spec": runtime}
+    )
+    reference = {"spec.runtimeRef": {"kind": "RLRuntime", "name": "none"}}
+    await admin.create(RL_JOB, changed({"metadata.name": "x", "metadata.namespace": namespace, **reference}))
+    late, configuration = gateway
+    thawed = asyncio.Event()
+    thawed.set()
+
+    async def pods_are_late(request: web.Request) -> None:
+        if watches(request, "pods"):
+            await thawed.wait()
+
+    late.after = pods_are_late
+
+    async def told() -> int:
+        """Losses of reward pods that the status tells of."""
+        roles = ((await admin.get(RL_JOB, namespace, "x")).get("status") or {}).get("roles") or {}
+        return int((roles.get("reward") or {}).get("restarts", 0))
+
+    await leader.start()
+    await until(lambda: named(admin, namespace, "reward"))
+    standby, key = Shell(configuration, options(namespace), observe.observe, plan.plan), JobKey(namespace, "x")
+    async with running(standby):
+        await until(lambda: standby._cache.children(key)["Pod"])
+
+        thawed.clear()
+        [(name, uid)] = (await named(admin, namespace, "reward")).items()
+        await admin.delete(POD, namespace, name, uid, grace_seconds=0)
+
+        async def replaced() -> bool:
+            return set(await named(admin, namespace, "reward")) == {name.replace("-a0", "-a1")}
+
+        await until(replaced)
+        await until(lambda: _equals(told, 1))
+        job = await admin.get(RL_JOB, namespace, "x")
+        await until(lambda: _version(standby, key) >= int(job["metadata"]["resourceVersion"]))
+        assert name in standby._cache.children(key)["Pod"]  # that is all it knows
+        after = await named(admin, namespace, "reward")
+
+        leader.send(signal.SIGTERM)
+        assert (await leader.end())[0] == 0
+        await until(lambda: standby._elector is not None and standby._elector.leadership.held)
+        await until(lambda: standby._leading or name not in standby._cache.children(key)["Pod"])
+        thawed.set()
+        await until(lambda: standby._leading and set(standby._cache.children(key)["Pod"]) >= set(after))
+        await until(lambda: standby._queue.depth == 0 and not standby._controller.expectations.waiting())
+        assert await told() == 1
+        assert await named(admin, namespace, "reward") == after
+
+
+async def _equals(read: Callable[[], Awaitable[int]], wanted: int) -> bool:
+    return await read() == wanted
+
+
+def _version(shell: Shell, key: JobKey) -> int:
+    held: Any = shell._cache.job(key) or {"metadata": {}}
+    return int(held["metadata"].get("resourceVersion", 0))
