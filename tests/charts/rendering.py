@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from e2e.cluster.binaries import KUBEBOX
+from longboat_crds.base import API_VERSION
 
 CHART = Path(__file__).parents[2] / "charts" / "longboat"
 RELEASE, NAMESPACE = "release", "longboat-system"
@@ -41,20 +42,22 @@ class Rendered:
         return body
 
 
-def render(values: dict[str, Any] | None = None) -> Rendered:
-    """`helm template` with values; fails the test with Helm's words."""
-    done = _template(json.dumps(values or {}))
+def render(values: dict[str, Any] | None = None, release: str = RELEASE, known: tuple[str, ...] = ()) -> Rendered:
+    """`helm template` with values, for an API server that serves the `known` kinds; fails the test with Helm's words."""
+    done = _template(json.dumps(values or {}), release, known)
     assert done.returncode == 0, done.stderr
     return Rendered([body for body in yaml.load_all(done.stdout, yaml.CSafeLoader) if body])
 
 
 def refusal(values: dict[str, Any]) -> str:
     """Why Helm refuses values."""
-    done = _template(json.dumps(values))
+    done = _template(json.dumps(values), RELEASE, ())
     assert done.returncode != 0
     return done.stderr
 
 
 @cache
-def _template(values: str) -> subprocess.CompletedProcess[str]:
-    return helm("template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--values", "-", stdin=values)
+def _template(values: str, release: str, known: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    served = [word for kind in known for word in ("--api-versions", f"{API_VERSION}/{kind}")]
+    chart = ["template", release, str(CHART), "--namespace", NAMESPACE]
+    return helm(*chart, *served, "--values", "-", stdin=values)

@@ -219,6 +219,33 @@ def test_runtime_templates(mode: dict[str, Any], expected: list[tuple[str, str |
     assert all(body["spec"] == {"image": "longboat:1", "command": ["/bin/longboat"]} for body in runtimes)
 
 
+def test_runtime_templates_are_plain_objects_where_their_kind_is_known() -> None:
+    values = {"runtimes": {"cpu": {"image": "longboat:1"}}}
+    first = render(values).one("ClusterRLRuntime")["metadata"]
+    assert "post-install" in first["annotations"]["helm.sh/hook"]
+    # What Helm looks at before it takes an object into a release.
+    assert first["annotations"]["meta.helm.sh/release-name"] == RELEASE
+    assert first["annotations"]["meta.helm.sh/release-namespace"] == NAMESPACE
+    assert first["labels"]["app.kubernetes.io/managed-by"] == "Helm"
+    later = render(values, known=("ClusterRLRuntime",)).one("ClusterRLRuntime")["metadata"]
+    assert "annotations" not in later
+    namespaced = render({**values, "watchNamespaces": ["team-a"]}, known=("RLRuntime",)).one("RLRuntime")
+    assert "annotations" not in namespaced["metadata"]
+
+
+@pytest.mark.parametrize(
+    ("release", "values"),
+    [("longboat-driver", {}), ("x-driver", {"fullnameOverride": "x-driver"}), ("x", {"nameOverride": "driver"})],
+)
+def test_no_operators_account_is_named_like_a_drivers(release: str, values: dict[str, Any]) -> None:
+    rendered = render(values, release)
+    name = rendered.one("ServiceAccount")["metadata"]["name"]
+    assert name.endswith("-driver-operator")
+    assert rendered.one("Deployment")["spec"]["template"]["spec"]["serviceAccountName"] == name
+    bindings = [*rendered.of_kind("ClusterRoleBinding"), *rendered.of_kind("RoleBinding")]
+    assert {subject["name"] for binding in bindings for subject in binding["subjects"]} == {name}
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [

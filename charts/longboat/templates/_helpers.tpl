@@ -23,8 +23,10 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
+{{- /* The admission policy knows drivers' accounts by their last word: the operator's has another. */}}
 {{- define "longboat.serviceAccountName" -}}
-{{- default (include "longboat.fullname" .) .Values.serviceAccount.name }}
+{{- $name := default (include "longboat.fullname" .) .Values.serviceAccount.name }}
+{{- hasSuffix "-driver" $name | ternary (printf "%s-operator" $name) $name }}
 {{- end }}
 
 {{- /* What the operator may do wherever it serves jobs. Secrets: made, never read. */}}

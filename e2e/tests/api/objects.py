@@ -3,6 +3,7 @@
 import http.client
 import json
 import ssl
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,3 +106,15 @@ def _below(name: str, subresource: str) -> str:
 def listed(objects: Sequence[Any]) -> dict[str, Any]:
     """Several objects as one."""
     return {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+
+
+def eventually(call: Callable[[], Any]) -> Any:
+    """A new right takes effect some moments after it was given."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return call()
+        except Refused as refused:
+            if "cannot patch resource" not in refused.message or time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)

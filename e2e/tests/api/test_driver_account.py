@@ -1,14 +1,12 @@
 """What a driver's account may write: its own part of its own job's status, and only as the newest driver."""
 
 import json
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from e2e.cluster.cluster import Cluster
-from e2e.tests.api.objects import NAMESPACE, STARTED, Jobs, NewJob, Refused, listed
+from e2e.tests.api.objects import NAMESPACE, STARTED, Jobs, NewJob, Refused, eventually, listed
 from longboat_operator.pods.access import driver_account, driver_role, driver_role_binding
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
@@ -97,19 +95,7 @@ def test_a_driver_reaches_no_other_job(server: Cluster, driver: Jobs, jobs: Jobs
     )
     try:
         with pytest.raises(Refused, match="writes the status of its own job only"):
-            _eventually(lambda: driver.apply_status(other, "longboat-driver", {"training": TRAINING}))
+            eventually(lambda: driver.apply_status(other, "longboat-driver", {"training": TRAINING}))
     finally:
         server.kubectl("delete", "clusterrolebinding", "too-much")
     assert "training" not in jobs.get(other)["status"]
-
-
-def _eventually(call: Callable[[], Any]) -> Any:
-    """A new right takes effect some moments after it was given."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            return call()
-        except Refused as refused:
-            if "cannot patch resource" not in refused.message or time.monotonic() > deadline:
-                raise
-        time.sleep(0.1)

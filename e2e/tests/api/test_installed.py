@@ -8,7 +8,7 @@ import pytest
 from e2e import installation
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.errors import CommandError
-from e2e.tests.api.objects import NAMESPACE, REPOSITORY
+from e2e.tests.api.objects import NAMESPACE, REPOSITORY, Jobs, NewJob, eventually
 from longboat_crds.base import Role
 from longboat_crds.load import load, load_job
 from longboat_crds.objects import ClusterRLRuntime
@@ -76,7 +76,66 @@ def test_pods_of_the_gpu_example_are_accepted(server: Cluster, restricted: str) 
             assert containers[role]["resources"]["limits"]["nvidia.com/gpu"] == "1"
 
 
-def test_the_chart_makes_runtime_templates(server: Cluster) -> None:
+def _runtime(server: Cluster) -> tuple[str, str]:
+    """Uid and image of the chart's template."""
     runtime = json.loads(server.kubectl("get", "crlrt", "cpu", "-o", "json"))
-    assert runtime["spec"]["image"] == "longboat:1"
-    assert runtime["spec"]["command"] == ["longboat"]
+    return runtime["metadata"]["uid"], runtime["spec"]["image"]
+
+
+def test_runtime_templates_are_upgraded_in_place_and_rolled_back(server: Cluster) -> None:
+    def upgrade(*settings: str) -> None:
+        installation.install(server.kubeconfig, "longboat-operator:none", "replicas=0", *settings)
+
+    def rollback(*revision: str) -> None:
+        installation.helm(
+            server.kubeconfig,
+            "rollback",
+            installation.RELEASE,
+            *revision,
+            "--namespace",
+            installation.NAMESPACE,
+            "--wait",
+        )
+
+    uid, image = _runtime(server)
+    assert image == "longboat:1"
+    try:
+        for later in ("longboat:2", "longboat:3"):
+            upgrade(f"runtimes.cpu.image={later}")
+            assert _runtime(server) == (uid, later)
+        rollback()
+        assert _runtime(server) == (uid, "longboat:2")
+        upgrade()
+        assert server.kubectl("get", "crlrt", "-o", "name") == ""
+        rollback("1")
+        assert _runtime(server)[1] == "longboat:1"
+    finally:
+        upgrade("runtimes.cpu.image=longboat:1")
+
+
+@pytest.mark.parametrize(
+    ("release", "settings"),
+    [("x-driver", []), ("x-driver", ["fullnameOverride=x-driver"]), ("longboat-driver", [])],
+    ids=["name", "full name", "name with the chart's"],
+)
+def test_the_policy_for_drivers_lets_an_operator_write_whatever_its_release_is_called(
+    server: Cluster, new_job: NewJob, release: str, settings: list[str]
+) -> None:
+    settings = ["crds.install=false", "policies.install=false", "replicas=0", *settings]
+    where = ["--namespace", "operators", "--create-namespace"]
+    words = (word for setting in settings for word in ("--set", setting))
+    installation.helm(server.kubeconfig, "install", release, str(installation.CHART), *where, *words)
+    try:
+        selected = [
+            "-l",
+            f"app.kubernetes.io/instance={release}",
+            "-o",
+            "jsonpath={.items[0].spec.template.spec.serviceAccountName}",
+        ]
+        account = server.kubectl("-n", "operators", "get", "deployments", *selected)
+        token = server.kubectl("-n", "operators", "create", "token", account).strip()
+        operator, job = Jobs(server, NAMESPACE, token), new_job()
+        written = eventually(lambda: operator.apply_status(job, "longboat-operator", {"phase": "Running"}))
+        assert written["status"] == {"phase": "Running"}
+    finally:
+        installation.helm(server.kubeconfig, "uninstall", release, "--namespace", "operators", "--wait")
