@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.multiprocessing
+from torch.distributed.fsdp import FSDPModule
 
 from bench.memory.allocations import Allocations
 from bench.memory.models import SHAPES, VOCABULARY, build_model
@@ -75,6 +76,9 @@ def _rank(
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     else:
         torch.cuda.set_device(index)
+    if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+        # It came with torch 2.13. Measurements on an older one don't need it: these models use all of their weights.
+        FSDPModule.set_reduce_scatter_unused_params = lambda *_: None
     rank = TrainerRank(_spec(model, tokens), index, ranks, address)
     line: dict[str, Any] = {"rank": index, "world_size": ranks}
     try:
@@ -174,8 +178,6 @@ def _private_memory() -> int:
 
 def _units(model: torch.nn.Module) -> list[int]:
     """Float32 bytes of the units that are gathered and scattered each by itself, largest first."""
-    from torch.distributed.fsdp import FSDPModule
-
     sizes = []
     for module in model.modules():
         if isinstance(module, FSDPModule):
