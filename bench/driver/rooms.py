@@ -134,6 +134,8 @@ class Trainer:
 class Source:
     """Rows that never repeat."""
 
+    skipped = None
+
     def __init__(self) -> None:
         self._drawn = 0
 

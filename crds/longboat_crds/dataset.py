@@ -19,6 +19,13 @@ class FileFormat(StrEnum):
     PARQUET = "Parquet"
 
 
+class TooLongPrompts(StrEnum):
+    """What becomes of a row whose prompt leaves no room for a response of maxTokens."""
+
+    FAIL = "Fail"
+    SKIP = "Skip"
+
+
 class FilesSource(ApiModel):
     """Rows from files that the driver pod sees."""
 
@@ -79,6 +86,12 @@ class DatasetSpec(ApiModel):
         max_length=16_384,
         description="Jinja template over the row's columns that gives the prompt text. Default: the tokenizer's chat "
         "template for a list of messages, the text itself otherwise.",
+    )
+    too_long_prompts: TooLongPrompts = Field(
+        TooLongPrompts.FAIL,
+        description="What becomes of a row whose prompt has more than model.maxLength - rollout.sampling.maxTokens tokens: `Fail` "
+        "fails the job before the first step, and names the row (a generated row fails it when it is drawn); `Skip` never draws "
+        "it, in any epoch, nor in the evaluation, and counts it in status.training.skippedPrompts.",
     )
     shuffle_seed: Seed = Field(0, description="Seed of the order of rows; every epoch has its own permutation.")
     shuffle: bool = Field(True, description="False takes the rows as they stand, in every epoch.")

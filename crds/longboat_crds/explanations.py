@@ -143,7 +143,11 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "A row of the dataset can't be read; the message names file and row.",
         "Correct the file or dataset.files.format.",
     ),
-    Reason.DATASET_EMPTY: _configuration("The dataset has no usable row.", "Check the files of dataset.files.paths."),
+    Reason.DATASET_EMPTY: _configuration(
+        "The dataset has no usable row: it has none at all, or all are too long and dataset.tooLongPrompts is Skip.",
+        "Check the files of dataset.files.paths, or leave more room for prompts: lower rollout.sampling.maxTokens or raise "
+        "model.maxLength.",
+    ),
     Reason.DATASET_COLUMN_MISSING: _configuration(
         "A row lacks a column that dataset.columns names.", "Correct dataset.columns or the file."
     ),
@@ -156,7 +160,7 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     ),
     Reason.PROMPT_TOO_LONG: _configuration(
         "A prompt leaves no room for rollout.sampling.maxTokens within model.maxLength.",
-        "Raise model.maxLength, lower rollout.sampling.maxTokens, or remove the row.",
+        "Set dataset.tooLongPrompts to Skip, raise model.maxLength, lower rollout.sampling.maxTokens, or remove the row.",
     ),
     Reason.REWARD_FUNCTION_NOT_FOUND: _configuration(
         "The module, file, ConfigMap key or function of a reward doesn't exist in the graders' container.",

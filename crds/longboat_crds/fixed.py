@@ -51,6 +51,7 @@ FIXED = (
     "dataset.reasoningGym",
     "dataset.shuffle",
     "dataset.shuffleSeed",
+    "dataset.tooLongPrompts",
     "model",
     "rewards",
     "rollout.sampling",

@@ -83,6 +83,13 @@ class Training(ApiModel):
     queue: Line | None = Field(
         None, description="Prompts that wait for a later round, and how many rounds ago the oldest was in one."
     )
+    attention: Line | None = Field(
+        None, description="How samples go through the trainer's model together: packed, or padded and why."
+    )
+    skipped_prompts: Count | None = Field(
+        None,
+        description="With dataset.tooLongPrompts Skip: rows of the dataset that are too long; of a generated one, those met so far.",
+    )
     length_bias: Line | None = Field(
         None,
         description="With TailBatching: trained response lengths against those of first launches, over the last periods of short "

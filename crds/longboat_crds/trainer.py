@@ -37,7 +37,7 @@ class TrainerSpec(ApiModel):
         8192,
         ge=16,
         le=16_777_216,
-        description="Tokens of one packed forward pass; must hold the longest prompt plus response.",
+        description="Tokens of one forward pass, padding included; must hold the longest prompt plus response.",
     )
     minibatches: int = Field(
         1, ge=1, le=64, description="Optimizer updates a step is split into; 1 is strictly on-policy."

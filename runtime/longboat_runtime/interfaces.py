@@ -174,13 +174,18 @@ class TrainReport:
     metrics: Mapping[str, float]
 
 
+# `ModelInfo.attention` of a model whose samples go through it one after another, without padding.
+PACKED = "packed"
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the trainer knows once the model is loaded."""
+    """What the trainer knows once the model is loaded. `attention` is how samples go through it together, in words."""
 
     parameters: int
     max_length: int
     vocabulary: int
+    attention: str = PACKED
 
 
 class TrainerGroup(Protocol):
@@ -251,6 +256,10 @@ class Inspectable(Protocol):
 
 class PromptSource(Protocol):
     """Rows in a resumable order."""
+
+    @property
+    def skipped(self) -> int | None:
+        """Rows that are never drawn because they are too long, as far as they are known; None if such rows fail the job."""
 
     def draw(self, count: int, domain: str = "") -> list[Row]:
         """The next rows of a domain (of all rows where the job has no quotas); wraps into a new epoch with its own permutation."""

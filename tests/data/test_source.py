@@ -13,9 +13,11 @@ import pytest
 
 from longboat_crds.dataset import DatasetSpec
 from longboat_crds.model import ModelSpec
+from longboat_crds.reasons import Reason
 from longboat_crds.rounds import DomainQuota
 from longboat_runtime.data.source import TablePrompts, open_evaluation, open_source
 from longboat_runtime.problems import SpecProblem
+from longboat_runtime.samples import PromptId
 from tests.support.tiny_model import build_tiny_model
 
 Rows = list[Mapping[str, Any]]
@@ -290,3 +292,97 @@ def test_lengths_the_model_cannot_hold_are_refused(
     with pytest.raises(SpecProblem) as caught:
         open_source(spec, ModelSpec.model_validate({"path": model.path, **model_spec}), max_tokens)
     assert caught.value.field == field
+
+
+LONG = "x" * 2000
+MIXED = [{"prompt": LONG if number % 3 == 0 else f"row {number}", "topic": "ab"[number % 2]} for number in range(12)]
+SKIP = {"tooLongPrompts": "Skip"}
+
+
+def test_rows_that_are_too_long_are_never_drawn_and_all_others_once_an_epoch(
+    open_rows: Callable[..., TablePrompts],
+) -> None:
+    source = open_rows(MIXED, **SKIP)
+    prompts = [row.prompt for row in source.draw(24)]
+    for epoch, drawn in ((0, prompts[:8]), (1, prompts[8:16]), (2, prompts[16:])):
+        assert sorted(drawn) == [PromptId(epoch, row) for row in range(12) if row % 3]
+    assert source.skipped == 4
+
+
+def test_rows_that_are_skipped_change_nothing_about_the_order_of_the_others(
+    open_rows: Callable[..., TablePrompts],
+) -> None:
+    whole = open_rows([{"prompt": "short"}] * 12)
+    expected = [row.prompt for row in whole.draw(36) if row.prompt.row % 3]
+    assert [row.prompt for row in open_rows(MIXED, **SKIP).draw(24)] == expected
+    assert whole.skipped is None
+
+
+@pytest.mark.parametrize("drawn", range(20))
+def test_a_restart_skips_what_was_skipped_and_goes_on_with_the_next_row(
+    open_rows: Callable[..., TablePrompts], drawn: int
+) -> None:
+    expected = open_rows(MIXED, **SKIP).draw(24)
+    first, resumed = open_rows(MIXED, **SKIP), open_rows(MIXED, **SKIP)
+    begun = first.draw(drawn)
+    resumed.restore(json.loads(json.dumps(first.state())))
+    assert begun + resumed.draw(24 - drawn) == expected
+    assert resumed.skipped == 4
+
+
+def test_domains_skip_their_own_rows(open_rows: Callable[..., TablePrompts]) -> None:
+    source = open_rows(MIXED, quotas=quotas("a", "b"), columns={"domain": "topic"}, **SKIP)
+    for domain, odd in (("a", 0), ("b", 1)):
+        rows = [row.prompt.row for row in source.draw(4, domain)]
+        assert sorted(rows) == [row for row in range(12) if row % 3 and row % 2 == odd]
+
+
+def test_a_dataset_of_which_nothing_is_left_is_refused(open_rows: Callable[..., TablePrompts]) -> None:
+    with pytest.raises(SpecProblem, match="all 2 rows have more than 32 tokens") as problem:
+        open_rows([{"prompt": LONG}] * 2, **SKIP)
+    assert problem.value.reason is Reason.DATASET_EMPTY
+    assert "maxTokens" in problem.value.message
+    rows = [{"prompt": LONG, "topic": "a"}, {"prompt": "short", "topic": "b"}]
+    with pytest.raises(SpecProblem, match="all 1 rows of domain 'a'"):
+        open_rows(rows, quotas=quotas("a", "b"), columns={"domain": "topic"}, **SKIP)
+
+
+SUMS = {
+    "reasoningGym": {"task": "chain_sum", "size": 40, "config": {"min_terms": 2, "max_terms": 6}},
+    "promptTemplate": "{{ question.split(':')[1] }}",
+}
+
+
+def test_generated_rows_are_skipped_as_they_come_and_counted_once(model: ModelSpec) -> None:
+    lengths = {row.prompt.row: len(row.token_ids) for row in open_source(DatasetSpec(**SUMS), model, 1).draw(40)}
+    spec, fitting = DatasetSpec(**SUMS, **SKIP), sorted(row for row, length in lengths.items() if length <= 20)
+    assert 0 < len(fitting) < 40
+    source, resumed = (open_source(spec, model, 64 - 20) for _ in range(2))
+    assert source.skipped == 0
+    assert sorted(row.prompt.row for row in source.draw(len(fitting))) == fitting
+    source.draw(1)
+    assert source.skipped == 40 - len(fitting)
+    resumed.restore(json.loads(json.dumps(source.state())))
+    assert resumed.draw(2 * len(fitting)) == source.draw(2 * len(fitting))
+    assert resumed.skipped == source.skipped == 40 - len(fitting)
+
+
+def test_generated_rows_that_are_all_too_long_end_the_job(model: ModelSpec) -> None:
+    spec = DatasetSpec.model_validate({"reasoningGym": {"task": "chain_sum", "size": 64}, **SKIP})
+    with pytest.raises(SpecProblem, match="64 rows, one after another, have more than 3 tokens") as problem:
+        open_source(spec, model, 61).draw(1)
+    assert problem.value.reason is Reason.DATASET_EMPTY
+
+
+def test_held_out_rows_are_skipped_too(model: ModelSpec, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in MIXED))
+    files = {"paths": [str(file)]}
+    spec = DatasetSpec.model_validate({"files": files, "evaluation": {"files": files, "maxPrompts": 5}, **SKIP})
+    assert [row.prompt.row for row in open_evaluation(spec, model, 32)] == [1, 2, 4, 5, 7]
+    more = spec.model_copy(update={"evaluation": spec.evaluation.model_copy(update={"max_prompts": 100})})
+    assert len(open_evaluation(more, model, 32)) == 8
+    file.write_text(json.dumps({"prompt": LONG}) + "\n")
+    with pytest.raises(SpecProblem) as problem:
+        open_evaluation(spec, model, 32)
+    assert problem.value.field == "spec.dataset.evaluation"

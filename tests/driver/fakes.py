@@ -245,6 +245,7 @@ class FakeTrainer:
     lost: set[int] = field(default_factory=set)
     loads: int = 0
     weights: str = "start"
+    attention: str = "packed"
     requests: list[TrainRequest] = field(default_factory=list)
     trained: dict[SampleId, GeneratedSample] = field(default_factory=dict)
     saves: int = 0
@@ -252,7 +253,7 @@ class FakeTrainer:
     async def load(self) -> ModelInfo:
         self.loads += 1
         self.weights = "start"
-        return ModelInfo(1, 100, 256)
+        return ModelInfo(1, 100, 256, self.attention)
 
     async def train(self, request: TrainRequest) -> TrainReport:
         if request.step in self.lost:
@@ -293,6 +294,7 @@ class FakeTrainer:
 class FakeSource:
     def __init__(self, rows: int = 5) -> None:
         self.rows, self.positions = rows, Counter[str]()
+        self.skipped: int | None = None
 
     def draw(self, count: int, domain: str = "") -> list[Row]:
         rows = [row for row in range(self.rows) if domain in ("", self.domain(row))]

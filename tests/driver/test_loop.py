@@ -30,6 +30,22 @@ async def test_a_job_trains_publishes_checkpoints_and_exports(tmp_path: Path) ->
     assert not site.store.samples, "what was trained is not held"
 
 
+async def test_the_status_says_how_samples_are_trained_and_how_many_prompts_are_skipped(tmp_path: Path) -> None:
+    site = Site(tmp_path, make_spec(steps=2))
+    driver = site.driver()
+    site.source.skipped, site.trainer.attention = 7, "padded (eager)"
+    await driver.run()
+    training = site.broker.status.training
+    assert (training.skipped_prompts, training.attention) == (7, "padded (eager)")
+    assert [record.metrics["data/skipped_prompts"] for record in read_records(tmp_path) if record.step] == [7, 7]
+
+
+async def test_a_dataset_that_skips_nothing_says_nothing(tmp_path: Path) -> None:
+    site = await finished(tmp_path, steps=1)
+    assert site.broker.status.training.skipped_prompts is None
+    assert "data/skipped_prompts" not in read_records(tmp_path)[-1].metrics
+
+
 async def test_one_record_a_step(tmp_path: Path) -> None:
     await finished(tmp_path, steps=3)
     records = read_records(tmp_path)

@@ -96,6 +96,19 @@ def test_a_problem_stands_beside_the_stage(tmp_path: Path, capsys: pytest.Captur
     assert "reward" in capsys.readouterr().out
 
 
+def test_skipped_prompts_and_padded_samples_are_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    display = Display(Job("small", make_spec(), tmp_path, 1), Console(width=200))
+    for skipped in (0, 3, 4):
+        training = Training(
+            incarnation=1, state=TrainingState.RUNNING, skipped_prompts=skipped, attention="padded (eager): a cap"
+        )
+        display.show(DriverStatus(training))
+    said = capsys.readouterr().out
+    assert said.count("samples are padded (eager): a cap") == 1
+    assert said.count("3 prompts are too long and are skipped") == 1
+    assert "4 prompts" not in said
+
+
 def test_the_picture_shows_what_was_recorded(tmp_path: Path) -> None:
     sink = JsonLines(tmp_path / "incarnations" / "1" / "metrics.jsonl")
     records = [Record(step, 0.0, METRICS if step else {"val/score/mean": 0.1}) for step in range(3)]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from longboat_crds.model import ModelSpec
 from longboat_crds.reasons import Reason
+from longboat_runtime.model_config import language_model
 from longboat_runtime.problems import SpecProblem
 
 if TYPE_CHECKING:
@@ -23,13 +24,13 @@ def context_length(model: ModelSpec) -> int:
             "spec.model.path",
             f"{path} is not there. Give a Hugging Face directory that every role pod sees at the same path.",
         )
-    config = json.loads(path.read_text())
-    own = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
+    own: Any = language_model(json.loads(path.read_text())).get("max_position_embeddings")
     if model.max_length is None and own is None:
         raise SpecProblem(
             Reason.MODEL_INVALID,
             "spec.model.maxLength",
-            f"{path} has no max_position_embeddings. Set spec.model.maxLength.",
+            f"{path} names no longest sequence (max_position_embeddings, or what its architecture calls it). Set "
+            "spec.model.maxLength.",
         )
     if model.max_length is not None and own is not None and model.max_length > own:
         raise SpecProblem(

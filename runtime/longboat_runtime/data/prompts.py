@@ -88,7 +88,8 @@ class Prompts:
                 Reason.PROMPT_TOO_LONG,
                 "spec.model.maxLength",
                 f"The prompt of {place} has {len(ids)} tokens; {self._context} (model) - {self._max_tokens} (maxTokens) leaves "
-                f"{self.limit}. Remove or shorten the row, lower spec.rollout.sampling.maxTokens, or raise spec.model.maxLength.",
+                f"{self.limit}. Remove or shorten the row, set spec.dataset.tooLongPrompts to Skip, lower "
+                "spec.rollout.sampling.maxTokens, or raise spec.model.maxLength.",
             )
         return ids
 

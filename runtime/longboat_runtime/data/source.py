@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from longboat_crds.dataset import DatasetSpec, FilesSource, ReasoningGymSource
+from longboat_crds.dataset import DatasetSpec, FilesSource, ReasoningGymSource, TooLongPrompts
 from longboat_crds.model import ModelSpec
 from longboat_crds.reasons import Reason
 from longboat_crds.rounds import DomainQuota
@@ -21,39 +21,110 @@ from longboat_runtime.samples import PromptId, Row
 
 # Generated rows are made when they are asked for; so many are made and checked at the start.
 _GENERATED_ROWS_CHECKED = 32
+# So many generated rows one after another that are all too long: there will be no other.
+_SKIPPED_AT_ONCE = 10_000
 
 
 class TablePrompts:
     """`interfaces.PromptSource` over a table. All rows of files are checked when it is made, generated ones as they come.
 
-    With `quotas` rows are drawn from their domains, each of which has a cursor of its own.
+    With `quotas` rows are drawn from their domains, each of which has a cursor of its own. With `dataset.tooLongPrompts: Skip` the
+    cursors pass over rows that are too long, as if the dataset didn't have them: they are no prompts of any epoch. `field` is the
+    path of the table in the spec, for errors.
     """
 
     def __init__(
-        self, table: Table, dataset: DatasetSpec, prompts: Prompts, order: Order, quotas: Sequence[DomainQuota] = ()
+        self,
+        table: Table,
+        dataset: DatasetSpec,
+        prompts: Prompts,
+        order: Order,
+        quotas: Sequence[DomainQuota] = (),
+        field: str = "spec.dataset",
     ) -> None:
-        self._table, self._prompts, self._order = table, prompts, order
+        self._table, self._prompts, self._order, self._field = table, prompts, order, field
         self._columns = dataset.columns
-        checked = min(len(table), _GENERATED_ROWS_CHECKED) if isinstance(table, GymTable) else len(table)
+        self._skips = dataset.too_long_prompts is TooLongPrompts.SKIP
+        self._generated = isinstance(table, GymTable)
+        self._too_long: set[int] = set()
         domains = []
-        for row in range(checked):
+        for row in range(min(len(table), _GENERATED_ROWS_CHECKED) if self._generated else len(table)):
             record, place = table.record(row), table.place(row)
-            prompts.check(record, place)
+            try:
+                prompts.check(record, place)
+            except SpecProblem as problem:
+                self._skip(row, problem)
             domains.append(self._meanings(record, place)[0])
-        if quotas:
-            domains += [self.domain(row) for row in range(checked, len(table))]
+        if len(self._too_long) == len(table):
+            raise self._nothing_left(f"all {len(table)} rows")
+        self._skipped = 0 if self._generated else len(self._too_long)
         self._rows: dict[str, Rows] = {"": order}
         if quotas:
-            self._rows = {domain: SomeRows(order, own) for domain, own in members(domains, quotas).items()}
+            domains += [self.domain(row) for row in range(len(domains), len(table))]
+            of_domains = members(domains, quotas)
+            self._rows = {domain: SomeRows(order, own) for domain, own in of_domains.items()}
+            for domain, own in of_domains.items():
+                if self._too_long.issuperset(own.nonzero()[0].tolist()):
+                    raise self._nothing_left(f"all {own.sum()} rows of domain {domain!r}")
         self._cursors = dict.fromkeys(self._rows, Cursor())
 
     def __len__(self) -> int:
         return len(self._table)
 
+    @property
+    def skipped(self) -> int | None:
+        """Rows that are too long: of files all there are, of generated ones those met so far. None if such rows fail the job."""
+        return self._skipped if self._skips else None
+
     def draw(self, count: int, domain: str = "") -> list[Row]:
         """The next `count` rows of a domain, which has a quota; without quotas, of all."""
-        drawn, self._cursors[domain] = draw(self._rows[domain], self._cursors[domain], count)
-        return [self.row(prompt.epoch, prompt.row) for prompt in drawn]
+        rows: list[Row] = []
+        skipped = 0
+        while len(rows) < count:
+            drawn, self._cursors[domain] = draw(self._rows[domain], self._cursors[domain], count - len(rows))
+            found = [row for prompt in drawn if (row := self._fitting(prompt))]
+            rows += found
+            skipped = 0 if found else skipped + len(drawn)
+            if self._generated and skipped >= min(len(self._table), _SKIPPED_AT_ONCE):
+                raise self._nothing_left(f"{skipped} rows, one after another,")
+        return rows
+
+    def first(self, count: int) -> list[Row]:
+        """The first `count` rows as they stand in the table, or as many as there are."""
+        found: list[Row] = []
+        for number in range(len(self._table)):
+            if len(found) == count:
+                break
+            if row := self._fitting(PromptId(0, number)):
+                found.append(row)
+        if not found:
+            raise self._nothing_left(f"all {len(self._table)} rows")
+        return found
+
+    def _fitting(self, prompt: PromptId) -> Row | None:
+        """The prompt; None if it is skipped. Raises SpecProblem."""
+        if prompt.row not in self._too_long:
+            try:
+                return self.row(prompt.epoch, prompt.row)
+            except SpecProblem as problem:
+                self._skip(prompt.row, problem)
+        # The first epoch has every row once.
+        self._skipped += self._generated and prompt.epoch == 0
+        return None
+
+    def _skip(self, row: int, problem: SpecProblem) -> None:
+        """Notes that the row is too long, if that is the problem; raises it if not, or if such rows fail the job."""
+        if not self._skips or problem.reason is not Reason.PROMPT_TOO_LONG:
+            raise problem
+        self._too_long.add(row)
+
+    def _nothing_left(self, rows: str) -> SpecProblem:
+        return SpecProblem(
+            Reason.DATASET_EMPTY,
+            self._field,
+            f"No prompt is left: {rows} have more than {self._prompts.limit} tokens, and spec.dataset.tooLongPrompts is Skip. Lower "
+            "spec.rollout.sampling.maxTokens, raise spec.model.maxLength, or take rows with shorter prompts.",
+        )
 
     def row(self, epoch: int, row: int) -> Row:
         """The row as a prompt of `epoch`. Raises SpecProblem if it can't be launched."""
@@ -94,6 +165,7 @@ class TablePrompts:
             "rows": order.rows,
             "seed": order.seed,
             "shuffle": order.shuffle,
+            "skipped": self._skipped,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -118,6 +190,8 @@ class TablePrompts:
                 "same domains, or start a new job.",
             )
         self._cursors = {domain: Cursor(*cursor) for domain, cursor in state["cursors"].items()}
+        if self._generated:
+            self._skipped = state.get("skipped", 0)
 
 
 def open_source(
@@ -138,8 +212,8 @@ def open_evaluation(dataset: DatasetSpec, model: ModelSpec, max_tokens: int) -> 
         _check_apart(dataset.reasoning_gym, evaluation.reasoning_gym)
     prompts = _prompts(dataset, model, max_tokens)
     table = _open_table(evaluation.files, evaluation.reasoning_gym, "spec.dataset.evaluation")
-    source = TablePrompts(table, dataset, prompts, Order(len(table), seed=0, shuffle=False))
-    return source.draw(min(len(table), evaluation.max_prompts))
+    order = Order(len(table), seed=0, shuffle=False)
+    return TablePrompts(table, dataset, prompts, order, field="spec.dataset.evaluation").first(evaluation.max_prompts)
 
 
 def _prompts(dataset: DatasetSpec, model: ModelSpec, max_tokens: int) -> Prompts:

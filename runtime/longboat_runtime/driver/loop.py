@@ -108,6 +108,8 @@ class Driver:
         self._journal, self._view, self._boundary = beginning.journal, beginning.journal.view, beginning.boundary
         self._flow.identity = self._boundary.identity
         self._steps.go_on(self._journal, beginning.saved, beginning.evaluated)
+        self._reporter.trains_by(beginning.model.attention)
+        self._reporter.skips(self._rooms.source.skipped)
         self._reporter.go_on(self._view, beginning.saved)
         for sample in beginning.missing:
             self._inbox.put_nowait(events.Lost(sample, "the store has lost its data"))

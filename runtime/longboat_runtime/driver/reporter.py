@@ -47,6 +47,8 @@ class Reporter:
         self._domain_bias = {one.domain: one.length_bias for one in domains if one.length_bias}
         self._audit_rounds = self._before.audit_rounds if self._before else None
         self._overcommit = self._before.prompt_overcommit if self._before else None
+        self._attention = self._before.attention if self._before else None
+        self._skipped = self._before.skipped_prompts if self._before else None
         self._metrics: dict[str, float] = {}
         stages.changed = self.tell
 
@@ -105,6 +107,14 @@ class Reporter:
         self._overcommit = line
         self.tell()
 
+    def trains_by(self, attention: str) -> None:
+        """How samples go through the model together."""
+        self._attention = attention
+
+    def skips(self, prompts: int | None) -> None:
+        """So many rows of the dataset are known to be too long."""
+        self._skipped = prompts
+
     def remember(self, metrics: Mapping[str, float]) -> None:
         """Values that the status shows until newer ones come."""
         self._metrics.update(metrics)
@@ -143,6 +153,8 @@ class Reporter:
             step_seconds=self._text("timing_s/step", ".1f"),
             weight_version=view.serving if view else None,
             parity=self._text("sync/parity_max", ".1e"),
+            attention=self._attention[:LINE_LENGTH] if self._attention else None,
+            skipped_prompts=self._skipped,
             queue=queue_line(self._metrics),
             length_bias=self._length_bias,
             audit_rounds=self._audit_rounds,

@@ -14,7 +14,7 @@ from longboat_runtime.driver.eventlog import EventLog, LogPosition
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.journal import Journal
 from longboat_runtime.driver.rooms import Rooms
-from longboat_runtime.interfaces import Manifest
+from longboat_runtime.interfaces import Manifest, ModelInfo
 from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.ledger import STORED, Ledger
 from longboat_runtime.rounds.named import races_of_a_period
@@ -36,6 +36,7 @@ class Beginning:
     saved: Manifest | None
     evaluated: Evaluated | None
     missing: list[SampleId]
+    model: ModelInfo
 
 
 async def begin(job: Job, rooms: Rooms, clock: Callable[[], float]) -> Beginning:
@@ -49,7 +50,7 @@ async def begin(job: Job, rooms: Rooms, clock: Callable[[], float]) -> Beginning
         tasks.create_task(rooms.ready())
         loading = tasks.create_task(rooms.trainer.load())
     info = loading.result()
-    log.info("model is loaded", parameters=info.parameters, max_length=info.max_length)
+    log.info("model is loaded", parameters=info.parameters, max_length=info.max_length, attention=info.attention)
     if manifest is None:
         ledger, lengths = Ledger(job.spec.algorithm.group_size), LengthHistory()
         evaluated, identity, resumes = None, job.identity, None
@@ -68,7 +69,7 @@ async def begin(job: Job, rooms: Rooms, clock: Callable[[], float]) -> Beginning
     wanted = _stored(ledger)
     await rooms.store.delete(sorted(held - wanted))
     boundary = take(identity, ledger, rooms.source.state(), lengths, journal.log.position)
-    return Beginning(journal, boundary, manifest, evaluated, sorted(wanted - held))
+    return Beginning(journal, boundary, manifest, evaluated, sorted(wanted - held), info)
 
 
 def _open_journal(

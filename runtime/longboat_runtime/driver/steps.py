@@ -252,6 +252,9 @@ class Steps:
             timings = {f"timing_s/{name}": seconds.get(stage, 0.0) for stage, name in _TIMINGS.items()}
             self._reporter.reports.add(step, {**timings, "training/late_events": float(self._journal.late)})
         self._reporter.reports.add(step, self.overcommits.metrics())
+        self._reporter.skips(skipped := self._rooms.source.skipped)
+        if skipped is not None:
+            self._reporter.reports.add(step, {"data/skipped_prompts": float(skipped)})
         record = self._reporter.finish_step(step, timed=timed)
         self.overcommits.consider(record)
         if not record.metrics.get(f"reward/grades/{GradeKind.GRADER_ERROR}"):

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.status import DriverStatus
+from longboat_runtime.interfaces import PACKED
 from longboat_runtime.metrics.record import Record
 
 # Heading, metric, format: what people look at first.
@@ -35,6 +36,7 @@ class Display:
     def __init__(self, job: Job, console: Console) -> None:
         self._job, self._console = job, console
         self._records: list[Record] = []
+        self._said: set[str] = set()
         self.now = "starting"
         self._line = console.status(self.now)
 
@@ -53,9 +55,19 @@ class Display:
     def show(self, status: DriverStatus) -> None:
         """The driver's status has changed."""
         training, problem = status.training, status.problem
+        if training and training.skipped_prompts:
+            self._say("skipped", f"{training.skipped_prompts} prompts are too long and are skipped")
+        if training and training.attention not in (None, PACKED):
+            self._say("attention", f"samples are {training.attention}")
         step = f"step {training.step} of {training.steps}: {training.stage or 'waiting'}" if training else "starting"
         self.now = f"{step}  [yellow]{problem.reason}: {problem.message}[/yellow]" if problem else step
         self._line.update(self.now)
+
+    def _say(self, subject: str, line: str) -> None:
+        """Prints the line, the first time that there is something to say of the subject."""
+        if subject not in self._said:
+            self._said.add(subject)
+            self._console.print(line, highlight=False)
 
     def write(self, record: Record) -> None:
         if not self._records:

@@ -15,12 +15,16 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 def longest_sequence(config: EngineConfig, model: Mapping[str, Any]) -> int:
     """Tokens of the longest prompt plus response: `spec.model.maxLength`, by default the model's own limit.
 
-    `model` is the content of config.json. Raises SpecProblem if the model can't go so far.
+    `model` is config.json by standard names (`model_config.language_model`). Raises SpecProblem if the model can't go so far, or if
+    neither says how far.
     """
-    limit = int(model.get("max_position_embeddings", 0))
+    limit = int(model.get("max_position_embeddings") or config.max_length or 0)
     if not limit:
         raise SpecProblem(
-            Reason.MODEL_INVALID, "model.path", f"config.json in {config.model} lacks max_position_embeddings"
+            Reason.MODEL_INVALID,
+            "model.maxLength",
+            f"config.json in {config.model} names no longest sequence (max_position_embeddings, or what its architecture calls it); "
+            "set it",
         )
     if config.max_length is not None and config.max_length > limit:
         raise SpecProblem(

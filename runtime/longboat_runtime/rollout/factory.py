@@ -12,6 +12,7 @@ from pathlib import Path
 from longboat_crds.reasons import Reason
 from longboat_runtime.collector import collector_off
 from longboat_runtime.interfaces import Engine
+from longboat_runtime.model_config import language_model
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout.arguments import check_version, engine_arguments
 from longboat_runtime.rollout.check import check_cache, check_parallelism, longest_sequence
@@ -67,7 +68,7 @@ def start_engine(config: EngineConfig, *, index: int = 0, engines: int = 1) -> E
 
 
 def read_model_config(config: EngineConfig) -> dict:
-    """The text model's part of config.json. Raises SpecProblem if it isn't there or isn't JSON."""
+    """The language model's part of config.json. Raises SpecProblem if it isn't there or isn't JSON."""
     path = Path(config.model) / "config.json"
     try:
         content = json.loads(path.read_text())
@@ -79,7 +80,7 @@ def read_model_config(config: EngineConfig) -> dict:
         ) from error
     except ValueError as error:
         raise SpecProblem(Reason.MODEL_INVALID, "model.path", f"{path} is not JSON: {error}") from error
-    return content.get("text_config", content)
+    return language_model(content)
 
 
 def check_compiler(config: EngineConfig) -> None:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from longboat_runtime.interfaces import PACKED
+
 NAME = "longboat_packed"
 
 
@@ -60,6 +62,14 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, sl
 def packs(model: nn.Module) -> bool:
     """Whether the model takes packed samples; else they are padded."""
     return bool(model.config.get_text_config()._attn_implementation == NAME)
+
+
+def described(config: Any) -> str:
+    """How a model of `config`, built as it is to train, takes samples, for people."""
+    chosen = config.get_text_config()._attn_implementation
+    if chosen == NAME:
+        return PACKED
+    return f"padded ({chosen}): packed samples of the architecture {config.model_type} would not have the log-probs of single ones"
 
 
 def register() -> None:

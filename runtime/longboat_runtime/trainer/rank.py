@@ -17,7 +17,7 @@ from longboat_runtime.interfaces import ModelInfo, TrainReport, TrainRequest
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId
 from longboat_runtime.trainer import process_group
-from longboat_runtime.trainer.attention import packs
+from longboat_runtime.trainer.attention import described, packs
 from longboat_runtime.trainer.batch import SampleBatch, WeightedSample, build_batch, token_sample
 from longboat_runtime.trainer.forward import frozen_logprobs
 from longboat_runtime.trainer.full_weights import full_weights
@@ -52,7 +52,9 @@ class TrainerRank:
             reference = load_sharded(self.spec.model, self.mesh).requires_grad_(False)
         self.model = model.train()
         self.updates = Updates(self.spec, model, reference)
-        return ModelInfo(parameter_count(model), longest, model.config.get_text_config().vocab_size)
+        return ModelInfo(
+            parameter_count(model), longest, model.config.get_text_config().vocab_size, described(model.config)
+        )
 
     def train(self, request: TrainRequest, fetch: Fetch) -> TrainReport:
         """One step. `fetch` gives samples by id, in order; a rank fetches a share and what its bins need besides.
