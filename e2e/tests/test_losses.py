@@ -1,0 +1,125 @@
+"""What ends a job and what doesn't: a node that is lost under it doesn't, a driver that fails for ever does."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from e2e import host_runtime, small_job, volumes
+from e2e.cluster.images import catalogue
+from e2e.cluster.node import Node
+from e2e.cluster.waiting import wait_until
+from e2e.installation import NAMESPACE as SYSTEM
+from e2e.jobs import Job
+from e2e.prompts import fates_in
+from e2e.site import Site
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+HOSTNAME = "kubernetes.io/hostname"
+RANKS = 4
+
+FAULT = "the tokenizer of the reference model has another vocabulary"
+# Run by every Python process of the driver's container; only the driver itself fails, at its first step and slowly.
+SITECUSTOMIZE = f"""
+import sys, threading, time
+
+begun = time.monotonic()
+
+def fail(*arguments):
+    time.sleep(max(0.0, 31.0 - (time.monotonic() - begun)))
+    raise RuntimeError({FAULT!r})
+
+def wait_for_steps():
+    while not hasattr(sys.modules.get("longboat_runtime.driver.steps"), "Steps"):
+        time.sleep(0.05)
+    sys.modules["longboat_runtime.driver.steps"].Steps.train = fail
+
+if sys.orig_argv[1:4] == ["-m", "longboat_runtime.cli", "driver"]:
+    threading.Thread(target=wait_for_steps, daemon=True).start()
+"""
+
+
+def apply_runtime(site: Site, name: str, change: Callable[[dict[str, Any]], None]) -> str:
+    """A runtime template like the site's, changed: `change` gets the pod spec of each role."""
+    made = host_runtime.template(catalogue.find("runtime-host").build().ref, name)
+    change({role: body["template"]["spec"] for role, body in made["spec"]["roles"].items()})
+    volumes.apply(site.cluster, [made])
+    return name
+
+
+@pytest.fixture
+def doomed(site: Site) -> Iterator[Node]:
+    """A node on which the operator does not run; it is back after the test."""
+    listed = site.cluster.api.get(f"/api/v1/namespaces/{SYSTEM}/pods") or {}
+    spared = {pod["spec"].get("nodeName") for pod in listed.get("items", [])}
+    node = next(node for node in site.cluster.nodes if node.name not in spared)
+    yield node
+    node.power_off()
+    node.power_on()
+    wait_until(lambda: node.ready(site.cluster.api), f"{node.name} did not come back", seconds=60)
+
+
+def test_a_job_goes_on_after_the_node_of_its_four_trainer_pods(
+    site: Site, doomed: Node, new_job: Callable[[str], Job]
+) -> None:
+    (other,) = (node.name for node in site.cluster.nodes if node is not doomed)
+
+    def place(specs: dict[str, Any]) -> None:
+        """Trainers on the node that will be lost, all else on the other one, as long as there are both."""
+        for role, spec in specs.items():
+            if role != "trainer":
+                spec["nodeSelector"] = {HOSTNAME: other}
+        term = {"matchExpressions": [{"key": HOSTNAME, "operator": "In", "values": [doomed.name]}]}
+        preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": term}]}
+        trainer = specs["trainer"]
+        trainer["affinity"] = {"nodeAffinity": preferred}
+        trainer["containers"][0]["resources"]["requests"]["cpu"] = "100m"
+        trainer["tolerations"] = [
+            {"key": f"node.kubernetes.io/{key}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 2}
+            for key in ("not-ready", "unreachable")
+        ]
+
+    job = new_job("node-lost")
+    spec = small_job.spec(
+        apply_runtime(site, "node-lost", place),
+        rounds={"policy": "TailBatching", "steps": 100_000, "promptsPerRound": 4},
+        failurePolicy={"maxTrainerRestarts": 1, "backoffSeconds": 1},
+    )
+    spec["trainer"]["replicas"] = RANKS
+    job.apply(spec)
+    step = job.wait_for_step(3)
+    trainers = job.pod_uids("trainer")
+    assert {pod["spec"]["nodeName"] for name, pod in job.pods().items() if name in trainers} == {doomed.name}
+    doomed.power_off()
+    job.wait("four new trainer pods", lambda: len(job.pod_uids("trainer").keys() - trainers) == RANKS, 120)
+    job.wait_for_step(step + 3)
+    role = job.status()["roles"]["trainer"]
+    assert role["restarts"] >= RANKS
+    assert role["recentRestarts"] <= 1
+    told = [r for r in job.status()["restartHistory"] if r["pod"] in trainers]
+    assert {(r["node"], r["counted"]) for r in told} == {(doomed.name, False)}
+    found = fates_in(job)
+    assert (found["lost"], found["doubled"]) == ([], [])
+    assert found["incarnations"] > 1
+
+
+def test_a_driver_that_fails_at_its_first_step_for_ever_ends_its_job(site: Site, new_job: Callable[[str], Job]) -> None:
+    folder = site.data / "faults"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(SITECUSTOMIZE)
+
+    def spoil(specs: dict[str, Any]) -> None:
+        specs["driver"]["containers"][0]["env"].append({"name": "PYTHONPATH", "value": f"{host_runtime.DATA}/faults"})
+
+    job = new_job("slow-failure")
+    limit = {"maxDriverRestarts": 1}
+    job.apply(small_job.spec(apply_runtime(site, "slow-failure", spoil), failurePolicy=limit))
+    job.wait("the job fails", lambda: job.condition("Failed").get("status") == "True", 300)
+    failed = job.condition("Failed")
+    assert failed["reason"] == "RestartLimitExceeded"
+    assert "role driver failed 2 times before the first step was committed" in failed["message"]
+    assert "failurePolicy.maxDriverRestarts: 1" in failed["message"]
+    assert FAULT in failed["message"]
+    assert job.step() == 0
+    job.wait("the failed job holds no pods", lambda: not job.pods(), 60)
