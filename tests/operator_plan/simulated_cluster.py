@@ -340,7 +340,7 @@ class SimulatedCluster:
         if ready.get("status") != "True":
             _set_condition(pod, "Ready", "True", lastTransitionTime=stamp(self.now))
         for status in pod["status"].get("containerStatuses", ()):
-            status["state"] = {"running": {"startedAt": stamp(self.now)}}
+            status |= {"state": {"running": {"startedAt": stamp(self.now)}}, "ready": True}
 
     def crash(self, name: str, container: int = 0, code: int = 1, reason: str = "Error", message: str = "boom") -> None:
         """A container ends and is started again in its place."""
@@ -356,15 +356,17 @@ class SimulatedCluster:
         statuses[container]["state"] = {"waiting": {"reason": "CrashLoopBackOff"}}
         statuses[container]["lastState"] = {"terminated": ended}
 
-    def hang(self, name: str) -> None:
-        """A process of the pod survives SIGKILL: its container is unhealthy, runs on, and the kubelet ends neither."""
+    def hang(self, name: str, container: str | None = None) -> None:
+        """A process of the pod survives SIGKILL: its container (the first) is unhealthy, runs on, and can't be ended."""
         pod = self.children["Pod"][name]
         pod["lost"] = True
         started = {"running": {"startedAt": pod["metadata"]["creationTimestamp"]}}
+        names = [c["name"] for c in pod["spec"]["containers"]]
         pod["status"].setdefault(
-            "containerStatuses",
-            [{"name": c["name"], "restartCount": 0, "state": started} for c in pod["spec"]["containers"]],
+            "containerStatuses", [{"name": n, "restartCount": 0, "state": started, "ready": True} for n in names]
         )
+        for status in pod["status"]["containerStatuses"]:
+            status["ready"] = status["name"] != (container or names[0])
         _set_condition(pod, "Ready", "False", lastTransitionTime=stamp(self.now))
 
     def evict(self, name: str) -> None:

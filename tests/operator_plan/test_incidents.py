@@ -19,7 +19,7 @@ from longboat_operator.status.times import stamp
 
 JOB = JobRef("research", "sums", "uid")
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
-PODS = 8
+PODS = 5
 # Incidents may not lie closer than that: a failure in between could belong to either.
 APART = 2 * int(INCIDENT.total_seconds()) + 1
 LATER = BEGIN + timedelta(days=1)
@@ -83,7 +83,7 @@ class Operators:
 def histories(draw: st.DrawFn) -> list[list[tuple[int, str, datetime]]]:
     """Incidents far enough apart: of each, the pods that fail in it, how, and when."""
     found = []
-    for number in range(draw(st.integers(1, 4))):
+    for number in range(draw(st.integers(1, 3))):
         failing = draw(st.lists(st.integers(0, PODS - 1), min_size=1, max_size=PODS, unique=True))
         begin = BEGIN + number * timedelta(seconds=APART + 60)
         found.append([

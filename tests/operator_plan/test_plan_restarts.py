@@ -8,7 +8,7 @@ from longboat_crds.status import Phase, RoleStatus
 from longboat_operator.model import LABEL_INDEX, CreateObject, DeleteObject
 from longboat_operator.plan import plan
 from longboat_operator.status.conditions import find
-from tests.operator_plan.simulated_cluster import SimulatedCluster, spec_of
+from tests.operator_plan.simulated_cluster import SimulatedCluster, runtime_of, spec_of
 
 
 @pytest.fixture
@@ -269,6 +269,19 @@ def test_a_pod_that_gets_well_in_time_is_not_replaced(cluster: SimulatedCluster)
         cluster.settle()
         cluster.start_all()
         cluster.settle()
+    assert cluster.status.restarts == 0
+
+
+def test_a_container_that_the_template_adds_makes_no_pod_stuck() -> None:
+    """What its readiness means nobody here knows."""
+    cluster = SimulatedCluster()
+    monitoring = {"containers": [{"name": "monitoring", "image": "monitoring:1"}]}
+    cluster.runtime = runtime_of(roles={"trainer": {"template": {"spec": monitoring}}})
+    cluster.up()
+    cluster.hang("sums-trainer-0-a0", "monitoring")
+    cluster.settle()
+    cluster.advance(3000)
+    cluster.settle()
     assert cluster.status.restarts == 0
 
 

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from longboat_crds.base import Role
 from longboat_crds.reasons import Reason
 from longboat_operator.plan.view import ROLES, JobView, PodView
+from longboat_operator.pods.pod import OWN_CONTAINERS
 from longboat_operator.status.terminations import container_statuses, last_termination, terminations
 from longboat_operator.status.times import moment
 
@@ -78,14 +79,18 @@ def disruptions(view: JobView, lost: Lost) -> frozenset[datetime]:
 def _stuck_since(view: JobView, role: Role, pod: PodView) -> datetime | None:
     """From when on the pod has been stuck, if it stays as it is for `UNREADY_SECONDS`; None if it is not.
 
-    Rule: its containers run, and it is not ready although it was and has nothing to wait for: the driver's pod, which has
-    the Ray head that others join, is ready. Such a container can't be ended where it is: a process of it waits in the
-    kernel for storage or a device, and survives SIGKILL; so does the container, whatever the liveness probe says.
+    Rule: its containers run, and one of ours is not ready although the pod was and has nothing to wait for: the driver's
+    pod, which has the Ray head that others join, is ready. Such a container can't be ended where it is: a process of it
+    waits in the kernel for storage or a device, and survives SIGKILL; so does the container, whatever its liveness probe
+    says.
     """
     ready = pod.condition("Ready")
     statuses = list(container_statuses(pod.raw))
     running = [(status.get("state") or {}).get("running") for status in statuses]
+    ours = [status for status in statuses if status["name"] in OWN_CONTAINERS[role]]
     if ready.get("status") != "False" or not ready.get("lastTransitionTime") or not running or not all(running):
+        return None
+    if all(status.get("ready") for status in ours):
         return None
     times = [ready["lastTransitionTime"], *(state["startedAt"] for state in running if state and "startedAt" in state)]
     if role is not Role.DRIVER:
