@@ -272,7 +272,6 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "The Ray head ended; the pods join its successor and the driver starts again from the newest checkpoint.",
         "If it repeats, raise the memory limit of container ray-head.",
         _RUNNING,
-        _DEGRADED,
     ),
     Reason.TRAINER_LOST: _run(
         "A trainer rank ended; the step is computed again, from the newest checkpoint if state was lost.",
@@ -321,8 +320,9 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _FAILED,
     ),
     Reason.CHECKPOINT_CORRUPT: _run(
-        "A checkpoint's files don't match its manifest; an older one is used if there is one.",
-        "Check the storage behind the claim.",
+        "A checkpoint's files don't match its manifest. An older one is used, until the next one is made; without one the job fails "
+        "rather than begin anew.",
+        "Check the storage behind the claim. To begin anew, remove what the message names, or create a job with another claim.",
         _DEGRADED,
         _FAILED,
     ),

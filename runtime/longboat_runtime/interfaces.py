@@ -141,7 +141,10 @@ class RolloutFleet(Protocol):
 
 
 class RewardPool(Protocol):
-    """All graders behind one queue."""
+    """All graders behind one queue. `serving` says whether any of them answers."""
+
+    @property
+    def serving(self) -> bool: ...
 
     async def grade(self, sample: SampleId, row: Row) -> Grade:
         """Grades a stored sample. A grader error has been retried on another worker before it is returned."""
@@ -228,10 +231,18 @@ class Manifest:
 
 
 class Checkpoints(Protocol):
-    """The complete checkpoints of all incarnations of a job, and the way to make another one."""
+    """The complete checkpoints of all incarnations of a job, and the way to make another one.
+
+    `damaged` names those that `newest` passed over because their files are not as they were written, each with the cause.
+    """
+
+    damaged: tuple[str, ...]
 
     def newest(self) -> Manifest | None:
-        """Highest incarnation first, then highest step: what a lost driver still writes never counts. None if there is none."""
+        """Highest incarnation first, then highest step: what a lost driver still writes never counts. None if there is none.
+
+        Raises SpecProblem (CheckpointCorrupt) if there are some and none is whole.
+        """
 
     async def save(
         self, step: int, state: Mapping[str, Any], write_model: Callable[[Path], Awaitable[None]]

@@ -93,6 +93,20 @@ async def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, file: str, da
     found = store.newest()
     assert found is not None
     assert found.step == 10
+    told = [] if (damage, file) == ("missing", "manifest.json") else ["step-00000020"]  # one that was never finished
+    assert [Path(each.partition(" ")[0]).name for each in store.damaged] == told
+
+
+async def test_where_no_checkpoint_is_whole_the_job_does_not_begin_anew_by_itself(tmp_path: Path) -> None:
+    store = await saved(tmp_path, 10, 20)
+    for step in (10, 20):
+        (tmp_path / "incarnations" / "1" / f"step-000000{step}" / "state.json").write_bytes(b"{}")
+    with pytest.raises(SpecProblem, match="Check the storage behind the claim") as problem:
+        store.newest()
+    assert problem.value.reason == Reason.CHECKPOINT_CORRUPT
+    assert problem.value.fatal
+    assert "step-00000010" in problem.value.message
+    assert "step-00000020" in problem.value.message
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

@@ -218,6 +218,7 @@ class FakeRewards:
     errors: set[PromptId] = field(default_factory=set)
     timeouts: set[PromptId] = field(default_factory=set)
     flat: bool = False
+    serving: bool = True
     graded: Counter = field(default_factory=Counter)
 
     async def grade(self, sample: SampleId, row: Row) -> Grade:

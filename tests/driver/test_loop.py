@@ -186,6 +186,29 @@ async def test_evaluation_changes_nothing_about_training_and_is_not_repeated(tmp
     assert {request.id.epoch for request in site.fleet.requests if request.evaluation} == {-4, -5, -6}
 
 
+async def test_a_damaged_checkpoint_is_told_until_there_is_another_and_the_steps_are_trained_again(
+    tmp_path: Path,
+) -> None:
+    whole = await finished(tmp_path / "whole")
+    site = Site(tmp_path / "damaged", make_spec())
+    driver = site.driver()
+    site.trainer.crash = (5, "before")
+    with pytest.raises(ExceptionGroup):
+        await driver.run()
+    newest = max((tmp_path / "damaged").rglob("step-*/state.json"))
+    newest.write_bytes(b"{}")
+    driver = site.driver()
+    seen = []
+    publish = site.broker.publish
+    site.broker.publish = lambda status: (seen.append(status), publish(status))
+    assert await driver.run() is Outcome.DONE
+    (problem,) = {(p.reason, p.field, p.message) for status in seen if (p := status.problem)}
+    assert problem[:2] == ("CheckpointCorrupt", "spec.checkpoint")
+    assert newest.parent.name in problem[2]
+    assert seen[-1].problem is None
+    assert site.trainer.weights == whole.trainer.weights
+
+
 async def test_a_full_volume_is_told_and_tried_again(tmp_path: Path) -> None:
     site = Site(tmp_path, make_spec())
     driver = site.driver()

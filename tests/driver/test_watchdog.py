@@ -57,3 +57,21 @@ async def test_a_room_that_does_not_answer_is_said_to(tmp_path: Path) -> None:
     site.seconds += 2
     await Watchdog(driver._job, driver._rooms, site.reporter).look()
     assert "trainer: ...gave no stacks: ConnectionError('the actor is gone')" in site.broker.status.problem.message
+
+
+async def test_that_no_grader_answers_is_told_until_one_does(tmp_path: Path) -> None:
+    site = Site(tmp_path, make_spec())
+    driver = site.driver()
+    watchdog = Watchdog(driver._job, driver._rooms, site.reporter)
+    site.reporter.stages.set(Stage.START, True)
+    site.rewards.serving = False
+    await watchdog.look()
+    assert site.broker.status.problem is None, "the first ones are waited for"
+    site.reporter.stages.set(Stage.START, False)
+    await watchdog.look()
+    problem = site.broker.status.problem
+    assert (problem.reason, problem.field, problem.fatal) == ("NoGraders", "spec.rewardPool.replicas", False)
+    assert "reward pods" in problem.message
+    site.rewards.serving = True
+    await watchdog.look()
+    assert site.broker.status.problem is None

@@ -8,6 +8,7 @@ from longboat_crds.status import Phase, RoleStatus
 from longboat_operator.model import LABEL_INDEX, CreateObject, DeleteObject
 from longboat_operator.plan import plan
 from longboat_operator.status.conditions import find
+from longboat_operator.status.times import stamp
 from tests.operator_plan.simulated_cluster import SimulatedCluster, runtime_of, spec_of
 
 
@@ -431,3 +432,35 @@ def test_history_is_bounded_and_counts_are_not() -> None:
         running.settle()
     assert running.status.restarts == 24
     assert len(running.status.restart_history or []) == 10
+
+
+def test_the_end_of_the_ray_head_is_named_until_rounds_run_again() -> None:
+    cluster = SimulatedCluster()
+    cluster.up()
+    cluster.advance(60)
+    pod = cluster.children["Pod"]["sums-driver-0-a0"]
+    ended = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": stamp(cluster.now)}
+    head = {"name": "ray-head", "restartCount": 1, "lastState": {"terminated": ended}}
+    pod["status"]["initContainerStatuses"] = [head]
+    ready = pod["status"]["conditions"]
+    pod["status"]["conditions"] = [c if c["type"] != "Ready" else {"type": "Ready", "status": "False"} for c in ready]
+    cluster.advance(2)
+    cluster.settle()
+    running = find(cluster.status.conditions, ConditionType.RUNNING)
+    assert running
+    assert (running.status, running.reason) == ("False", Reason.HEAD_LOST)
+    assert "container ray-head went over its memory limit" in running.message
+    assert cluster.status.phase is Phase.RESTARTING
+    cluster.advance(700)
+    cluster.settle()
+    assert cluster.status.phase is Phase.RESTARTING, "a job that has trained has no start deadline"
+    pod["status"]["conditions"] = ready
+    cluster.settle()
+    assert cluster.status.phase is Phase.RUNNING
+    # What fails later has another cause.
+    cluster.advance(60)
+    cluster.delete_pod("sums-trainer-0-a0", grace=0)
+    cluster.settle()
+    running = find(cluster.status.conditions, ConditionType.RUNNING)
+    assert running
+    assert running.reason == Reason.RESTARTING

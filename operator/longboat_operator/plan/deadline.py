@@ -11,7 +11,7 @@ from longboat_operator.status.conditions import find
 from longboat_operator.status.times import moment, seconds_until
 
 # Reasons of the condition Running that only a job has which trained since it was started or resumed.
-TRAINED = frozenset({str(Reason.TRAINING), str(Reason.RESTARTING)})
+TRAINED = frozenset({str(Reason.TRAINING), str(Reason.RESTARTING), str(Reason.HEAD_LOST)})
 
 
 def has_trained(view: JobView) -> bool:

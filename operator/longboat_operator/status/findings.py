@@ -14,8 +14,11 @@ from longboat_operator.plan.failures import Verdict
 from longboat_operator.plan.records import RoleCount
 from longboat_operator.plan.suspension import Stage, has_stopped
 from longboat_operator.plan.view import JobView
-from longboat_operator.status.conditions import Finding
+from longboat_operator.pods.pod import RAY_HEAD
+from longboat_operator.status.conditions import Finding, find
 from longboat_operator.status.roles import Survey, first_trouble, first_unscheduled, summary
+from longboat_operator.status.terminations import terminations
+from longboat_operator.status.times import moment
 from longboat_operator.status.troubles import Trouble
 
 
@@ -99,9 +102,31 @@ def _running(view: JobView, facts: Facts) -> Finding:
     if serves and view.training and view.training.state is TrainingState.RUNNING:
         return Finding(ConditionType.RUNNING, True, Reason.TRAINING)
     if has_trained(view):
+        if head := _head_lost(view):
+            return Finding(ConditionType.RUNNING, False, Reason.HEAD_LOST, f"{summary(facts.roles)}; {head}")
         return Finding(ConditionType.RUNNING, False, Reason.RESTARTING, f"{summary(facts.roles)}.")
     reason = Reason.DRIVER_STARTING if serves else Reason.PODS_STARTING
     return Finding(ConditionType.RUNNING, False, reason, f"{summary(facts.roles)}.")
+
+
+def _head_lost(view: JobView) -> str | None:
+    """How the Ray head ended whose end interrupts the rounds, while they are interrupted; None: something else does.
+
+    Rule: the head's container ended since the condition Running last changed: while it was True, or again since. All
+    pods wait for its successor then, and the driver begins anew.
+    """
+    running = find(view.status.conditions, ConditionType.RUNNING)
+    ends = [
+        (moment(ended.time), f"pod {pod.name}: {ended.text}")
+        for pod in view.pods[Role.DRIVER]
+        for ended in terminations(pod.raw)
+        if ended.container == RAY_HEAD and ended.time
+    ]
+    if running is None or not ends:
+        return None
+    when, how = max(ends)
+    lasts = running.status == "False" and running.reason == Reason.HEAD_LOST
+    return how if lasts or when >= moment(running.last_transition_time) else None
 
 
 def _suspended(view: JobView, facts: Facts) -> Finding:

@@ -29,7 +29,7 @@ def phase_of(conditions: Sequence[Condition], stage: Stage, *, has_pods: bool) -
     running = find(conditions, ConditionType.RUNNING)
     if running and running.status == "True":
         return Phase.RUNNING
-    if running and running.reason == Reason.RESTARTING:
+    if running and running.reason in {Reason.RESTARTING, Reason.HEAD_LOST}:
         return Phase.RESTARTING
     return Phase.STARTING if has_pods else Phase.PENDING
 

@@ -10,10 +10,12 @@ from typing import Any
 
 import structlog
 
+from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint import files, manifest
 from longboat_runtime.checkpoint.layout import INCARNATIONS, Position, parse, removable
 from longboat_runtime.checkpoint.volume import volume_problem
 from longboat_runtime.interfaces import Manifest
+from longboat_runtime.problems import SpecProblem
 
 log = structlog.get_logger()
 
@@ -30,21 +32,33 @@ class CheckpointStore:
 
     def __init__(self, root: Path, keep: int, incarnation: int) -> None:
         self.root, self.keep, self.incarnation = root, keep, incarnation
+        self.damaged: tuple[str, ...] = ()
 
     def newest(self, step: int | None = None) -> Manifest | None:
         """The newest checkpoint (of `step`, if given) whose files are all as they were written. None if there is none.
 
-        Highest incarnation first, then highest step. Reads every byte of the one it returns.
+        Highest incarnation first, then highest step. Reads every byte of the one it returns; newer ones that are not as they
+        were written are then in `damaged`, each with the cause. Raises SpecProblem (CheckpointCorrupt) if all are: to begin
+        anew without a word would throw training away that may still be saved.
         """
+        damaged: list[str] = []
         for position in sorted(self._complete(), reverse=True):
             if step is not None and position.step != step:
                 continue
             try:
-                return self._open(position)
+                found = self._open(position)
             except (manifest.ManifestInvalid, files.FilesDamaged, ValueError) as error:
-                log.warning(
-                    "checkpoint is damaged, an older one is taken", checkpoint=str(position.path), error=str(error)
-                )
+                log.warning("checkpoint is damaged", checkpoint=str(position.path), error=str(error))
+                damaged.append(f"{self.root / position.path} ({error})")
+            else:
+                self.damaged = tuple(damaged)
+                return found
+        if damaged:
+            message = (
+                f"No checkpoint is whole: {'; '.join(damaged)}. Check the storage behind the claim and restore the files; to "
+                "begin anew, remove these directories or use another claim, in a new job."
+            )
+            raise SpecProblem(Reason.CHECKPOINT_CORRUPT, "spec.checkpoint", message)
         return None
 
     async def save(

@@ -51,6 +51,7 @@ class AdoptingStore(CheckpointStore):
         """Raises SpecProblem if neither has one: starting from nothing is not what was asked for."""
         own = super().newest(step)
         adopted = own or self._adopted.newest(self._resume.step)
+        self.damaged = self.damaged if own else self._adopted.damaged
         if adopted is None:
             wanted = "a complete checkpoint" if self._resume.step is None else f"one of step {self._resume.step}"
             raise SpecProblem(

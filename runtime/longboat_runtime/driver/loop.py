@@ -111,6 +111,11 @@ class Driver:
         self._reporter.trains_by(beginning.model.attention)
         self._reporter.skips(self._rooms.source.skipped)
         self._reporter.go_on(self._view, beginning.saved)
+        if damaged := "; ".join(self._rooms.checkpoints.damaged):
+            text = (
+                f"Damaged, so the job went on from an older checkpoint: {damaged}. Check the storage behind the claim."
+            )
+            self._reporter.troubles.put(Reason.CHECKPOINT_CORRUPT, "spec.checkpoint", text)
         for sample in beginning.missing:
             self._inbox.put_nowait(events.Lost(sample, "the store has lost its data"))
         return None

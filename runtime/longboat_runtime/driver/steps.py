@@ -230,6 +230,7 @@ class Steps:
                     raise SpecProblem(problem.reason, problem.field, problem.message) from error
                 return
         self._reporter.troubles.clear(Reason.CHECKPOINT_VOLUME_FULL)
+        self._reporter.troubles.clear(Reason.CHECKPOINT_CORRUPT)
         self._reporter.saved(self.saved)
 
     def _tell_full_volume(self, error: BaseException) -> SpecProblem:

@@ -11,7 +11,9 @@ _FOREMOST_FIRST = (
     Reason.STAGE_STUCK,
     Reason.TRAINER_LOST,
     Reason.NO_ENGINES,
+    Reason.NO_GRADERS,
     Reason.ENGINE_REFUSED,
+    Reason.CHECKPOINT_CORRUPT,
     Reason.GRADER_ERRORS,
     Reason.LENGTH_BIAS,
 )

@@ -19,15 +19,19 @@ log = structlog.get_logger()
 
 # How long processes are waited for that are asked for their stacks, in seconds.
 STACKS_TIMEOUT = 10.0
-# The watchdog looks so often within one deadline, but no more than once a second.
+# The watchdog looks so often within one deadline, but no more than once a second and no less than every so many seconds.
 _LOOKS_PER_DEADLINE = 10
+_LONGEST_PAUSE = 30.0
 # `status.problem.message` has room for this much of each process's stacks: the innermost frames.
 _EXCERPT = 600
 _STANDARD_ERROR = 2
 
 
 class Watchdog:
-    """Reports a stage that has not moved for `rounds.stageDeadlineSeconds`, with stacks, until it moves again."""
+    """Reports a stage that has not moved for `rounds.stageDeadlineSeconds`, with stacks, until it moves again.
+
+    And that no grader answers, until one does.
+    """
 
     def __init__(self, job: Job, rooms: Rooms, reporter: Reporter) -> None:
         self._deadline = float(job.spec.rounds.stage_deadline_seconds)
@@ -36,7 +40,7 @@ class Watchdog:
 
     async def run(self) -> None:
         """Looks forever. If the driver's own loop hangs, faulthandler writes its stacks to the log after the deadline."""
-        pause = max(1.0, self._deadline / _LOOKS_PER_DEADLINE)
+        pause = max(1.0, min(self._deadline / _LOOKS_PER_DEADLINE, _LONGEST_PAUSE))
         try:
             while True:
                 faulthandler.dump_traceback_later(self._deadline + pause, file=_STANDARD_ERROR)
@@ -47,6 +51,7 @@ class Watchdog:
 
     async def look(self) -> None:
         """Reports newly stuck stages; clears the report once none is stuck."""
+        self._look_for_graders()
         stuck = self._reporter.stages.stuck(self._deadline)
         if stuck.keys() - self._reported:
             stacks = await self._stacks()
@@ -61,6 +66,15 @@ class Watchdog:
             self._reporter.troubles.clear(Reason.STAGE_STUCK)
             self._reporter.tell()
         self._reported = set(stuck)
+
+    def _look_for_graders(self) -> None:
+        troubles, serving = self._reporter.troubles, self._rooms.rewards.serving
+        if Stage.START in self._reporter.stages.active:
+            return  # the first ones are still waited for
+        if serving is (troubles.get(Reason.NO_GRADERS) is not None):
+            text = "No grader answers; samples wait for their grades. Look at the reward pods and their containers `graders`."
+            troubles.set(Reason.NO_GRADERS, "spec.rewardPool.replicas", text, not serving)
+            self._reporter.tell()
 
     async def _stacks(self) -> dict[str, str]:
         """Stacks by process, the driver's own last. A room that doesn't answer is said to."""

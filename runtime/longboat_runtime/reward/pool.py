@@ -61,6 +61,10 @@ class RayRewardPool:
         self._refused: dict[str, float] = {}
         self._watching: asyncio.Task[None] | None = None
 
+    @property
+    def serving(self) -> bool:
+        return bool(self._workers)
+
     async def start(self) -> None:
         """Waits for the first worker that has loaded all functions. Raises SpecProblem if one can't be found or imported."""
         self._watching = asyncio.create_task(self._watch())
