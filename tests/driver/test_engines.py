@@ -75,7 +75,10 @@ async def test_refused_engines_degrade_the_job_while_others_serve(tmp_path: Path
     site.fleet.become(FleetState((), unreached={"a": "engine a could not get version 0: no route to host"}))
     await until(lambda: "no route" in site.broker.status.problem.message, running)
     assert reason() == Reason.NO_ENGINES
-    site.fleet.become(FleetState(("a", "b")))
+    site.fleet.become(FleetState((), deaths=1, last_death="engine a died: out of memory"))
+    await until(lambda: "out of memory" in site.broker.status.problem.message, running)
+    assert reason() == Reason.NO_ENGINES
+    site.fleet.become(FleetState(("a", "b"), deaths=1, last_death="engine a died: out of memory"))
     await until(lambda: reason() is None, running)
     site.broker.suspend()
     assert await running is Outcome.SUSPENDED

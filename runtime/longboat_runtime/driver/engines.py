@@ -76,8 +76,8 @@ class EngineWatch:
             f"Engines that don't serve, as they refused the weights; they get them again, then are restarted: {refused}"
         )
         troubles.set(Reason.ENGINE_REFUSED, None, message, bool(state.refused))
-        waiting = "; ".join(why for _, why in sorted({**state.refused, **state.unreached}.items()))
-        message = f"No engine serves; rounds wait. {waiting}".strip()
+        why = "; ".join(why for _, why in sorted({**state.refused, **state.unreached}.items())) or state.last_death
+        message = f"No engine serves; rounds wait. {why}".strip()
         nobody = not state.serving and bool(state.refused or state.unreached or state.deaths)
         troubles.set(Reason.NO_ENGINES, "spec.rollout.replicas", message, nobody)
         self._reporter.tell()

@@ -185,7 +185,7 @@ def _lacking(module: torch.nn.Module) -> str:
         parts = ["q", "k", "v"]
     elif isinstance(module, MergedColumnParallelLinear):
         parts = list(range(len(module.output_sizes)))
-    lacking = [str(part) for part in parts if part not in got]
+    lacking = [str(part) for part in parts if got and part not in got]
     # Some models have the parts as one tensor, or several of them as one.
     whole = None in got or any(isinstance(part, tuple) for part in got)
     return "" if whole or not lacking else f"without part {', '.join(lacking)}"
