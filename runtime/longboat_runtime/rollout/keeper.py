@@ -261,7 +261,7 @@ class EngineKeeper:
         member.state = MemberState.ENDED
         self._listener.stopped(member, (), reason)
         ray.kill(member.actor)
-        died = spec_problem_in(error) is None and not member.ended and await self._node_lives(member, error)
+        died = spec_problem_in(error) is None and not member.ended and await self._outlived_by_node(member)
         if not member.ended:
             log.warning("%s", reason)
         if died:
@@ -271,10 +271,8 @@ class EngineKeeper:
         self._listener.ended(member, reason, died=died)
         self.tell()
 
-    async def _node_lives(self, member: Member, error: BaseException) -> bool:
+    async def _outlived_by_node(self, member: Member) -> bool:
         """Whether the engine died alone, and not with its node, which Ray notices a moment later."""
-        if isinstance(error, EngineDead):
-            return True
         await asyncio.sleep(NODE_SECONDS)
         return member.slot.node.node_id in rollout_nodes(await asyncio.to_thread(ray.nodes))
 
