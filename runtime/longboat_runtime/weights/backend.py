@@ -196,6 +196,7 @@ class WeightReceipts:
 
     weight_transfer_engine: BucketTransfer
     rank: int
+    _weight_update_active: bool
 
     def weight_differences(self, update: dict[str, Any], first: bool) -> list[tuple[str, float]]:
         """See `WeightDifferences.of`, for one bucket, the `first` or a later one; nothing if it can't be found out."""
@@ -211,6 +212,7 @@ class WeightReceipts:
     def abandon_weight_update(self) -> None:
         """See `BucketTransfer.abandon`."""
         self.weight_transfer_engine.abandon()
+        self._weight_update_active = False  # the worker's own note, without which it begins no other
 
     def weight_receipt(self) -> dict[str, Any]:
         return self.weight_transfer_engine.receipt()
