@@ -27,7 +27,7 @@ def test_job_finishes_with_an_export(finished: Job) -> None:
     assert float(status["training"]["parity"]) < 1e-4
     assert status["checkpoint"]["step"] == 4
     assert status["checkpoint"]["export"]
-    finished.wait("pods released", lambda: not finished.pods(), 60)
+    finished.wait("pods released", lambda: not finished.pods())
     columns = finished.cluster.kubectl("-n", finished.namespace, "get", "rlj", finished.name).split()
     assert {"PHASE", "STEP", "REWARD", "ROLLOUT"} <= set(columns)
     assert "Succeeded" in columns
@@ -50,7 +50,7 @@ def test_lost_rollout_pod_is_replaced(survivor: Job) -> None:
     lost = survivor.pod("rollout")
     step = survivor.step()
     delete_at_once(survivor, lost)
-    survivor.wait("a new rollout pod", lambda: survivor.pod_uids("rollout").keys() - {lost}, 60)
+    survivor.wait("a new rollout pod", lambda: survivor.pod_uids("rollout").keys() - {lost})
     survivor.wait_for_step(step + 3)
     assert survivor.pod_uids("driver", "trainer", "reward") == others
 
@@ -87,7 +87,7 @@ def test_killed_operator_changes_no_pod(survivor: Job) -> None:
 def test_suspend_keeps_a_step_and_resume_continues_there(survivor: Job) -> None:
     survivor.patch({"suspend": True})
     survivor.wait("suspended", lambda: survivor.status()["phase"] == "Suspended", 300)
-    survivor.wait("pods released", lambda: not survivor.pods(), 60)
+    survivor.wait("pods released", lambda: not survivor.pods())
     kept = survivor.status()["checkpoint"]["step"]
     assert kept == survivor.step()
     assert str(kept) in survivor.condition("Suspended")["message"]
