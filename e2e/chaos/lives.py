@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e import prompts, small_job, volumes
-from e2e.chaos.harm import UNREACHABLE
+from e2e.chaos.faults import UNREACHABLE
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.waiting import wait_until
 from e2e.jobs import Job, Object

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.record import Recorder
 from e2e.chaos import lives
-from e2e.chaos.harm import UNREACHABLE, harm, persist
+from e2e.chaos.faults import UNREACHABLE, carry_out, persist
 from e2e.chaos.lives import Life
 from e2e.chaos.schedule import OF_ONE_JOB, Fault, choose, faults
 from e2e.jobs import Object
@@ -196,7 +196,7 @@ class Run:
             return False
         self._last = now
         job = hit[0].job if fault.kind in OF_ONE_JOB else None
-        doing = self._pool.submit(harm, self.site.cluster, fault, job)
+        doing = self._pool.submit(carry_out, self.site.cluster, fault, job)
         self._open.append(Incident(fault, [Wound(life) for life in hit], doing))
         return True
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from e2e.chaos.harm import title
+from e2e.chaos.faults import title
 from e2e.chaos.run import policies
 from e2e.chaos.schedule import Kind, choose, faults
 from longboat_crds.rounds import RoundPolicyName

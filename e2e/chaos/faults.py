@@ -1,4 +1,4 @@
-"""Carries a fault out on a cluster, and says what it hit."""
+"""What each kind of fault does to a cluster or a job, and what it hit."""
 
 import http.client
 import os
@@ -22,7 +22,7 @@ RETRY_SECONDS = 120.0
 """So long a fault is tried again: the API server may be away because of another, or a pod may have no process yet."""
 
 
-class NothingToHarm(Exception):
+class NothingToHit(Exception):
     """There is no such pod or process at this moment."""
 
 
@@ -30,10 +30,10 @@ UNREACHABLE = (ClusterError, OSError, RuntimeError, http.client.HTTPException)
 """What clients of an API server raise while it is away."""
 
 
-def harm(cluster: Cluster, fault: Fault, job: Job | None) -> str:
+def carry_out(cluster: Cluster, fault: Fault, job: Job | None) -> str:
     """Do it, to `job` if it is a fault of one job, and return its target. Outages are over when this returns.
 
-    Raises NothingToHarm, or what the cluster's clients raise, if it could not be done within RETRY_SECONDS.
+    Raises NothingToHit, or what the cluster's clients raise, if it could not be done within RETRY_SECONDS.
     """
     if job is None:
         return persist(lambda: _OF_CLUSTER[fault.kind](cluster, fault))
@@ -41,12 +41,12 @@ def harm(cluster: Cluster, fault: Fault, job: Job | None) -> str:
 
 
 def persist(call: Callable[[], T]) -> T:
-    """What `call` returns, made again while it raises that the API server is away or that there is nothing to harm."""
+    """What `call` returns, made again while it raises that the API server is away or that there is nothing to hit."""
     deadline = time.monotonic() + RETRY_SECONDS
     while True:
         try:
             return call()
-        except (*UNREACHABLE, NothingToHarm):
+        except (*UNREACHABLE, NothingToHit):
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.5)
@@ -55,7 +55,7 @@ def persist(call: Callable[[], T]) -> T:
 def _delete_pod(job: Job, fault: Fault) -> str:
     pods = sorted(name for name, pod in job.pods().items() if "deletionTimestamp" not in pod["metadata"])
     if not pods:
-        raise NothingToHarm(f"{job.name} has no pod")
+        raise NothingToHit(f"{job.name} has no pod")
     name = choose(pods, fault.place)
     how = ("--grace-period=0", "--force") if fault.forced else ("--wait=false",)
     job.cluster.kubectl("-n", job.namespace, "delete", "pod", name, "--ignore-not-found", *how)
@@ -66,7 +66,7 @@ def _kill_process(job: Job, fault: Fault) -> str:
     pod, container, pids = _container(job, fault.place)
     titles = _titles(pids)
     if not titles:
-        raise NothingToHarm(f"{pod}/{container} has no process")
+        raise NothingToHit(f"{pod}/{container} has no process")
     title = choose(sorted(titles), fault.thing)
     _kill(titles[title])
     return f"{pod}/{container}: {title}"
@@ -76,7 +76,7 @@ def _kill_container(job: Job, fault: Fault) -> str:
     pod, container, pids = _container(job, fault.place)
     first = {pid for pid in pids if _parent(pid) not in pids}
     if not first:
-        raise NothingToHarm(f"{pod}/{container} has no process")
+        raise NothingToHit(f"{pod}/{container} has no process")
     _kill(first)
     return f"{pod}/{container}"
 
@@ -85,7 +85,7 @@ def _kill_head(job: Job, fault: Fault) -> str:
     pod, container, pids = _container(job, fault.place, "ray-head")
     found = _titles(pids).get("gcs_server")
     if not found:
-        raise NothingToHarm(f"{pod}/{container} has no gcs_server")
+        raise NothingToHit(f"{pod}/{container} has no gcs_server")
     _kill(found)
     return f"{pod}/{container}: gcs_server"
 
@@ -169,7 +169,7 @@ def _container(job: Job, draw: float, name: str = "") -> tuple[str, str, set[int
         (where, pids) for where, pids in _containers(job.cluster, job.pods().values()) if not name or where[1] == name
     ]
     if not running:
-        raise NothingToHarm(f"{job.name} has no running container {name}")
+        raise NothingToHit(f"{job.name} has no running container {name}")
     (pod, container), pids = choose(sorted(running, key=lambda one: one[0]), draw)
     return pod, container, pids
 
