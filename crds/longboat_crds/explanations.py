@@ -282,7 +282,11 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     Reason.NO_ENGINES: _run(
         "No engine serves, so rounds stand still.", "Look at the rollout pods, or raise rollout.replicas.", _DEGRADED
     ),
-    Reason.NO_GRADERS: _run("No grader answers, so rounds stand still.", "Look at the reward pods.", _DEGRADED),
+    Reason.NO_GRADERS: _run(
+        "No reward pod has joined or is left, so samples wait for their grades and rounds stand still.",
+        "Look at the reward pods, or raise rewardPool.replicas.",
+        _DEGRADED,
+    ),
     Reason.ROLES_INCOMPLETE: _run(
         "Fewer rollout or reward pods are ready than were asked for; rounds go on without them.",
         "Look at the pods that the message names.",

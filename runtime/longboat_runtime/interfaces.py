@@ -141,7 +141,7 @@ class RolloutFleet(Protocol):
 
 
 class RewardPool(Protocol):
-    """All graders behind one queue. `serving` says whether any of them answers."""
+    """All graders behind one queue. `serving` says whether there is a worker that samples are graded by."""
 
     @property
     def serving(self) -> bool: ...

@@ -142,12 +142,15 @@ async def test_graders_that_restart_are_found_again(
     directory.mkdir()
     spec = job([{"name": "exact", "function": f"{functions}:exact"}])
     pool = RayRewardPool(spec, Texts(), directory / "graders.sock")  # type: ignore[arg-type]
+    assert not pool.serving
     with start_graders(directory):
         await pool.start()
+        assert pool.serving
         assert (await pool.grade(*sample(0))).score == 1.0
     with start_graders(directory):
         assert (await pool.grade(*sample(0))).score == 1.0
     await pool.close()
+    assert not pool.serving
 
 
 async def test_a_function_that_is_not_there_fails_the_start(cluster: None, graders: Path, functions: Path) -> None:

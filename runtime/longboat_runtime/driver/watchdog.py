@@ -30,7 +30,7 @@ _STANDARD_ERROR = 2
 class Watchdog:
     """Reports a stage that has not moved for `rounds.stageDeadlineSeconds`, with stacks, until it moves again.
 
-    And that no grader answers, until one does.
+    And that no reward pod is left to grade, until one joins.
     """
 
     def __init__(self, job: Job, rooms: Rooms, reporter: Reporter) -> None:
@@ -72,7 +72,7 @@ class Watchdog:
         if Stage.START in self._reporter.stages.active:
             return  # the first ones are still waited for
         if serving is (troubles.get(Reason.NO_GRADERS) is not None):
-            text = "No grader answers; samples wait for their grades. Look at the reward pods and their containers `graders`."
+            text = "No reward pod is left; samples wait for their grades. Look at the reward pods, or raise the number of them."
             troubles.set(Reason.NO_GRADERS, "spec.rewardPool.replicas", text, not serving)
             self._reporter.tell()
 
