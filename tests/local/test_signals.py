@@ -151,6 +151,32 @@ def test_a_run_that_trains_saves_its_step_and_leaves_nothing(
     assert list(tmp_path.glob("run/incarnations/1/step-*")), "the step that it had made"
 
 
+GRADERS = """
+import asyncio, pathlib, sys, time
+from longboat_crds.rewards import RewardSpec
+from longboat_runtime.local.graders import local_graders
+from longboat_runtime.reward.client import GraderClient
+folder = pathlib.Path(sys.argv[1])
+
+async def load():
+    socket = folder / "s"
+    while not socket.exists():
+        time.sleep(0.05)
+    await GraderClient(socket).load(RewardSpec(name="f", function="math:sqrt"), "spec.rewards[0]")
+
+with local_graders(1, folder / "s", folder):
+    asyncio.run(load())
+    time.sleep(1000)
+"""
+
+
+def test_graders_end_with_a_process_that_is_killed(tmp_path: Path, start: Callable[[list[str]], Program]) -> None:
+    program = start([sys.executable, "-c", GRADERS, str(tmp_path)])
+    program.wait_until(lambda: any("zygote" in name for name in program.names()))
+    program.send(signal.SIGKILL)
+    ends(program)
+
+
 BENCHMARK = """
 import pathlib, sys, bench.record, bench.run
 bench.record.RESULTS = pathlib.Path(sys.argv.pop(1))
