@@ -13,8 +13,8 @@ WINDOW = 8
 
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 128,
+    "hidden_size": 128,
+    "intermediate_size": 256,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -24,9 +24,10 @@ _SHAPE: dict[str, Any] = {
     "eos_token_id": 1,
     "dtype": "float32",
 }
-_HEAD = {"head_dim": 16}
+# The smallest that the attention of vLLM on CPUs has.
+_HEAD = {"head_dim": 32}
 # Large enough that scores of attention come near the cap.
-_LARGE = {"initializer_range": 0.2}
+_LARGE = {"initializer_range": 0.15}
 
 # By model type: what its config has besides `_SHAPE`.
 _PECULIAR: dict[str, dict[str, Any]] = {
@@ -41,8 +42,8 @@ _PECULIAR: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": _HEAD | {"sliding_window": WINDOW},
     "mixtral": _HEAD | {"num_local_experts": 4},
-    "gemma2": _HEAD | _LARGE | {"query_pre_attn_scalar": 16, "sliding_window": WINDOW, "attn_logit_softcapping": 5.0},
-    "gemma3_text": _HEAD | {"query_pre_attn_scalar": 16, "sliding_window": WINDOW, "num_hidden_layers": 6},
+    "gemma2": _HEAD | _LARGE | {"query_pre_attn_scalar": 32, "sliding_window": WINDOW, "attn_logit_softcapping": 5.0},
+    "gemma3_text": _HEAD | {"query_pre_attn_scalar": 32, "sliding_window": WINDOW, "num_hidden_layers": 6},
     "gpt2": {},
     "gpt_neox": {},
     "phi3": {},

@@ -16,6 +16,8 @@ from transformers import (
 )
 
 from bench.memory.allocations import Allocations
+from longboat_runtime.trainer import process_group
+from longboat_runtime.trainer.actor import TrainerActor
 from tests.trainer.trainer_world import VOCABULARY, fetch_from, make_request, make_samples, make_spec, only_rank
 
 SHAPE = {
@@ -52,6 +54,20 @@ def test_weights_go_in_and_come_out_under_the_names_of_the_file(tmp_path: Path, 
         assert published.keys() == stored.keys()
         assert all(torch.equal(published[key], stored[key]) for key in stored)
         assert rank.train(make_request(SAMPLES), fetch_from(SAMPLES)).metrics["actor/grad_norm"] > 0
+
+
+@pytest.mark.parametrize("name", ["own output embedding", "fused experts", "learned positions"])
+def test_what_was_not_trained_is_exported_as_it_came(tmp_path: Path, name: str) -> None:
+    models()[name].save_pretrained(tmp_path / "model")
+    actor = TrainerActor(make_spec(tmp_path / "model"), 0, 1, store=None)
+    try:
+        actor.load(process_group.free_address("127.0.0.1"))
+        actor.export(tmp_path / "export")
+    finally:
+        process_group.leave()
+    given, exported = (load_file(tmp_path / folder / "model.safetensors") for folder in ("model", "export"))
+    assert exported.keys() == given.keys()
+    assert all(torch.equal(exported[key], given[key]) for key in given)
 
 
 def test_weights_of_experts_are_gathered_layer_by_layer(tmp_path: Path) -> None:

@@ -93,7 +93,8 @@ class TrainerActor:
         from longboat_runtime.checkpoint.export import export
         from longboat_runtime.trainer.sharding import TORCH_DTYPES
 
-        weights = ((name, weight.cpu()) for name, weight in self._trainer.weights())
+        # Copies: the experts of a layer come as parts of one tensor, which a file can't have.
+        weights = ((name, weight.to("cpu", copy=True)) for name, weight in self._trainer.weights())
         if self._rank == 0:
             dtype = str(TORCH_DTYPES[self._spec.model.dtype]).removeprefix("torch.")
             export(Path(self._spec.model.path), dict(weights), dtype, directory)
