@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
+    GPTNeoXForCausalLM,
     PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -18,6 +19,7 @@ from transformers import (
 from bench.memory.allocations import Allocations
 from longboat_runtime.trainer import process_group
 from longboat_runtime.trainer.actor import TrainerActor
+from tests.support.architectures import tiny_config
 from tests.trainer.trainer_world import VOCABULARY, fetch_from, make_request, make_samples, make_spec, only_rank
 
 SHAPE = {
@@ -38,13 +40,16 @@ def models() -> dict[str, PreTrainedModel]:
     return {
         "own output embedding": Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=False)),
         "fused experts": Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPE, **EXPERTS)),
+        "files name the head otherwise": GPTNeoXForCausalLM(tiny_config("gpt_neox")),
         "learned positions": GPT2LMHeadModel(
             GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=128)
         ),
     }
 
 
-@pytest.mark.parametrize("name", ["own output embedding", "fused experts", "learned positions"])
+@pytest.mark.parametrize(
+    "name", ["own output embedding", "fused experts", "files name the head otherwise", "learned positions"]
+)
 def test_weights_go_in_and_come_out_under_the_names_of_the_file(tmp_path: Path, name: str) -> None:
     torch.manual_seed(0)
     models()[name].save_pretrained(tmp_path)
