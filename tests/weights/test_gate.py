@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from longboat_runtime.samples import SampleId
 from longboat_runtime.weights.gate import (
     EPSILON,
+    ParityExceeded,
     PublicationRefused,
+    calibration_key,
     check_parity,
     check_receipts,
     parity,
@@ -58,3 +60,20 @@ def test_half_precision_bounds_follow_the_calibration_within_limits(dtype: str, 
 def test_a_refusal_survives_pickling() -> None:
     refusal = pickle.loads(pickle.dumps(PublicationRefused("why", [SampleId(0, 1, 2, 3)])))  # noqa: S301 - our own
     assert (refusal.reason, refusal.lost) == ("why", (SampleId(0, 1, 2, 3),))
+
+
+def test_a_refusal_names_the_tensors_that_are_furthest_from_the_published_ones() -> None:
+    refusal = ParityExceeded("log-probs differ by 0.3", [SampleId(0, 1, 2, 3)])
+    found = [("a", 1e-6), ("b", 0.4), ("c", 1.2), ("d", math.nan), ("e", 0.5), ("f", 0.02)]
+    named = refusal.naming(found, "bfloat16")
+    assert named.reason.startswith("log-probs differ by 0.3; 4 of 6 tensors")
+    assert named.reason.endswith("furthest are d (nan), c (1.2), e (0.5)")
+    assert named.lost == refusal.lost
+    assert "all 1 tensors that could be compared" in refusal.naming([("a", 1e-6)], "float32").reason
+    assert refusal.naming([], "float32").reason == refusal.reason, "nothing could be compared"
+
+
+def test_engines_of_one_format_and_size_share_a_calibration() -> None:
+    keys = {calibration_key(dtype, size) for dtype in ("bfloat16", "float16") for size in (1, 2)}
+    assert len(keys) == 4
+    assert calibration_key("bfloat16", 2) == calibration_key("bfloat16", 2)

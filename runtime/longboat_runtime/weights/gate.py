@@ -47,8 +47,9 @@ class ParityExceeded(PublicationRefused):
 
     def naming(self, differences: Sequence[tuple[str, float]], dtype: str) -> ParityExceeded:
         """With the tensors whose relative difference from the published ones is largest, as far as they could be compared."""
-        differing = sorted(((d, name) for name, d in differences if not d <= TENSOR_BOUND[dtype]), reverse=True)
-        worst = ", ".join(f"{name} ({d:.2g})" for d, name in differing[:WORST_TENSORS])
+        differing = [one for one in differences if not one[1] <= TENSOR_BOUND[dtype]]
+        differing.sort(key=lambda one: math.inf if math.isnan(one[1]) else one[1], reverse=True)
+        worst = ", ".join(f"{name} ({d:.2g})" for name, d in differing[:WORST_TENSORS])
         found = (
             f"{len(differing)} of {len(differences)} tensors compared are not the published ones, furthest are {worst}"
         )
