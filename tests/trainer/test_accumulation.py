@@ -17,7 +17,6 @@ pytestmark = pytest.mark.slow
 SAMPLES = make_samples(24, longest=12)
 LAYERS = 16
 RANKS = 4
-# Bins so small that a layer is larger than what its forward pass keeps.
 SECTIONS = {"rollout": {"sampling": {"maxTokens": 12}}, "trainer": {"maxTokensPerBin": 24}}
 
 
@@ -97,15 +96,17 @@ def test_four_ranks_have_the_gradient_of_one_weight_by_weight(tmp_path: Path) ->
             assert (four[case][weight] - gradient).norm() <= 1e-5 * gradient.norm(), f"{case}: {weight}"
 
 
-def test_a_rank_never_holds_the_gradient_of_more_than_two_layers_besides_its_shards(tmp_path: Path) -> None:
+def test_a_rank_holds_a_few_layers_besides_its_shards_of_the_gradient_not_the_model(tmp_path: Path) -> None:
     shape = SHAPE | {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": LAYERS}
     Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=False)).save_pretrained(tmp_path / "model")
-    spec = make_spec(tmp_path / "model", **SECTIONS)
+    trainer = SECTIONS["trainer"] | {"gradientCheckpointing": True}
+    spec = make_spec(tmp_path / "model", **SECTIONS | {"trainer": trainer})
     run_ranks(RANKS, record_memory, spec, tmp_path)
     for number in range(RANKS):
         rank = torch.load(tmp_path / f"memory-{number}")
         assert rank["bins"] > 1
         assert rank["largest"] <= 1.05 * rank["layer"]
+        # Two layers' weights and one's gradient, each as it travels and as it is used, and what is kept of a bin.
         assert rank["peak"] <= rank["shards"] + 6 * rank["layer"]
         assert rank["held"] <= 1.05 * rank["shards"]
 
