@@ -1,8 +1,9 @@
 """Run in a pod of a job, with its Ray token: what code on the job's Ray head can see of the driver, as JSON.
 
-    python trespass.py      {"user": 10003, "driver": {"12 longboat agent driver ...": {"/proc/12/root/...": "EACCES", ...}, ...}}
+    python trespass.py      {"user": 10003, "driver": {"12 longboat agent driver ...": {"/proc/12/root/...": "EACCES", ...}, ...}, ...}
 
-Every path is told with the name of the error that reading it gave, or with "read".
+Every path is told with the name of the error that reading it gave, or with "read". `hidden` are the processes whose files in /proc
+are root's, so that no process of the same user reads them either.
 """
 
 import json
@@ -33,17 +34,19 @@ def look() -> dict[str, Any]:
         return "read"
 
     seen: dict[str, dict[str, str]] = {}
+    hidden: list[str] = []
     for process in Path("/proc").glob("[0-9]*"):
-        # A process that hides its memory has files of root, so its user is asked of the status, not of the directory.
         try:
             status = dict(line.split(":\t", 1) for line in (process / "status").read_text().splitlines())
             command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            owner = (process / "environ").stat().st_uid
         except (FileNotFoundError, ProcessLookupError):
             continue
         if int(status["Uid"].split()[0]) == DRIVER:
+            hidden += [command] if owner == 0 else []
             paths = [process / name for name in ("root", f"root/{API_TOKEN}", "cwd", "environ", "mem", "fd")]
             seen[f"{process.name} {command}"] = {str(path): attempt(path) for path in paths}
-    return {"user": os.getuid(), "driver": seen, "token": attempt(Path("/", API_TOKEN))}
+    return {"user": os.getuid(), "driver": seen, "hidden": hidden, "token": attempt(Path("/", API_TOKEN))}
 
 
 def main() -> None:
