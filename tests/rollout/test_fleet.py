@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import ray
+import torch
+from structlog.testing import capture_logs
 
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.agent.ray_command import MINIMAL_OBJECT_STORE
@@ -220,3 +222,14 @@ async def test_aborted_samples_come_back_through_the_store(fleet: RayRolloutFlee
         FinishReason.LENGTH,
     }
     assert {sample.id for sample in await store.get(list(events))} == events.keys()
+
+
+def test_weights_that_the_object_store_can_not_hold_twice_are_told_with_the_cure(store: StoreClient) -> None:
+    with capture_logs() as logs:
+        publication = publish([("weight", torch.zeros(12_500_000))], 0, [1, 2], [-1.0])
+    assert publication.payload.nbytes == 50_000_000
+    (warning,) = logs
+    assert "enlarge /dev/shm" in warning["event"]
+    with capture_logs() as logs:
+        publish([("weight", torch.zeros(7_500_000))], 0, [1, 2], [-1.0])
+    assert logs == []

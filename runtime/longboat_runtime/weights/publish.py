@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 
+import structlog
 import torch
 
 from longboat_runtime.interfaces import WeightPublication
 from longboat_runtime.weights.bucket import BUCKET_BYTES, Bucket, buckets
 from longboat_runtime.weights.checksum import WeightChecksum
 from longboat_runtime.weights.payload import Packed, Stored, StoredBucket
+
+log = structlog.get_logger()
 
 
 def pack(named_tensors: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int = BUCKET_BYTES) -> Packed:
@@ -44,6 +48,7 @@ def publish(
     for bucket in _summed(buckets(named_tensors, bucket_bytes), checksum):
         contents.append(StoredBucket(bucket.entries, ray.put(bucket.data)))
         nbytes += len(bucket.data)
+    _check_room(nbytes)
     return WeightPublication(
         version=version,
         checksum=checksum.hexdigest(),
@@ -51,6 +56,22 @@ def publish(
         probe_ids=tuple(int(token) for token in probe_ids),
         probe_logprobs=tuple(float(logprob) for logprob in probe_logprobs),
     )
+
+
+@functools.cache
+def _check_room(nbytes: int) -> None:
+    """Tells, once, that the object store of this node can't hold two publications of so many bytes."""
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    stores = [node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["NodeID"] == here]
+    if 2 * nbytes > sum(stores):
+        log.warning(
+            "two publications don't fit into Ray's object store, so weights go through the disk: enlarge /dev/shm, "
+            "the volume `shm` of trainer and rollout pods in the runtime template",
+            publication=nbytes,
+            store=int(sum(stores)),
+        )
 
 
 def _summed(contents: Iterable[Bucket], checksum: WeightChecksum) -> Iterator[Bucket]:
