@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import tempfile
 import threading
@@ -89,6 +90,7 @@ def _rank(
         line["weights"] = sum(weight.numel() * 4 for weight in shards)
         line["units"] = _units(loaded)
         del loaded, shards
+        gc.collect()  # modules refer to each other
         if bins:
             rank.load()
             line |= _steps(rank, device, bins, tokens, VOCABULARY.get(size, 151936))
