@@ -30,7 +30,9 @@ class Program:
         self._others = descendants()
         self.output = folder / "output"
         with self.output.open("wb") as output:
-            self._process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+            self._process = subprocess.Popen(
+                command, stdout=output, stderr=output, start_new_session=True, preexec_fn=_heed_signals
+            )
 
     def names(self) -> list[str]:
         """Command lines of all that came from it and has not ended."""
@@ -59,6 +61,12 @@ class Program:
             self._process.poll()
             self.names()
             time.sleep(0.05)
+
+
+def _heed_signals() -> None:
+    """Tests may themselves run where some are ignored (nohup, the background of a script), which a child would inherit."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _read(line: Path) -> str:
