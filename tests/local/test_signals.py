@@ -21,6 +21,8 @@ from tests.support.tiny_model import build_tiny_model
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 _SET_CHILD_SUBREAPER = 36
+# Where these tests run some may be ignored (nohup, the background of a script), which a child inherits.
+_HEED = ("env", "--default-signal=INT,HUP,TERM")
 
 
 class Program:
@@ -30,9 +32,7 @@ class Program:
         self._others = descendants()
         self.output = folder / "output"
         with self.output.open("wb") as output:
-            self._process = subprocess.Popen(
-                command, stdout=output, stderr=output, start_new_session=True, preexec_fn=_heed_signals
-            )
+            self._process = subprocess.Popen([*_HEED, *command], stdout=output, stderr=output, start_new_session=True)
 
     def names(self) -> list[str]:
         """Command lines of all that came from it and has not ended."""
@@ -61,12 +61,6 @@ class Program:
             self._process.poll()
             self.names()
             time.sleep(0.05)
-
-
-def _heed_signals() -> None:
-    """Tests may themselves run where some are ignored (nohup, the background of a script), which a child would inherit."""
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def _read(line: Path) -> str:
