@@ -26,7 +26,7 @@ _SHAPE: dict[str, Any] = {
 }
 # The smallest that the attention of vLLM on CPUs has.
 _HEAD = {"head_dim": 32}
-# Large enough that scores of attention come near the cap.
+# Large enough that scores of attention come near the cap; that of the logits keeps responses random nevertheless.
 _LARGE = {"initializer_range": 0.15}
 
 # By model type: what its config has besides `_SHAPE`.
@@ -42,7 +42,14 @@ _PECULIAR: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": _HEAD | {"sliding_window": WINDOW},
     "mixtral": _HEAD | {"num_local_experts": 4},
-    "gemma2": _HEAD | _LARGE | {"query_pre_attn_scalar": 32, "sliding_window": WINDOW, "attn_logit_softcapping": 5.0},
+    "gemma2": _HEAD
+    | _LARGE
+    | {
+        "query_pre_attn_scalar": 32,
+        "sliding_window": WINDOW,
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 2.0,
+    },
     "gemma3_text": _HEAD | {"query_pre_attn_scalar": 32, "sliding_window": WINDOW, "num_hidden_layers": 6},
     "gpt2": {},
     "gpt_neox": {},

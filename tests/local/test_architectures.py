@@ -1,0 +1,75 @@
+"""`longboat run` trains models of many families: trainer and engines agree on every one after every publication."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from longboat_runtime.local.run import run_file
+from longboat_runtime.metrics.record import read_records
+from tests.support.architectures import tiny_config
+from tests.support.tiny_model import save_random_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+FAMILIES = (
+    "gemma2",
+    "gemma3_text",
+    "gpt2",
+    "gpt_neox",
+    "granite",
+    "llama",
+    "mistral",
+    "olmo2",
+    "phi3",
+    "qwen2_moe",
+    "stablelm",
+)
+# Of which hardly any two responses have the same, so that every group teaches something.
+REWARD = """
+def digits(sample):
+    return sum(sample.text.encode()) % 97 / 97
+"""
+
+
+def job_file(folder: Path, model: Path) -> Path:
+    """Two steps of eight responses."""
+    rows = [{"prompt": letter * 4} for letter in "abcd"]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "rewards.py").write_text(REWARD)
+    spec = {
+        "runtimeRef": {"name": "local"},
+        "model": {"path": str(model), "dtype": "Float32"},
+        "dataset": {"files": {"paths": [f"{folder}/train.jsonl"]}},
+        "algorithm": {"name": "DrGRPO", "groupSize": 4},
+        "rounds": {"steps": 2, "promptsPerRound": 2},
+        "rollout": {"sampling": {"maxTokens": 16}, "kvCache": "16Mi", "enforceEager": True},
+        "rewards": [{"name": "digits", "function": f"{folder}/rewards.py:digits"}],
+        "trainer": {"optimizer": {"learningRate": 1e-3}, "maxTokensPerBin": 128},
+    }
+    file = folder / "job.yaml"
+    content = {"apiVersion": "longboat.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "tiny"}, "spec": spec}
+    file.write_text(yaml.safe_dump(content))
+    return file
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_two_steps_train_it_and_engines_have_the_trainers_log_probs(
+    architecture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = save_random_model(AutoModelForCausalLM.from_config, tiny_config(architecture), tmp_path / "model")
+    status = run_file(job_file(tmp_path, model), tmp_path / "run", [], [], verbose=True)
+    assert status == 0, capsys.readouterr().out
+    records = {record.step: record.metrics for record in read_records(tmp_path / "run")}
+    assert list(records) == [0, 1, 2]
+    assert all(metrics["sync/parity_max"] < 1e-4 for metrics in records.values())
+    assert all(records[step]["training/rollout_probs_diff_max"] < 1e-4 for step in (1, 2))
+    before, after = load_file(model / "model.safetensors"), load_file(tmp_path / "run/export/model.safetensors")
+    assert before.keys() == after.keys()
+    assert not all(torch.equal(before[name], after[name]) for name in before), "something was learned"
