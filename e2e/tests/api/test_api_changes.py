@@ -23,6 +23,7 @@ CHANGES: dict[str, Any] = {
     "dataset.reasoningGym": {"task": "chain_sum"},
     "dataset.shuffle": False,
     "dataset.shuffleSeed": 1,
+    "dataset.tooLongPrompts": "Skip",
     "model": {"path": "/models/other"},
     "rewardPool": {"replicas": 2},
     "rewards": [{"name": "other", "function": "rewards:other"}],
