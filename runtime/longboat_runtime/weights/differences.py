@@ -15,6 +15,7 @@ from torch.nn import functional
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 # Random vectors that a layer is given.
 VECTORS = 4
@@ -52,12 +53,17 @@ class WeightDifferences:
             if together := self._expert(parent, int(number), last, tensor):
                 yield parent, *_of_expert(experts, int(number), *together)
         elif kind == "weight" and (part := self._linear(parent, last)):
-            module, first, rows = part
-            if (ours := _slice(module, tensor, rows, self._rank)) is not None:
-                yield published, *_of_linear(module, first, ours)
-        elif (parameter := self._parameters.get(published)) is not None and parameter.shape[1:] == tensor.shape[1:]:
-            count = min(len(tensor), len(parameter))  # an embedding has rows beyond the vocabulary
-            yield published, parameter[:count].float().cpu(), tensor[:count].float()
+            layer_module, first, size = part
+            if (own := _slice(layer_module, tensor, size, self._rank)) is not None:
+                yield published, *_of_linear(layer_module, first, own)
+        elif (parameter := self._parameters.get(published)) is not None:
+            ours, theirs = parameter, tensor
+            if isinstance(module := self._modules.get(place), VocabParallelEmbedding):
+                rows = module.shard_indices  # of the vocabulary; the worker's own are padded
+                theirs = tensor[rows.org_vocab_start_index : rows.org_vocab_end_index]
+                ours = parameter[: len(theirs)]
+            if ours.shape == theirs.shape:
+                yield published, ours.float().cpu(), theirs.float()
 
     def _fused(self, name: str) -> Any:
         """Fused SwiGLU experts of this name or right below it, in a worker that has all of them whole."""
