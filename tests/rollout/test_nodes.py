@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from longboat_runtime.rollout.member import engine_name
+from longboat_runtime.rollout.member import Slot
 from longboat_runtime.rollout.nodes import RolloutNode, rollout_nodes
 
 
@@ -21,7 +21,8 @@ def test_only_living_nodes_with_slots_count() -> None:
 
 def test_an_engine_that_is_started_again_has_a_new_name() -> None:
     node = RolloutNode("n", "job-rollout-0-a0", 2, 0)
-    assert [engine_name(node, slot, start) for slot, start in ((0, 0), (1, 0), (0, 1))] == [
+    first, second = Slot(node, 0), Slot(node, 1)
+    assert [slot.next_name() for slot in (first, second, first)] == [
         "job-rollout-0-a0/0",
         "job-rollout-0-a0/1",
         "job-rollout-0-a0/0.1",
