@@ -12,12 +12,16 @@ from longboat_operator.status.times import stamp
 from tests.operator_plan.simulated_cluster import SimulatedCluster, spec_of
 
 
-@pytest.fixture
-def cluster() -> SimulatedCluster:
+def trained() -> SimulatedCluster:
     running = SimulatedCluster(spec_of(failurePolicy={"maxTrainerRestarts": 2, "maxBackoffSeconds": 30}))
     running.up()
     running.train(7)
     return running
+
+
+@pytest.fixture
+def cluster() -> SimulatedCluster:
+    return trained()
 
 
 def names(cluster: SimulatedCluster, role: Role) -> list[str]:

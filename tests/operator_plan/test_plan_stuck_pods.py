@@ -8,16 +8,13 @@ from longboat_crds.status import Phase
 from longboat_operator.model import DeleteObject
 from longboat_operator.plan import plan
 from longboat_operator.status.conditions import find
-from tests.operator_plan.simulated_cluster import SimulatedCluster, runtime_of, spec_of
-from tests.operator_plan.test_plan_restarts import names, trainers
+from tests.operator_plan.simulated_cluster import SimulatedCluster, runtime_of
+from tests.operator_plan.test_plan_restarts import names, trained, trainers
 
 
 @pytest.fixture
 def cluster() -> SimulatedCluster:
-    running = SimulatedCluster(spec_of(failurePolicy={"maxTrainerRestarts": 2, "maxBackoffSeconds": 30}))
-    running.up()
-    running.train(7)
-    return running
+    return trained()
 
 
 def test_a_pod_whose_container_is_unhealthy_and_does_not_end_is_replaced_by_force(cluster: SimulatedCluster) -> None:
