@@ -76,17 +76,21 @@ class Actor:
 
 
 class World:
-    """Rollout nodes and the engines in them."""
+    """Rollout nodes and the engines in them. A node is the only one of its pod, unless `pods` names another pod for it."""
 
     def __init__(self) -> None:
         self.nodes = ["n0"]
+        self.pods: dict[str, str] = {}
         self.actors: dict[str, Actor] = {}
         self.updates: list[str] = []
         self.shut_down: list[str] = []
         self.update: Update = lambda actor, publication: 0.01
 
     def listed(self) -> list[dict[str, Any]]:
-        return [{"Alive": True, "NodeID": name, "NodeName": name, "Resources": {RESOURCE: 1}} for name in self.nodes]
+        return [
+            {"Alive": True, "NodeID": name, "NodeName": self.pods.get(name, name), "Resources": {RESOURCE: 1}}
+            for name in self.nodes
+        ]
 
     def start_actor(self, config: EngineConfig, node: RolloutNode, *_: object) -> Actor:
         actor = self.actors[config.name] = Actor(self, config)
@@ -234,3 +238,15 @@ async def test_a_death_is_told_apart_from_the_loss_of_a_pod(world: World, fleet:
     }
     assert fleet._keeper.state.deaths == 1
     assert "n0/0" in fleet._keeper.state.last_death
+
+
+async def test_engines_of_a_pods_old_and_new_ray_node_have_different_names(
+    world: World, fleet: RayRolloutFleet
+) -> None:
+    """The old node is listed for a while after its end, and its slot tries to start engines."""
+    await fleet.publish(publication(0))
+    world.pods["n1"] = "n0"
+    world.nodes = ["n0", "n1"]
+    await state_of(fleet, lambda state: state.serving == ("n0/0", "n0/0.1"))
+    world.actors["n0/0"].die(RayActorError())
+    await state_of(fleet, lambda state: state.serving == ("n0/0.1", "n0/0.2"))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from longboat_runtime.rollout.member import Slot
 from longboat_runtime.rollout.nodes import RolloutNode, rollout_nodes
 
 
@@ -17,13 +16,3 @@ def test_only_living_nodes_with_slots_count() -> None:
         {"NodeID": "d", "Alive": True, "Resources": {"longboat-rollout": 1.0}, "Labels": {}, "NodeName": "host"},
     ]
     assert rollout_nodes(nodes) == {"a": RolloutNode("a", "p", 2, 1), "d": RolloutNode("d", "host", 1, 0)}
-
-
-def test_an_engine_that_is_started_again_has_a_new_name() -> None:
-    node = RolloutNode("n", "job-rollout-0-a0", 2, 0)
-    first, second = Slot(node, 0), Slot(node, 1)
-    assert [slot.next_name() for slot in (first, second, first)] == [
-        "job-rollout-0-a0/0",
-        "job-rollout-0-a0/1",
-        "job-rollout-0-a0/0.1",
-    ]

@@ -16,7 +16,7 @@ from longboat_crds.job import RLJobSpec
 from longboat_runtime.interfaces import FleetState, WeightPublication
 from longboat_runtime.problems import spec_problem_in
 from longboat_runtime.rollout.engine import EngineDead, engine_config
-from longboat_runtime.rollout.member import Member, MemberState, Slot, start_actor
+from longboat_runtime.rollout.member import Member, MemberState, Slot, engine_name, start_actor
 from longboat_runtime.rollout.nodes import RolloutNode, rollout_nodes
 from longboat_runtime.rollout.refusals import Remedy, after_refusal, hopeless, refused_everywhere
 from longboat_runtime.samples import FinishedSample, SampleId
@@ -224,11 +224,11 @@ class EngineKeeper:
 
     async def _keep_engine(self, node: RolloutNode, number: int) -> None:
         """One engine after another in one slot, as long as its node lives."""
-        slot = self._slots[node.node_id, number] = Slot(node, number, self._starts[node.pod, number])
+        slot = self._slots[node.node_id, number] = Slot(node, number)
         wait = RESTART_SECONDS
         while node.node_id in self._nodes:
-            config = engine_config(self._spec, slot.next_name())
-            self._starts[node.pod, number] = slot.starts
+            config = engine_config(self._spec, engine_name(node.pod, number, self._starts[node.pod, number]))
+            self._starts[node.pod, number] += 1
             actor = start_actor(config, node, number, self._spec.rollout.engines_per_pod, self._store)
             member = Member(config, actor, slot)
             self.members[member.name] = member

@@ -26,18 +26,20 @@ class MemberState(StrEnum):
 
 @dataclass
 class Slot:
-    """A place for one engine in a rollout node. `starts` counts its engines, `refusals` those in a row of publications."""
+    """A place for one engine in a rollout node. `refusals` counts publications that its engines refused in a row."""
 
     node: RolloutNode
     number: int
-    starts: int = 0
     refusals: int = 0
 
-    def next_name(self) -> str:
-        """`<pod>/<slot>`, and the number of the start from the second on: names of engines are never used twice."""
-        name = f"{self.node.pod}/{self.number}" + (f".{self.starts}" if self.starts else "")
-        self.starts += 1
-        return name
+
+def engine_name(pod: str, slot: int, starts: int) -> str:
+    """`<pod>/<slot>`, and how many engines this slot of the pod had before, if any (pure).
+
+    A pod whose Ray node is started again has two nodes for a while, until Ray has noticed the end of the first: both count
+    together, so that no two engines have one name.
+    """
+    return f"{pod}/{slot}" + (f".{starts}" if starts else "")
 
 
 @dataclass
