@@ -44,14 +44,15 @@ class World(Roomless):
         self.oldest: dict[int, int] = {}
         self.fate: dict[PromptId, str] = {}
         self.batches: dict[int, tuple[SampleId, ...]] = {}
-        self.boundary = (to_snapshot(self.ledger), 0, dict(self.fate), dict(self.batches))
+        self.boundary = (to_snapshot(self.ledger), 0, dict(self.fate), dict(self.batches), dict(self.made))
 
     def start(self) -> None:
         """Starts an incarnation from the last boundary; everything later is dead."""
-        snapshot, offset, fate, batches = self.boundary
+        snapshot, offset, fate, batches, made = self.boundary
         self.take_over(from_snapshot(snapshot), self.incarnation + 1)
         self.late += [event.body for event in self.log[offset:]]
         self.log, self.fate, self.batches = self.log[:offset], dict(fate), dict(batches)
+        self.made = dict(made)
         self.training, self.publishing, self.stopping, self.pausing, self.drawn = [], [], [], [], {}
         self.record(events.Started(self.ledger.step))
 
@@ -79,7 +80,13 @@ class World(Roomless):
                 for prompt in {sample.prompt for sample in samples}:
                     assert prompt not in self.fate, f"{prompt} was trained twice"
                     self.fate[prompt] = "trained"
-                self.boundary = (to_snapshot(self.ledger), len(self.log), dict(self.fate), dict(self.batches))
+                self.boundary = (
+                    to_snapshot(self.ledger),
+                    len(self.log),
+                    dict(self.fate),
+                    dict(self.batches),
+                    dict(self.made),
+                )
 
     def stop(self, samples: Sequence[SampleId]) -> None:
         self.stopping += samples
