@@ -1,0 +1,112 @@
+"""The driver decides as recorded, and asks engines to stop and to give back the same samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longboat_crds.algorithm import resolve
+from longboat_crds.job import RLJobSpec
+from longboat_runtime.driver.boundary import take
+from longboat_runtime.driver.eventlog import EventLog
+from longboat_runtime.driver.journal import Journal
+from longboat_runtime.driver.loop import Driver
+from longboat_runtime.rounds.audit.history import LengthHistory
+from longboat_runtime.rounds.events import Body, Event, Started
+from longboat_runtime.rounds.ledger import Ledger
+from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
+from longboat_runtime.samples import PromptId, SampleId
+from tests.driver.fakes import Site
+from tests.rounds.goldens.record import job, plain
+from tests.rounds.goldens.test_decisions import Entry, recorded, replay
+from tests.rounds.world import World
+
+
+class Flow:
+    """Stands for the driver's samples: it says what prompts are drawn, and notes what engines are asked to stop."""
+
+    identity = "job"
+
+    def __init__(self, loop: DriverLoop) -> None:
+        self._loop = loop
+
+    def draw(self, count: int, domain: str) -> list[PromptId]:
+        return World.draw(self._loop, count, domain)  # type: ignore[arg-type]
+
+    def abort(self, samples: Sequence[SampleId]) -> None:
+        self._loop.entries[-1]["stop"] += [list(sample) for sample in samples]
+
+    def pause(self, samples: Sequence[SampleId]) -> None:
+        self._loop.entries[-1]["pause"] += [list(sample) for sample in samples]
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return _nothing
+
+
+class Steps:
+    """Stands for the work of steps."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return _nothing
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+class NotedJournal(Journal):
+    """Tells the loop of every event."""
+
+    loop: DriverLoop
+
+    def record(self, body: Body) -> Event | None:
+        event = super().record(body)
+        if event is not None:
+            self.loop.log.append(event)
+            self.loop.entries[-1]["events"].append(plain(event.body))
+        return event
+
+
+class DriverLoop:
+    """The driver's own loop, without rooms. `log` are the events that survive."""
+
+    domain_of = staticmethod(World.domain_of)
+
+    def __init__(self, spec: RLJobSpec, root: Path) -> None:
+        self.entries: list[Entry] = []
+        self.log: list[Event] = []
+        self._root, self._site, self._incarnation = root, Site(root, spec), 0
+        self._group_size = resolve(spec.algorithm).group_size
+        self._committed: tuple[dict[str, Any], int] = (to_snapshot(Ledger(self._group_size)), 0)
+
+    def start(self) -> None:
+        self.entries.append({"start": True})
+        snapshot, length = self._committed
+        self.log = self.log[:length]
+        self._driver: Any = self._site.driver()
+        self._incarnation += 1
+        ledger, lengths = from_snapshot(snapshot), LengthHistory()
+        log = EventLog(self._root, self._incarnation, snapshot)
+        journal = NotedJournal(ledger, lengths, log, self._site.clock, audited=False)
+        journal.loop = self
+        driver = self._driver
+        driver._flow, driver._steps, driver._journal, driver._view = Flow(self), Steps(), journal, journal.view
+        driver._boundary = take("job", ledger, {}, lengths, log.position)
+        self.record(Started(ledger.step))
+
+    def record(self, body: Body) -> None:
+        self.entries.append({"told": plain(body), "events": [], "stop": [], "pause": []})
+        step = self._driver._journal.ledger.step
+        Driver._happened(self._driver, body)
+        if self._driver._journal.ledger.step > step:
+            # Not what the policy decided after the commit: a boundary is taken before it is asked.
+            committed = next(i for i, event in enumerate(self.log) if event.seq == self._driver._boundary.ledger["seq"])
+            self._committed = (dict(self._driver._boundary.ledger), committed + 1)
+
+
+@pytest.mark.parametrize("run", recorded())
+def test_the_driver_decides_as_recorded(run: Entry, tmp_path: Path) -> None:
+    replay(run, DriverLoop(job(run["rounds"], run["algorithm"]), tmp_path))
