@@ -25,9 +25,9 @@ from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import Event
 from longboat_runtime.rounds.ledger import Ledger
+from longboat_runtime.rounds.loop import Effects, RoundLoop
 from longboat_runtime.rounds.named import open_policy
 from longboat_runtime.rounds.records import State
-from longboat_runtime.rounds.roomless import Roomless
 from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan
 
 GROUP = 8
@@ -85,11 +85,12 @@ def job(policy: str, in_flight: int, steps: int) -> RLJobSpec:
     return load_job(json.dumps({**head, "spec": spec})).spec
 
 
-class Instant(Roomless):
+class Instant:
     """Everything that is asked for happens at once, in the order it was asked for."""
 
     def __init__(self, spec: RLJobSpec) -> None:
-        super().__init__(open_policy(spec), Ledger(GROUP), 1)
+        self._loop = RoundLoop(open_policy(spec), self, Ledger(GROUP), 1)
+        self.ledger, self.view = self._loop.ledger, self._loop.view
         self.log: list[Event] = []
         self._asked: list[events.Body] = []
         self.outside = 0
@@ -100,7 +101,7 @@ class Instant(Roomless):
             asked, self._asked = self._asked, []
             for body in asked:
                 self.outside += 1
-                self.record(body)
+                self._loop.happened(body)
 
     def now(self) -> float:
         return 0.0
@@ -108,14 +109,7 @@ class Instant(Roomless):
     def draw(self, count: int, domain: str) -> list[PromptId]:
         return [PromptId(0, row) for row in range(self.view.drawn, self.view.drawn + count)]
 
-    def stop(self, samples: list[SampleId]) -> None:
-        self._asked += [events.Stopped(sample, 1, "engine-0") for sample in samples]
-
-    def pause(self, samples: list[SampleId]) -> None:
-        spans = (VersionSpan(self.view.serving or 0, 0, 1),)
-        self._asked += [events.Paused(sample, 1, spans, "engine-0") for sample in samples]
-
-    def noted(self, event: Event) -> None:
+    def carry_out(self, event: Event, effects: Effects) -> None:
         self.log.append(event)
         match event.body:
             case events.Launched(prompt=prompt, attempt=attempt, samples=samples):
@@ -131,6 +125,9 @@ class Instant(Roomless):
                 self._asked.append(events.StepCommitted(step, step, number, tuple(kept)))
             case events.PublishStarted(version=version):
                 self._asked.append(events.Published(version))
+        self._asked += [events.Stopped(sample, 1, "engine-0") for sample in effects.stop]
+        spans = (VersionSpan(self.view.serving or 0, 0, 1),)
+        self._asked += [events.Paused(sample, 1, spans, "engine-0") for sample in effects.pause]
 
     def _make(self, samples: object) -> None:
         span = (VersionSpan(self.view.serving or 0, 0, 5),)

@@ -28,10 +28,9 @@ from longboat_runtime.rounds.bounded_async import BoundedAsync
 from longboat_runtime.rounds.by_domain import ByDomain
 from longboat_runtime.rounds.continue_unfinished import ContinueUnfinished
 from longboat_runtime.rounds.events import Event
-from longboat_runtime.rounds.overcommit import phases
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.records import RoundState, State
-from longboat_runtime.rounds.recovery import MOST_ENGINE_DEATHS
+from longboat_runtime.rounds.rules import MOST_ENGINE_DEATHS, phases
 from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
 from longboat_runtime.rounds.synchronous import Synchronous
 from longboat_runtime.rounds.tail_batching import TailBatching

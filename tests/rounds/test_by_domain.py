@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.by_domain import ByDomain
 from longboat_runtime.rounds.events import DropReason, RoundKind
-from longboat_runtime.rounds.overcommit import phases
 from longboat_runtime.rounds.records import State
+from longboat_runtime.rounds.rules import phases
 from longboat_runtime.rounds.synchronous import Synchronous
 from longboat_runtime.rounds.tail_batching import TailBatching
 from longboat_runtime.samples import GradeKind, PromptId, SampleId

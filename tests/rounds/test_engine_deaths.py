@@ -12,7 +12,7 @@ from longboat_runtime.rounds.continue_unfinished import ContinueUnfinished
 from longboat_runtime.rounds.events import DropReason, Event
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.records import State
-from longboat_runtime.rounds.recovery import MOST_ENGINE_DEATHS
+from longboat_runtime.rounds.rules import MOST_ENGINE_DEATHS
 from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
 from longboat_runtime.rounds.synchronous import Synchronous
 from longboat_runtime.rounds.tail_batching import TailBatching

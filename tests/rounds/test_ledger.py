@@ -3,13 +3,14 @@ from __future__ import annotations
 import pytest
 
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.decisions import PolicyError, bodies
 from longboat_runtime.rounds.events import DropReason, Event
 from longboat_runtime.rounds.ledger import Ledger
-from longboat_runtime.rounds.policy import Drop, Open
+from longboat_runtime.rounds.policy import PolicyError
 from longboat_runtime.rounds.records import State
+from longboat_runtime.rounds.rules import next_round
 from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan
+from tests.rounds.world import World
 
 PROMPT = PromptId(0, 3)
 
@@ -107,11 +108,14 @@ def test_a_start_loses_what_ran_and_voids_the_step_that_was_computed() -> None:
 
 
 def test_mistakes_of_policies_are_errors() -> None:
-    view = View(Ledger(2))
+    class Mistaken:
+        def decide(self, view: View, event: Event) -> list[events.Body]:
+            return [events.GroupDropped(PROMPT, 0, DropReason.GRADER_ERROR)]
+
     with pytest.raises(PolicyError, match="no weights serve"):
-        next(bodies(view, Open(), lambda _: []))
-    with pytest.raises(PolicyError, match="e0r3 has no live group"):
-        next(bodies(view, Drop(PROMPT, DropReason.GRADER_ERROR), lambda _: []))
+        next_round(View(Ledger(2)))
+    with pytest.raises(PolicyError, match=r"GroupDropped\(prompt=.* is against the state of the ledger"):
+        World(Mistaken(), 2).start()
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DropReason
 from longboat_runtime.rounds.records import State
+from longboat_runtime.rounds.rules import MAX_DRAWS_PER_ROUND
 from longboat_runtime.rounds.snapshot import to_snapshot
 from longboat_runtime.rounds.synchronous import Synchronous
-from longboat_runtime.rounds.whole_rounds import MAX_DRAWS_PER_ROUND
 from longboat_runtime.samples import GradeKind, SampleId
 from tests.rounds.policies import Racing
 from tests.rounds.world import World

@@ -8,16 +8,16 @@ from math import inf
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import Event
 from longboat_runtime.rounds.ledger import Ledger
+from longboat_runtime.rounds.loop import Effects, RoundLoop
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.records import State
-from longboat_runtime.rounds.roomless import Roomless
 from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
 from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan
 
 EPOCH_ROWS = 5
 
 
-class World(Roomless):
+class World:
     """`boundary` is what a checkpoint at the last commit holds; `publishing` and `training` are what the trainer has to do,
     `stopping` and `pausing` the samples that engines have been told to stop and to pause.
 
@@ -31,7 +31,8 @@ class World(Roomless):
         group_size: int,
         score: Callable[[SampleId], float] = lambda sample: float((sample.index + sample.row) % 2),
     ) -> None:
-        super().__init__(policy, Ledger(group_size), 0)
+        self.policy = policy
+        self.take_over(Ledger(group_size), 0)
         self.group_size, self.score = group_size, score
         self.log: list[Event] = []
         self.late: list[events.Body] = []
@@ -46,6 +47,14 @@ class World(Roomless):
         self.batches: dict[int, tuple[SampleId, ...]] = {}
         self.boundary = (to_snapshot(self.ledger), 0, dict(self.fate), dict(self.batches), dict(self.made))
 
+    def take_over(self, ledger: Ledger, incarnation: int) -> None:
+        """From now on the events of another incarnation go into `ledger`."""
+        self.loop = RoundLoop(self.policy, self, ledger, incarnation)
+        self.ledger, self.view, self.incarnation = ledger, self.loop.view, incarnation
+
+    def record(self, body: events.Body) -> bool:
+        return self.loop.happened(body)
+
     def start(self) -> None:
         """Starts an incarnation from the last boundary; everything later is dead."""
         snapshot, offset, fate, batches, made = self.boundary
@@ -58,6 +67,13 @@ class World(Roomless):
 
     def now(self) -> float:
         return float(len(self.log))
+
+    def carry_out(self, event: Event, effects: Effects) -> None:
+        self.noted(event)
+        if effects.stop:
+            self.stop(effects.stop)
+        if effects.pause:
+            self.pause(effects.pause)
 
     def noted(self, event: Event) -> None:
         self.log.append(event)

@@ -6,19 +6,20 @@ from collections.abc import Sequence
 
 from longboat_crds.algorithm import ResolvedAlgorithm
 from longboat_runtime.interfaces import TrainRequest, TrainSample
-from longboat_runtime.rounds.view import RoundView, SampleView, View
+from longboat_runtime.rounds.records import RoundRecord, SampleRecord
+from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import PromptId, SampleId
 from longboat_runtime.trainer.advantages import advantages
 
 
-def kept_samples(view: View, round_: RoundView) -> dict[SampleId, SampleView]:
+def kept_samples(view: View, round_: RoundRecord) -> dict[SampleId, SampleRecord]:
     """The batch, sorted by id: the order in which samples are packed."""
     groups = [group for prompt in sorted(round_.kept) if (group := view.group(prompt))]
     return {sample: group.samples[sample.index] for group in groups for sample in sorted(group.counted_ids)}
 
 
 def train_request(
-    step: int, batch: dict[SampleId, SampleView], algorithm: ResolvedAlgorithm, full_batch: int
+    step: int, batch: dict[SampleId, SampleRecord], algorithm: ResolvedAlgorithm, full_batch: int
 ) -> TrainRequest:
     """Advantages of the batch. `full_batch` is the number of samples of a step that lost none: the constant denominator."""
     rewards = [sample.score for sample in batch.values()]

@@ -11,7 +11,7 @@ import structlog
 
 from longboat_crds.dataset import EvaluationSpec
 from longboat_runtime.interfaces import RolloutFleet
-from longboat_runtime.rounds.recovery import MOST_ENGINE_DEATHS
+from longboat_runtime.rounds.rules import MOST_ENGINE_DEATHS
 from longboat_runtime.samples import (
     FinishedSample,
     FinishReason,

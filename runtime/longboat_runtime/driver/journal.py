@@ -1,37 +1,28 @@
-"""Numbers events, folds them into ledger and length history and appends them to the log."""
+"""What a driver remembers: the ledger, the history of lengths beside it, and the event log."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from longboat_runtime.driver.eventlog import EventLog
 from longboat_runtime.rounds.audit.history import LengthHistory
-from longboat_runtime.rounds.events import Body, Event
+from longboat_runtime.rounds.events import Event
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.view import View
 
 
 class Journal:
-    """The only writer of a ledger, and of the history of lengths beside it.
+    """Keeps every event that the ledger has folded.
 
-    Lengths are kept where rounds make periods (`audited`): else none would ever be forgotten. `clock` gives
-    Unix time in seconds. `late` counts events that had no effect.
+    Lengths are kept where rounds make periods (`audited`): else none would ever be forgotten. `late` counts what was told and
+    had no effect; it gets no number and isn't logged.
     """
 
-    def __init__(
-        self, ledger: Ledger, lengths: LengthHistory, log: EventLog, clock: Callable[[], float], *, audited: bool
-    ) -> None:
+    def __init__(self, ledger: Ledger, lengths: LengthHistory, log: EventLog, *, audited: bool) -> None:
         self.ledger, self.view, self.lengths, self.log = ledger, View(ledger), lengths, log
-        self._clock, self._audited = clock, audited
+        self._audited = audited
         self.late = 0
 
-    def record(self, body: Body) -> Event | None:
-        """The event, if it had an effect; one without effect (late, doubled) gets no number and isn't logged."""
-        event = Event(self.ledger.seq + 1, self.log.incarnation, self._clock(), body)
-        if not self.ledger.apply(event):
-            self.late += 1
-            return None
+    def keep(self, event: Event) -> None:
+        """Folds the event into the history of lengths and appends it to the log."""
         if self._audited:
-            self.lengths.fold(body)
+            self.lengths.fold(event.body)
         self.log.append(event)
-        return event

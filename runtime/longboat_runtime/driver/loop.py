@@ -1,6 +1,6 @@
 """The round loop of one job.
 
-Rooms say what happened; the journal numbers it, the ledger folds it, the policy decides, and the driver carries it out:
+Rooms say what happened; the decision loop (`rounds.loop`) folds it and asks the policy, and the driver carries out what comes of it:
 open, launch, (as samples finish) grade, close, advantages, train, commit, publish weights, checkpoint, report.
 """
 
@@ -30,9 +30,9 @@ from longboat_runtime.driver.watchdog import Watchdog
 from longboat_runtime.metrics.record import Record
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.decisions import PolicyError, bodies, paused_by, stopped_by
-from longboat_runtime.rounds.late import as_given_back
-from longboat_runtime.rounds.policy import Action, Policy
+from longboat_runtime.rounds.events import Event
+from longboat_runtime.rounds.loop import Effects, RoundLoop
+from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.records import State
 from longboat_runtime.samples import FinishedSample, GradeKind, LostSample, PromptId, SampleId
 
@@ -66,7 +66,6 @@ class Driver:
         self._beside: set[asyncio.Task[None]] = set()
         self._starting: asyncio.Task[Beginning] | None = None
         self._interrupted: Outcome | None = None
-        self._suspending = False
         self._republishing: asyncio.Task[None] | None = None
 
     async def run(self) -> Outcome:
@@ -97,7 +96,7 @@ class Driver:
 
     async def _begin(self) -> Outcome | None:
         """Goes back to the newest checkpoint; an outcome if that was interrupted."""
-        self._starting = asyncio.create_task(begin(self._job, self._rooms, self._clock))
+        self._starting = asyncio.create_task(begin(self._job, self._rooms))
         with self._reporter.stages.running(Stage.START):
             try:
                 beginning = await self._starting
@@ -106,6 +105,7 @@ class Driver:
                     raise
                 return self._interrupted
         self._journal, self._view, self._boundary = beginning.journal, beginning.journal.view, beginning.boundary
+        self._loop = RoundLoop(self._policy, self, self._journal.ledger, self._job.incarnation)
         self._flow.identity = self._boundary.identity
         self._steps.go_on(self._journal, beginning.saved, beginning.evaluated)
         self._reporter.trains_by(beginning.model.attention)
@@ -136,10 +136,21 @@ class Driver:
             self._happened(body)
 
     def _happened(self, body: events.Body) -> None:
-        """Numbers and folds what happened, and has the policy decide until it decides nothing more."""
-        event = self._journal.record(as_given_back(self._view, body))
-        if event is None:
-            return self._discard_if_unwanted(body)
+        """Has the loop decide what follows."""
+        if not self._loop.happened(body):
+            self._journal.late += 1
+            self._discard_if_unwanted(body)
+        self._reporter.stages.set(Stage.GENERATE, self._view.counts[State.RUNNING] > 0)
+
+    def now(self) -> float:
+        return self._clock()
+
+    def draw(self, count: int, domain: str) -> list[PromptId]:
+        return self._flow.draw(count, domain)
+
+    def carry_out(self, event: Event, effects: Effects) -> None:
+        """Keeps the event, and sets going what follows from it."""
+        self._journal.keep(event)
         match event.body:
             case events.Generated(sample=sample):
                 self._grade_if_it_counts(sample)
@@ -147,36 +158,23 @@ class Driver:
                 self._reporter.troubles.put(Reason.GRADER_ERRORS, "spec.rewards", message or "A grader failed.")
             case events.Stopped(sample=sample, finished=True):
                 self._flow.discard([sample])
+            case events.Launched(prompt=prompt):
+                self._flow.launch(self._view.groups[prompt].sample_ids)
+            case events.Relaunched(sample=sample):
+                self._flow.launch([sample])
+            case events.Resumed(samples=samples):
+                self._flow.resume({i: record.begun for i in samples if (record := self._view.sample(i))})
+            case events.GroupDropped(prompt=prompt) | events.GroupDeferred(prompt=prompt):
+                self._flow.discard(effects.given_up)
+                self._flow.forget([prompt])
+            case events.StepStarted(step=step, round=number):
+                self._steps.train(step, number)
             case events.StepCommitted() as committed:
                 self._commit(committed)
-        while not self._suspending and (actions := self._policy.decide(self._view, event)):
-            for action in actions:
-                self._carry_out(action)
-        return self._reporter.stages.set(Stage.GENERATE, self._view.counts[State.RUNNING] > 0)
-
-    def _carry_out(self, action: Action) -> None:
-        """Records what the policy decided, and sets it going."""
-        stopped, paused = stopped_by(self._view, action), paused_by(self._view, action)
-        for body in bodies(self._view, action, self._flow.draw):
-            given_up = self._group(body.prompt) if isinstance(body, events.GroupDropped | events.GroupDeferred) else {}
-            if self._journal.record(body) is None:
-                raise PolicyError(f"{action} is against the state of the ledger")
-            match body:
-                case events.Launched(prompt=prompt):
-                    self._flow.launch(self._group(prompt))
-                case events.Relaunched(sample=sample):
-                    self._flow.launch([sample])
-                case events.Resumed(samples=samples):
-                    self._flow.resume({i: record.begun for i in samples if (record := self._view.sample(i))})
-                case events.GroupDropped(prompt=prompt) | events.GroupDeferred(prompt=prompt):
-                    self._flow.discard(list(given_up))
-                    self._flow.forget([prompt])
-                case events.StepStarted(step=step, round=number):
-                    self._steps.train(step, number)
-                case events.PublishStarted(version=version):
-                    self._steps.publish(version)
-        self._flow.abort(stopped)
-        self._flow.pause(paused)
+            case events.PublishStarted(version=version):
+                self._steps.publish(version)
+        self._flow.abort(effects.stop)
+        self._flow.pause(effects.pause)
 
     def _commit(self, body: events.StepCommitted) -> None:
         """The step boundary: what a checkpoint will hold is taken before anything else happens."""
@@ -228,8 +226,8 @@ class Driver:
 
     async def _suspend(self) -> None:
         """Lets a step that is being computed finish, gives up open rounds, and saves the last boundary."""
-        self._suspending = True
-        self._flow.abort([sample for prompt in self._view.groups for sample in self._running(prompt)])
+        self._loop.resting = True
+        self._flow.abort(self._running())
         self._steps.lane.clear()
         if self._steps.lane.current in (Task.TRAIN, Task.SAVE):
             await self._steps.lane.rest()
@@ -241,13 +239,10 @@ class Driver:
         if self._boundary.step > (self._steps.saved.step if self._steps.saved else 0):
             await self._steps.save(self._boundary, needed=True)
 
-    def _running(self, prompt: PromptId) -> list[SampleId]:
-        return [sample for sample, state in self._group(prompt).items() if state is State.RUNNING]
-
-    def _group(self, prompt: PromptId) -> dict[SampleId, State]:
-        """Samples of a live group with their states."""
-        group = self._view.group(prompt)
-        return {i: r.state for i, r in zip(group.sample_ids, group.samples, strict=True)} if group else {}
+    def _running(self) -> list[SampleId]:
+        """What engines make."""
+        groups = self._view.groups.values()
+        return [g.sample_id(r.index) for g in groups for r in g.samples if r.state is State.RUNNING]
 
     def _held_out(self) -> Evaluation | None:
         spec, rows = self._job.spec.dataset.evaluation, self._rooms.evaluation

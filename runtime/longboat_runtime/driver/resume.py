@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -39,7 +38,7 @@ class Beginning:
     model: ModelInfo
 
 
-async def begin(job: Job, rooms: Rooms, clock: Callable[[], float]) -> Beginning:
+async def begin(job: Job, rooms: Rooms) -> Beginning:
     """Loads the model, restores the newest checkpoint and opens this incarnation's log. Raises SpecProblem.
 
     A checkpoint of another job (`checkpoint.resumeFrom`) is a start and not a part of this job's past: its log stays where it
@@ -64,7 +63,7 @@ async def begin(job: Job, rooms: Rooms, clock: Callable[[], float]) -> Beginning
             ledger.start_over()
             ledger.incarnation, manifest, resumes = 0, None, None
         log.info("resumed", step=ledger.step, incarnation=boundary.log.incarnation)
-    journal = _open_journal(job, ledger, lengths, resumes, clock)
+    journal = _open_journal(job, ledger, lengths, resumes)
     held = set(await rooms.store.held())
     wanted = _stored(ledger)
     await rooms.store.delete(sorted(held - wanted))
@@ -72,14 +71,12 @@ async def begin(job: Job, rooms: Rooms, clock: Callable[[], float]) -> Beginning
     return Beginning(journal, boundary, manifest, evaluated, sorted(wanted - held), info)
 
 
-def _open_journal(
-    job: Job, ledger: Ledger, lengths: LengthHistory, resumes: LogPosition | None, clock: Callable[[], float]
-) -> Journal:
+def _open_journal(job: Job, ledger: Ledger, lengths: LengthHistory, resumes: LogPosition | None) -> Journal:
     try:
         log_ = EventLog(job.root, job.incarnation, to_snapshot(ledger), resumes)
     except OSError as error:
         raise volume_problem(error) or error from error
-    return Journal(ledger, lengths, log_, clock, audited=races_of_a_period(job.spec) > 0)
+    return Journal(ledger, lengths, log_, audited=races_of_a_period(job.spec) > 0)
 
 
 def _stored(ledger: Ledger) -> set[SampleId]:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from longboat_runtime.metrics.statistics import percentile, spread
 from longboat_runtime.rounds.events import DropReason, RoundKind
-from longboat_runtime.rounds.view import RoundView, SampleView
+from longboat_runtime.rounds.records import RoundRecord, SampleRecord
 from longboat_runtime.samples import FinishReason, GradeKind
 
 
-def batch_metrics(samples: Sequence[SampleView], advantages: Sequence[float]) -> dict[str, float]:
+def batch_metrics(samples: Sequence[SampleRecord], advantages: Sequence[float]) -> dict[str, float]:
     """Metrics of the samples that are trained in one step, `advantages` in the same order."""
     scores = [sample.score for sample in samples]
     names = sorted({name for sample in samples for name in sample.parts})
@@ -30,7 +30,7 @@ def batch_metrics(samples: Sequence[SampleView], advantages: Sequence[float]) ->
     return metrics
 
 
-def response_lengths(samples: Sequence[SampleView]) -> dict[str, float]:
+def response_lengths(samples: Sequence[SampleRecord]) -> dict[str, float]:
     """`response_length/*` in tokens; `tail_ratio` is the longest over the median.
 
     `clip_ratio` is the share cut by maxTokens, `repetition_ratio` that ended for repeating itself.
@@ -51,7 +51,7 @@ def response_lengths(samples: Sequence[SampleView]) -> dict[str, float]:
     }
 
 
-def staleness(samples: Sequence[SampleView], version: int) -> dict[str, float]:
+def staleness(samples: Sequence[SampleRecord], version: int) -> dict[str, float]:
     """How many steps the weights that drew the batch are behind those that are trained (`version`).
 
     By verl's names: of each sample's newest token (`trajectory_staleness`) and its oldest (`_worst`), how many versions drew it
@@ -78,7 +78,7 @@ def staleness(samples: Sequence[SampleView], version: int) -> dict[str, float]:
     }
 
 
-def round_metrics(round_: RoundView, kept_tokens: int) -> dict[str, float]:
+def round_metrics(round_: RoundRecord, kept_tokens: int) -> dict[str, float]:
     """What became of everything the round launched, decided groups included. `kept_tokens` are the batch's response tokens.
 
     `rollout/domains/DOMAIN/*` are there where domains have quotas.

@@ -11,12 +11,9 @@ from dataclasses import dataclass
 
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import Event
-from longboat_runtime.rounds.in_order import next_work, opened_steps
-from longboat_runtime.rounds.judging import judge
-from longboat_runtime.rounds.policy import Action, Open
-from longboat_runtime.rounds.recovery import make_again
+from longboat_runtime.rounds.policy import Decision
+from longboat_runtime.rounds.rules import judge, make_again, next_round, next_work, opened_steps, settle_whole
 from longboat_runtime.rounds.view import View
-from longboat_runtime.rounds.whole_rounds import settle_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +33,25 @@ class BoundedAsync:
     max_staleness: int
     drop_zero_variance: bool = False
 
-    def decide(self, view: View, event: Event) -> Sequence[Action]:
+    def decide(self, view: View, event: Event) -> Sequence[Decision]:
         match event.body:
             # Said once, so it is answered whatever serves.
-            case events.Graded(sample=sample) if verdict := judge(
+            case events.Graded(sample=sample) if judged := judge(
                 view.group(sample.prompt), drop_zero_variance=self.drop_zero_variance
             ):
-                return [verdict]
+                return [judged]
         if work := next_work(view):
-            return [work]
+            return work
         if view.serving is None:
             return []
         if again := make_again(view):
             return again
         for round_ in view.open_rounds():
-            if actions := settle_whole(
+            if decisions := settle_whole(
                 view, round_, self.prompts_per_round, self.group_size, drop_zero_variance=self.drop_zero_variance
             ):
-                return actions
-        return [Open()] if self._may_open(view) else []
+                return decisions
+        return [next_round(view)] if self._may_open(view) else []
 
     def _may_open(self, view: View) -> bool:
         if view.serving is None or opened_steps(view) >= self.steps:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import RoundKind
-from longboat_runtime.rounds.on_policy import OnPolicy
-from longboat_runtime.rounds.one_quota import OneQuota
-from longboat_runtime.rounds.policy import Action, Close, Launch, Open
-from longboat_runtime.rounds.view import RoundView, View
+from longboat_runtime.rounds.on_policy import OneQuota, OnPolicy
+from longboat_runtime.rounds.policy import Decision, Launch
+from longboat_runtime.rounds.records import RoundRecord
+from longboat_runtime.rounds.rules import next_round
+from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import PromptId
 
 # What happens to one sample concerns its own domain alone.
@@ -29,48 +30,48 @@ class ByDomain(OnPolicy):
 
     rules: Mapping[str, OneQuota]
 
-    def _open(self, view: View) -> Open:
+    def _open(self, view: View) -> events.RoundOpened:
         each = [(rule, view.within(domain)) for domain, rule in self.rules.items()]
         if all(rule.due(there) for rule, there in each) or any(rule.urgent(there) for rule, there in each):
-            return Open(RoundKind.LONG)
-        return Open(RoundKind.SHORT, racing=any(rule.racing(there) for rule, there in each))
+            return next_round(view, RoundKind.LONG)
+        return next_round(view, racing=any(rule.racing(there) for rule, there in each))
 
-    def _answer(self, view: View, round_: RoundView, body: events.Body) -> Action | None:
+    def _answer(self, view: View, round_: RoundRecord, body: events.Body) -> Decision | None:
         answers = (
             self.rules[domain].answer(view.within(domain), round_.part(domain), body)
             for domain in self._concerned(view, body)
         )
         return next((answer for answer in answers if answer), None)
 
-    def _settle(self, view: View, round_: RoundView, body: events.Body) -> Sequence[Action]:
-        if actions := self._lacking(view, round_, self._concerned(view, body)):
-            return actions
+    def _settle(self, view: View, round_: RoundRecord, body: events.Body) -> Sequence[Decision]:
+        if decisions := self._lacking(view, round_, self._concerned(view, body)):
+            return decisions
         if round_.undecided:
             return []
-        return self._lacking(view, round_, self.rules) or [Close(round_.number)]
+        return self._lacking(view, round_, self.rules) or [events.RoundClosed(round_.number)]
 
     def _concerned(self, view: View, body: events.Body) -> Iterable[str]:
         """Domains whose part of the round the event may have changed; all of them for a prompt that was given up by it."""
         domain = view.domain(body.sample.prompt) if isinstance(body, _OF_A_SAMPLE) else ""
         return (domain,) if domain else self.rules
 
-    def _lacking(self, view: View, round_: RoundView, domains: Iterable[str]) -> list[Action]:
+    def _lacking(self, view: View, round_: RoundRecord, domains: Iterable[str]) -> list[Decision]:
         """All that these domains ask for, but for the round's end."""
-        actions: list[Action] = [
-            replace(action, domain=domain) if isinstance(action, Launch) else action
+        decisions: list[Decision] = [
+            replace(decision, domain=domain) if isinstance(decision, Launch) else decision
             for domain in domains
-            for action in self.rules[domain].settle(view.within(domain), round_.part(domain))
-            if not isinstance(action, Close)
+            for decision in self.rules[domain].settle(view.within(domain), round_.part(domain))
+            if not isinstance(decision, events.RoundClosed)
         ]
-        return _longest_first(view, actions) if round_.kind is RoundKind.LONG else actions
+        return _longest_first(view, decisions) if round_.kind is RoundKind.LONG else decisions
 
 
-def _longest_first(view: View, actions: Sequence[Action]) -> list[Action]:
+def _longest_first(view: View, decisions: Sequence[Decision]) -> list[Decision]:
     """The same, but all domains' queued prompts in one order: those whose given up attempts had got furthest first."""
-    launches = [action for action in actions if isinstance(action, Launch)]
+    launches = [decision for decision in decisions if isinstance(decision, Launch)]
     queued = [replace(launch, queued=(prompt,), fresh=0) for launch in launches for prompt in launch.queued]
     fresh = [replace(launch, queued=()) for launch in launches if launch.fresh]
-    others = [action for action in actions if not isinstance(action, Launch)]
+    others = [decision for decision in decisions if not isinstance(decision, Launch)]
     return [*sorted(queued, key=lambda launch: -_reached(view, launch.queued[0])), *fresh, *others]
 
 

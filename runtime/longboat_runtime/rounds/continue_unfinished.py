@@ -11,15 +11,21 @@ from dataclasses import dataclass
 from itertools import islice
 
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.adoption import adopt
 from longboat_runtime.rounds.events import Event
-from longboat_runtime.rounds.in_order import next_work
-from longboat_runtime.rounds.overcommit import overcommitted
-from longboat_runtime.rounds.policy import Action, Carry, Close, Launch, Open, Resume
-from longboat_runtime.rounds.race import losers, may_draw, places, verdict
-from longboat_runtime.rounds.records import RoundState
-from longboat_runtime.rounds.recovery import make_again
-from longboat_runtime.rounds.view import RoundView, View
+from longboat_runtime.rounds.policy import Decision, Launch
+from longboat_runtime.rounds.records import RoundRecord, RoundState
+from longboat_runtime.rounds.rules import (
+    adopt,
+    judge_racing,
+    losers,
+    make_again,
+    may_draw,
+    next_round,
+    next_work,
+    overcommitted,
+    places,
+)
+from longboat_runtime.rounds.view import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,52 +47,54 @@ class ContinueUnfinished:
     prompt_overcommit: float
     drop_zero_variance: bool = False
 
-    def decide(self, view: View, event: Event) -> Sequence[Action]:
+    def decide(self, view: View, event: Event) -> Sequence[Decision]:
         round_ = next(iter(view.rounds.values()), None)
         if round_ and (answer := self._answer(view, round_, event.body)):
             return [answer]
         if work := next_work(view):
-            return [work]
+            return work
         if view.serving != view.step:
             return []
         if round_ is None:
-            return [Open()] if view.step < self.steps else []
+            return [next_round(view)] if view.step < self.steps else []
         if again := make_again(view):
             return again
         return self._settle(view, round_) if round_.state is RoundState.OPEN else []
 
-    def _answer(self, view: View, round_: RoundView, body: events.Body) -> Action | None:
+    def _answer(self, view: View, round_: RoundRecord, body: events.Body) -> Decision | None:
         """What is said only once, so it is answered whatever serves."""
         match body:
             case events.Graded(sample=sample):
                 wanted = places(round_, self.prompts_per_round)
-                return verdict(view, round_, sample.prompt, wanted, drop_zero_variance=self.drop_zero_variance)
+                return judge_racing(view, round_, sample.prompt, wanted, drop_zero_variance=self.drop_zero_variance)
             case events.Paused(sample=sample) if sample.prompt in round_.groups:
                 record = view.sample(sample)
-                return Resume((sample,)) if record and record.resumable else None
+                return events.Resumed((sample,)) if record and record.resumable else None
         return None
 
-    def _settle(self, view: View, round_: RoundView) -> Sequence[Action]:
+    def _settle(self, view: View, round_: RoundRecord) -> Sequence[Decision]:
         """Fills the round, ends the race once it is decided, and closes the round when every group is."""
         if not round_.launched and not round_.adopted:
             return self._fill(view, round_)
         missing = places(round_, self.prompts_per_round) - len(round_.groups)
         if missing > 0 and may_draw(round_, self.prompts_per_round):
             return [self._launch(view, round_, missing)]
-        if left := losers(round_, places(round_, self.prompts_per_round), drop_zero_variance=self.drop_zero_variance):
-            return [Carry(prompt) for prompt in left]
-        return [] if round_.undecided else [Close(round_.number)]
+        if left := losers(
+            view, round_, places(round_, self.prompts_per_round), drop_zero_variance=self.drop_zero_variance
+        ):
+            return [events.GroupCarried(group.prompt, group.attempt) for group in left]
+        return [] if round_.undecided else [events.RoundClosed(round_.number)]
 
-    def _fill(self, view: View, round_: RoundView) -> list[Action]:
+    def _fill(self, view: View, round_: RoundRecord) -> list[Decision]:
         """Carried groups first, oldest first."""
         rest = self.prompts_per_round * (self.steps - view.step)
         count = min(overcommitted(self.prompts_per_round, self.prompt_overcommit, view.short_rounds), rest)
         carried = list(islice(view.carried, count))
-        actions = adopt(
+        adopted = adopt(
             view, round_.number, carried, self.prompts_per_round, drop_zero_variance=self.drop_zero_variance
         )
-        return [*actions, self._launch(view, round_, count - len(carried))] if len(carried) < count else actions
+        return [*adopted, self._launch(view, round_, count - len(carried))] if len(carried) < count else adopted
 
-    def _launch(self, view: View, round_: RoundView, count: int) -> Launch:
+    def _launch(self, view: View, round_: RoundRecord, count: int) -> Launch:
         queued = tuple(islice(view.queue, count))
         return Launch(round_.number, self.group_size, queued, count - len(queued))

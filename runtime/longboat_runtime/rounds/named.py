@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
+from typing import assert_never
 
 from longboat_crds.algorithm import resolve
 from longboat_crds.job import RLJobSpec
@@ -10,9 +12,9 @@ from longboat_crds.rounds import MAX_STALENESS, PROMPT_OVERCOMMIT, SAMPLE_OVERCO
 from longboat_runtime.rounds.bounded_async import BoundedAsync
 from longboat_runtime.rounds.by_domain import ByDomain
 from longboat_runtime.rounds.continue_unfinished import ContinueUnfinished
-from longboat_runtime.rounds.one_quota import OneQuota
-from longboat_runtime.rounds.overcommit import phases
+from longboat_runtime.rounds.on_policy import OneQuota
 from longboat_runtime.rounds.policy import Policy
+from longboat_runtime.rounds.rules import phases
 from longboat_runtime.rounds.synchronous import Synchronous
 from longboat_runtime.rounds.tail_batching import TailBatching
 
@@ -35,11 +37,12 @@ def open_policy(spec: RLJobSpec) -> Policy:
             return ContinueUnfinished(*size, overcommit, algorithm.drop_zero_variance)
         case RoundPolicyName.BOUNDED_ASYNC:
             return BoundedAsync(*size, rounds.max_staleness or MAX_STALENESS, algorithm.drop_zero_variance)
-    if not rounds.quotas:
-        return _one_quota(spec, rounds.prompts_per_round)
-    turns = phases(len(rounds.quotas))
-    rules = {q.domain: _one_quota(spec, q.prompts, phase) for q, phase in zip(rounds.quotas, turns, strict=True)}
-    return ByDomain(*size, rules)
+        case RoundPolicyName.SYNCHRONOUS:
+            return _by_quotas(spec, _synchronous)
+        case RoundPolicyName.TAIL_BATCHING:
+            return _by_quotas(spec, _tail_batching)
+        case unknown:
+            assert_never(unknown)
 
 
 def open_with(spec: RLJobSpec, factor: float, steps: int) -> Policy:
@@ -48,14 +51,30 @@ def open_with(spec: RLJobSpec, factor: float, steps: int) -> Policy:
     return open_policy(spec.model_copy(update={"rounds": spec.rounds.model_copy(update=rounds)}))
 
 
-def _one_quota(spec: RLJobSpec, prompts: int, phase: Fraction = Fraction(0)) -> OneQuota:
-    """The rule for so many prompts a round; `phase` as in `overcommit.overcommitted`."""
+def _by_quotas(spec: RLJobSpec, rule: Callable[[RLJobSpec, int, Fraction], OneQuota]) -> Policy:
+    """`rule(spec, prompts, phase)` for all prompts of a round, or for each quota."""
     rounds, algorithm = spec.rounds, resolve(spec.algorithm)
-    size = rounds.steps, prompts, algorithm.group_size
-    if rounds.policy is RoundPolicyName.SYNCHRONOUS:
-        return Synchronous(*size, algorithm.drop_zero_variance)
+    if not rounds.quotas:
+        return rule(spec, rounds.prompts_per_round, Fraction(0))
+    turns = phases(len(rounds.quotas))
+    rules = {q.domain: rule(spec, q.prompts, phase) for q, phase in zip(rounds.quotas, turns, strict=True)}
+    return ByDomain(rounds.steps, rounds.prompts_per_round, algorithm.group_size, rules)
+
+
+def _synchronous(spec: RLJobSpec, prompts: int, phase: Fraction) -> OneQuota:
+    """For so many prompts a round. Nothing is overcommitted, in whatever `phase`."""
+    del phase
+    algorithm = resolve(spec.algorithm)
+    return Synchronous(spec.rounds.steps, prompts, algorithm.group_size, algorithm.drop_zero_variance)
+
+
+def _tail_batching(spec: RLJobSpec, prompts: int, phase: Fraction) -> OneQuota:
+    """For so many prompts a round; `phase` as in `rules.overcommitted`."""
+    rounds, algorithm = spec.rounds, resolve(spec.algorithm)
     return TailBatching(
-        *size,
+        rounds.steps,
+        prompts,
+        algorithm.group_size,
         prompt_overcommit=rounds.prompt_overcommit or PROMPT_OVERCOMMIT,
         sample_overcommit=rounds.sample_overcommit or SAMPLE_OVERCOMMIT,
         drop_zero_variance=algorithm.drop_zero_variance,

@@ -1,4 +1,4 @@
-"""What strictly on-policy policies have in common: one round at a time, on the weights of the last step. Pure."""
+"""Strictly on-policy policies: one round at a time, on the weights of the last step. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import DeferReason, Event
-from longboat_runtime.rounds.judging import off_version
-from longboat_runtime.rounds.policy import Action, Defer, Open, Publish, Train
-from longboat_runtime.rounds.records import RoundState
-from longboat_runtime.rounds.recovery import recover
-from longboat_runtime.rounds.view import RoundView, View
+from longboat_runtime.rounds.events import DeferReason, Event, RoundKind
+from longboat_runtime.rounds.policy import Decision
+from longboat_runtime.rounds.records import PartRecord, RoundRecord, RoundState
+from longboat_runtime.rounds.rules import deferred, next_round, off_version, publication, recover
+from longboat_runtime.rounds.view import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,31 +25,70 @@ class OnPolicy(ABC):
     prompts_per_round: int
     group_size: int
 
-    def decide(self, view: View, event: Event) -> Sequence[Action]:
+    def decide(self, view: View, event: Event) -> Sequence[Decision]:
         if view.serving != view.step:
-            return [Publish(view.step)] if view.publishing is None else []
+            return publication(view)
         round_ = next(iter(view.rounds.values()), None)
         if round_ is None:
             return [self._open(view)] if view.step < self.steps else []
-        if actions := recover(view):
-            return actions
+        if decisions := recover(view):
+            return decisions
         match event.body:
             case events.Generated(sample=sample) if off_version(view, sample):
-                return [Defer(sample.prompt, DeferReason.OFF_VERSION)]
+                return [deferred(view.groups[sample.prompt], DeferReason.OFF_VERSION)]
         if answer := self._answer(view, round_, event.body):
             return [answer]
         if round_.trainable:
-            return [Train(round_.number)]
+            return [events.StepStarted(view.step + 1, round_.number)]
         return self._settle(view, round_, event.body) if round_.state is RoundState.OPEN else []
 
     @abstractmethod
-    def _open(self, view: View) -> Open:
+    def _open(self, view: View) -> events.RoundOpened:
         """The next round."""
 
     @abstractmethod
-    def _answer(self, view: View, round_: RoundView, body: events.Body) -> Action | None:
+    def _answer(self, view: View, round_: RoundRecord, body: events.Body) -> Decision | None:
         """What the event itself calls for."""
 
     @abstractmethod
-    def _settle(self, view: View, round_: RoundView, body: events.Body) -> Sequence[Action]:
+    def _settle(self, view: View, round_: RoundRecord, body: events.Body) -> Sequence[Decision]:
         """What an open round lacks, or its end, now that this has happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneQuota(OnPolicy):
+    """A rule for `prompts_per_round` prompts: those of a job, or of one domain of it (see `by_domain`).
+
+    It sees no more than what waits and what is in a round of those prompts.
+    """
+
+    def due(self, view: View) -> bool:
+        """Enough is deferred for a long round."""
+        return False
+
+    def urgent(self, view: View) -> bool:
+        """What is deferred can't wait for other domains."""
+        return False
+
+    def racing(self, view: View) -> bool:
+        """The next short round leaves its slowest prompts out."""
+        return False
+
+    @abstractmethod
+    def answer(self, view: View, part: PartRecord, body: events.Body) -> Decision | None:
+        """What the event itself calls for."""
+
+    @abstractmethod
+    def settle(self, view: View, part: PartRecord) -> Sequence[Decision]:
+        """What the quota lacks, or the round's end."""
+
+    def _open(self, view: View) -> events.RoundOpened:
+        if self.due(view) or self.urgent(view):
+            return next_round(view, RoundKind.LONG)
+        return next_round(view, racing=self.racing(view))
+
+    def _answer(self, view: View, round_: RoundRecord, body: events.Body) -> Decision | None:
+        return self.answer(view, round_, body)
+
+    def _settle(self, view: View, round_: RoundRecord, body: events.Body) -> Sequence[Decision]:
+        return self.settle(view, round_)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.judging import judge
-from longboat_runtime.rounds.one_quota import OneQuota
-from longboat_runtime.rounds.policy import Action
-from longboat_runtime.rounds.view import PartView, View
-from longboat_runtime.rounds.whole_rounds import settle_whole
+from longboat_runtime.rounds.on_policy import OneQuota
+from longboat_runtime.rounds.policy import Decision
+from longboat_runtime.rounds.records import PartRecord
+from longboat_runtime.rounds.rules import judge, settle_whole
+from longboat_runtime.rounds.view import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,13 @@ class Synchronous(OneQuota):
 
     drop_zero_variance: bool = False
 
-    def answer(self, view: View, part: PartView, body: events.Body) -> Action | None:
+    def answer(self, view: View, part: PartRecord, body: events.Body) -> Decision | None:
         match body:
             case events.Graded(sample=sample):
                 return judge(view.group(sample.prompt), drop_zero_variance=self.drop_zero_variance)
         return None
 
-    def settle(self, view: View, part: PartView) -> Sequence[Action]:
+    def settle(self, view: View, part: PartRecord) -> Sequence[Decision]:
         """Fills the quota; the round may end once every group is decided."""
         return settle_whole(
             view, part, self.prompts_per_round, self.group_size, drop_zero_variance=self.drop_zero_variance

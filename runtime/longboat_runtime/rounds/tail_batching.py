@@ -15,12 +15,11 @@ from math import ceil
 
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DeferReason, RoundKind
-from longboat_runtime.rounds.one_quota import OneQuota
-from longboat_runtime.rounds.overcommit import overcommitted
-from longboat_runtime.rounds.policy import Abort, Action, Close, Defer, Launch
-from longboat_runtime.rounds.race import losers, may_draw, places, verdict
-from longboat_runtime.rounds.records import State
-from longboat_runtime.rounds.view import GroupView, PartView, View
+from longboat_runtime.rounds.on_policy import OneQuota
+from longboat_runtime.rounds.policy import Decision, Launch
+from longboat_runtime.rounds.records import GroupRecord, PartRecord, State
+from longboat_runtime.rounds.rules import deferred, judge_racing, losers, may_draw, overcommitted, places
+from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import PromptId, SampleId
 
 
@@ -69,27 +68,27 @@ class TailBatching(OneQuota):
         """Prompts that the rounds after this one train."""
         return self.prompts_per_round * (self.steps - view.step - 1)
 
-    def answer(self, view: View, part: PartView, body: events.Body) -> Action | None:
+    def answer(self, view: View, part: PartRecord, body: events.Body) -> Decision | None:
         match body:
             case events.Generated(sample=sample) if extra := _running_extras(view.group(sample.prompt)):
-                return Abort(extra)
+                return events.Aborted(extra)
             case events.Graded(sample=sample):
                 wanted = places(part, self.prompts_per_round)
-                return verdict(view, part, sample.prompt, wanted, drop_zero_variance=self.drop_zero_variance)
+                return judge_racing(view, part, sample.prompt, wanted, drop_zero_variance=self.drop_zero_variance)
         return None
 
-    def settle(self, view: View, part: PartView) -> Sequence[Action]:
+    def settle(self, view: View, part: PartRecord) -> Sequence[Decision]:
         """Launches, ends the race once it is decided, and lets the round end when every group is."""
         if not part.launched:
             return [self._first_launch(view, part)]
         wanted, live = places(part, self.prompts_per_round), len(part.groups)
         if live < wanted and may_draw(part, self.prompts_per_round):
             return [self._replacement(view, part, wanted - live)]
-        if left := losers(part, wanted, drop_zero_variance=self.drop_zero_variance):
-            return [Defer(prompt, DeferReason.TOO_LONG) for prompt in left]
-        return [] if part.undecided else [Close(part.number)]
+        if left := losers(view, part, wanted, drop_zero_variance=self.drop_zero_variance):
+            return [deferred(group, DeferReason.TOO_LONG) for group in left]
+        return [] if part.undecided else [events.RoundClosed(part.number)]
 
-    def _first_launch(self, view: View, part: PartView) -> Launch:
+    def _first_launch(self, view: View, part: PartRecord) -> Launch:
         if part.kind is RoundKind.LONG:
             oldest = islice(view.deferred.items(), self.prompts_per_round)
             queued = tuple(prompt for prompt, _ in sorted(oldest, key=lambda item: -item[1].longest))
@@ -107,7 +106,7 @@ class TailBatching(OneQuota):
         count = min(wanted, self.prompts_per_round + room)
         return self._launch(part, self._fresh(view, count), count)
 
-    def _replacement(self, view: View, part: PartView, count: int) -> Launch:
+    def _replacement(self, view: View, part: PartRecord, count: int) -> Launch:
         """For groups that were dropped, or given up with the weights that began them. The last round takes what is deferred."""
         last = view.step + 1 >= self.steps
         queued = tuple(islice(view.deferred, count)) if part.kind is RoundKind.LONG or last else ()
@@ -120,14 +119,14 @@ class TailBatching(OneQuota):
             return ()
         return tuple(islice((prompt for prompt, attempt in view.queue.items() if attempt == 0), count))
 
-    def _launch(self, part: PartView, queued: tuple[PromptId, ...], count: int) -> Launch:
+    def _launch(self, part: PartRecord, queued: tuple[PromptId, ...], count: int) -> Launch:
         samples = self.group_size
         if part.racing:
             samples = ceil(Fraction(str(self.sample_overcommit)) * self.group_size)
         return Launch(part.number, samples, queued, count - len(queued))
 
 
-def _running_extras(group: GroupView | None) -> tuple[SampleId, ...]:
+def _running_extras(group: GroupRecord | None) -> tuple[SampleId, ...]:
     """Responses of a complete group that still run and don't count."""
     if group is None or group.completed is None:
         return ()

@@ -1,146 +1,12 @@
-"""What a round policy may see: the ledger, read-only. Pure."""
+"""What a round policy may see: the ledger, to be read and never changed. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Collection, Iterator, Mapping
 
-from longboat_runtime.rounds.events import DeferReason, DropReason, RoundKind
 from longboat_runtime.rounds.ledger import Ledger
-from longboat_runtime.rounds.records import RoundState, State, Waiting
-from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan
-
-
-class SampleView(Protocol):
-    """See `records.SampleRecord`."""
-
-    @property
-    def index(self) -> int: ...
-    @property
-    def state(self) -> State: ...
-    @property
-    def seq(self) -> int | None: ...
-    @property
-    def counts(self) -> bool: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def finish_reason(self) -> FinishReason | None: ...
-    @property
-    def spans(self) -> tuple[VersionSpan, ...]: ...
-    @property
-    def kind(self) -> GradeKind | None: ...
-    @property
-    def score(self) -> float: ...
-    @property
-    def parts(self) -> Mapping[str, float]: ...
-    @property
-    def grading_seconds(self) -> float: ...
-    @property
-    def begun(self) -> tuple[VersionSpan, ...]: ...
-    @property
-    def begun_tokens(self) -> int: ...
-    @property
-    def resumable(self) -> bool: ...
-    @property
-    def engine_deaths(self) -> int: ...
-
-
-class GroupView(Protocol):
-    """See `records.GroupRecord`."""
-
-    @property
-    def prompt(self) -> PromptId: ...
-    @property
-    def attempt(self) -> int: ...
-    @property
-    def round(self) -> int: ...
-    @property
-    def state(self) -> State: ...
-    @property
-    def samples(self) -> Sequence[SampleView]: ...
-    @property
-    def counted(self) -> Sequence[int]: ...
-    @property
-    def counted_ids(self) -> Sequence[SampleId]: ...
-    @property
-    def sample_ids(self) -> Sequence[SampleId]: ...
-    @property
-    def completed(self) -> int | None: ...
-    @property
-    def errors(self) -> int: ...
-    @property
-    def rewarded(self) -> bool: ...
-    @property
-    def scores(self) -> Sequence[float]: ...
-    @property
-    def zero_variance(self) -> bool: ...
-
-
-class GivenUpView(Protocol):
-    """See `records.GivenUp`."""
-
-    @property
-    def round(self) -> int: ...
-    @property
-    def longest(self) -> int: ...
-
-
-class PartView(Protocol):
-    """See `records.PartRecord`."""
-
-    @property
-    def number(self) -> int: ...
-    @property
-    def kind(self) -> RoundKind: ...
-    @property
-    def racing(self) -> bool: ...
-    @property
-    def groups(self) -> Collection[PromptId]: ...
-    @property
-    def completed(self) -> Collection[PromptId]: ...
-    @property
-    def kept(self) -> Collection[PromptId]: ...
-    @property
-    def undecided(self) -> int: ...
-    @property
-    def launched(self) -> int: ...
-    @property
-    def dropped(self) -> Mapping[DropReason, int]: ...
-    @property
-    def deferred(self) -> Mapping[DeferReason, int]: ...
-
-
-class RoundView(PartView, Protocol):
-    """See `records.RoundRecord`."""
-
-    @property
-    def version(self) -> int: ...
-    @property
-    def state(self) -> RoundState: ...
-    @property
-    def trainable(self) -> bool: ...
-    @property
-    def adopted(self) -> int: ...
-    @property
-    def carried(self) -> int: ...
-    @property
-    def generated(self) -> int: ...
-    @property
-    def surplus(self) -> int: ...
-    @property
-    def lost(self) -> int: ...
-    @property
-    def generated_tokens(self) -> int: ...
-    @property
-    def stopped_tokens(self) -> int: ...
-    @property
-    def grades(self) -> Mapping[GradeKind, int]: ...
-    def part(self, domain: str) -> PartView: ...
-    @property
-    def parts(self) -> Mapping[str, PartView]: ...
+from longboat_runtime.rounds.records import GivenUp, GroupRecord, RoundRecord, RoundState, SampleRecord, State, Waiting
+from longboat_runtime.samples import PromptId, SampleId
 
 
 class View:
@@ -188,7 +54,7 @@ class View:
         return self._ledger.queue
 
     @property
-    def deferred(self) -> Mapping[PromptId, GivenUpView]:
+    def deferred(self) -> Mapping[PromptId, GivenUp]:
         """Prompts of the queue that have been launched before, oldest first, with the attempt that was given up."""
         return self._ledger.deferred_prompts
 
@@ -223,7 +89,7 @@ class View:
         return self._ledger.overcommit_since
 
     @property
-    def rounds(self) -> Mapping[int, RoundView]:
+    def rounds(self) -> Mapping[int, RoundRecord]:
         """Rounds that are open, or closed and not trained, by number, oldest first."""
         return self._ledger.rounds
 
@@ -242,15 +108,15 @@ class View:
         return self._ledger.counts
 
     @property
-    def groups(self) -> Collection[PromptId]:
-        """Prompts with a live (undecided or kept) group, oldest launch first."""
-        return self._ledger.groups.keys()
+    def groups(self) -> Mapping[PromptId, GroupRecord]:
+        """The live (undecided or kept) groups by prompt, oldest launch first."""
+        return self._ledger.groups
 
-    def group(self, prompt: PromptId) -> GroupView | None:
+    def group(self, prompt: PromptId) -> GroupRecord | None:
         """The live (undecided or kept) group of a prompt."""
         return self._ledger.groups.get(prompt)
 
-    def sample(self, sample: SampleId) -> SampleView | None:
+    def sample(self, sample: SampleId) -> SampleRecord | None:
         """A sample of a live group; None if its attempt is over."""
         return self._ledger.sample(sample)
 
@@ -266,7 +132,7 @@ class View:
         """The same, but for what waits: `queue` and `deferred` are those of one domain."""
         return DomainView(self._ledger, domain)
 
-    def open_rounds(self) -> Iterator[RoundView]:
+    def open_rounds(self) -> Iterator[RoundRecord]:
         return (round_ for round_ in self._ledger.rounds.values() if round_.state is RoundState.OPEN)
 
 
@@ -283,6 +149,6 @@ class DomainView(View):
         return self._waiting.queue
 
     @property
-    def deferred(self) -> Mapping[PromptId, GivenUpView]:
+    def deferred(self) -> Mapping[PromptId, GivenUp]:
         """Those of them that have been launched before, oldest first, with the attempt that was given up."""
         return self._waiting.deferred

@@ -11,9 +11,9 @@ from longboat_runtime.rollout.router import Router
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import Body, Event, RoundKind
 from longboat_runtime.rounds.ledger import Ledger
+from longboat_runtime.rounds.loop import Effects, RoundLoop
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.records import State
-from longboat_runtime.rounds.roomless import Roomless
 from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan, joined
 from longboat_runtime.simulate.chance import uniform
 from longboat_runtime.simulate.engine import Response, SimulatedEngine
@@ -53,7 +53,7 @@ def simulate(
     return Outcome(tuple(run.steps), round(max(engine.tokens_most for engine in run.engines.values())))
 
 
-class Simulation(Roomless):
+class Simulation:
     """One run. Things happen in the order of their times, at equal times in the order they were begun."""
 
     def __init__(
@@ -65,7 +65,8 @@ class Simulation(Roomless):
         source: Source,
         told: Mapping[int, Body],
     ) -> None:
-        super().__init__(policy, Ledger(group_size), 0)
+        self._loop = RoundLoop(policy, self, Ledger(group_size), 1)
+        self.ledger, self.view = self._loop.ledger, self._loop.view
         self._site, self._law, self._source, self._told = site, law, source, told
         self.engines = {name: SimulatedEngine(name, site.max_sequences, site.curve) for name in site.names}
         self._router = Router()
@@ -84,7 +85,6 @@ class Simulation(Roomless):
         self._committed_at = 0.0
         self._rolling_since: float | None = None
         self._rolled = 0.0
-        self.take_over(self.ledger, 1)
         self._happens(events.Started(0))
 
     def proceed(self) -> bool:
@@ -102,7 +102,7 @@ class Simulation(Roomless):
             return False
         return True
 
-    # What the policy's driver asks for
+    # What the loop asks for
 
     def now(self) -> float:
         return self._time
@@ -110,7 +110,7 @@ class Simulation(Roomless):
     def draw(self, count: int, domain: str) -> Sequence[PromptId]:
         return self._source(self.view.drawn, count, domain)
 
-    def noted(self, event: Event) -> None:
+    def carry_out(self, event: Event, effects: Effects) -> None:
         match event.body:
             case events.RoundOpened(round=number, kind=kind):
                 self._kinds[number] = kind
@@ -133,18 +133,16 @@ class Simulation(Roomless):
                 self._commit(committed)
             case events.PublishStarted(version=version):
                 self._publish(version)
+        if effects.stop:
+            self._later(self._site.latency, partial(self._stop, effects.stop))
+        if effects.pause:
+            self._later(self._site.latency, partial(self._pause, effects.pause))
         self._count_rollout()
-
-    def stop(self, samples: Sequence[SampleId]) -> None:
-        self._later(self._site.latency, partial(self._stop, samples))
-
-    def pause(self, samples: Sequence[SampleId]) -> None:
-        self._later(self._site.latency, partial(self._pause, samples))
 
     # Rooms
 
     def _happens(self, body: Body) -> None:
-        self.record(body)
+        self._loop.happened(body)
         self._count_rollout()
 
     def _later(self, seconds: float, happen: Callable[[], None]) -> None:

@@ -17,6 +17,7 @@ from longboat_runtime.driver.loop import Driver
 from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.events import Body, Event, Started
 from longboat_runtime.rounds.ledger import Ledger
+from longboat_runtime.rounds.loop import RoundLoop
 from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
 from longboat_runtime.samples import PromptId, SampleId
 from tests.driver.fakes import Site
@@ -62,12 +63,10 @@ class NotedJournal(Journal):
 
     loop: DriverLoop
 
-    def record(self, body: Body) -> Event | None:
-        event = super().record(body)
-        if event is not None:
-            self.loop.log.append(event)
-            self.loop.entries[-1]["events"].append(plain(event.body))
-        return event
+    def keep(self, event: Event) -> None:
+        super().keep(event)
+        self.loop.log.append(event)
+        self.loop.entries[-1]["events"].append(plain(event.body))
 
 
 class DriverLoop:
@@ -90,10 +89,11 @@ class DriverLoop:
         self._incarnation += 1
         ledger, lengths = from_snapshot(snapshot), LengthHistory()
         log = EventLog(self._root, self._incarnation, snapshot)
-        journal = NotedJournal(ledger, lengths, log, self._site.clock, audited=False)
+        journal = NotedJournal(ledger, lengths, log, audited=False)
         journal.loop = self
         driver = self._driver
         driver._flow, driver._steps, driver._journal, driver._view = Flow(self), Steps(), journal, journal.view
+        driver._loop = RoundLoop(self._site.policy, driver, ledger, self._incarnation)
         driver._boundary = take("job", ledger, {}, lengths, log.position)
         self.record(Started(ledger.step))
 

@@ -1,0 +1,121 @@
+"""The decision loop: what happened is numbered and folded, the policy is asked, and what it decides is folded and carried out. Pure.
+
+The driver, the simulator and the property tests put their own engines, graders and trainer around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from longboat_runtime.rounds import events
+from longboat_runtime.rounds.events import Body, Event
+from longboat_runtime.rounds.ledger import Ledger
+from longboat_runtime.rounds.policy import Decision, Launch, Policy, PolicyError
+from longboat_runtime.rounds.records import GroupRecord, State
+from longboat_runtime.rounds.view import View
+from longboat_runtime.samples import PromptId, SampleId
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What an event does to samples that were under way until then.
+
+    Engines have to `stop` samples that they still make, or to give them back with the tokens that they have, to go on later
+    (`pause`). `given_up` are all samples of a group that is given up: nobody needs their data.
+    """
+
+    stop: tuple[SampleId, ...] = ()
+    pause: tuple[SampleId, ...] = ()
+    given_up: tuple[SampleId, ...] = ()
+
+
+class Host(Protocol):
+    """What is around a loop."""
+
+    def now(self) -> float:
+        """The time that the next event gets, in seconds."""
+
+    def draw(self, count: int, domain: str) -> Sequence[PromptId]:
+        """The next prompts of a domain, or of the whole source where it is empty."""
+
+    def carry_out(self, event: Event, effects: Effects) -> None:
+        """An event was folded, whoever it came from. What it sets going (launch, stop, train, publish) begins here."""
+
+
+class RoundLoop:
+    """A ledger and the policy that is asked after every event. `incarnation` is the number its events carry.
+
+    `resting` has it fold what happens and decide nothing.
+    """
+
+    def __init__(self, policy: Policy, host: Host, ledger: Ledger, incarnation: int) -> None:
+        self.policy, self.ledger, self.view, self.incarnation = policy, ledger, View(ledger), incarnation
+        self.resting = False
+        self._host = host
+
+    def happened(self, body: Body) -> bool:
+        """Folds what happened, and has the policy decide until it decides nothing more; False if it had no effect.
+
+        Raises PolicyError if a decision is against the state of the ledger.
+        """
+        event = self._fold(as_given_back(self.view, body))
+        if event is None:
+            return False
+        while not self.resting and (decisions := self.policy.decide(self.view, event)):
+            for decision in decisions:
+                for decided in bodies(self.view, decision, self._host.draw):
+                    if self._fold(decided) is None:
+                        raise PolicyError(f"{decision} is against the state of the ledger")
+        return True
+
+    def _fold(self, body: Body) -> Event | None:
+        event = Event(self.ledger.seq + 1, self.incarnation, self._host.now(), body)
+        effects = effects_of(self.view, body)
+        if not self.ledger.apply(event):
+            return None
+        self._host.carry_out(event, effects)
+        return event
+
+
+def as_given_back(view: View, body: Body) -> Body:
+    """A response that finished while it was being stopped counts for nothing, and its length is known: it is `Stopped` and `finished`.
+
+    Anything else is itself (pure).
+    """
+    if isinstance(body, events.Generated) and view.awaits(body.sample):
+        return events.Stopped(body.sample, body.tokens, body.engine, finished=True)
+    return body
+
+
+def bodies(view: View, decision: Decision, draw: Callable[[int, str], Sequence[PromptId]]) -> Iterator[Body]:
+    """The events of a decision, in order. Each is folded before the next one is asked for.
+
+    `draw(n, domain)` takes the next n prompts of a domain, or of all where it is empty.
+    """
+    if not isinstance(decision, Launch):
+        yield decision
+        return
+    drawn = tuple(draw(decision.fresh, decision.domain)) if decision.fresh else ()
+    if drawn:
+        yield events.Drawn(view.drawn, drawn, decision.domain)
+    for prompt in (*decision.queued, *drawn):
+        yield events.Launched(decision.round, prompt, view.queue.get(prompt, -1), decision.samples)
+
+
+def effects_of(view: View, body: Body) -> Effects:
+    """What folding `body`, which has not been folded yet, does to samples that are under way (pure)."""
+    match body:
+        case events.Aborted(samples=samples):
+            running = (s for s in samples if (record := view.sample(s)) and record.state is State.RUNNING)
+            return Effects(stop=tuple(running))
+        case events.GroupDeferred(prompt=prompt) | events.GroupDropped(prompt=prompt) if group := view.group(prompt):
+            return Effects(stop=_running(group), given_up=tuple(group.sample_ids))
+        case events.GroupCarried(prompt=prompt) if group := view.group(prompt):
+            return Effects(pause=_running(group))
+    return Effects()
+
+
+def _running(group: GroupRecord) -> tuple[SampleId, ...]:
+    return tuple(group.sample_id(record.index) for record in group.samples if record.state is State.RUNNING)
