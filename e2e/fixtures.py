@@ -1,6 +1,7 @@
 """The pytest fixture that lends a test cluster to any test of the repository."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -14,15 +15,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("longboat").addoption("--cluster", metavar="NAME", help=text)
 
 
-@pytest.fixture(scope="session")
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """A Kubernetes cluster of two nodes: `--cluster NAME`, else a new one that is gone after the run."""
-    name = request.config.getoption("--cluster")
+@contextmanager
+def lent(config: pytest.Config, program: str) -> Iterator[Cluster]:
+    """A Kubernetes cluster of two nodes: `--cluster NAME`, else a new one of `program` that is taken down in the end."""
+    name = config.getoption("--cluster")
     if name:
         found = Cluster.find(name)
         if found is None:
             pytest.fail(f"--cluster {name}: it is not up; `python -m e2e.cluster up --name {name} --nodes 2` starts it")
         yield found
         return
-    with clusters.own("pytest", nodes=2) as made:
+    with clusters.own(program, nodes=2) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """One cluster for all tests of the run that take it from here."""
+    with lent(request.config, "pytest") as made:
         yield made

@@ -14,10 +14,11 @@ def reward(sample):
 
 
 def write_data(folder: Path) -> None:
-    """Model, dataset and reward function, readable by every user."""
-    from tests.support.tiny_model import build_tiny_model
+    """Model, another one that is a mixture of experts, dataset and reward function, readable by every user."""
+    from tests.support.tiny_model import build_tiny_experts, build_tiny_model
 
     build_tiny_model(folder / "model", max_length=64)
+    build_tiny_experts(folder / "experts", max_length=64)
     rows = [{"prompt": f"say {number:02}", "answer": str(number)} for number in range(64)]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "reward.py").write_text(REWARD)

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 GPU_ROLES = ("rollout", "trainer")
 
 
-def test_job_finishes_with_an_export(finished: Job) -> None:
+def test_job_of_a_mixture_of_experts_finishes_with_an_export(finished: Job) -> None:
     status = finished.status()
     assert status["phase"] == "Succeeded"
     assert status["training"]["step"] == 4

@@ -1,4 +1,4 @@
-"""`longboat run` trains models of many families: trainer and engines agree on every one after every publication."""
+"""Models of many families train: trainer and engines agree on every one after every publication."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from longboat_runtime.local.run import run_file
+from longboat_crds.job import RLJobSpec
+from longboat_runtime.driver.broker import LocalBroker
+from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.main import Ending, drive
 from longboat_runtime.metrics.record import read_records
 from tests.support.architectures import tiny_config
 from tests.support.tiny_model import save_random_model
@@ -38,7 +40,7 @@ def digits(sample):
 """
 
 
-def job_file(folder: Path, model: Path) -> Path:
+def job(folder: Path, model: Path) -> Job:
     """Two steps of eight responses."""
     rows = [{"prompt": letter * 4} for letter in "abcd"]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -53,19 +55,15 @@ def job_file(folder: Path, model: Path) -> Path:
         "rewards": [{"name": "digits", "function": f"{folder}/rewards.py:digits"}],
         "trainer": {"optimizer": {"learningRate": 1e-3}, "maxTokensPerBin": 128},
     }
-    file = folder / "job.yaml"
-    content = {"apiVersion": "longboat.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "tiny"}, "spec": spec}
-    file.write_text(yaml.safe_dump(content))
-    return file
+    return Job("tiny", RLJobSpec.model_validate(spec), folder / "run", 1)
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_two_steps_train_it_and_engines_have_the_trainers_log_probs(
-    architecture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+async def test_two_steps_train_it_and_engines_have_the_trainers_log_probs(
+    architecture: str, tmp_path: Path, socket: Path
 ) -> None:
     model = save_random_model(AutoModelForCausalLM.from_config, tiny_config(architecture), tmp_path / "model")
-    status = run_file(job_file(tmp_path, model), tmp_path / "run", [], [], verbose=True)
-    assert status == 0, capsys.readouterr().out
+    assert await drive(job(tmp_path, model), LocalBroker(1), socket=socket) == (Ending.DONE, None)
     records = {record.step: record.metrics for record in read_records(tmp_path / "run")}
     assert list(records) == [0, 1, 2]
     assert all(metrics["sync/parity_max"] < 1e-4 for metrics in records.values())

@@ -1,26 +1,21 @@
-"""`longboat run` with everything real: Ray, vLLM, FSDP2, graders in their sandbox."""
+"""What `longboat run` runs, with everything real: Ray, vLLM, FSDP2, graders in their sandbox."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import ray
 import torch
 from safetensors.torch import load_file
 
 from longboat_crds.job import RLJobSpec
-from longboat_runtime.agent.ray_command import MINIMAL_OBJECT_STORE
 from longboat_runtime.checkpoint.layout import Position
 from longboat_runtime.driver.broker import LocalBroker
 from longboat_runtime.driver.eventlog import end_of, surviving
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.main import Ending, drive
-from longboat_runtime.local.graders import local_graders
-from longboat_runtime.local.ray import start_ray
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rounds import events
 from tests.support.tiny_model import build_tiny_model
@@ -61,18 +56,6 @@ def job(data: Path, root: Path, incarnation: int) -> Job:
         "trainer": {"optimizer": {"learningRate": 1e-3}, "maxTokensPerBin": 256},
     }
     return Job("letters", RLJobSpec.model_validate(spec), root, incarnation)
-
-
-@pytest.fixture(scope="module")
-def socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Ray and graders for all runs of this module; the path must be short enough for a socket."""
-    folder = tmp_path_factory.mktemp("g")
-    start_ray(
-        {"longboat-store": 1, "longboat-rollout": 1, "longboat-reward": 1, "longboat-trainer": 1}, MINIMAL_OBJECT_STORE
-    )
-    with local_graders(1, folder / "s", folder):
-        yield folder / "s"
-    ray.shutdown()
 
 
 async def run(job_: Job, socket: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,12 @@ from longboat_runtime.trainer import process_group
 from longboat_runtime.trainer.rank import TrainerRank
 
 VOCABULARY = 264
+PRELOADED = [
+    "longboat_runtime.checkpoint.sharded",
+    "longboat_runtime.trainer.rank",
+    "torch.distributed.fsdp",
+    "transformers.models.qwen3.modeling_qwen3",
+]
 
 
 def make_spec(model: Path, **sections: Mapping[str, Any]) -> RLJobSpec:
@@ -85,10 +92,17 @@ def only_rank(spec: RLJobSpec) -> Iterator[TrainerRank]:
 
 
 def run_ranks(world_size: int, work: Callable[[TrainerRank, Path], None], spec: RLJobSpec, directory: Path) -> None:
-    """Runs `work(rank, directory)` on loaded ranks in processes of their own; an error in any fails the test."""
+    """Runs `work(rank, directory)` on loaded ranks in processes of their own; an error in any fails the test.
+
+    They are forked from a process that has imported what they need: importing it in each takes longer than most of the work.
+    """
     address = process_group.free_address("127.0.0.1")
-    torch.multiprocessing.spawn(
-        _run_rank, (world_size, address, work, spec.model_dump(mode="json"), directory), nprocs=world_size
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    torch.multiprocessing.start_processes(
+        _run_rank,
+        (world_size, address, work, spec.model_dump(mode="json"), directory),
+        nprocs=world_size,
+        start_method="forkserver",
     )
 
 
