@@ -5,8 +5,8 @@ PYTHON := .venv/bin/python
 UV_VERSION := 0.13.8
 UV := $(CACHE)/uv-$(UV_VERSION)/bin/uv
 EXTRAS := operator,runtime,cpu,dev,bench
-# Each works on one CPU (conftest.py). They are one more than CPUs, since tests often wait; the end-to-end tests keep one busy.
-WORKERS := $(shell expr $$(nproc) + 1)
+# Each has a CPU (conftest.py): more would make threads wait for each other.
+WORKERS := $(shell nproc)
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 PACKAGES := buildah containerd containernetworking-plugins debootstrap gcc iproute2 iptables libnuma1 runc
 
@@ -22,7 +22,7 @@ help: ## Show this
 
 .PHONY: test
 test: ## Set up what is missing, then run all checks and all tests (as root: the cluster needs it)
-	@for step in setup lint binaries images test-alone test-together; do \
+	@for step in setup lint binaries images test-parts test-e2e; do \
 	  begun=$$(date +%s); echo "=== $$step"; \
 	  $(MAKE) $$step || { echo "=== $$step FAILED after $$(($$(date +%s) - begun)) s"; exit 1; }; \
 	  echo "=== $$step took $$(($$(date +%s) - begun)) s"; \
@@ -81,21 +81,14 @@ test-fast: binaries ## Run the tests that take seconds
 test-unit: binaries ## Run the tests that need no cluster
 	$(PYTHON) -m pytest -m "not cluster" $(PARALLEL)
 
-.PHONY: test-alone
-test-alone: binaries images ## Run the tests that compare the machine before and after
-	$(PYTHON) -m pytest -m alone tests
-
-.PHONY: test-together
-test-together: binaries images ## Run all the others: of the parts, and of the whole on a test cluster beside them
-	$(PYTHON) -m pytest -m "not alone" $(PARALLEL) e2e tests
-
 .PHONY: test-parts
 test-parts: binaries images ## Run the tests of the parts, on test clusters too
 	$(PYTHON) -m pytest -m "not alone" $(PARALLEL) e2e/tests/api tests
 
 .PHONY: test-e2e
-test-e2e: binaries images ## Run the tests of the whole (CLUSTER=NAME uses one that is up)
-	$(PYTHON) -m pytest e2e --ignore e2e/tests/api $(if $(CLUSTER),--cluster $(CLUSTER))
+test-e2e: binaries images ## Run the tests that need the machine to themselves: of the test cluster, then of the whole (CLUSTER=NAME uses one that is up)
+	$(PYTHON) -m pytest -m alone tests
+	$(PYTHON) -m pytest -m cluster e2e --ignore e2e/tests/api $(if $(CLUSTER),--cluster $(CLUSTER))
 
 .PHONY: interleavings
 interleavings: setup ## Run COUNT random interleavings of what can happen to a job's samples, under every round policy

@@ -9,9 +9,14 @@ from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-# Folders whose tests share a cluster; those of the first begin at once and have all CPUs, as they take longest.
-SHARED = ("e2e/tests/", "e2e/tests/api/")
-CPUS = sorted(os.sched_getaffinity(0))
+# Tests that share a cluster, by the beginning of their paths.
+SHARED = {
+    "e2e/tests/api/": "api",
+    "tests/driver/test_kubernetes_broker.py": "cluster",
+    "tests/e2e_cluster/": "cluster",
+    "tests/operator_plan/test_admission.py": "cluster",
+    "tests/operator_shell/": "cluster",
+}
 
 pytest_plugins = ["e2e.fixtures"]
 
@@ -20,39 +25,23 @@ settings.register_profile("longboat", deadline=None)
 settings.load_profile("longboat")
 
 
-def scope(nodeid: str) -> str:
-    """What one worker runs from beginning to end: a file, or a folder whose tests share a cluster (pure)."""
-    file = nodeid.split("::", 1)[0]
-    return max((folder for folder in SHARED if file.startswith(folder)), key=len, default=file)
-
-
-def _take_cpus(folder: str = "") -> None:
-    """Gives a worker of several one CPU, and so everything that its tests start; the end-to-end tests' cluster has all.
+def pytest_configure() -> None:
+    """Gives a worker of several one CPU, and so everything that its tests start.
 
     Threads of one computation wait for each other by spinning: on CPUs that others use too they take ten times as long.
     """
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker:
-        own = CPUS[int(worker.removeprefix("gw")) % len(CPUS)]
-        os.sched_setaffinity(0, CPUS if folder == SHARED[0] else {own})
-
-
-def pytest_configure() -> None:
-    """Before anything is imported that counts CPUs."""
-    _take_cpus()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Before the test's fixtures."""
-    _take_cpus(scope(item.nodeid))
+        cpus = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cpus[int(worker.removeprefix("gw")) % len(cpus)]})
 
 
 class Schedule(LoadFileScheduling):
-    """A worker gets a scope at a time."""
+    """A worker gets a file at a time, or all files that share a cluster: else there would be one for each worker."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return scope(nodeid)
+        file = super()._split_scope(nodeid)
+        return next((scope for start, scope in SHARED.items() if file.startswith(start)), file)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedule:
@@ -60,9 +49,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long tests first: a worker that gets one last keeps the others waiting for it."""
+    """Files of long tests first: a worker that gets one last keeps the other waiting for it."""
     long = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("cluster")}
-    items.sort(key=lambda item: (scope(item.nodeid) != SHARED[0], item.path not in long))
+    items.sort(key=lambda item: item.path not in long)
 
 
 @pytest.fixture(autouse=True)
