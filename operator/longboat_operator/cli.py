@@ -17,7 +17,7 @@ from longboat_operator.kube.config import ConfigurationError, load_configuration
 from longboat_operator.lease import LeadershipLostError
 from longboat_operator.model import DNS_PEERS, Object
 from longboat_operator.observe import observe
-from longboat_operator.plan import plan
+from longboat_operator.planner import plan
 from longboat_operator.pods.network import read_dns_peers
 from longboat_operator.shell import LeaseOptions, Options, Shell
 

@@ -34,9 +34,9 @@ from longboat_operator.model import (
     belongs_to,
 )
 from longboat_operator.observe import observe
-from longboat_operator.plan import plan
+from longboat_operator.planner import plan
+from longboat_operator.reading.times import stamp
 from longboat_operator.refusals import OF_SOMETHING_ELSE
-from longboat_operator.status.times import stamp
 from longboat_operator.watch.trim import trim
 
 KEY = JobKey("research", "sums")

@@ -12,10 +12,10 @@ from longboat_crds.status import RoleStatus
 from longboat_operator.plan.incidents import INCIDENT
 from longboat_operator.plan.losses import loss_of
 from longboat_operator.plan.records import RoleCount, count, remembered
-from longboat_operator.plan.view import PodView
 from longboat_operator.pods.names import JobRef
+from longboat_operator.reading.times import stamp
+from longboat_operator.reading.view import PodView
 from longboat_operator.status.roles import RoleSurvey, role_status
-from longboat_operator.status.times import stamp
 
 JOB = JobRef("research", "sums", "uid")
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)

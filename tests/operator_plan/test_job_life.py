@@ -11,8 +11,8 @@ from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType
 from longboat_crds.status import Phase
 from longboat_operator.model import ANNOTATION_RAY_TOKEN, LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_ROLE
-from longboat_operator.plan import plan
-from longboat_operator.status.conditions import holds
+from longboat_operator.planner import plan
+from longboat_operator.reading.conditions import holds
 from tests.operator_plan.simulated_cluster import SimulatedCluster, place, spec_of
 
 PICK = st.integers(0, 1_000)

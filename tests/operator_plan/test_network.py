@@ -10,7 +10,7 @@ import pytest
 
 from longboat_crds.load import ApiError
 from longboat_operator.model import DNS_PEERS, ApplyObject, Object
-from longboat_operator.plan import plan
+from longboat_operator.planner import plan
 from longboat_operator.pods.network import read_dns_peers
 from tests.operator_plan.simulated_cluster import SimulatedCluster
 

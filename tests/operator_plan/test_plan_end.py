@@ -5,8 +5,8 @@ import pytest
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.status import Phase
 from longboat_operator.model import DeleteObject, JobKey, Observed, Plan
-from longboat_operator.plan import plan
-from longboat_operator.status.conditions import find
+from longboat_operator.planner import plan
+from longboat_operator.reading.conditions import find
 from tests.operator_plan.simulated_cluster import SimulatedCluster, spec_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from longboat_crds.status import Phase
-from longboat_operator.plan import plan
+from longboat_operator.planner import plan
 from tests.operator_plan.simulated_cluster import SimulatedCluster
 from tests.operator_plan.test_plan_start import waits_for_volumes
 from tests.operator_plan.test_plan_surroundings import names, put

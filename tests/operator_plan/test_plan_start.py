@@ -8,9 +8,9 @@ from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.status import Phase
 from longboat_operator.model import ApplyObject, CreateObject, Plan
-from longboat_operator.plan import plan
-from longboat_operator.status.conditions import find, holds
-from longboat_operator.status.times import stamp
+from longboat_operator.planner import plan
+from longboat_operator.reading.conditions import find, holds
+from longboat_operator.reading.times import stamp
 from tests.operator_plan.simulated_cluster import SimulatedCluster, runtime_of, spec_of
 
 

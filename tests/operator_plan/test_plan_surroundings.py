@@ -18,8 +18,8 @@ from longboat_operator.model import (
     PatchMetadata,
     content_digest,
 )
-from longboat_operator.plan import plan
-from longboat_operator.status.conditions import find
+from longboat_operator.planner import plan
+from longboat_operator.reading.conditions import find
 from tests.operator_plan.simulated_cluster import SimulatedCluster, spec_of
 
 CLAIM = "PersistentVolumeClaim"

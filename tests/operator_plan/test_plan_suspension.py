@@ -6,8 +6,8 @@ from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.status import Phase
 from longboat_operator.model import DeleteObject
-from longboat_operator.plan import plan
-from longboat_operator.status.conditions import find
+from longboat_operator.planner import plan
+from longboat_operator.reading.conditions import find
 from tests.operator_plan.simulated_cluster import SimulatedCluster, runtime_of, spec_of
 
 KEPT = {"incarnation": 1, "step": 40}

@@ -14,8 +14,8 @@ from longboat_operator.plan.backoff import wait_seconds
 from longboat_operator.plan.failures import restart_limit
 from longboat_operator.plan.losses import loss_of
 from longboat_operator.plan.records import RoleCount, count, released, remembered
-from longboat_operator.plan.view import PodView
 from longboat_operator.pods.names import JobRef
+from longboat_operator.reading.view import PodView
 from longboat_operator.status.roles import RoleSurvey, role_status
 
 JOB = JobRef("research", "sums", "uid")

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.status import Phase, RLJobStatus
 from longboat_operator.plan.incarnations import granted, revoked
-from longboat_operator.status.conditions import Finding, find, updated
+from longboat_operator.reading.conditions import Finding, find
+from longboat_operator.reading.status import read_status
+from longboat_operator.reading.terminations import last_termination
+from longboat_operator.reading.times import moment, seconds_until, stamp
+from longboat_operator.status.conditions import updated
 from longboat_operator.status.cpus import cores, limits_of, text
-from longboat_operator.status.reading import read_status
-from longboat_operator.status.terminations import last_termination
-from longboat_operator.status.times import moment, seconds_until, stamp
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

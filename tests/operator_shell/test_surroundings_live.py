@@ -30,7 +30,7 @@ from longboat_operator.kube.resources import (
 from longboat_operator.metrics import ACTIONS
 from longboat_operator.model import ANNOTATION_RAY_TOKEN, LABEL_JOB
 from longboat_operator.observe import observe
-from longboat_operator.plan import plan
+from longboat_operator.planner import plan
 from longboat_operator.shell import Options, Shell
 from tests.operator_shell.conftest import until
 from tests.operator_shell.small_plan import manifest

@@ -15,24 +15,24 @@ from longboat_operator.plan.refusals import refusal_finding
 from longboat_operator.plan.starts import says_missing
 from longboat_operator.plan.surroundings import LOOK_AGAIN_SECONDS, ClaimsInUse, claims_in_use, surroundings_of
 from longboat_operator.plan.templates import NoTemplate, Template, template_of
-from longboat_operator.plan.view import ROLES, JobView
 from longboat_operator.pods.merge import TemplateInvalid
 from longboat_operator.pods.pod import build_pod
 from longboat_operator.pods.revision import runtime_revision
 from longboat_operator.pods.token import TOKEN_KEY, ray_token
-from longboat_operator.status.conditions import Finding
-from longboat_operator.status.times import seconds_until
+from longboat_operator.reading.conditions import Finding
+from longboat_operator.reading.times import seconds_until
+from longboat_operator.reading.view import ROLES, JobView
 
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """What to make. `obstacle` says what keeps it from being made; `wait` is the time until more may be made.
+    """What to make. `finding` says what keeps it from being made; `wait` is the time until more may be made.
 
     `ray_token` is the Secret that pods are to have Ray's token from; `look_up` what has to be known before more is made.
     """
 
     actions: tuple[Action, ...] = ()
-    obstacle: Finding | None = None
+    finding: Finding | None = None
     template: Template | None = None
     wait: float | None = None
     ray_token: str | None = None
@@ -59,7 +59,7 @@ def creation_of(view: JobView, counts: Mapping[Role, RoleCount], now: datetime) 
     """
     template = template_of(view)
     if isinstance(template, NoTemplate):
-        return Creation(obstacle=Finding(ConditionType.RUNTIME_RESOLVED, False, template.reason, template.message))
+        return Creation(finding=Finding(ConditionType.RUNTIME_RESOLVED, False, template.reason, template.message))
     open_places = list(vacancies(view, counts, now))
     places = [place for place in open_places if place.wait <= 0]
     around = surroundings_of(view)
@@ -67,15 +67,15 @@ def creation_of(view: JobView, counts: Mapping[Role, RoleCount], now: datetime) 
     name = view.status.ray_token_secret
     token = ray_token_of(view) if places or says_missing(view, name) else RayToken(name)
     if look_up := (*around.look_up, *claims.look_up, *token.look_up):
-        return Creation(obstacle=_refused(view, look_up), template=template, ray_token=token.name, look_up=look_up)
-    if obstacle := around.obstacle or claims.obstacle:
-        return Creation(around.actions, obstacle, template, LOOK_AGAIN_SECONDS, token.name)
+        return Creation(finding=_refused(view, look_up), template=template, ray_token=token.name, look_up=look_up)
+    if finding := around.finding or claims.finding:
+        return Creation(around.actions, finding, template, LOOK_AGAIN_SECONDS, token.name)
     actions: list[Action] = [*around.actions]
     try:
         pods = list(_pods(view, template, places, token, one_node=claims.one_node)) if token.may_be_used else []
     except TemplateInvalid as error:
         return Creation(
-            obstacle=Finding(ConditionType.RUNTIME_RESOLVED, False, Reason.POD_TEMPLATE_INVALID, str(error)),
+            finding=Finding(ConditionType.RUNTIME_RESOLVED, False, Reason.POD_TEMPLATE_INVALID, str(error)),
             template=template,
             ray_token=token.name,
         )

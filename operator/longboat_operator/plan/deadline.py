@@ -5,10 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 
 from longboat_crds.reasons import ConditionType, Reason
-from longboat_operator.plan.failures import Verdict
-from longboat_operator.plan.view import JobView
-from longboat_operator.status.conditions import find
-from longboat_operator.status.times import moment, seconds_until
+from longboat_operator.reading.conditions import Finding, find
+from longboat_operator.reading.times import moment, seconds_until
+from longboat_operator.reading.view import JobView
 
 # Reasons of the condition Running that only a job has which trained since it was started or resumed.
 TRAINED = frozenset({str(Reason.TRAINING), str(Reason.RESTARTING), str(Reason.HEAD_LOST)})
@@ -37,11 +36,11 @@ def seconds_left(view: JobView, now: datetime) -> float | None:
     return seconds_until(max(since, key=moment), view.spec.failure_policy.start_deadline_seconds, now)
 
 
-def missed(view: JobView, now: datetime, missing: str) -> Verdict | None:
+def missed(view: JobView, now: datetime, missing: str) -> Finding | None:
     """The end of a job whose roles were not ready in time; `missing` says what was not."""
     left = seconds_left(view, now)
     if left is None or left > 0:
         return None
     limit = view.spec.failure_policy.start_deadline_seconds
     message = f"not ready within {limit} s (failurePolicy.startDeadlineSeconds): {missing}"
-    return Verdict(ConditionType.FAILED, Reason.START_DEADLINE_EXCEEDED, message)
+    return Finding(ConditionType.FAILED, True, Reason.START_DEADLINE_EXCEEDED, message)

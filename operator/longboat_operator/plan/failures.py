@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from longboat_crds.base import Role
 from longboat_crds.failure import FailurePolicySpec
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.status import RestartRecord, TrainingState
 from longboat_operator.plan.records import RoleCount
-from longboat_operator.plan.view import ROLES, JobView
+from longboat_operator.reading.conditions import Finding
+from longboat_operator.reading.view import ROLES, JobView
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The end of a job."""
-
-    type: ConditionType
-    reason: str
-    message: str
-
-
-def said_by_driver(view: JobView) -> Verdict | None:
+def said_by_driver(view: JobView) -> Finding | None:
     """The end that the driver reports.
 
     Rule: only the driver that counts ends its job. One that was superseded, on a node that is lost for example, may have
@@ -32,13 +23,13 @@ def said_by_driver(view: JobView) -> Verdict | None:
     state = view.training.state if view.training else None
     if problem and (problem.fatal or state is TrainingState.FAILED):
         place = f"{problem.field}: " if problem.field else ""
-        return Verdict(ConditionType.FAILED, problem.reason, place + problem.message)
+        return Finding(ConditionType.FAILED, True, problem.reason, place + problem.message)
     if state is TrainingState.FAILED:
-        return Verdict(ConditionType.FAILED, Reason.DRIVER_FAILED, "the driver gave up without naming a cause")
+        return Finding(ConditionType.FAILED, True, Reason.DRIVER_FAILED, "the driver gave up without naming a cause")
     if state is TrainingState.SUCCEEDED:
         checkpoint = view.status.checkpoint
         export = f"; the model is in {checkpoint.export}" if checkpoint and checkpoint.export else ""
-        return Verdict(ConditionType.SUCCEEDED, Reason.JOB_SUCCEEDED, f"{view.step} steps are trained{export}")
+        return Finding(ConditionType.SUCCEEDED, True, Reason.JOB_SUCCEEDED, f"{view.step} steps are trained{export}")
     return None
 
 
@@ -52,7 +43,7 @@ def restart_limit(policy: FailurePolicySpec, role: Role) -> tuple[str, int]:
     }[role]
 
 
-def over_the_limit(view: JobView, counts: Mapping[Role, RoleCount]) -> Verdict | None:
+def over_the_limit(view: JobView, counts: Mapping[Role, RoleCount]) -> Finding | None:
     """The end of a job one of whose roles failed too often without progress.
 
     Rule: incidents of a role since the last new step, of container restarts and pod losses together, are more than its
@@ -64,8 +55,9 @@ def over_the_limit(view: JobView, counts: Mapping[Role, RoleCount]) -> Verdict |
         if number > limit:
             step = max(view.step, counts[role].restart_step or 0)
             since = f"since step {step} was committed" if step else "before the first step was committed"
-            return Verdict(
+            return Finding(
                 ConditionType.FAILED,
+                True,
                 Reason.RESTART_LIMIT_EXCEEDED,
                 f"role {role} failed {number} times {since} (failurePolicy.{name}: {limit}); "
                 + _last_cause(role, counts[role].news or tuple(view.status.restart_history or ())),

@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 
 from longboat_crds.base import Role
 from longboat_crds.reasons import Reason
-from longboat_operator.plan.view import ROLES, JobView, PodView
 from longboat_operator.pods.pod import OWN_CONTAINERS
-from longboat_operator.status.terminations import container_statuses, last_termination, terminations
-from longboat_operator.status.times import moment
+from longboat_operator.reading.terminations import container_statuses, last_termination, terminations
+from longboat_operator.reading.times import moment
+from longboat_operator.reading.view import ROLES, JobView, PodView
 
 # Reasons of the condition DisruptionTarget for which the pod can do nothing (source: Kubernetes, "Disruptions", pod
 # disruption conditions). TerminationByKubelet is none of them: a pod that drives its node out of memory is at fault.

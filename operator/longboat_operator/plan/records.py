@@ -16,10 +16,10 @@ from longboat_crds.reasons import Reason
 from longboat_crds.status import FAILURE_LENGTH, INCIDENTS, PodRecord, RestartRecord, RoleStatus
 from longboat_operator.plan.incidents import INCIDENT, Incidents, explained
 from longboat_operator.plan.losses import Loss
-from longboat_operator.plan.view import PodView
 from longboat_operator.pods.names import JobRef
-from longboat_operator.status.terminations import Termination, restart_count, terminations
-from longboat_operator.status.times import moment, stamp
+from longboat_operator.reading.terminations import Termination, restart_count, terminations
+from longboat_operator.reading.times import moment, stamp
+from longboat_operator.reading.view import PodView
 
 # What `PodRecord.failed` says of a pod that was lost as a whole; no container of ours has this name.
 POD = "pod"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from longboat_crds.reasons import ConditionType, Reason
+from longboat_operator.reading.conditions import Finding
 from longboat_operator.refusals import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE
-from longboat_operator.status.conditions import Finding
 
 
 def refusal_finding(kind: str, answer: str) -> Finding:

@@ -7,9 +7,9 @@ from datetime import datetime
 
 from longboat_crds.reasons import Reason
 from longboat_operator.model import Target
-from longboat_operator.plan.view import JobView, PodView
-from longboat_operator.status.times import seconds_until
-from longboat_operator.status.troubles import Trouble
+from longboat_operator.plan.pod_problems import PodProblem
+from longboat_operator.reading.times import seconds_until
+from longboat_operator.reading.view import JobView, PodView
 
 # Volumes are mounted and the network is made within seconds; a volume of the network may take a few more.
 PATIENCE_SECONDS = 20.0
@@ -24,7 +24,7 @@ _SANDBOX = frozenset({"FailedCreatePodSandBox", "NetworkNotReady"})
 class HeldUp:
     """What keeps the containers of the first such pod from starting, as far as it is known; when to look again."""
 
-    trouble: Trouble | None = None
+    problem: PodProblem | None = None
     look_up: tuple[Target, ...] = ()
     wait: float | None = None
 
@@ -48,7 +48,7 @@ def held_up(view: JobView, now: datetime) -> HeldUp:
         target: Target = ("Event", pod.name)
         if target not in view.observed.looked_up:
             return HeldUp(look_up=(target,))
-        return HeldUp(_trouble(view, pod), wait=min([LOOK_AGAIN_SECONDS, *waits]))
+        return HeldUp(_problem(view, pod), wait=min([LOOK_AGAIN_SECONDS, *waits]))
     return HeldUp(wait=min(waits, default=None))
 
 
@@ -66,9 +66,9 @@ def _waiting_since(pod: PodView) -> str | None:
     return scheduled.get("lastTransitionTime")
 
 
-def _trouble(view: JobView, pod: PodView) -> Trouble | None:
+def _problem(view: JobView, pod: PodView) -> PodProblem | None:
     event = view.observed.looked_up["Event", pod.name]
     if event is None or event["reason"] not in _VOLUME | _SANDBOX:
         return None
     reason = Reason.VOLUME_NOT_READY if event["reason"] in _VOLUME else Reason.CONTAINER_NOT_STARTED
-    return Trouble(reason, f"pod {pod.name}: {event['reason']}: {event['message']}")
+    return PodProblem(reason, f"pod {pod.name}: {event['reason']}: {event['message']}")

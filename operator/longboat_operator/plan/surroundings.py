@@ -23,7 +23,6 @@ from longboat_operator.model import (
     content_digest,
     digest,
 )
-from longboat_operator.plan.view import JobView
 from longboat_operator.pods.access import driver_account, driver_role, driver_role_binding
 from longboat_operator.pods.claim import (
     ONE_POD,
@@ -35,8 +34,9 @@ from longboat_operator.pods.claim import (
 )
 from longboat_operator.pods.network import job_network, reward_network
 from longboat_operator.pods.service import head_service
+from longboat_operator.reading.conditions import Finding
+from longboat_operator.reading.view import JobView
 from longboat_operator.refusals import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE
-from longboat_operator.status.conditions import Finding
 
 CLAIM = "PersistentVolumeClaim"
 # Objects of others are not watched: how soon one is looked at again that is in the way, or missing.
@@ -49,7 +49,7 @@ class Surroundings:
 
     actions: tuple[Action, ...] = ()
     look_up: tuple[Target, ...] = ()
-    obstacle: Finding | None = None
+    finding: Finding | None = None
 
 
 def surroundings_of(view: JobView) -> Surroundings:
@@ -84,11 +84,11 @@ def surroundings_of(view: JobView) -> Surroundings:
             strangers.append(live)
     if strangers:
         message = "; ".join(_taken(view, live) for live in strangers)
-        return Surroundings(tuple(mends), obstacle=Finding(ConditionType.SCHEDULED, False, Reason.NAME_TAKEN, message))
+        return Surroundings(tuple(mends), finding=Finding(ConditionType.SCHEDULED, False, Reason.NAME_TAKEN, message))
     if earlier:
         message = "; ".join(f"{_name(live)} {OF_AN_EARLIER_JOB}" for live in earlier)
         return Surroundings(
-            tuple(mends), obstacle=Finding(ConditionType.SCHEDULED, False, Reason.PODS_STARTING, message)
+            tuple(mends), finding=Finding(ConditionType.SCHEDULED, False, Reason.PODS_STARTING, message)
         )
     return Surroundings((*mends, *news))
 
@@ -99,7 +99,7 @@ class ClaimsInUse:
 
     one_node: bool = False
     look_up: tuple[Target, ...] = ()
-    obstacle: Finding | None = None
+    finding: Finding | None = None
 
 
 def claims_in_use(view: JobView) -> ClaimsInUse:
@@ -119,14 +119,14 @@ def claims_in_use(view: JobView) -> ClaimsInUse:
         claim = view.found(CLAIM, name)
         if claim is None:
             message = f"{field}: {CLAIM} {name} doesn't exist; create it, or correct the name in another job"
-            return ClaimsInUse(obstacle=Finding(ConditionType.SCHEDULED, False, Reason.VOLUME_NOT_READY, message))
+            return ClaimsInUse(finding=Finding(ConditionType.SCHEDULED, False, Reason.VOLUME_NOT_READY, message))
         modes = access_modes(claim)
         if ONE_POD in modes:
             message = (
                 f"{field}: {CLAIM} {name} is {ONE_POD}, but driver and trainer pods mount it together: name a claim that "
                 "is ReadWriteMany, or ReadWriteOnce for all of them on one node, in another job"
             )
-            return ClaimsInUse(obstacle=Finding(ConditionType.SCHEDULED, False, Reason.VOLUME_NOT_READY, message))
+            return ClaimsInUse(finding=Finding(ConditionType.SCHEDULED, False, Reason.VOLUME_NOT_READY, message))
         one_node = one_node or on_one_node(modes, read_only=name != checkpoint.claim_name)
     return ClaimsInUse(one_node)
 

@@ -8,8 +8,8 @@ from enum import Enum, auto
 from longboat_crds.base import Role
 from longboat_crds.status import TrainingState
 from longboat_operator.plan.losses import loss_of
-from longboat_operator.plan.view import JobView
-from longboat_operator.status.times import seconds_until
+from longboat_operator.reading.times import seconds_until
+from longboat_operator.reading.view import JobView
 
 
 class Stage(Enum):

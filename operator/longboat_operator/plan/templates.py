@@ -10,7 +10,7 @@ from longboat_crds.job import RuntimeKind
 from longboat_crds.reasons import Reason
 from longboat_crds.runtime import RLRuntimeSpec
 from longboat_operator.model import Object
-from longboat_operator.plan.view import JobView
+from longboat_operator.reading.view import JobView
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,37 +1,163 @@
-"""Conditions: a list with one entry a type, whose times change only when the status does. Pure."""
+"""Conditions: what each says now, and since when. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from longboat_crds.reasons import ConditionType
-from longboat_crds.status import Condition
-from longboat_operator.status.times import stamp
+from longboat_crds.base import Role
+from longboat_crds.reasons import ConditionType, Reason
+from longboat_crds.status import Condition, TrainingState
+from longboat_operator.plan.creation import Creation
+from longboat_operator.plan.deadline import has_trained
+from longboat_operator.plan.pod_problems import PodProblem
+from longboat_operator.plan.records import RoleCount
+from longboat_operator.plan.suspension import Stage, has_stopped
+from longboat_operator.pods.pod import RAY_HEAD
+from longboat_operator.reading.conditions import Finding, find
+from longboat_operator.reading.terminations import terminations
+from longboat_operator.reading.times import moment, stamp
+from longboat_operator.reading.view import JobView
+from longboat_operator.status.roles import Survey, first_problem, first_unscheduled, summary
 
 MESSAGE_LENGTH = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What holds now: the value of one condition without its times."""
+class Facts:
+    """What the plan has found out about a job that is not finished."""
 
-    type: ConditionType
-    holds: bool
-    reason: str
-    message: str = ""
-
-
-def find(conditions: Sequence[Condition] | None, kind: str) -> Condition | None:
-    """The condition of a type."""
-    return next((c for c in conditions or () if c.type == kind), None)
+    stage: Stage
+    roles: Survey
+    counts: Mapping[Role, RoleCount]
+    creation: Creation
+    held_up: PodProblem | None = None
 
 
-def holds(conditions: Sequence[Condition] | None, kind: ConditionType) -> bool:
-    """Whether the condition is there and True."""
-    found = find(conditions, kind)
-    return found is not None and found.status == "True"
+def findings_of(view: JobView, facts: Facts) -> Iterator[Finding]:
+    """Conditions of a job that is not finished, in the order of their types."""
+    if facts.stage is Stage.RUN:
+        yield from _resolved(view, facts)
+        yield _scheduled(view, facts)
+        yield _roles_ready(view, facts)
+        yield _running(view, facts)
+        if not view.suspended:
+            yield Finding(ConditionType.SUSPENDED, False, Reason.NOT_SUSPENDED)
+        elif view.all_pods:
+            yield Finding(ConditionType.SUSPENDED, False, Reason.NOT_SUSPENDED, "Resumed.")
+    elif facts.stage is Stage.SUSPENDING:
+        yield _running(view, facts)
+        yield Finding(ConditionType.SUSPENDED, False, Reason.SUSPEND_REQUESTED, "Waiting for a last checkpoint.")
+    else:
+        yield from _without_pods(Reason.SUSPEND_REQUESTED)
+        yield _suspended(view, facts)
+    yield _degraded(view, facts)
+
+
+def final_findings(end: Finding) -> Iterator[Finding]:
+    """Conditions of a job that has ended; `end` says how."""
+    yield from _without_pods(Reason.JOB_FINISHED)
+    yield end
+
+
+def _without_pods(reason: Reason) -> Iterator[Finding]:
+    for kind in (ConditionType.SCHEDULED, ConditionType.ROLES_READY, ConditionType.RUNNING):
+        yield Finding(kind, False, reason)
+
+
+def _resolved(view: JobView, facts: Facts) -> Iterator[Finding]:
+    finding, template = facts.creation.finding, facts.creation.template
+    if finding and finding.type is ConditionType.RUNTIME_RESOLVED:
+        yield finding
+    elif template and not template.is_new:
+        reference = view.spec.runtime_ref
+        message = f"{reference.kind} {reference.name}, kept in ControllerRevision {view.job.revision(template.number)}."
+        yield Finding(ConditionType.RUNTIME_RESOLVED, True, Reason.RUNTIME_RESOLVED, message)
+
+
+def _scheduled(view: JobView, facts: Facts) -> Finding:
+    finding = facts.creation.finding
+    if finding:
+        return Finding(ConditionType.SCHEDULED, False, finding.reason, finding.message)
+    if problem := first_unscheduled(facts.roles):
+        return Finding(ConditionType.SCHEDULED, False, problem.reason, problem.message)
+    if all(found.scheduled >= found.desired for found in facts.roles.values()):
+        return Finding(ConditionType.SCHEDULED, True, Reason.PODS_SCHEDULED)
+    return Finding(ConditionType.SCHEDULED, False, Reason.RESTARTING if has_trained(view) else Reason.PODS_STARTING)
+
+
+def _roles_ready(view: JobView, facts: Facts) -> Finding:
+    counts = summary(facts.roles)
+    if all(found.all_ready for found in facts.roles.values()):
+        return Finding(ConditionType.ROLES_READY, True, Reason.ALL_ROLES_READY, f"{counts}.")
+    cause = first_problem(facts.roles) or facts.held_up or facts.creation.finding
+    if cause:
+        return Finding(ConditionType.ROLES_READY, False, cause.reason, f"{counts}; {cause.message}")
+    reason = Reason.RESTARTING if has_trained(view) else Reason.PODS_STARTING
+    return Finding(ConditionType.ROLES_READY, False, reason, f"{counts}.")
+
+
+def _running(view: JobView, facts: Facts) -> Finding:
+    """Rule: rounds run when the driver that counts says so and every role has the pods that a round can't do without."""
+    serves = all(found.serves for found in facts.roles.values())
+    if serves and view.training and view.training.state is TrainingState.RUNNING:
+        return Finding(ConditionType.RUNNING, True, Reason.TRAINING)
+    if has_trained(view):
+        if head := _head_lost(view):
+            return Finding(ConditionType.RUNNING, False, Reason.HEAD_LOST, f"{summary(facts.roles)}; {head}")
+        return Finding(ConditionType.RUNNING, False, Reason.RESTARTING, f"{summary(facts.roles)}.")
+    reason = Reason.DRIVER_STARTING if serves else Reason.PODS_STARTING
+    return Finding(ConditionType.RUNNING, False, reason, f"{summary(facts.roles)}.")
+
+
+def _head_lost(view: JobView) -> str | None:
+    """How the Ray head ended whose end interrupts the rounds, while they are interrupted; None: something else does.
+
+    Rule: the head's container ended since the condition Running last changed: while it was True, or again since. All
+    pods wait for its successor then, and the driver begins anew.
+    """
+    running = find(view.status.conditions, ConditionType.RUNNING)
+    ends = [
+        (moment(ended.time), f"pod {pod.name}: {ended.text}")
+        for pod in view.pods[Role.DRIVER]
+        for ended in terminations(pod.raw)
+        if ended.container == RAY_HEAD and ended.time
+    ]
+    if running is None or not ends:
+        return None
+    when, how = max(ends)
+    lasts = running.status == "False" and running.reason == Reason.HEAD_LOST
+    return how if lasts or when >= moment(running.last_transition_time) else None
+
+
+def _suspended(view: JobView, facts: Facts) -> Finding:
+    if facts.stage is Stage.RELEASING:
+        message = "Pods are being deleted."
+        return Finding(ConditionType.SUSPENDED, view.suspended, Reason.SUSPEND_REQUESTED, message)
+    if view.status.start_time is None:
+        return Finding(ConditionType.SUSPENDED, True, Reason.SUSPEND_REQUESTED, "Suspended before it was started.")
+    step, kept = view.step, view.status.checkpoint
+    if kept is None:
+        text = "No checkpoint is kept: the job begins anew when it is resumed."
+    else:
+        text = f"Step {kept.step} is kept."
+    if has_stopped(view) or step <= (kept.step if kept else 0):
+        return Finding(ConditionType.SUSPENDED, True, Reason.CHECKPOINT_KEPT, text)
+    return Finding(ConditionType.SUSPENDED, True, Reason.NO_CHECKPOINT_IN_TIME, f"{text} Step {step} was reached.")
+
+
+def _degraded(view: JobView, facts: Facts) -> Finding:
+    problem = view.problem
+    if problem:
+        place = f"{problem.field}: " if problem.field else ""
+        return Finding(ConditionType.DEGRADED, True, problem.reason, place + problem.message)
+    some = (Role.ROLLOUT, Role.REWARD)
+    incomplete = [role for role in some if not facts.roles[role].all_ready]
+    if incomplete and facts.stage is Stage.RUN and has_trained(view):
+        missing = ", ".join(f"{role} {facts.roles[role].text}" for role in incomplete)
+        return Finding(ConditionType.DEGRADED, True, Reason.ROLES_INCOMPLETE, f"{missing}.")
+    return Finding(ConditionType.DEGRADED, False, Reason.AS_ASKED)
 
 
 def updated(

@@ -10,8 +10,8 @@ from longboat_crds.reasons import ConditionType, Reason, ReasonGroup
 from longboat_crds.status import Condition, Phase, RestartRecord, RLJobStatus
 from longboat_operator.model import EmitEvent
 from longboat_operator.plan.records import RoleCount
-from longboat_operator.plan.view import ROLES
-from longboat_operator.status.conditions import find, holds
+from longboat_operator.reading.conditions import find, holds
+from longboat_operator.reading.view import ROLES
 
 # What restarts tell, pod by pod, and scaling; conditions don't tell it again.
 _TOLD_ALREADY = frozenset(
@@ -38,7 +38,7 @@ def events_of(old: RLJobStatus, new: RLJobStatus, counts: Mapping[Role, RoleCoun
     for role in ROLES:
         yield from (_restart(record) for record in counts[role].news)
     yield from _scaled(old, new)
-    yield from _troubles(old, new)
+    yield from _warnings(old, new)
     if new.phase != old.phase:
         yield from _phase(old, new)
 
@@ -56,7 +56,7 @@ def _scaled(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:
             yield EmitEvent(NORMAL, "Scaled", f"Role {role} from {before.desired} to {after.desired} pods.")
 
 
-def _troubles(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:
+def _warnings(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:
     told: set[str] = set(_TOLD_ALREADY)
     for condition in new.conditions or ():
         before = find(old.conditions, condition.type)

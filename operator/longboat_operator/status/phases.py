@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.status import Condition, Phase
 from longboat_operator.plan.suspension import Stage
-from longboat_operator.status.conditions import find, holds
+from longboat_operator.reading.conditions import find, holds
 
 _EXPLAINS = {
     Phase.STARTING: (ConditionType.ROLES_READY, ConditionType.RUNNING),

@@ -15,16 +15,15 @@ from longboat_crds.status import (
     RLJobStatus,
     RuntimeStatus,
 )
-from longboat_operator.plan.failures import Verdict
 from longboat_operator.plan.incarnations import granted, revoked
 from longboat_operator.plan.records import RoleCount, released
 from longboat_operator.plan.suspension import Stage
-from longboat_operator.plan.view import ROLES, JobView
-from longboat_operator.status.conditions import updated
-from longboat_operator.status.findings import Facts, final_findings, findings_of
+from longboat_operator.reading.conditions import Finding
+from longboat_operator.reading.times import stamp
+from longboat_operator.reading.view import ROLES, JobView
+from longboat_operator.status.conditions import Facts, final_findings, findings_of, updated
 from longboat_operator.status.phases import phase_of, reason_of
 from longboat_operator.status.roles import roles_status, survey
-from longboat_operator.status.times import stamp
 
 HISTORY_LENGTH = 10
 
@@ -55,16 +54,16 @@ def status_of(view: JobView, facts: Facts, now: datetime) -> RLJobStatus:
     )
 
 
-def final_status(view: JobView, verdict: Verdict, counts: Counts, now: datetime) -> RLJobStatus:
+def final_status(view: JobView, end: Finding, counts: Counts, now: datetime) -> RLJobStatus:
     """Status of a job that has just ended; it stays like this."""
-    conditions = updated(view.status.conditions, list(final_findings(verdict)), view.generation, now)
+    conditions = updated(view.status.conditions, list(final_findings(end)), view.generation, now)
     phase = phase_of(conditions, Stage.RUN, has_pods=False)
     roles = survey(view, released=True, lost={})
     return view.status.model_copy(
         update={
             "observed_generation": view.generation,
             "phase": phase,
-            "reason": verdict.reason,
+            "reason": end.reason,
             "completion_time": stamp(now),
             "suspend_time": None,
             "roles": roles_status(roles, {role: released(counts[role], view.pods[role]) for role in ROLES}),

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from longboat_crds.base import Role
 from longboat_crds.status import RolesStatus, RoleStatus
 from longboat_operator.plan.losses import Loss
+from longboat_operator.plan.pod_problems import PodProblem, problem_of, scheduling_problem
 from longboat_operator.plan.records import RoleCount
-from longboat_operator.plan.view import ROLES, JobView, PodView
 from longboat_operator.pods.workers import GRADERS
+from longboat_operator.reading.times import stamp
+from longboat_operator.reading.view import ROLES, JobView, PodView
 from longboat_operator.status.cpus import limits_of
-from longboat_operator.status.times import stamp
-from longboat_operator.status.troubles import Trouble, scheduling_trouble, trouble_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +70,16 @@ def summary(roles: Survey) -> str:
     return ", ".join(f"{role} {found.text}" for role, found in roles.items())
 
 
-def first_trouble(roles: Survey) -> Trouble | None:
+def first_problem(roles: Survey) -> PodProblem | None:
     """What is wrong with the first pod that something is wrong with, in start order."""
     pods = ((pod, found.lost.get(pod.uid)) for found in roles.values() for pod in found.pods)
-    return next((trouble for pod, loss in pods if (trouble := trouble_of(pod, loss))), None)
+    return next((problem for pod, loss in pods if (problem := problem_of(pod, loss))), None)
 
 
-def first_unscheduled(roles: Survey) -> Trouble | None:
+def first_unscheduled(roles: Survey) -> PodProblem | None:
     """Why the first pod without a node has none."""
     pods = (pod for found in roles.values() for pod in found.pods)
-    return next((trouble for pod in pods if (trouble := scheduling_trouble(pod))), None)
+    return next((problem for pod in pods if (problem := scheduling_problem(pod))), None)
 
 
 def roles_status(roles: Survey, counts: Mapping[Role, RoleCount]) -> RolesStatus:

@@ -1,4 +1,4 @@
-"""The plan of a job. Pure."""
+"""From a snapshot to a plan: what it says is read, rules decide, and the status tells it. Pure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from longboat_crds.status import Phase, RLJobStatus
 from longboat_operator.model import Action, DeleteObject, Object, Observed, Plan, PublishStatus
 from longboat_operator.plan import deadline
 from longboat_operator.plan.creation import Creation, creation_of
-from longboat_operator.plan.failures import Verdict, over_the_limit, said_by_driver
+from longboat_operator.plan.failures import over_the_limit, said_by_driver
 from longboat_operator.plan.incarnations import failure_before
 from longboat_operator.plan.losses import Lost, disruptions, lost_pods
 from longboat_operator.plan.records import RoleCount, count, released, remembered
 from longboat_operator.plan.removal import Removal, condemned, removal_of
 from longboat_operator.plan.starts import HeldUp, held_up
 from longboat_operator.plan.suspension import Stage, grace_left, stage_of
-from longboat_operator.plan.view import ROLES, JobView, SpecUnreadable, read
-from longboat_operator.status.conditions import Finding, find, updated
+from longboat_operator.reading.conditions import Finding, find
+from longboat_operator.reading.status import read_status
+from longboat_operator.reading.times import seconds_until
+from longboat_operator.reading.view import ROLES, JobView, SpecUnreadable, read
+from longboat_operator.status.conditions import Facts, updated
 from longboat_operator.status.events import events_of
-from longboat_operator.status.findings import Facts
 from longboat_operator.status.publication import final_status, operator_part, status_of
-from longboat_operator.status.reading import read_status
 from longboat_operator.status.roles import summary, survey
-from longboat_operator.status.times import seconds_until
 
 Counts = Mapping[Role, RoleCount]
 
@@ -53,9 +53,9 @@ def plan(observed: Observed, now: datetime) -> Plan:
     creation = creation_of(view, counts, now) if stage is Stage.RUN else Creation()
     held = held_up(view, now) if stage is Stage.RUN else HeldUp()
     roles = survey(view, released=stage is Stage.SUSPENDED, lost=lost.pods)
-    facts = Facts(stage, roles, counts, creation, held.trouble)
-    if verdict := _verdict(view, facts, now):
-        return _published(view.status, final_status(view, verdict, counts, now), counts)
+    facts = Facts(stage, roles, counts, creation, held.problem)
+    if end := _end(view, facts, now):
+        return _published(view.status, final_status(view, end, counts, now), counts)
     removal = _removal(view, stage, now, lost)
     status = status_of(view, facts, now)
     waits = [creation.wait, removal.wait, lost.wait, held.wait, *_timers(view, facts, now)]
@@ -89,14 +89,14 @@ def _counts(view: JobView, stage: Stage, now: datetime, lost: Lost) -> Counts:
     return {role: released(memories[role], view.pods[role]) for role in ROLES}
 
 
-def _verdict(view: JobView, facts: Facts, now: datetime) -> Verdict | None:
+def _end(view: JobView, facts: Facts, now: datetime) -> Finding | None:
     """Whether the job has ended: the driver's word first, then the operator's limits."""
-    if verdict := said_by_driver(view):
-        return verdict
+    if end := said_by_driver(view):
+        return end
     if facts.stage is not Stage.RUN:
         return None
-    if verdict := over_the_limit(view, facts.counts):
-        return verdict
+    if end := over_the_limit(view, facts.counts):
+        return end
     if all(found.all_ready for found in facts.roles.values()):
         return None
     ready = find(view.status.conditions, ConditionType.ROLES_READY)

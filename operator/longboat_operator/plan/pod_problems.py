@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from longboat_crds.reasons import Reason
 from longboat_operator.plan.losses import Loss
-from longboat_operator.plan.view import PodView
-from longboat_operator.status.terminations import container_statuses, last_termination
+from longboat_operator.reading.terminations import container_statuses, last_termination
+from longboat_operator.reading.view import PodView
 
 # Waiting reasons of the kubelet (pkg/kubelet/images, pkg/kubelet/kuberuntime).
 _IMAGE = frozenset(
@@ -21,39 +21,41 @@ _CONTAINER = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class PodProblem:
     """What is wrong with a pod."""
 
     reason: Reason
     message: str
 
 
-def scheduling_trouble(pod: PodView) -> Trouble | None:
+def scheduling_problem(pod: PodView) -> PodProblem | None:
     """Why the scheduler found no node, in its own words."""
     condition = pod.condition("PodScheduled")
     if condition.get("status") != "False":
         return None
     message = str(condition.get("message") or condition.get("reason") or "not scheduled")
     about_claims = "persistentvolumeclaim" in message.lower()
-    return Trouble(Reason.VOLUME_NOT_READY if about_claims else Reason.POD_UNSCHEDULABLE, f"pod {pod.name}: {message}")
+    return PodProblem(
+        Reason.VOLUME_NOT_READY if about_claims else Reason.POD_UNSCHEDULABLE, f"pod {pod.name}: {message}"
+    )
 
 
-def trouble_of(pod: PodView, loss: Loss | None) -> Trouble | None:
+def problem_of(pod: PodView, loss: Loss | None) -> PodProblem | None:
     """What is wrong, such as its `loss`; None for a pod that is ready or simply still starting."""
     if loss:
-        return Trouble(loss.reason, f"pod {pod.name}: {loss.message}")
-    if unscheduled := scheduling_trouble(pod):
+        return PodProblem(loss.reason, f"pod {pod.name}: {loss.message}")
+    if unscheduled := scheduling_problem(pod):
         return unscheduled
     for status in container_statuses(pod.raw):
         waiting = (status.get("state") or {}).get("waiting") or {}
         reason, message = waiting.get("reason"), waiting.get("message") or ""
         where = f"pod {pod.name}: container {status['name']}"
         if reason in _IMAGE:
-            return Trouble(Reason.IMAGE_PULL_FAILED, f"{where}: {_pull_text(message) or reason}")
+            return PodProblem(Reason.IMAGE_PULL_FAILED, f"{where}: {_pull_text(message) or reason}")
         if reason in _CONTAINER:
-            return Trouble(Reason.CONTAINER_NOT_STARTED, f"{where}: {reason}: {message}".rstrip(": "))
+            return PodProblem(Reason.CONTAINER_NOT_STARTED, f"{where}: {reason}: {message}".rstrip(": "))
         if reason == "CrashLoopBackOff" and (ended := last_termination(pod.raw)):
-            return Trouble(ended.reason, f"pod {pod.name}: {ended.text}")
+            return PodProblem(ended.reason, f"pod {pod.name}: {ended.text}")
     return None
 
 

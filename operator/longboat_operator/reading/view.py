@@ -15,9 +15,9 @@ from longboat_crds.reasons import ConditionType
 from longboat_crds.status import Problem, RLJobStatus, RoleStatus, Training
 from longboat_operator.model import ANNOTATION_RAY_TOKEN, LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE, Object, Observed
 from longboat_operator.pods.names import JobRef
-from longboat_operator.status.conditions import holds
-from longboat_operator.status.reading import read_status
-from longboat_operator.status.times import moment
+from longboat_operator.reading.conditions import holds
+from longboat_operator.reading.status import read_status
+from longboat_operator.reading.times import moment
 
 # Start order: the driver pod has the head that all others wait for.
 ROLES = (Role.DRIVER, Role.ROLLOUT, Role.REWARD, Role.TRAINER)

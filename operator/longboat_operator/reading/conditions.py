@@ -1,0 +1,30 @@
+"""Conditions: what one says, and how to find it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from longboat_crds.reasons import ConditionType
+from longboat_crds.status import Condition
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What holds now: the value of one condition without its times."""
+
+    type: ConditionType
+    holds: bool
+    reason: str
+    message: str = ""
+
+
+def find(conditions: Sequence[Condition] | None, kind: str) -> Condition | None:
+    """The condition of a type."""
+    return next((c for c in conditions or () if c.type == kind), None)
+
+
+def holds(conditions: Sequence[Condition] | None, kind: ConditionType) -> bool:
+    """Whether the condition is there and True."""
+    found = find(conditions, kind)
+    return found is not None and found.status == "True"
