@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer
 from kubernetes.aio.client.configuration import Configuration
 
 from e2e.cluster import Cluster
-from longboat_operator import observe, plan
+from longboat_operator import observe, planner
 from longboat_operator.kube import client as kube_client
 from longboat_operator.kube.client import KubeClient
 from longboat_operator.kube.resources import LEASE, POD, RL_JOB, RL_RUNTIME
@@ -191,7 +191,7 @@ async def test_a_pod_that_was_lost_unseen_by_the_standby_is_no_second_loss(
 
     await leader.start()
     await until(lambda: named(admin, namespace, "reward"))
-    standby, key = Shell(configuration, options(namespace), observe.observe, plan.plan), JobKey(namespace, "x")
+    standby, key = Shell(configuration, options(namespace), observe.observe, planner.plan), JobKey(namespace, "x")
     async with running(standby):
         await until(lambda: standby._cache.children(key)["Pod"])
 
