@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import wraps
@@ -135,13 +136,15 @@ def served(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None
 
 
 def applied() -> dict[str, float]:
-    """Applies carried out so far, by kind."""
+    """Applies that the server has taken so far in this process, by kind."""
     (metric,) = ACTIONS.collect()
-    return {
-        sample.labels["kind"]: sample.value
-        for sample in metric.samples
-        if sample.name.endswith("_total") and sample.labels["action"] == "ApplyObject"
-    }
+    counts: Counter[str] = Counter()
+    for sample in metric.samples:
+        if not sample.name.endswith("_total") or sample.labels["action"] != "ApplyObject":
+            continue
+        if sample.labels["outcome"] not in {"refused", "skipped", "trouble", "waiting"}:
+            counts[sample.labels["kind"]] += sample.value
+    return counts
 
 
 @served
