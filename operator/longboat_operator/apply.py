@@ -7,7 +7,7 @@
   plan creates and applies nothing more.
 * Events tell of what the status written before them says: when that write comes too late (the job has changed), the plan
   ends there.
-* PodProblem (no answer, 5xx, 429) ends the plan: nobody knows what was done; it is planned again after a wait.
+* Trouble (no answer, 5xx, 429) ends the plan: nobody knows what was done; it is planned again after a wait.
 """
 
 from __future__ import annotations

@@ -315,7 +315,7 @@ async def test_what_belongs_to_something_else_is_left_alone(bench: Bench, owner:
 
 
 async def test_any_prefix_of_a_plan_may_be_all_that_happens() -> None:
-    """PodProblem at each action in turn: all before it was done, nothing after it."""
+    """Trouble at each action in turn: all before it was done, nothing after it."""
     actions = [SERVICE, ACCOUNT, *PODS, DELETE, STATUS, EVENT]
     well = Bench()
     await well.apply(*actions)

@@ -140,6 +140,7 @@ class Driver:
         if not self._loop.happened(body):
             self._journal.late += 1
             self._discard_if_unwanted(body)
+            return
         self._reporter.stages.set(Stage.GENERATE, self._view.counts[State.RUNNING] > 0)
 
     def now(self) -> float:
@@ -227,7 +228,7 @@ class Driver:
     async def _suspend(self) -> None:
         """Lets a step that is being computed finish, gives up open rounds, and saves the last boundary."""
         self._loop.resting = True
-        self._flow.abort(self._running())
+        self._flow.abort([sample for group in self._view.groups.values() for sample in group.running])
         self._steps.lane.clear()
         if self._steps.lane.current in (Task.TRAIN, Task.SAVE):
             await self._steps.lane.rest()
@@ -238,11 +239,6 @@ class Driver:
                 self._happened(body)
         if self._boundary.step > (self._steps.saved.step if self._steps.saved else 0):
             await self._steps.save(self._boundary, needed=True)
-
-    def _running(self) -> list[SampleId]:
-        """What engines make."""
-        groups = self._view.groups.values()
-        return [g.sample_id(r.index) for g in groups for r in g.samples if r.state is State.RUNNING]
 
     def _held_out(self) -> Evaluation | None:
         spec, rows = self._job.spec.dataset.evaluation, self._rooms.evaluation

@@ -13,7 +13,7 @@ from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import Body, Event
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.policy import Decision, Launch, Policy, PolicyError
-from longboat_runtime.rounds.records import GroupRecord, State
+from longboat_runtime.rounds.records import State
 from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import PromptId, SampleId
 
@@ -111,11 +111,7 @@ def effects_of(view: View, body: Body) -> Effects:
             running = (s for s in samples if (record := view.sample(s)) and record.state is State.RUNNING)
             return Effects(stop=tuple(running))
         case events.GroupDeferred(prompt=prompt) | events.GroupDropped(prompt=prompt) if group := view.group(prompt):
-            return Effects(stop=_running(group), given_up=tuple(group.sample_ids))
+            return Effects(stop=group.running, given_up=tuple(group.sample_ids))
         case events.GroupCarried(prompt=prompt) if group := view.group(prompt):
-            return Effects(pause=_running(group))
+            return Effects(pause=group.running)
     return Effects()
-
-
-def _running(group: GroupRecord) -> tuple[SampleId, ...]:
-    return tuple(group.sample_id(record.index) for record in group.samples if record.state is State.RUNNING)

@@ -113,6 +113,11 @@ class GroupRecord:
         return [self.sample_id(sample.index) for sample in self.samples]
 
     @property
+    def running(self) -> tuple[SampleId, ...]:
+        """What engines make of it."""
+        return tuple(self.sample_id(sample.index) for sample in self.samples if sample.state is State.RUNNING)
+
+    @property
     def given_up(self) -> GivenUp:
         """What is kept of it once it is given up."""
         lengths = [sample.tokens if sample.finish_reason is not None else None for sample in self.samples]
