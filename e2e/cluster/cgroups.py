@@ -101,10 +101,14 @@ def find(group: str, name: str) -> str | None:
     return next((f"/{folder.relative_to(hierarchy)}" for folder in found), None)
 
 
-def kill(group: str, patience: float = 20) -> None:
-    """Kill every process in a group and below it, and wait (seconds) until they are gone."""
+def kill(group: str, patience: float = 120) -> None:
+    """Kill every process in a group and below it, frozen ones too, and wait (seconds) until they are gone.
+
+    runc freezes a container without a process namespace of its own to signal its processes: one that is killed then leaves it frozen.
+    """
     deadline = time.monotonic() + patience
     while left := processes(group):
+        thaw(group)
         if time.monotonic() > deadline:
             raise ClusterError(f"processes {sorted(left)} of control group {group} don't end after SIGKILL")
         for pid in left:
@@ -113,7 +117,18 @@ def kill(group: str, patience: float = 20) -> None:
         time.sleep(0.02)
 
 
-def remove(group: str, patience: float = 20) -> None:
+def thaw(group: str) -> None:
+    """Let the processes in a group and below it run again. A v1 group holds on to a killed process until then."""
+    for hierarchy in hierarchies():
+        for folder in _descend(_folder(hierarchy, group)):
+            with contextlib.suppress(OSError):  # the group has just gone, or is of a hierarchy that freezes nothing
+                if (folder / "freezer.state").exists():
+                    (folder / "freezer.state").write_text("THAWED")
+                elif (folder / "cgroup.freeze").exists():
+                    (folder / "cgroup.freeze").write_text("0")
+
+
+def remove(group: str, patience: float = 120) -> None:
     """Remove a group and everything below it, waiting (seconds) for the kernel to let go of ended processes."""
     deadline = time.monotonic() + patience
     for hierarchy in hierarchies():

@@ -1,0 +1,45 @@
+"""Control groups of a cluster."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.cluster import cgroups
+from e2e.cluster.waiting import wait_until
+
+pytestmark = pytest.mark.cluster
+
+GROUP = f"/longboat-frozen-{os.getpid()}/node0/pod"
+
+
+@pytest.fixture
+def asleep() -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a group that is frozen."""
+    cgroups.create(GROUP)
+    process = subprocess.Popen(["sleep", "1000"])
+    for file in cgroups.process_files(GROUP):
+        file.write_text(str(process.pid))
+    folders = [file.parent for file in cgroups.process_files(GROUP)]
+    states = [folder / "freezer.state" for folder in folders if (folder / "freezer.state").exists()]
+    for state in states:
+        state.write_text("FROZEN")
+        wait_until(lambda state=state: state.read_text().strip() == "FROZEN", "it is not frozen", seconds=60)
+    for folder in () if states else folders:
+        (folder / "cgroup.freeze").write_text("1")
+        wait_until(
+            lambda folder=folder: "frozen 1" in (folder / "cgroup.events").read_text(), "it is not frozen", seconds=60
+        )
+    yield process
+    cgroups.thaw(GROUP)
+    process.kill()
+    process.wait()
+    cgroups.remove(f"/longboat-frozen-{os.getpid()}")
+
+
+def test_a_frozen_process_is_killed(asleep: subprocess.Popen[bytes]) -> None:
+    """What a node leaves behind whose container was being signalled when its power went."""
+    cgroups.kill(f"/longboat-frozen-{os.getpid()}")
+    assert asleep.wait() == -signal.SIGKILL
