@@ -30,27 +30,35 @@ def site(cluster: Cluster) -> sites.Site:
 
 
 @pytest.fixture(scope="package")
-def finished(site: sites.Site) -> Iterator[Job]:
-    """A job of a mixture of experts that has Succeeded; its rounds began while the ones before were trained."""
-    job = Job(site.cluster, site.namespace, "finished")
-    spec = small_job.spec(rounds={"policy": "BoundedAsync", "steps": 4, "promptsPerRound": 4})
-    spec["model"]["path"] = "/data/experts"
-    job.apply(spec)
-    options = ("--for=condition=Succeeded", f"rljob/{job.name}", "--timeout=420s")
-    site.cluster.kubectl("-n", site.namespace, "wait", *options, timeout=440)
-    yield job
-    job.delete()
+def long_lived(site: sites.Site) -> Iterator[dict[str, Job]]:
+    """Jobs that several tests use, applied at once since each waits for its pods."""
+    experts = small_job.spec(rounds={"policy": "BoundedAsync", "steps": 4, "promptsPerRound": 4})
+    experts["model"]["path"] = "/data/experts"
+    endless = small_job.spec(rounds={"policy": "TailBatching", "steps": 100_000, "promptsPerRound": 4})
+    jobs = {name: Job(site.cluster, site.namespace, name) for name in ("finished", "survivor")}
+    jobs["finished"].apply(experts)
+    jobs["survivor"].apply(endless)
+    yield jobs
+    for job in jobs.values():
+        job.delete()
 
 
 @pytest.fixture(scope="package")
-def survivor(site: sites.Site) -> Iterator[Job]:
+def finished(long_lived: dict[str, Job]) -> Job:
+    """A job of a mixture of experts that has Succeeded; its rounds began while the ones before were trained."""
+    job = long_lived["finished"]
+    options = ("--for=condition=Succeeded", f"rljob/{job.name}", "--timeout=420s")
+    job.cluster.kubectl("-n", job.namespace, "wait", *options, timeout=440)
+    return job
+
+
+@pytest.fixture(scope="package")
+def survivor(long_lived: dict[str, Job]) -> Job:
     """A job of short and long rounds that goes on until it is deleted. A test that uses it leaves it running."""
-    job = Job(site.cluster, site.namespace, "survivor")
-    job.apply(small_job.spec(rounds={"policy": "TailBatching", "steps": 100_000, "promptsPerRound": 4}))
+    job = long_lived["survivor"]
     job.wait_for("Running", 300)
     job.wait_for_step(3)
-    yield job
-    job.delete()
+    return job
 
 
 @pytest.fixture

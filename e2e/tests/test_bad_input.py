@@ -1,6 +1,6 @@
 """What a person gets wrong ends in a condition that names the field and the cure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,28 +15,51 @@ Spec = dict[str, Any]
 
 
 def missing_model(spec: Spec) -> None:
+    """An engine finds it."""
     spec["model"]["path"] = "/data/nowhere"
 
 
 def unknown_reward(spec: Spec) -> None:
+    """A reward pod finds it."""
     spec["rewards"][0]["function"] = "/data/reward.py:rewrad"
 
 
 def missing_column(spec: Spec) -> None:
+    """The driver finds it, as everything that is wrong with the data."""
     spec["dataset"]["columns"] = {"prompt": "question"}
 
 
-def long_prompt(spec: Spec) -> None:
-    spec["model"]["maxLength"] = 20
+SPOILED = (missing_model, unknown_reward, missing_column)
 
 
-def missing_domain(spec: Spec) -> None:
-    spec["dataset"]["columns"] = {"domain": "answer"}
-    spec["rounds"]["quotas"] = [{"domain": "nowhere", "prompts": spec["rounds"]["promptsPerRound"]}]
+@pytest.fixture(scope="module")
+def full(site: Site) -> Iterator[Job]:
+    """A job whose volume has room for one checkpoint (3.5 MB): the second finds none."""
+    volumes.apply(site.cluster, volumes.in_memory(site.cluster, site.namespace, "small", 6))
+    job = Job(site.cluster, site.namespace, "full-volume")
+    job.apply(
+        small_job.spec(
+            rounds={"steps": 100_000, "promptsPerRound": 4}, checkpoint={"everySteps": 2, "claimName": "small"}
+        )
+    )
+    yield job
+    job.delete()
 
 
-def missing_dataset(spec: Spec) -> None:
-    spec["dataset"]["files"]["paths"] = ["/data/nothing.jsonl"]
+@pytest.fixture(scope="module", autouse=True)
+def spoiled(site: Site, full: Job) -> Iterator[dict[str, Job]]:
+    """All at once, since each waits for its pods."""
+    jobs: dict[str, Job] = {}
+    for spoil in SPOILED:
+        spec = small_job.spec()
+        if spoil is not missing_model:
+            spec["rollout"]["replicas"] = 0  # engines would only take CPUs
+        spoil(spec)
+        job = jobs[spoil.__name__] = Job(site.cluster, site.namespace, spoil.__name__.replace("_", "-"))
+        job.apply(spec)
+    yield jobs
+    for job in jobs.values():
+        job.delete()
 
 
 @pytest.mark.parametrize(
@@ -45,20 +68,12 @@ def missing_dataset(spec: Spec) -> None:
         (missing_model, "ModelNotFound", "spec.model.path", "/data/nowhere"),
         (unknown_reward, "RewardFunctionNotFound", "spec.rewards[0].function", "reward"),
         (missing_column, "DatasetColumnMissing", "spec.dataset.columns.prompt", "prompt"),
-        (long_prompt, "PromptTooLong", "spec.model.maxLength", "maxLength"),
-        (missing_domain, "DomainsMismatch", "spec.rounds.quotas[0].domain", "Correct the name"),
-        (missing_dataset, "DatasetNotFound", "spec.dataset.files.paths[0]", "/data/nothing.jsonl"),
     ],
 )
 def test_spec_problem_is_named(
-    new_job: Callable[[str], Job], spoil: Callable[[Spec], None], reason: str, field: str, cure: str
+    spoiled: dict[str, Job], spoil: Callable[[Spec], None], reason: str, field: str, cure: str
 ) -> None:
-    spec = small_job.spec()
-    if reason != "ModelNotFound":
-        spec["rollout"]["replicas"] = 0  # the driver finds the others: engines would only take its CPUs
-    spoil(spec)
-    job = new_job(spoil.__name__.replace("_", "-"))
-    job.apply(spec)
+    job = spoiled[spoil.__name__]
     job.wait("the job fails", lambda: job.condition("Failed").get("status") == "True")
     condition = job.condition("Failed")
     assert condition["reason"] == reason
@@ -66,22 +81,15 @@ def test_spec_problem_is_named(
     assert cure in condition["message"]
 
 
-def test_full_checkpoint_volume_is_named_and_loses_nothing(site: Site, new_job: Callable[[str], Job]) -> None:
-    """Room for one checkpoint (3.5 MB): the second finds none. With more room the job is as before."""
-    volumes.apply(site.cluster, volumes.in_memory(site.cluster, site.namespace, "small", 6))
-    job = new_job("full-volume")
-    job.apply(
-        small_job.spec(
-            rounds={"steps": 100_000, "promptsPerRound": 4}, checkpoint={"everySteps": 2, "claimName": "small"}
-        )
-    )
-    job.wait_for_step(4)
-    job.wait("the job says so", lambda: job.condition("Degraded").get("reason") == "CheckpointVolumeFull")
-    message = job.condition("Degraded")["message"]
+def test_full_checkpoint_volume_is_named_and_loses_nothing(site: Site, full: Job) -> None:
+    """With more room the job is as before."""
+    full.wait_for_step(4)
+    full.wait("the job says so", lambda: full.condition("Degraded").get("reason") == "CheckpointVolumeFull")
+    message = full.condition("Degraded")["message"]
     assert "spec.checkpoint" in message
     assert "Enlarge the claim" in message
-    assert job.status()["checkpoint"]["step"] == 2
-    step = job.step()
+    assert full.status()["checkpoint"]["step"] == 2
+    step = full.step()
     volumes.enlarge(site.cluster, site.namespace, "small", 100)
-    job.wait("a later checkpoint", lambda: job.status()["checkpoint"]["step"] > step, 120)
-    job.wait("the job is well", lambda: job.condition("Degraded").get("status") != "True")
+    full.wait("a later checkpoint", lambda: full.status()["checkpoint"]["step"] > step, 120)
+    full.wait("the job is well", lambda: full.condition("Degraded").get("status") != "True")

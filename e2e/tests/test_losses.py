@@ -48,9 +48,9 @@ def apply_runtime(site: Site, name: str, change: Callable[[dict[str, Any]], None
     return name
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def doomed(site: Site) -> Iterator[Node]:
-    """A node on which the operator does not run; it is back after the test."""
+    """A node on which the operator does not run; it is back after the tests."""
     listed = site.cluster.api.get(f"/api/v1/namespaces/{SYSTEM}/pods") or {}
     spared = {pod["spec"].get("nodeName") for pod in listed.get("items", [])}
     node = next(node for node in site.cluster.nodes if node.name not in spared)
@@ -58,6 +58,28 @@ def doomed(site: Site) -> Iterator[Node]:
     node.power_off()
     node.power_on()
     wait_until(lambda: node.ready(site.cluster.api), f"{node.name} did not come back", seconds=60)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def failing(site: Site, doomed: Node) -> Iterator[Job]:
+    """A job whose driver fails at every first step, on the node that isn't lost. It takes its time: it begins before all tests."""
+    folder = site.data / "faults"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(SITECUSTOMIZE)
+    (other,) = (node.name for node in site.cluster.nodes if node is not doomed)
+
+    def spoil(specs: dict[str, Any]) -> None:
+        specs["driver"]["containers"][0]["env"].append({"name": "PYTHONPATH", "value": f"{host_runtime.DATA}/faults"})
+        for spec in specs.values():
+            spec["nodeSelector"] = {HOSTNAME: other}
+            for container in spec["containers"]:
+                container["resources"]["requests"]["cpu"] = "50m"
+
+    job = Job(site.cluster, site.namespace, "slow-failure")
+    limit = {"maxDriverRestarts": 1}
+    job.apply(small_job.spec(apply_runtime(site, "slow-failure", spoil), failurePolicy=limit))
+    yield job
+    job.delete()
 
 
 def test_a_job_goes_on_after_the_node_of_its_four_trainer_pods(
@@ -104,22 +126,12 @@ def test_a_job_goes_on_after_the_node_of_its_four_trainer_pods(
     assert found["incarnations"] > 1
 
 
-def test_a_driver_that_fails_at_its_first_step_for_ever_ends_its_job(site: Site, new_job: Callable[[str], Job]) -> None:
-    folder = site.data / "faults"
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(SITECUSTOMIZE)
-
-    def spoil(specs: dict[str, Any]) -> None:
-        specs["driver"]["containers"][0]["env"].append({"name": "PYTHONPATH", "value": f"{host_runtime.DATA}/faults"})
-
-    job = new_job("slow-failure")
-    limit = {"maxDriverRestarts": 1}
-    job.apply(small_job.spec(apply_runtime(site, "slow-failure", spoil), failurePolicy=limit))
-    job.wait("the job fails", lambda: job.condition("Failed").get("status") == "True", 300)
-    failed = job.condition("Failed")
+def test_a_driver_that_fails_at_its_first_step_for_ever_ends_its_job(failing: Job) -> None:
+    failing.wait("the job fails", lambda: failing.condition("Failed").get("status") == "True", 300)
+    failed = failing.condition("Failed")
     assert failed["reason"] == "RestartLimitExceeded"
     assert "role driver failed 2 times before the first step was committed" in failed["message"]
     assert "failurePolicy.maxDriverRestarts: 1" in failed["message"]
     assert FAULT in failed["message"]
-    assert job.step() == 0
-    job.wait("the failed job holds no pods", lambda: not job.pods(), 60)
+    assert failing.step() == 0
+    failing.wait("the failed job holds no pods", lambda: not failing.pods(), 60)

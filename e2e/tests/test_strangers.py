@@ -1,7 +1,7 @@
 """Objects of others stay theirs, whatever a job is called; a person is told what is in the way, and the cure."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -33,6 +33,17 @@ def claim(site: Site) -> dict[str, Any]:
 def found(site: Site, body: dict[str, Any]) -> dict[str, Any]:
     path = f"/api/v1/namespaces/{site.namespace}/{PATHS[body['kind']]}/{body['metadata']['name']}"
     return site.cluster.api.get(path) or {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unmounted(site: Site) -> Iterator[Job]:
+    """A reward of its names a ConfigMap that doesn't exist. The kubelet takes its time to say so: it begins before all tests."""
+    spec = small_job.spec()
+    spec["rewards"] = [{"name": "vowels", "configMap": {"name": "nowhere", "key": "reward.py", "function": "reward"}}]
+    job = Job(site.cluster, site.namespace, "unmounted")
+    job.apply(spec)
+    yield job
+    job.delete()
 
 
 @pytest.mark.parametrize(
@@ -81,13 +92,9 @@ def test_the_job_starts_when_the_name_is_free(site: Site, new_job: Callable[[str
     job.wait("pods are made", job.pods, 60)
 
 
-def test_a_volume_that_can_not_be_mounted_is_named(site: Site, new_job: Callable[[str], Job]) -> None:
-    """A ConfigMap that a reward names doesn't exist: the pod's status says nothing of it, its Events do."""
-    spec = small_job.spec()
-    spec["rewards"] = [{"name": "vowels", "configMap": {"name": "nowhere", "key": "reward.py", "function": "reward"}}]
-    job = new_job("unmounted")
-    job.apply(spec)
-    job.wait("the job says so", lambda: job.condition("RolesReady").get("reason") == "VolumeNotReady", 120)
-    message = job.condition("RolesReady")["message"]
+def test_a_volume_that_can_not_be_mounted_is_named(unmounted: Job) -> None:
+    """The pod's status says nothing of it, its Events do."""
+    unmounted.wait("the job says so", lambda: unmounted.condition("RolesReady").get("reason") == "VolumeNotReady", 120)
+    message = unmounted.condition("RolesReady")["message"]
     assert "FailedMount" in message
     assert 'configmap "nowhere" not found' in message
