@@ -5,8 +5,8 @@ PYTHON := .venv/bin/python
 UV_VERSION := 0.13.8
 UV := $(CACHE)/uv-$(UV_VERSION)/bin/uv
 EXTRAS := operator,runtime,cpu,dev,bench
-# Each has a CPU (conftest.py): more would make threads wait for each other.
-WORKERS := $(shell nproc)
+# One for each CPU, and one for the tests that share a cluster (conftest.py).
+WORKERS := $(shell expr $$(nproc) + 1)
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 PACKAGES := buildah containerd containernetworking-plugins debootstrap gcc iproute2 iptables libnuma1 runc
 

@@ -8,6 +8,7 @@ import structlog
 from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 # Tests that share a cluster, by the beginning of their paths.
 SHARED = {
@@ -25,23 +26,42 @@ settings.register_profile("longboat", deadline=None)
 settings.load_profile("longboat")
 
 
+def cpu_of(worker: str) -> int | None:
+    """The CPU of worker `gwN`: the Nth of this process. One beyond them has none of its own: it runs the tests that share a cluster."""
+    cpus = sorted(os.sched_getaffinity(0))
+    number = int(worker.removeprefix("gw"))
+    return cpus[number] if number < len(cpus) else None
+
+
 def pytest_configure() -> None:
     """Gives a worker of several one CPU, and so everything that its tests start.
 
     Threads of one computation wait for each other by spinning: on CPUs that others use too they take ten times as long.
     """
-    worker = os.environ.get("PYTEST_XDIST_WORKER")
-    if worker:
-        cpus = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cpus[int(worker.removeprefix("gw")) % len(cpus)]})
+    cpu = cpu_of(os.environ.get("PYTEST_XDIST_WORKER", f"gw{os.cpu_count()}"))
+    if cpu is not None:
+        os.sched_setaffinity(0, {cpu})
 
 
 class Schedule(LoadFileScheduling):
-    """A worker gets a file at a time, or all files that share a cluster: else there would be one for each worker."""
+    """A worker gets a file at a time, or all files that share a cluster: else there would be one for each worker.
+
+    Tests on a cluster mostly wait. So they have a worker without a CPU of its own, if there is one, which then runs nothing else.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
         return next((scope for start, scope in SHARED.items() if file.startswith(start)), file)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        if any(cpu_of(other.gateway.id) is None for other in self.nodes):
+            shared = cpu_of(node.gateway.id) is None
+            scope = next((scope for scope in self.workqueue if (scope in SHARED.values()) is shared), None)
+            if scope is None:
+                node.shutdown()
+                return
+            self.workqueue.move_to_end(scope, last=False)
+        super()._assign_work_unit(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedule:
