@@ -5,7 +5,7 @@ PYTHON := .venv/bin/python
 UV_VERSION := 0.13.8
 UV := $(CACHE)/uv-$(UV_VERSION)/bin/uv
 EXTRAS := operator,runtime,cpu,dev,bench
-# One for each CPU, and one for the tests that share a cluster (conftest.py).
+# One for each CPU, and one for what mostly waits (conftest.py).
 WORKERS := $(shell expr $$(nproc) + 1)
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 PACKAGES := buildah containerd containernetworking-plugins debootstrap gcc iproute2 iptables libnuma1 runc

@@ -19,6 +19,9 @@ SHARED = {
     "tests/operator_shell/": "cluster",
 }
 
+# What mostly waits: for a cluster, for Ray to notice what has ended.
+WAITING = {*SHARED.values(), "tests/agent/test_ray_agents.py"}
+
 pytest_plugins = ["e2e.fixtures"]
 
 # How long an example takes says nothing on a machine that others use too.
@@ -27,7 +30,7 @@ settings.load_profile("longboat")
 
 
 def cpu_of(worker: str) -> int | None:
-    """The CPU of worker `gwN`: the Nth of this process. One beyond them has none of its own: it runs the tests that share a cluster."""
+    """The CPU of worker `gwN`: the Nth of this process. One beyond them has none of its own."""
     cpus = sorted(os.sched_getaffinity(0))
     number = int(worker.removeprefix("gw"))
     return cpus[number] if number < len(cpus) else None
@@ -46,7 +49,7 @@ def pytest_configure() -> None:
 class Schedule(LoadFileScheduling):
     """A worker gets a file at a time, or all files that share a cluster: else there would be one for each worker.
 
-    Tests on a cluster mostly wait. So they have a worker without a CPU of its own, if there is one, which then runs nothing else.
+    A worker without a CPU of its own begins with what mostly waits, the others with what doesn't.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -54,12 +57,9 @@ class Schedule(LoadFileScheduling):
         return next((scope for start, scope in SHARED.items() if file.startswith(start)), file)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        if any(cpu_of(other.gateway.id) is None for other in self.nodes):
-            shared = cpu_of(node.gateway.id) is None
-            scope = next((scope for scope in self.workqueue if (scope in SHARED.values()) is shared), None)
-            if scope is None:
-                node.shutdown()
-                return
+        waits = cpu_of(node.gateway.id) is None
+        scope = next((scope for scope in self.workqueue if (scope in WAITING) is waits), None)
+        if scope is not None:
             self.workqueue.move_to_end(scope, last=False)
         super()._assign_work_unit(node)
 

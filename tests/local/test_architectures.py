@@ -1,4 +1,4 @@
-"""Models of many families train: trainer and engines agree on every one after every publication."""
+"""Whole jobs of models unlike each other; tests/rollout/conformance/test_architectures.py has trainer and engine of many more."""
 
 from __future__ import annotations
 
@@ -20,19 +20,8 @@ from tests.support.tiny_model import save_random_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-FAMILIES = (
-    "gemma2",
-    "gemma3_text",
-    "gpt2",
-    "gpt_neox",
-    "granite",
-    "llama",
-    "mistral",
-    "olmo2",
-    "phi3",
-    "qwen2_moe",
-    "stablelm",
-)
+# Positions that are learned and transposed weights; experts, of which the engine packs several into one tensor.
+FAMILIES = ("gpt2", "qwen2_moe")
 # Of which hardly any two responses have the same, so that every group teaches something.
 REWARD = """
 def digits(sample):

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from longboat_runtime.interfaces import EngineStats, WeightPublication
+from longboat_runtime.interfaces import Engine, EngineStats, WeightPublication
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.samples import GeneratedSample, SampleId, SampleRequest
 
@@ -50,6 +50,11 @@ class HostedEngine:
     def shutdown(self) -> None:
         self._call("shutdown")
 
+    def replace(self, config: EngineConfig) -> None:
+        """Ends the engine and starts another one in the same process: most of a start is importing vLLM. In-process engines only."""
+        self._call("replace", config)
+        self.name, self.model = config.name, Path(config.model)
+
     def pack_experts_no_more(self) -> None:
         """As if what keeps the packed weights of experts up to date were missing. Of an engine in its own process."""
         self._call("pack_experts_no_more")
@@ -88,6 +93,11 @@ def _serve(connection: Connection, config: EngineConfig, spawned: bool) -> None:
     connection.send(None)
     while True:
         method, arguments = connection.recv()
+        if method == "replace":
+            engine.shutdown()
+            engine = _start_again(*arguments)
+            connection.send(None)
+            continue
         if method == "pack_experts_no_more":
             from longboat_runtime.weights import backend
 
@@ -98,3 +108,12 @@ def _serve(connection: Connection, config: EngineConfig, spawned: bool) -> None:
             connection.send(getattr(engine, method)(*arguments))
         except Exception as error:  # noqa: BLE001 - the test gets it
             connection.send(error)
+
+
+def _start_again(config: EngineConfig) -> Engine:
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+    from longboat_runtime.rollout.factory import start_engine
+
+    cleanup_dist_env_and_memory()
+    return start_engine(config)
