@@ -2,9 +2,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from longboat_runtime.rollout.binding import CpuShare
+from hypothesis import given
+from hypothesis import strategies as st
+
 from longboat_runtime.rollout.engine import EngineConfig
-from longboat_runtime.rollout.environment import environment
+from longboat_runtime.rollout.environment import NO_BINDING, CpuShare, cpu_share, environment
 
 CONFIG = EngineConfig(name="e", model="/models/m", dtype="float32", enforce_eager=True)
 SHARE = CpuShare("0|1", 1, (0, 1))
@@ -25,3 +27,51 @@ def test_cpus_of_an_engine_on_an_accelerator_are_left_alone() -> None:
     made = environment(CONFIG, SHARE, in_process=False, accelerator=True)
     assert made["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1"
     assert made.keys().isdisjoint({"VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS", "TORCHDYNAMO_DISABLE"})
+
+
+def share(
+    affinity: set[int], limit: float | None = None, node: int = 64, engine: int = 0, engines: int = 1, workers: int = 1
+) -> CpuShare:
+    return cpu_share(affinity, node_cpus=node, limit=limit, engine=engine, engines=engines, workers=workers)
+
+
+def test_own_cpus_are_split_over_engines_and_workers() -> None:
+    cpus = {8, 9, 10, 11, 24, 25, 26, 27}
+    assert share(cpus, engine=0, engines=2, workers=2) == CpuShare("8,9|10,11", 2, (8, 9, 10, 11))
+    assert share(cpus, engine=1, engines=2, workers=2) == CpuShare("24,25|26,27", 2, (24, 25, 26, 27))
+
+
+def test_cpus_shared_with_other_pods_are_not_bound() -> None:
+    assert share(set(range(64)), limit=4.0, workers=2) == CpuShare(NO_BINDING, 2)
+    assert share(set(range(64)), limit=0.5) == CpuShare(NO_BINDING, 1)
+
+
+def test_without_any_promise_a_worker_has_one_thread() -> None:
+    assert share({0, 1}, node=2, workers=2) == CpuShare(NO_BINDING, 1)
+
+
+def test_too_few_cpus_are_not_bound() -> None:
+    assert share({3}, workers=2) == CpuShare(NO_BINDING, 1)
+
+
+@given(
+    st.sets(st.integers(0, 255), min_size=1, max_size=64),
+    st.none() | st.floats(0.1, 300),
+    st.integers(1, 4),
+    st.integers(1, 4),
+)
+def test_shares_are_disjoint_and_within_the_affinity(
+    cpus: set[int], limit: float | None, engines: int, workers: int
+) -> None:
+    taken: list[int] = []
+    for engine in range(engines):
+        got = share(cpus, limit, node=256, engine=engine, engines=engines, workers=workers)
+        assert got.threads >= 1
+        if got.binding != NO_BINDING:
+            lists = [[int(cpu) for cpu in part.split(",")] for part in got.binding.split("|")]
+            assert len(lists) == workers
+            assert all(len(part) == got.threads for part in lists)
+            assert [cpu for part in lists for cpu in part] == list(got.cpus)
+        taken += got.cpus
+    assert len(taken) == len(set(taken))
+    assert set(taken) <= cpus

@@ -17,7 +17,7 @@ from longboat_runtime.rollout import keeper as module
 from longboat_runtime.rollout import refusals
 from longboat_runtime.rollout.engine import EngineConfig, EngineDead
 from longboat_runtime.rollout.fleet import RayRolloutFleet
-from longboat_runtime.rollout.nodes import RESOURCE, RolloutNode
+from longboat_runtime.rollout.member import RESOURCE, RolloutNode
 from longboat_runtime.samples import FinishedSample, LostSample, SampleId, SampleRequest
 from longboat_runtime.weights.gate import FetchFailed, PublicationRefused
 from tests.driver.fakes import make_spec

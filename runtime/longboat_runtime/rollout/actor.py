@@ -11,7 +11,7 @@ from longboat_runtime.samples import FinishedSample, GeneratedSample, SampleId, 
 from longboat_runtime.stacks import thread_stacks
 from longboat_runtime.store.client import StoreClient
 
-# How long `finished` waits before it returns nothing, so that a caller that has gone does not leave it waiting for ever.
+# How long `finished` waits before it returns nothing, so that it doesn't wait for ever when its caller is gone.
 POLL_SECONDS = 30.0
 
 
@@ -39,7 +39,7 @@ class EngineActor:
         self._engine = await asyncio.to_thread(start_engine, self._config, index=self._index, engines=self._engines)
 
     async def submit(self, requests: Sequence[SampleRequest]) -> list[SampleId]:
-        """Begins samples, or has them go on with what the store has; returns those that it has lost, which are not begun."""
+        """Begins samples, or continues them from what the store has; returns those that the store has lost, which are not begun."""
         async with self._turn:
             begun = await self._begun([request for request in requests if request.begun])
             lost = [request.id for request in requests if request.begun and request.id not in begun]
@@ -52,7 +52,7 @@ class EngineActor:
             self._started.abort(ids)
 
     async def _begun(self, requests: Sequence[SampleRequest]) -> dict[SampleId, GeneratedSample]:
-        """First parts of samples that go on, as far as the store has just those."""
+        """First parts of samples to be continued, as far as the store has exactly those."""
         wanted = {request.id: request.begun for request in requests}
         while wanted:
             try:
@@ -66,7 +66,7 @@ class EngineActor:
     async def finished(self) -> list[FinishedSample]:
         """Waits for finished samples, at most `POLL_SECONDS`; returns them once the store holds them.
 
-        If the store fails they are kept, and offered to it again by the next call.
+        If the store fails, they are kept and offered to it again by the next call.
         """
         if not self._unstored:
             self._unstored = await asyncio.to_thread(self._started.drain_finished, POLL_SECONDS)

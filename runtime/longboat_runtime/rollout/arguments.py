@@ -30,10 +30,10 @@ def check_version(version: str) -> None:
 def engine_arguments(config: EngineConfig, *, max_length: int, accelerator: bool) -> dict[str, Any]:
     """Arguments of vLLM's `EngineArgs`.
 
-    Log-probs are those of the distribution tokens are drawn from (`processed_logprobs`), which the loss needs. Requests
+    Log-probs are those of the distribution that tokens are drawn from (`processed_logprobs`), as the loss needs them. Requests
     have priorities so that the parity probe can go first. On CPU a prompt is never cut in chunks: vLLM 0.32
-    rewinds a seeded generator after each but the last chunk, which a CPU generator can't do, and the engine dies. Nor is a
-    step scheduled while the one before computes: both need the same CPU (measured: a decode step takes a fifth longer).
+    rewinds a seeded generator after each but the last chunk, which a CPU generator can't do, and the engine dies. Nor is the next
+    step scheduled while one is computed: both need the same CPU (measured: a decode step takes a fifth longer).
     """
     arguments: dict[str, Any] = {
         "model": config.model,

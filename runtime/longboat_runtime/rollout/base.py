@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from longboat_runtime.interfaces import EngineStats, WeightPublication
 from longboat_runtime.rollout.engine import NO_VERSION, EngineConfig
-from longboat_runtime.rollout.outbox import Outbox
 from longboat_runtime.rollout.requests import check_request, generated_sample, unstarted_sample
-from longboat_runtime.samples import GeneratedSample, SampleRequest
+from longboat_runtime.samples import GeneratedSample, SampleId, SampleRequest
 from longboat_runtime.weights.gate import PublicationRefused, UpdateFailed, check_parity, parity
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class BaseEngine:
     """State of an engine. `_running` holds the running samples' requests by name, which is the sample id as text.
 
-    `_begun` holds what those of them had that go on.
+    `_begun` holds the first parts of those that continue a paused sample.
     """
 
     _counters: EngineCounters
@@ -67,7 +67,7 @@ class BaseEngine:
     def _startable(
         self, requests: Sequence[SampleRequest], begun: Sequence[GeneratedSample]
     ) -> list[tuple[SampleRequest, GeneratedSample | None]]:
-        """Those that do not run yet; none, given back as they are, if an update has failed since they were taken."""
+        """Those that don't run yet. If an update has failed since they were taken, there are none: all go back as they came."""
         by_id = {sample.id: sample for sample in begun}
         if self._failed_update is None:
             if not self._running:
@@ -125,3 +125,58 @@ class BaseEngine:
         self._running.clear()
         self._begun.clear()
         return type(failed)(reason, lost)
+
+
+class Outbox:
+    """Finished samples on their way out of an engine's thread, which fills it; another thread empties it.
+
+    While it is held (a publication is being verified) samples are kept back, until they are released or dropped.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._ready: list[GeneratedSample] = []
+        self._kept_back: list[GeneratedSample] | None = None
+        self._failure: Exception | None = None
+
+    def put(self, sample: GeneratedSample) -> None:
+        with self._changed:
+            if self._kept_back is not None:
+                self._kept_back.append(sample)
+                return
+            self._ready.append(sample)
+            self._changed.notify_all()
+
+    def hold(self) -> None:
+        """From now on nothing that is put leaves."""
+        with self._changed:
+            self._kept_back = []
+
+    def release(self) -> None:
+        """Lets go what was kept back."""
+        with self._changed:
+            self._ready += self._kept_back or []
+            self._kept_back = None
+            self._changed.notify_all()
+
+    def drop(self) -> list[SampleId]:
+        """Forgets what was kept back and says what it was."""
+        with self._changed:
+            dropped = [sample.id for sample in self._kept_back or []]
+            self._kept_back = None
+            return dropped
+
+    def fail(self, failure: Exception) -> None:
+        """Nothing more will come: `take` raises `failure` once what is ready has been taken."""
+        with self._changed:
+            self._failure = failure
+            self._changed.notify_all()
+
+    def take(self, timeout: float) -> list[GeneratedSample]:
+        """Waits up to `timeout` seconds for at least one sample; returns all there are, in the order they finished."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._failure is not None, timeout)
+            taken, self._ready = self._ready, []
+            if not taken and self._failure is not None:
+                raise self._failure
+            return taken

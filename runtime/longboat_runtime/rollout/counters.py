@@ -41,10 +41,10 @@ class EngineCounters(PrometheusStatLogger):
             self.steps.step(time.perf_counter(), iteration_stats.num_generation_tokens, more=self._more)
 
     def log_engine_initialized(self) -> None:
-        """Nothing to say."""
+        """Nothing to log."""
 
     def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
-        """Engines of ours do not sleep."""
+        """Our engines don't sleep."""
 
     def record_admission_rejection(self, reason: str) -> None:
-        """Engines of ours take every request."""
+        """Our engines take every request."""

@@ -1,21 +1,26 @@
-"""What an engine is told at its start, and how it may fail."""
+"""An engine's configuration: what the spec asks for, whether the model allows it, and how an engine may fail. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.model import DType
-from longboat_runtime.rollout.quantity import in_bytes
+from longboat_crds.reasons import Reason
+from longboat_runtime.problems import SpecProblem
 
 TORCH_NAMES = {DType.FLOAT32: "float32", DType.BFLOAT16: "bfloat16", DType.FLOAT16: "float16"}
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-# The weight version of an engine that has got no publication yet.
+# The weight version of an engine that has received no publication yet.
 NO_VERSION = -1
 
 
 class EngineDead(Exception):
-    """The engine's vLLM has failed; it never comes back, and what ran in it is lost."""
+    """The engine's vLLM has failed; it never recovers, and what ran in it is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +52,78 @@ def engine_config(spec: RLJobSpec, name: str) -> EngineConfig:
         kv_cache_bytes=None if spec.rollout.kv_cache is None else in_bytes(spec.rollout.kv_cache),
         enforce_eager=spec.rollout.enforce_eager,
     )
+
+
+def longest_sequence(config: EngineConfig, model: Mapping[str, Any]) -> int:
+    """Tokens of the longest prompt plus response: `spec.model.maxLength`, by default the model's own limit.
+
+    `model` is config.json by standard names (`model_config.language_model`). Raises SpecProblem if the model's limit is
+    lower, or if neither names one.
+    """
+    limit = int(model.get("max_position_embeddings") or config.max_length or 0)
+    if not limit:
+        raise SpecProblem(
+            Reason.MODEL_INVALID,
+            "model.maxLength",
+            f"config.json in {config.model} names no longest sequence (max_position_embeddings, or what its architecture calls it); "
+            "set it",
+        )
+    if config.max_length is not None and config.max_length > limit:
+        raise SpecProblem(
+            Reason.MAX_LENGTH_EXCEEDED,
+            "model.maxLength",
+            f"{config.max_length} tokens, but the model in {config.model} takes at most {limit}; lower it or take another model",
+        )
+    return config.max_length or limit
+
+
+def check_parallelism(config: EngineConfig, model: Mapping[str, Any]) -> None:
+    """Attention heads must divide evenly over the workers of an engine."""
+    heads = int(model.get("num_attention_heads", 1))
+    if heads % config.tensor_parallel:
+        raise SpecProblem(
+            Reason.PARALLELISM_INVALID,
+            "rollout.tensorParallel",
+            f"{heads} attention heads can't be split into {config.tensor_parallel} equal parts; take a divisor of {heads}",
+        )
+
+
+def check_cache(config: EngineConfig, model: Mapping[str, Any], max_length: int) -> None:
+    """The KV cache must hold the longest sequence: keys and values of all layers for each of its tokens."""
+    if config.kv_cache_bytes is None:
+        return
+    heads = int(model.get("num_attention_heads", 1))
+    kv_heads = max(1, int(model.get("num_key_value_heads", heads)) // config.tensor_parallel)
+    head_size = int(model.get("head_dim") or int(model["hidden_size"]) // heads)
+    token_bytes = 2 * int(model["num_hidden_layers"]) * kv_heads * head_size * BYTES[config.dtype]
+    if config.kv_cache_bytes < token_bytes * max_length:
+        raise SpecProblem(
+            Reason.KV_CACHE_TOO_SMALL,
+            "rollout.kvCache",
+            f"{config.kv_cache_bytes} bytes hold {config.kv_cache_bytes // token_bytes} tokens, one sequence may have "
+            f"{max_length}; give at least {token_bytes * max_length} bytes or lower model.maxLength",
+        )
+
+
+UNITS = {
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+    "Pi": 2**50,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "P": 10**15,
+}
+
+
+def in_bytes(quantity: str) -> int:
+    """Whole bytes of a quantity such as `64Mi`, rounded down. The API has checked its form."""
+    for suffix, factor in UNITS.items():
+        if quantity.endswith(suffix):
+            return int(Decimal(quantity.removesuffix(suffix)) * factor)
+    if quantity.endswith("m"):
+        return int(Decimal(quantity.removesuffix("m")) / 1000)
+    return int(Decimal(quantity))

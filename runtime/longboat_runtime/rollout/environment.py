@@ -1,16 +1,62 @@
-"""Environment of an engine's process. vLLM reads some settings nowhere else; all are set before it is imported."""
+"""The environment variables of an engine's process, and the CPUs that it computes with. Pure.
+
+vLLM reads some settings from nowhere else; all are set before it is imported. Its own rule for CPUs fails where several engines
+share a node (it wants a NUMA node for each worker, and binds engines of different pods to the same cores:
+vllm-project/vllm#43240), so the answer is worked out here from what the process may use.
+"""
 
 from __future__ import annotations
 
-import os
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
 
-from longboat_runtime.quota import cpu_quota
-from longboat_runtime.rollout.binding import CpuShare, cpu_share
 from longboat_runtime.rollout.engine import EngineConfig
+
+NO_BINDING = "nobind"
+
+
+@dataclass(frozen=True, slots=True)
+class CpuShare:
+    """`binding` is a value of VLLM_CPU_OMP_THREADS_BIND; `threads` of one worker; `cpus` of the engine (empty: not bound)."""
+
+    binding: str
+    threads: int
+    cpus: tuple[int, ...] = ()
+
+
+def cpu_share(
+    affinity: Collection[int],
+    *,
+    node_cpus: int,
+    limit: float | None,
+    engine: int,
+    engines: int,
+    workers: int,
+) -> CpuShare:
+    """The share of engine number `engine` of `engines` in a pod that may use the CPUs `affinity` for at most `limit` CPUs' time.
+
+    The rule: threads are bound only where the CPUs are the pod's own, which is so if the kubelet gave it fewer than the
+    node has (static CPU manager) and time is not limited below that, and only if each worker (tensor-parallel rank)
+    gets at least one. Then engines and their workers get equal, disjoint, contiguous parts. Otherwise nothing is bound, since
+    others may use the same CPUs. Each worker then gets its part of the limit as threads, at least one; without a limit
+    no CPUs are guaranteed, and it gets one: threads that wait for each other on CPUs that others use cost more than they bring
+    (measured on two busy CPUs: two threads drew a tenth of the tokens of one).
+    """
+    cpus = sorted(affinity)
+    parts = engines * workers
+    exclusive = len(cpus) < node_cpus and (limit is None or limit >= len(cpus))
+    if not exclusive or len(cpus) < parts:
+        return CpuShare(NO_BINDING, 1 if limit is None else max(1, math.floor(min(len(cpus), limit) / parts)))
+    threads = len(cpus) // parts
+    first = engine * workers * threads
+    own = cpus[first : first + workers * threads]
+    lists = [own[rank * threads : (rank + 1) * threads] for rank in range(workers)]
+    return CpuShare("|".join(",".join(str(cpu) for cpu in part) for part in lists), threads, tuple(own))
 
 
 def environment(config: EngineConfig, share: CpuShare, *, in_process: bool, accelerator: bool) -> dict[str, str]:
-    """The variables for one engine. Pure.
+    """The variables for one engine.
 
     On CPU an eager engine must not compile at all: vLLM's tensor-parallel path compiles one function even then, at
     the first request, and pods have no compiler.
@@ -27,15 +73,3 @@ def environment(config: EngineConfig, share: CpuShare, *, in_process: bool, acce
         if config.enforce_eager:
             variables["TORCHDYNAMO_DISABLE"] = "1"
     return variables
-
-
-def own_share(engine: int, engines: int, workers: int) -> CpuShare:
-    """`cpu_share` of this process, from its affinity and its cgroup."""
-    return cpu_share(
-        os.sched_getaffinity(0),
-        node_cpus=os.cpu_count() or 1,
-        quota=cpu_quota(),
-        engine=engine,
-        engines=engines,
-        workers=workers,
-    )

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
 import shutil
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from longboat_crds.reasons import Reason
-from longboat_runtime.collector import collector_off
+from longboat_runtime.cgroup import cpu_limit
 from longboat_runtime.interfaces import Engine
 from longboat_runtime.model_config import language_model
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout.arguments import check_version, engine_arguments
-from longboat_runtime.rollout.check import check_cache, check_parallelism, longest_sequence
-from longboat_runtime.rollout.engine import EngineConfig
-from longboat_runtime.rollout.environment import environment, own_share
+from longboat_runtime.rollout.engine import EngineConfig, check_cache, check_parallelism, longest_sequence
+from longboat_runtime.rollout.environment import CpuShare, cpu_share, environment
 
 log = logging.getLogger(__name__)
 
@@ -49,21 +51,20 @@ def start_engine(config: EngineConfig, *, index: int = 0, engines: int = 1) -> E
     if not accelerator:
         check_compiler(config)
     local = in_process(accelerator=accelerator)
-    share = own_share(index, engines, config.tensor_parallel)
+    share = _own_share(index, engines, config.tensor_parallel)
     if share.cpus and not accelerator:
         os.sched_setaffinity(0, share.cpus)
     os.environ.update(environment(config, share, in_process=local, accelerator=accelerator))
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     arguments = engine_arguments(config, max_length=max_length, accelerator=accelerator)
     log.info("starting engine %s (%s, CPUs %s)", config.name, "in process" if local else "spawned", share)
-    with collector_off():
+    with _without_garbage_collection():
         if config.enforce_eager and not accelerator:
             _import_without_compiler()
         if local:
             from longboat_runtime.rollout.inprocess import InProcessEngine
-            from longboat_runtime.rollout.models import load_here
 
-            load_here(model.get("architectures") or [])
+            _load_model_classes(model.get("architectures") or [])
             return InProcessEngine(config, arguments)
         from longboat_runtime.rollout.spawned import SpawnedEngine
 
@@ -102,7 +103,7 @@ def read_model_config(config: EngineConfig) -> dict:
 
 
 def check_compiler(config: EngineConfig) -> None:
-    """On CPU vLLM compiles with g++, which images of pods rarely have; it would fail only after a minute, in other words."""
+    """On CPU vLLM compiles with g++, which images of pods rarely have; it would fail only after a minute, with a message that doesn't say so."""
     if not config.enforce_eager and shutil.which("g++") is None:
         raise SpecProblem(
             Reason.SPEC_INVALID,
@@ -128,3 +129,47 @@ def has_accelerator() -> bool:
     except PackageNotFoundError:
         return True
     return False
+
+
+def _own_share(engine: int, engines: int, workers: int) -> CpuShare:
+    """`cpu_share` of this process, from its affinity and its cgroup."""
+    return cpu_share(
+        os.sched_getaffinity(0),
+        node_cpus=os.cpu_count() or 1,
+        limit=cpu_limit(),
+        engine=engine,
+        engines=engines,
+        workers=workers,
+    )
+
+
+def _load_model_classes(architectures: Sequence[str]) -> None:
+    """Imports the model's classes in this process, which is about to load one of them anyway.
+
+    Otherwise vLLM inspects the class in another process first, so that no accelerator is touched before a fork. That process
+    imports all of vLLM once more: on two cores this was half of an engine's start.
+    """
+    from vllm import ModelRegistry
+
+    for architecture in architectures:
+        known = ModelRegistry.models.get(architecture)
+        if known is not None:
+            ModelRegistry.register_model(architecture, known.load_model_cls())
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Turns Python's cyclic garbage collector off, and excludes from later collections all objects that exist at the end.
+
+    Importing vLLM creates more than a million objects that are never freed. The collector would traverse them again and again
+    while their number grows, which takes a quarter of the import's CPU time, and later at every full collection.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.collect()
+        gc.freeze()
+        if was_enabled:
+            gc.enable()

@@ -1,4 +1,4 @@
-"""All engines of a job behind one router: engines come and go with rollout pods, samples are never forgotten."""
+"""All engines of a job behind one router: engines come and go with rollout pods, and no sample is forgotten."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class RayRolloutFleet:
     """`RolloutFleet` on Ray. Everything runs on the driver's loop; looking for engines begins with the first call.
 
     A sample is in one place: waiting here for an engine, running in one (the router knows), or reported. What ran in an engine
-    that died or refused a publication is reported lost. All calls that wait raise SpecProblem if engines can't start because of
-    what a person has to change, and StoreUnreachable if the store is gone.
+    that died or refused a publication is reported lost. All calls that wait raise SpecProblem if engines can't start until
+    a person changes something, and StoreUnreachable if the store is gone.
     """
 
     def __init__(self, spec: RLJobSpec, store: StoreClient) -> None:
@@ -108,7 +108,7 @@ class RayRolloutFleet:
         return await self._ask("stacks", [*self._keeper.members.values()])
 
     async def wait_started(self, engines: int) -> None:
-        """Waits until so many engines are up. A run is repeated bit for bit only if each round has the same engines."""
+        """Waits until so many engines are up. A run can be repeated bit for bit only if each round has the same engines."""
         self._keeper.watch()
         await self._keeper.until(lambda: len(self._keeper.started) >= engines)
 
@@ -139,7 +139,7 @@ class RayRolloutFleet:
     def _dispatch(self) -> None:
         """Sends what waits to engines, in one call for each: an engine starts what comes in one call in one batch.
 
-        Not while engines load weights: the first that is done would get what belongs to all.
+        Not while engines load weights: the first one to finish would get everything.
         """
         if self._publishing or not self._waiting or not self._router.open:
             return
@@ -174,7 +174,7 @@ class RayRolloutFleet:
             self._lose(member.name, ids, f"engine {member.name} died: {last_line(error)}")
 
     def _ended(self, engine: str, sample: SampleId) -> SampleRequest | None:
-        """The request of a sample that ran in `engine` and no longer does; None for a late or doubled report."""
+        """The request of a sample that ran in `engine` and no longer does; None for a late or duplicate report."""
         return self._running.pop(sample) if self._router.finished(engine, sample) else None
 
     def _lose(self, engine: str, ids: Sequence[SampleId], reason: str, *, engine_died: bool = False) -> None:
@@ -186,7 +186,7 @@ class RayRolloutFleet:
         self._keeper.tell()
 
     async def _ask(self, method: str, members: Sequence[Member]) -> dict[str, Any]:
-        """Answers of engines to a call without arguments; one that does not answer in time is left out."""
+        """Answers of engines to a call without arguments; one that doesn't answer in time is left out."""
 
         async def ask(member: Member) -> Any:
             return await getattr(member.actor, method).remote()

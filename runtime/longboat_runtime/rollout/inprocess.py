@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from longboat_runtime.interfaces import WeightPublication
 from longboat_runtime.rollout.base import BaseEngine
-from longboat_runtime.rollout.commands import Commands
 from longboat_runtime.rollout.engine import NO_VERSION, EngineConfig, EngineDead
 from longboat_runtime.rollout.requests import (
     PROBE_PRIORITY,
-    go_on_with_text,
+    continue_text,
     probe_logprobs,
     probe_params,
     prompt_of,
@@ -30,6 +30,8 @@ from longboat_runtime.weights.payload import fetched
 
 if TYPE_CHECKING:
     from vllm import LLMEngine, RequestOutput
+
+T = TypeVar("T")
 
 PROBE = "probe"
 
@@ -112,7 +114,7 @@ class InProcessEngine(BaseEngine):
         for request, first in self._startable(requests, begun):
             name = str(request.id)
             own_name = self._add(name, prompt_of(request, first), sampling_params(request, first))
-            go_on_with_text(self._vllm.output_processor.request_states[own_name], request, first)
+            continue_text(self._vllm.output_processor.request_states[own_name], request, first)
             self._own_names[name] = own_name
             self._started(name, request, first)
 
@@ -201,3 +203,57 @@ class InProcessEngine(BaseEngine):
 
     def _close(self) -> None:
         self._closing = True
+
+
+class Commands:
+    """Commands from other threads, applied by the one thread that owns the engine, in the order in which they were given."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._waited_for: set[Future] = set()
+        self._end: Exception | None = None
+
+    def give(self, command: Callable[[], None]) -> None:
+        """Doesn't wait. What the command raises ends the owner. Raises the reason if the owner has ended."""
+        with self._lock:
+            if self._end is not None:
+                raise self._end
+            self._queue.put(command)
+
+    def call(self, command: Callable[[], T], expected: type[Exception]) -> T:
+        """Waits for the command's result. What it raises is raised here too, and ends the owner unless it is `expected`."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            with self._lock:
+                self._waited_for.discard(future)
+            try:
+                future.set_result(command())
+            except expected as error:
+                future.set_exception(error)
+            except BaseException as error:
+                future.set_exception(error)
+                raise
+
+        with self._lock:
+            if self._end is not None:
+                raise self._end
+            self._waited_for.add(future)
+            self._queue.put(run)
+        return future.result()
+
+    def apply(self, *, wait: bool) -> None:
+        """Applies all commands that are there; with `wait` waits for one first."""
+        if wait:
+            self._queue.get()()
+        while not self._queue.empty():
+            self._queue.get()()
+
+    def end(self, reason: Exception) -> None:
+        """The owner ends: whoever waits, or comes later, gets `reason`."""
+        with self._lock:
+            self._end = reason
+            for future in self._waited_for:
+                future.set_exception(reason)
+            self._waited_for.clear()

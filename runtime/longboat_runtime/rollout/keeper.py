@@ -16,8 +16,15 @@ from longboat_crds.job import RLJobSpec
 from longboat_runtime.interfaces import FleetState, WeightPublication
 from longboat_runtime.problems import spec_problem_in
 from longboat_runtime.rollout.engine import EngineDead, engine_config
-from longboat_runtime.rollout.member import Member, MemberState, Slot, engine_name, start_actor
-from longboat_runtime.rollout.nodes import RolloutNode, rollout_nodes
+from longboat_runtime.rollout.member import (
+    Member,
+    MemberState,
+    RolloutNode,
+    Slot,
+    engine_name,
+    rollout_nodes,
+    start_actor,
+)
 from longboat_runtime.rollout.refusals import Remedy, after_refusal, hopeless, refused_everywhere
 from longboat_runtime.samples import FinishedSample, SampleId
 from longboat_runtime.store.client import StoreClient, StoreUnreachable
@@ -30,14 +37,14 @@ WATCH_SECONDS = 1.0
 # Wait before an engine that has died is started again; doubles each time until one in that slot has served.
 RESTART_SECONDS = 1.0
 MAX_RESTART_SECONDS = 60.0
-# How long an engine may take to end by itself when it is started anew.
+# How long an engine may take to shut down when it is restarted.
 SHUTDOWN_SECONDS = 10.0
-# How long after an engine's death its node is looked at: a pod that ends takes its engines first.
+# How long after an engine's death its node is checked: when a pod ends, its engines end first.
 NODE_SECONDS = 2.0
 
 
 class Listener(Protocol):
-    """Who wants to know what becomes of engines and their samples."""
+    """Is told what becomes of engines and their samples."""
 
     def opened(self, member: Member) -> None:
         """The engine serves the last publication."""
@@ -46,17 +53,17 @@ class Listener(Protocol):
         """The engine serves nothing for now; `lost` ran in it."""
 
     def ended(self, member: Member, reason: str, *, died: bool) -> None:
-        """The engine is gone, with all that ran in it; `died` says that it died by itself, in a pod that lives."""
+        """The engine is gone, with all that ran in it; `died`: by itself, in a pod that is still there."""
 
     def finished_in(self, member: Member, samples: Sequence[FinishedSample]) -> None:
         """The store holds these samples."""
 
 
 class EngineKeeper:
-    """Runs on the driver's loop. `failure` ends all waiting: a SpecProblem, a lost store or a defect of ours.
+    """Runs on the driver's loop. All waiting ends with the first failure: a SpecProblem, a lost store or a bug.
 
     `calibrations` are parities that the gate was calibrated by (`weights.gate`), by `calibration_key`. `fetches` counts
-    updates whose data could not be had, `deaths` engines that died by themselves.
+    updates whose data could not be fetched, `deaths` engines that died by themselves.
     """
 
     def __init__(self, spec: RLJobSpec, store: StoreClient, listener: Listener) -> None:
@@ -100,7 +107,7 @@ class EngineKeeper:
             self._spawn(self._watch_nodes())
 
     def tell(self) -> None:
-        """Wakes all that wait in `until`."""
+        """Wakes everyone who waits in `until`."""
         self._news.set()
 
     def fail(self, failure: BaseException) -> None:
@@ -117,7 +124,7 @@ class EngineKeeper:
             await self._news.wait()
 
     async def update(self, member: Member, publication: WeightPublication) -> None:
-        """Has an engine load the publication and serve, once more if it refuses. What becomes of one that doesn't is seen to."""
+        """Has an engine load the publication and serve, again if it refuses. One that still doesn't serve is taken care of."""
         async with member.turn:
             if member.given is not publication:
                 member.given = publication
@@ -136,13 +143,13 @@ class EngineKeeper:
             except PublicationRefused as refused:
                 self._stop_serving(member, MemberState.REFUSED, refused)
                 member.slot.refusals += 1
-                self._judge(publication)
+                self._fail_if_hopeless(publication)
                 following = after_refusal(member.slot.refusals)
                 if following.remedy is Remedy.RESTART:
                     self._spawn(self._restart(member, following.wait))
                     return
                 if publication is not self.publication:
-                    return  # a newer one is on its way
+                    return  # a newer one follows
             except (RayError, EngineDead) as error:
                 log.warning("engine %s died while it was given weights: %s", member.name, last_line(error))
                 return
@@ -152,7 +159,7 @@ class EngineKeeper:
                 return
 
     def _serves(self, member: Member, *, first: bool) -> None:
-        """The gate has passed; the `first` engines of their kind to do so calibrate it, by the largest parity of theirs."""
+        """The gate has passed; the `first` engines of their kind to pass it calibrate it, by their largest parity."""
         if first:
             key = member.calibration
             self.calibrations[key] = max(member.parity, self.calibrations.get(key, 0.0))
@@ -168,7 +175,7 @@ class EngineKeeper:
         self.tell()
 
     async def _fetch_again(self, member: Member, publication: WeightPublication) -> None:
-        """The data may be there in a while; a newer publication is sent to the engine anyway."""
+        """Tries again after a while, unless a newer publication has been sent to the engine meanwhile."""
         member.fetches += 1
         await asyncio.sleep(min(RESTART_SECONDS * 2.0 ** min(member.fetches, 32), MAX_RESTART_SECONDS))
         if self.publication is publication and member.state is MemberState.STARTED:
@@ -176,19 +183,19 @@ class EngineKeeper:
             await self.update(member, publication)
 
     async def _restart(self, member: Member, wait: float) -> None:
-        """Ends an engine that refused, unless it serves a newer publication when the time has come; its slot starts another."""
+        """Ends an engine that refused, unless it serves a newer publication after `wait` seconds; its slot starts another."""
         await asyncio.sleep(wait)
         async with member.turn:
             if member.state is not MemberState.REFUSED:
                 return
-            log.warning("engine %s is started anew", member.name)
+            log.warning("engine %s is restarted", member.name)
             member.ended = True
             with suppress(RayError, EngineDead, TimeoutError):
                 await asyncio.wait_for(member.actor.shutdown.remote(), SHUTDOWN_SECONDS)
             ray.kill(member.actor)
 
-    def _judge(self, publication: WeightPublication) -> None:
-        """Fails the job once no engine can be expected to serve."""
+    def _fail_if_hopeless(self, publication: WeightPublication) -> None:
+        """Ends all waiting once no engine can be expected to serve."""
         serving = sum(member.state is MemberState.SERVING for member in self.members.values())
         if hopeless([slot.refusals for slot in self._slots.values()], serving):
             self.fail(refused_everywhere(publication.version, self.refused))
@@ -237,7 +244,7 @@ class EngineKeeper:
             except StoreUnreachable:
                 raise
             except (RayError, EngineDead) as error:
-                await self._bury(member, error)
+                await self._remove(member, error)
                 if (problem := spec_problem_in(error)) is not None:
                     raise problem from error
             if not member.ended:
@@ -255,8 +262,8 @@ class EngineKeeper:
         while True:
             self._listener.finished_in(member, await member.actor.finished.remote())
 
-    async def _bury(self, member: Member, error: BaseException) -> None:
-        """Forgets an engine that has ended, and finds out whether it died by itself."""
+    async def _remove(self, member: Member, error: BaseException) -> None:
+        """Removes an engine that has ended, and finds out whether it died by itself."""
         reason = f"engine {member.name} died: {last_line(error)}"
         member.state = MemberState.ENDED
         self._listener.stopped(member, (), reason)
@@ -272,7 +279,7 @@ class EngineKeeper:
         self.tell()
 
     async def _outlived_by_node(self, member: Member) -> bool:
-        """Whether the engine died alone, and not with its node, which Ray notices a moment later."""
+        """Whether the engine died alone and not with its node, whose end Ray notices a moment later."""
         await asyncio.sleep(NODE_SECONDS)
         return member.slot.node.node_id in rollout_nodes(await asyncio.to_thread(ray.nodes))
 

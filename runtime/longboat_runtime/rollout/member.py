@@ -1,21 +1,48 @@
-"""One engine of the fleet, seen from the driver."""
+"""One engine of the fleet, seen from the driver, and the Ray node that hosts it."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from longboat_runtime.interfaces import WeightPublication
 from longboat_runtime.rollout.engine import EngineConfig
-from longboat_runtime.rollout.nodes import RESOURCE, RolloutNode
 from longboat_runtime.store.client import StoreClient
 from longboat_runtime.weights.gate import calibration_key
 
+RESOURCE = "longboat-rollout"
+POD_LABEL = "longboat.dev/pod"
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutNode:
+    """A living Ray node with slots for engines. `pod` is its pod's name, or the node's where there are no pods."""
+
+    node_id: str
+    pod: str
+    slots: int
+    accelerators: int
+
+
+def rollout_nodes(nodes: Iterable[Mapping[str, Any]]) -> dict[str, RolloutNode]:
+    """The rollout nodes among `ray.nodes()`, by node id (pure)."""
+    found = {}
+    for node in nodes:
+        resources = node.get("Resources", {})
+        slots = int(resources.get(RESOURCE, 0))
+        if not node.get("Alive") or slots == 0:
+            continue
+        node_id = node["NodeID"]
+        pod = node.get("Labels", {}).get(POD_LABEL) or node.get("NodeName") or node_id
+        found[node_id] = RolloutNode(node_id, pod, slots, int(resources.get("GPU", 0)))
+    return found
+
 
 class MemberState(StrEnum):
-    """STARTING until vLLM is up; STARTED: it waits for a publication, or for its data; REFUSED: the last one did not pass."""
+    """STARTING until vLLM is up; STARTED: it waits for a publication or its data; REFUSED: the last one did not pass the gate."""
 
     STARTING = "starting"
     STARTED = "started"
@@ -46,8 +73,8 @@ def engine_name(pod: str, slot: int, starts: int) -> str:
 class Member:
     """An engine actor, its state, and what it holds. `turn` orders publications, of which `given` is the last one tried.
 
-    `trouble` says why it doesn't serve. `fetches` counts updates in a row whose data could not be had. `ended` is set before it
-    is ended on purpose.
+    `trouble` says why it doesn't serve. `fetches` counts updates in a row whose data could not be fetched. `ended` is set before
+    it is ended on purpose.
     """
 
     config: EngineConfig
@@ -68,12 +95,12 @@ class Member:
 
     @property
     def calibration(self) -> str:
-        """Engines of the same have the same bound of the parity."""
+        """Engines with the same key share the bound on their parity."""
         return calibration_key(self.config.dtype, self.config.tensor_parallel)
 
 
 def start_actor(config: EngineConfig, node: RolloutNode, slot: int, engines: int, store: StoreClient) -> Any:
-    """An actor on that node and no other. It has no engine yet."""
+    """An actor on exactly that node. It has no engine yet."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -1,4 +1,4 @@
-"""What becomes of an engine whose weights are not the published ones. Pure."""
+"""What happens to an engine whose weights are not the published ones. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 from longboat_crds.reasons import Reason
 from longboat_runtime.problems import SpecProblem
 
-# An engine has been sent the weights again, and was started anew, and refuses all the same.
+# So many refusals in a row: the weights were sent again, the engine was restarted, and it still refuses.
 EXHAUSTED = 3
 # Pause before the first restart that follows that, in seconds; it doubles with each.
 BACKOFF_SECONDS = 5.0
@@ -28,7 +28,7 @@ class Remedy(StrEnum):
     RESEND = "resend"
     """It gets the same publication once more."""
     RESTART = "restart"
-    """It is started anew, and gets the newest publication then."""
+    """It is restarted, and then gets the newest publication."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def after_refusal(refusals: int) -> NextTry:
 
     The rule: the publication again, which cures what went wrong on the way; then a restart, which cures a damaged engine; then
     a restart after a pause that doubles, so that an engine that can't be cured costs little. A publication that passes
-    begins anew, and a newer one is sent at once.
+    resets the count, and a newer one is sent at once.
     """
     if refusals < EXHAUSTED - 1:
         return NextTry(Remedy.RESEND)
@@ -54,12 +54,12 @@ def after_refusal(refusals: int) -> NextTry:
 
 
 def hopeless(refusals: Collection[int], serving: int) -> bool:
-    """Whether no engine can be expected to serve: none does, and each slot (`refusals` in a row of each) has been through everything."""
+    """Whether no engine can be expected to serve: none does, and in each slot (`refusals` are those in a row) everything has been tried."""
     return not serving and bool(refusals) and min(refusals) >= EXHAUSTED
 
 
 def refused_everywhere(version: int, reasons: Mapping[str, str]) -> SpecProblem:
-    """The end of a job that no engine serves; `reasons` by engine name."""
+    """The problem that fails a job when no engine serves; `reasons` by engine name."""
     each = "; ".join(reason for _, reason in sorted(reasons.items()))
-    message = f"No engine serves the weights of step {version}, though each was sent them again and was restarted: {each}. {_CURE}"
+    message = f"No engine serves the weights of step {version}, although each was sent them again and was restarted: {each}. {_CURE}"
     return SpecProblem(Reason.ENGINE_REFUSED, None, message)

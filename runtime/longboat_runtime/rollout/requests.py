@@ -1,4 +1,4 @@
-"""Between our requests and samples and vLLM's."""
+"""Conversions between our requests and samples and those of vLLM."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def check_request(request: SampleRequest, max_length: int, vocabulary: int) -> N
 
 
 def tokens(ids: Sequence[int]) -> TokensInput:
-    """A prompt that is tokens already."""
+    """A prompt that is already tokenized."""
     from vllm.inputs import TokensInput
 
     return TokensInput(type="token", prompt_token_ids=list(ids))
 
 
 def prompt_of(request: SampleRequest, begun: GeneratedSample | None) -> TokensInput:
-    """What the engine continues: the prompt, and what there is of the response."""
+    """What the engine continues: the prompt, and the part of the response that there is."""
     return tokens([*request.prompt_ids, *(begun.token_ids.tolist() if begun else ())])
 
 
@@ -66,8 +66,8 @@ def sampling_params(request: SampleRequest, begun: GeneratedSample | None = None
     )
 
 
-def go_on_with_text(state: Any, request: SampleRequest, begun: GeneratedSample | None) -> None:
-    """Has vLLM look for stop strings in the whole response, of which `begun` is the first part. `state` is its RequestState."""
+def continue_text(state: Any, request: SampleRequest, begun: GeneratedSample | None) -> None:
+    """Makes vLLM look for stop strings in the whole response, of which `begun` is the first part. `state` is its RequestState."""
     if begun is not None and request.sampling.stop:
         state.detokenizer.output_text = begun.text + state.detokenizer.output_text
 

@@ -1,9 +1,9 @@
 """Which engine makes a sample. Pure.
 
 The rule: samples of one prompt go to one engine, so that the prompt is computed once (prefix cache); a new prompt goes to the
-engine with the fewest samples. A prompt's engine is left when it has `IMBALANCE` samples more than the emptiest one:
+engine with the fewest samples. A prompt moves to another engine when its own has `IMBALANCE` samples more than the emptiest one:
 a cache hit saves one pass over the prompt, a longer queue delays the whole round. Equal loads go by name, so that the same
-requests to the same engines always take the same ways.
+requests to the same engines are always routed alike.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Router:
         return routed
 
     def finished(self, engine: str, sample: SampleId) -> bool:
-        """The sample no longer runs; False if it wasn't running in that engine (a late or doubled report)."""
+        """The sample no longer runs; False if it wasn't running in that engine (a late or duplicate report)."""
         running = self._running.get(engine, set())
         if sample not in running:
             return False
@@ -79,7 +79,7 @@ class Router:
         return True
 
     def engines_of(self, samples: Collection[SampleId]) -> dict[str, list[SampleId]]:
-        """Those of the samples that run, by engine."""
+        """Which of the samples run in which engine."""
         found = {
             engine: [sample for sample in samples if sample in running] for engine, running in self._running.items()
         }

@@ -14,7 +14,7 @@ from longboat_runtime.rollout.base import BaseEngine
 from longboat_runtime.rollout.engine import NO_VERSION, EngineConfig, EngineDead
 from longboat_runtime.rollout.requests import (
     PROBE_PRIORITY,
-    go_on_with_text,
+    continue_text,
     probe_logprobs,
     probe_params,
     prompt_of,
@@ -130,7 +130,7 @@ class SpawnedEngine(BaseEngine):
                 )
                 processor = self._vllm.output_processor
                 for own_name in processor.external_req_ids.get(name, ()):
-                    go_on_with_text(processor.request_states[own_name], request, first)
+                    continue_text(processor.request_states[own_name], request, first)
                 self._started(name, request, first)
                 task = asyncio.create_task(self._collect(request, collector))
                 self._collectors.add(task)

@@ -19,8 +19,8 @@ class StepTimes:
 class StepClock:
     """Adds up steps by batch size, in `times`. `now` is of one monotonic clock, in seconds.
 
-    A step takes from the end of the one before to its own end, whatever the engine does meanwhile, so that all steps together
-    take what the engine was busy; after a rest it takes from `begin`. Steps that compute prompts count like others.
+    A step lasts from the end of the one before to its own end, whatever the engine does meanwhile, so that all steps together
+    take as long as the engine was busy; after a rest it lasts from `begin`. Steps that compute prompts count like others.
     """
 
     def __init__(self) -> None:
@@ -39,5 +39,5 @@ class StepClock:
         self._since = now if more else None
 
     def interrupt(self) -> None:
-        """What the engine does now is no step: the next one isn't counted."""
+        """What the engine does now isn't a step: the next one isn't counted."""
         self._since = None

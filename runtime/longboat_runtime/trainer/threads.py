@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from longboat_runtime.quota import cpu_quota
+from longboat_runtime.cgroup import cpu_limit
 
 
 def thread_count(quota: float | None, affinity: int) -> int:
@@ -17,4 +17,4 @@ def thread_count(quota: float | None, affinity: int) -> int:
 
 def available_threads() -> int:
     """Threads for this process, now."""
-    return thread_count(cpu_quota(), len(os.sched_getaffinity(0)))
+    return thread_count(cpu_limit(), len(os.sched_getaffinity(0)))

@@ -7,9 +7,7 @@ import pytest
 from longboat_crds.reasons import Reason
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout.arguments import check_version, engine_arguments
-from longboat_runtime.rollout.check import check_cache, check_parallelism, longest_sequence
-from longboat_runtime.rollout.engine import EngineConfig
-from longboat_runtime.rollout.quantity import in_bytes
+from longboat_runtime.rollout.engine import EngineConfig, check_cache, check_parallelism, in_bytes, longest_sequence
 
 MODEL = {
     "max_position_embeddings": 1024,

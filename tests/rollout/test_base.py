@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from longboat_runtime.rollout.outbox import Outbox
+from longboat_runtime.rollout.base import Outbox
 from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId
 
 

@@ -18,7 +18,7 @@ def parse_cfs(quota: str, period: str) -> float | None:
     return None if int(quota) < 0 else int(quota) / int(period)
 
 
-def cpu_quota(root: Path = CGROUP_ROOT) -> float | None:
+def cpu_limit(root: Path = CGROUP_ROOT) -> float | None:
     """CPUs this container may use by its cgroup, or None if there's no limit. A container sees its own cgroup as the root."""
     unified = root / "cpu.max"
     if unified.exists():

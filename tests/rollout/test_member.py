@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from longboat_runtime.rollout.nodes import RolloutNode, rollout_nodes
+from longboat_runtime.rollout.member import RolloutNode, rollout_nodes
 
 
 def test_only_living_nodes_with_slots_count() -> None:
