@@ -127,7 +127,7 @@ def _less(block: dict[str, Any], baseline: dict[str, Any], rows: Container[int])
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
+class Distribution:
     """Lengths of the baseline's responses: tokens, and by the median of their round."""
 
     median: float
@@ -137,7 +137,7 @@ class Law:
     limit_share: float
 
 
-def law(blocks: Blocks, prompts: int) -> Law:
+def distribution(blocks: Blocks, prompts: int) -> Distribution:
     """Rounds of the baseline have `prompts` prompts each, in the order they were drawn; medians over rounds."""
     rounds = []
     for (name, _), block in blocks.items():
@@ -146,7 +146,7 @@ def law(blocks: Blocks, prompts: int) -> Law:
             lengths = [of[prompt] for prompt in (tuple(drawn) for drawn in block["drawn"]) if prompt in of]
             rounds += [np.concatenate(lengths[first : first + prompts]) for first in range(0, len(lengths), prompts)]
     everything = np.concatenate(rounds)
-    return Law(
+    return Distribution(
         median=float(np.median(everything)),
         mean=float(everything.mean()),
         p75=float(np.quantile(everything, 0.75)),

@@ -25,7 +25,7 @@ PROMPT_TOKENS = 8
 ROWS = 4096
 
 
-def law(seed: int) -> TwoLevel:
+def distribution(seed: int) -> TwoLevel:
     """Lengths of one seed, the same for every arm."""
     return TwoLevel(MEDIAN, PROMPT_SIGMA, SAMPLE_SIGMA, LONGEST, seed)
 
@@ -34,12 +34,12 @@ class DrawnFleet:
     """A fleet whose responses have drawn lengths."""
 
     def __init__(self, fleet: RolloutFleet, seed: int) -> None:
-        self._fleet, self._law = fleet, law(seed)
+        self._fleet, self._distribution = fleet, distribution(seed)
 
     async def submit(self, requests: Sequence[SampleRequest]) -> None:
         await self._fleet.submit(
             [
-                replace(request, sampling=replace(request.sampling, max_tokens=self._law(request.id)))
+                replace(request, sampling=replace(request.sampling, max_tokens=self._distribution(request.id)))
                 for request in requests
             ]
         )

@@ -17,14 +17,13 @@ from bench.rounds.recorded import Recorded
 from bench.rounds.tasks import ENGINES, Task
 from longboat_runtime.rollout.step_times import StepTimes
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.audit.completion import complete
+from longboat_runtime.rounds.audit.first_launches import complete
 from longboat_runtime.rounds.audit.lengths import PromptLengths
 from longboat_runtime.rounds.named import open_policy
 from longboat_runtime.samples import PromptId
 from longboat_runtime.simulate.curve import StepCurve, merged
-from longboat_runtime.simulate.lengths import FirstLaunchLaw, LengthLaw
-from longboat_runtime.simulate.outcome import Outcome
-from longboat_runtime.simulate.simulation import Source, simulate
+from longboat_runtime.simulate.lengths import FirstLaunchDistribution, LengthDistribution
+from longboat_runtime.simulate.simulation import SimulatedRun, Source, simulate
 from longboat_runtime.simulate.site import Site
 
 
@@ -46,7 +45,7 @@ class Predictor:
     The overhead (messages, the store, graders that compete for CPUs) and the seconds of a step apart from rollout are the baseline's,
     so of the baseline nothing but its mean is predicted; where an arm overlaps, its trainer too takes what it took. Drawn lengths are
     known. Learned ones are those of the arm's own log; or, to see what could be known beforehand, those of the baseline's block
-    of the same seed, with the law of redraws for a prompt that is launched again.
+    of the same seed, with the distribution of redraws for a prompt that is launched again.
     """
 
     def __init__(self, blocks: Blocks, task: Task, settings: dict[str, Any]) -> None:
@@ -90,7 +89,7 @@ class Predictor:
         found = [of for (name, _), block in self._blocks.items() if name == arm for of in block.get("update", ())]
         return float(np.mean(found)) if found else 0.0
 
-    def _simulate(self, arm: str, seed: int, *, beforehand: bool = False) -> Outcome:
+    def _simulate(self, arm: str, seed: int, *, beforehand: bool = False) -> SimulatedRun:
         prompts = self._settings["prompts"][self._task.name]
         spec = self._task.spec(
             arm, Path("/"), steps=self._settings["steps"][self._task.name], prompts=prompts, seed=seed
@@ -99,20 +98,20 @@ class Predictor:
             max(1, round_): events.OvercommitChosen(factor, {}, reason)
             for round_, factor, reason in self._blocks[arm, seed]["chosen"]
         }
-        law = self._law(seed)
+        distribution = self._distribution(seed)
         if self._task.learns and not beforehand:
-            law = Recorded.of(self._blocks[arm, seed], law)
+            distribution = Recorded.of(self._blocks[arm, seed], distribution)
         size = self._task.group_size
-        return simulate(open_policy(spec), size, self._site_of(arm), law, source=self._source(), told=told)
+        return simulate(open_policy(spec), size, self._site_of(arm), distribution, source=self._source(), told=told)
 
-    def _law(self, seed: int) -> LengthLaw:
+    def _distribution(self, seed: int) -> LengthDistribution:
         if not self._task.learns:
-            return drawn.law(seed)
+            return drawn.distribution(seed)
         trained = trained_tokens(self._blocks[BASELINE, seed])
         lengths = [PromptLengths("", tuple(of), (), (), tuple(of)) for of in trained.values()]
         known = {prompt: number for number, prompt in enumerate(trained)}
         longest = max(max(of) for of in trained.values())
-        return FirstLaunchLaw.of(complete(lengths, longest), self._task.group_size, known, seed)
+        return FirstLaunchDistribution.of(complete(lengths, longest), self._task.group_size, known, seed)
 
     def _source(self) -> Source:
         """The prompts in the order the dataset gave them, to the farthest that any arm went."""

@@ -9,7 +9,7 @@ from typing import Any
 from bench.rounds.block import ended, stopped
 from longboat_runtime.samples import SampleId
 from longboat_runtime.simulate.chance import uniform
-from longboat_runtime.simulate.lengths import LengthLaw
+from longboat_runtime.simulate.lengths import LengthDistribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +19,10 @@ class Recorded:
     ended: Mapping[SampleId, int] = field(repr=False)
     stopped: Mapping[SampleId, int] = field(repr=False)
     all: Sequence[int] = field(repr=False)
-    other: LengthLaw
+    other: LengthDistribution
 
     @classmethod
-    def of(cls, block: dict[str, Any], other: LengthLaw) -> Recorded:
+    def of(cls, block: dict[str, Any], other: LengthDistribution) -> Recorded:
         known = ended(block)
         return cls(known, stopped(block), sorted(known.values()), other)
 

@@ -10,7 +10,7 @@ from typing import Any
 from bench.picture import picture
 from bench.record import read
 from bench.rounds.arms import ARMS, AUTO, BASELINE, BY_SAMPLES, FIXED
-from bench.rounds.compare import Blocks, Measured, accuracy, law, longer, measured
+from bench.rounds.compare import Blocks, Measured, accuracy, distribution, longer, measured
 from bench.rounds.estimates import Estimate, mean
 from bench.rounds.predictions import Predicted, Predictor
 from bench.rounds.tasks import ENGINES, TASKS
@@ -73,7 +73,7 @@ def report(name: str, run: dict[str, Any], blocks: Blocks) -> tuple[list[str], P
     arms = [arm for arm in ARMS if any(arm == found for found, _ in blocks)]
     rows = [(arm, measured(blocks, arm), predictor.predict(arm)) for arm in arms]
     prompts = settings["prompts"][name]
-    lengths = law(blocks, prompts)
+    lengths = distribution(blocks, prompts)
     seeds = len({seed for _, seed in blocks})
     text = [
         f"## {name}",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.rounds.block import ended, fates, generated_tokens, stopped, trained_tokens
-from bench.rounds.compare import accuracy, law, longer, measured
+from bench.rounds.compare import accuracy, distribution, longer, measured
 from bench.rounds.recorded import Recorded
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import RoundKind
@@ -51,11 +51,11 @@ def test_a_log_says_what_became_of_every_response() -> None:
 @pytest.mark.parametrize("longest", [30, 50])
 def test_recorded_lengths_are_those_of_the_log(longest: int) -> None:
     again = [events.Launched(2, SECOND, 1, 2), generated(sample(SECOND, 0, attempt=1), longest)]
-    law = Recorded.of(fates([*LOG, *again]), lambda _: 7)
-    assert law(sample(FIRST, 1)) == 30
-    assert law(sample(SECOND, 0)) == max(34, longest), "it had 33 when it was stopped"
-    assert law(sample(SECOND, 0, attempt=1)) == longest
-    assert law(sample(FIRST, 0, attempt=1)) == 7, "it was never launched"
+    distribution = Recorded.of(fates([*LOG, *again]), lambda _: 7)
+    assert distribution(sample(FIRST, 1)) == 30
+    assert distribution(sample(SECOND, 0)) == max(34, longest), "it had 33 when it was stopped"
+    assert distribution(sample(SECOND, 0, attempt=1)) == longest
+    assert distribution(sample(FIRST, 0, attempt=1)) == 7, "it was never launched"
 
 
 def block_of(tokens: dict[int, list[int]], rollout: float, right: list[int]) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def test_accuracy_is_paired_by_seed_and_the_longest_are_those_of_the_baseline() 
 
 
 def test_the_law_of_lengths_is_the_baselines() -> None:
-    found = law(BLOCKS, prompts=2)
+    found = distribution(BLOCKS, prompts=2)
     assert (found.median, found.mean, found.longest_by_median) == (15.0, 20.0, 40 / 15)
 
 

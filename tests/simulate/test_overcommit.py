@@ -1,4 +1,4 @@
-"""Auto: on windows as the audit sees them, of laws that are known."""
+"""Auto: on windows as the audit sees them, of distributions that are known."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def chosen(
 
 
 def seconds(factor: float, curve: StepCurve) -> float:
-    """What the factor takes under the law that the window is a sample of."""
-    law = TwoLevel(MEDIAN, PROMPT_SIGMA, SAMPLE_SIGMA, LONGEST)
+    """What the factor takes under the distribution that the window is a sample of."""
+    distribution = TwoLevel(MEDIAN, PROMPT_SIGMA, SAMPLE_SIGMA, LONGEST)
     policy = TailBatching(400, PROMPTS, GROUP, factor, 1.0)
-    return simulate(policy, GROUP, Site(curve, engines=2), law, most_steps=45).rollout_per_round
+    return simulate(policy, GROUP, Site(curve, engines=2), distribution, most_steps=45).rollout_per_round
 
 
 def test_the_choice_is_nearly_the_best() -> None:

@@ -73,9 +73,9 @@ def test_engines_that_are_full_make_waves() -> None:
 
 @pytest.mark.parametrize("overcommit", [1.125, 1.25, 1.5])
 def test_on_a_long_tail_short_rounds_pay(overcommit: float) -> None:
-    law, site = TwoLevel(16, 1.1, 0.7, 2000), Site(RISING, engines=2)
-    waiting = simulate(Synchronous(36, 16, 4), 4, site, law)
-    racing = simulate(TailBatching(36, 16, 4, overcommit, 1.0), 4, site, law)
+    distribution, site = TwoLevel(16, 1.1, 0.7, 2000), Site(RISING, engines=2)
+    waiting = simulate(Synchronous(36, 16, 4), 4, site, distribution)
+    racing = simulate(TailBatching(36, 16, 4, overcommit, 1.0), 4, site, distribution)
     assert racing.rollout_per_sample < 0.8 * waiting.rollout_per_sample
     assert racing.generated_to_kept > waiting.generated_to_kept == 1
 
@@ -83,8 +83,8 @@ def test_on_a_long_tail_short_rounds_pay(overcommit: float) -> None:
 @settings(max_examples=40, deadline=None)
 @given(policies, sites, st.integers(0, 100))
 def test_what_is_trained_was_generated_and_all_rounds_are_there(policy: Policy, site: Site, seed: int) -> None:
-    law = TwoLevel(10, 0.8, 0.8, 200, seed)
-    outcome = simulate(policy, policy.group_size, site, law)
+    distribution = TwoLevel(10, 0.8, 0.8, 200, seed)
+    outcome = simulate(policy, policy.group_size, site, distribution)
     assert [step.step for step in outcome.steps] == [*range(1, policy.steps + 1)]
     assert all(step.rollout <= step.seconds + 1e-9 for step in outcome.steps)
     full = policy.prompts_per_round * policy.group_size
@@ -92,16 +92,16 @@ def test_what_is_trained_was_generated_and_all_rounds_are_there(policy: Policy, 
         assert {step.trained for step in outcome.steps} == {full}
     generated, kept = (sum(getattr(step, name) for step in outcome.steps) for name in ("generated", "kept"))
     assert generated >= kept > 0
-    assert simulate(policy, policy.group_size, site, law) == outcome, "the same again"
+    assert simulate(policy, policy.group_size, site, distribution) == outcome, "the same again"
 
 
 @settings(max_examples=30, deadline=None)
 @given(policies, st.integers(1, 3), st.integers(0, 100))
 def test_more_engines_never_take_much_longer(policy: Policy, engines: int, seed: int) -> None:
     """A race may be won by other prompts, and waiting samples may be packed worse (Graham's anomalies), hence the tolerance."""
-    law = TwoLevel(10, 0.8, 0.8, 200, seed)
+    distribution = TwoLevel(10, 0.8, 0.8, 200, seed)
     few, many = (
-        simulate(policy, policy.group_size, Site(RISING, engines=count, max_sequences=16), law)
+        simulate(policy, policy.group_size, Site(RISING, engines=count, max_sequences=16), distribution)
         for count in (engines, engines + 1)
     )
     assert sum(step.rollout for step in many.steps) <= 1.25 * sum(step.rollout for step in few.steps)
@@ -119,9 +119,9 @@ def test_share_of_long_rounds_is_that_of_the_closed_form(prompts: int, overcommi
 
 def test_prompts_that_teach_nothing_are_replaced_in_the_race() -> None:
     policy = TailBatching(60, 8, 4, 1.25, 1.0, drop_zero_variance=True)
-    law = TwoLevel(10, 0.8, 0.8, 200)
+    distribution = TwoLevel(10, 0.8, 0.8, 200)
     all_teach, few_do, most_do = (
-        simulate(policy, 4, Site(FLAT, flat=flat), law, most_steps=40) for flat in (0, 0.4, 0.1)
+        simulate(policy, 4, Site(FLAT, flat=flat), distribution, most_steps=40) for flat in (0, 0.4, 0.1)
     )
     assert all_teach.long_share > most_do.long_share > few_do.long_share == 0
     assert few_do.generated_to_kept > most_do.generated_to_kept

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from longboat_runtime.rounds.audit.audit_rounds import AuditRounds
 from longboat_runtime.rounds.audit.length_bias import LengthAudit, LengthBias
-from longboat_runtime.rounds.audit.paired_laws import Estimate
+from longboat_runtime.rounds.audit.paired import Estimate
 
 
 def length_metrics(audit: LengthAudit) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Numbers that look random and are functions of their names: the same for every policy, whatever it launches when. Pure."""
+"""Pseudo-random numbers that are functions of their names: the same for every policy, whatever it launches when. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one step of an engine takes, by how many sequences it works on. Pure."""
+"""How long one step of an engine takes, by the number of sequences it works on. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from longboat_runtime.rollout.step_times import StepTimes
 class StepCurve:
     """Seconds of a step at `batches` (ascending, at least one sequence) are `seconds` (never descending).
 
-    Between them on the straight line, below the first as at the first, beyond the last on the last line.
+    Interpolated linearly between them; constant below the first, extrapolated along the last segment beyond the last.
     """
 
     batches: tuple[int, ...]
@@ -24,7 +24,7 @@ class StepCurve:
         """The monotone curve nearest to what was observed at each batch size, in weighted squares.
 
         Pool adjacent violators (Barlow et al. 1972, Statistical inference under order restrictions), weighted by steps, so
-        that all steps together take what they took. Raises ValueError without a step.
+        that the total time of all steps stays the same. Raises ValueError without a step.
         """
         pools: list[tuple[int, StepTimes]] = []
         for batch, times in sorted(observed.items()):
@@ -52,7 +52,7 @@ class StepCurve:
 
 
 def merged(observations: Iterable[Mapping[int, StepTimes]]) -> dict[int, StepTimes]:
-    """What several engines observed, together."""
+    """The observations of several engines, added up."""
     found: dict[int, StepTimes] = {}
     for observed in observations:
         for batch, times in observed.items():

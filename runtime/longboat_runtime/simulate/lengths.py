@@ -1,6 +1,6 @@
 """How long responses are. Pure.
 
-A law gives each sample its length by name: policies that are compared get the same lengths, whatever they launch when.
+A distribution gives each sample its length by its id: policies that are compared get the same lengths, whatever they launch when.
 """
 
 from __future__ import annotations
@@ -9,18 +9,20 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from math import ceil, exp
+from math import ceil, exp, log, sqrt
 from typing import Protocol
 
 from longboat_runtime.rounds.audit.first_launches import FirstLaunches
 from longboat_runtime.samples import PromptId, SampleId
 from longboat_runtime.simulate.chance import normal, uniform
-from longboat_runtime.simulate.redraws import Atoms, Redraws
 
 _ROUNDING = 1e-9
 
+# Lengths of one prompt with the share of its responses that have them, together 1.
+Atoms = Sequence[tuple[float, float]]
 
-class LengthLaw(Protocol):
+
+class LengthDistribution(Protocol):
     """Response tokens of a sample that isn't stopped, at least 1."""
 
     def __call__(self, sample: SampleId) -> int: ...
@@ -48,10 +50,10 @@ class TwoLevel:
 
 
 @dataclass(frozen=True, slots=True)
-class FirstLaunchLaw:
-    """The law that the audit estimates from a window of prompts: each drawn prompt is like one of the window.
+class FirstLaunchDistribution:
+    """The distribution that the audit estimates from a window of prompts: each drawn prompt is like one of the window.
 
-    The responses of a first launch are at even shares of that prompt's law from a random start, so that a group has the
+    The responses of a first launch are at even shares of that prompt's distribution from a random start, so that a group has the
     window's own spread: single draws from eight responses would rarely have the longest among them. Later attempts follow
     `redraws`. `known` are prompts of the window that are to be themselves.
     """
@@ -65,7 +67,7 @@ class FirstLaunchLaw:
     @classmethod
     def of(
         cls, launched: FirstLaunches, group_size: int, known: Mapping[PromptId, int] | None = None, seed: int = 0
-    ) -> FirstLaunchLaw:
+    ) -> FirstLaunchDistribution:
         """`known` are numbers of `launched`. Raises ValueError without a prompt."""
         atoms: dict[int, list[tuple[float, float]]] = {}
         for prompt, place, mass in zip(launched.prompts, launched.likely, launched.masses, strict=True):
@@ -102,3 +104,60 @@ class _Quantiles:
         # Masses add up with rounding, which must not make two responses one.
         place = bisect_right(self.shares, share + _ROUNDING)
         return max(1, round(self.places[min(place, len(self.places) - 1)]))
+
+
+@dataclass(frozen=True, slots=True)
+class Redraws:
+    """Log-lengths are prompt effect plus sample effect.
+
+    A prompt's `levels` is its mean log-length drawn towards that of all prompts by as much as chance moves it (best linear unbiased
+    prediction: Robinson 1991, That BLUP is a good thing), and uncertain by `spread`: a prompt that was deferred for a long
+    response is likely to be shorter the next time. Sample effects are those of all prompts: `effects`, ascending, with the share up
+    to each. No response is longer than `longest` tokens.
+    """
+
+    levels: Sequence[float] = field(repr=False)
+    spread: float
+    effects: Sequence[float] = field(repr=False)
+    shares: Sequence[float] = field(repr=False)
+    longest: int
+    seed: int
+
+    @classmethod
+    def of(cls, prompts: Sequence[Atoms], group_size: int, seed: int) -> Redraws:
+        """From launches of `group_size` responses to each of `prompts`; of single responses nothing says what is chance."""
+        means = [sum(share * log(length) for length, share in atoms) for atoms in prompts]
+        middle = sum(means) / len(means)
+        correction = group_size / max(1, group_size - 1)
+        within = correction * _mean(
+            [
+                sum(share * (log(length) - mean) ** 2 for length, share in of)
+                for of, mean in zip(prompts, means, strict=True)
+            ]
+        )
+        between = max(0.0, _mean([(mean - middle) ** 2 for mean in means]) - within / group_size)
+        trust = between / (between + within / group_size) if between else 0.0
+        effects = sorted(
+            (sqrt(correction) * (log(length) - mean), share)
+            for of, mean in zip(prompts, means, strict=True)
+            for length, share in of
+        )
+        return cls(
+            levels=[middle + trust * (mean - middle) for mean in means],
+            spread=sqrt(between * (1 - trust)),
+            effects=[effect for effect, _ in effects],
+            shares=[share / len(prompts) for share in accumulate(share for _, share in effects)],
+            longest=round(max(length for atoms in prompts for length, _ in atoms)),
+            seed=seed,
+        )
+
+    def __call__(self, prompt: int, sample: SampleId) -> int:
+        """Response tokens of `sample`, a later attempt at the prompt of that number."""
+        level = self.levels[prompt] + self.spread * normal(self.seed, sample.epoch, sample.row)
+        place = bisect_right(self.shares, uniform(self.seed, *sample))
+        effect = self.effects[min(place, len(self.effects) - 1)]
+        return min(max(1, round(exp(level + effect))), self.longest)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

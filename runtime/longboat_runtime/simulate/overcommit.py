@@ -8,18 +8,16 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from longboat_runtime.rounds.audit.completion import complete
-from longboat_runtime.rounds.audit.first_launches import together
+from longboat_runtime.rounds.audit.first_launches import complete, together
 from longboat_runtime.rounds.audit.lengths import PromptLengths
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.samples import PromptId, SampleId
-from longboat_runtime.simulate.lengths import FirstLaunchLaw
-from longboat_runtime.simulate.outcome import Outcome
-from longboat_runtime.simulate.simulation import simulate
+from longboat_runtime.simulate.lengths import FirstLaunchDistribution
+from longboat_runtime.simulate.simulation import SimulatedRun, simulate
 from longboat_runtime.simulate.site import Site
 
-# Rounds of a period, the long one included, with each factor that may be chosen. Without a race there are none: then as many as
-# say something.
+# Rounds of a period, the long one included, with each factor that may be chosen. Without a race there are no periods: then enough
+# rounds for a reliable mean.
 PERIODS = {1.0: 5, 1.125: 9, 1.25: 5, 1.5: 3}
 # Windows that the observed one is resampled to.
 WINDOWS = 8
@@ -27,7 +25,7 @@ WINDOWS = 8
 SAMPLES = 64_000
 # At most so many rounds of each candidate in each window.
 ROUNDS = 18
-# Factors whose rounds take this much longer than the fastest are as good: then the smallest throws least away.
+# Factors whose rounds take this much longer than the fastest count as equal: the smallest of them wastes least.
 TIE = 0.01
 # The present factor stays unless another is faster by so many standard errors: chance alone does that one time in ten (Student's t,
 # 7 degrees).
@@ -56,15 +54,15 @@ def choose(
 ) -> Choice:
     """The factor of PERIODS that minimises (n_short T_short + T_long) / (n_short + 1), the mean of a period's rounds.
 
-    Among equals `pick` decides. `policy(factor, steps)` is the job's own with that factor and number of steps. Lengths follow the
-    audit's law of first launches of `prompts` (none longer than `longest`), that of their domain where the policy draws by domain;
-    steps follow the site's curve. A long round's seconds hang on few prompts, so what a window says differs from what the next one
-    says: windows are made from this one by resampling prompts, and factors compared on the same ones. A factor above 1 is
-    out if an engine would hold more than `kv_tokens` at a time: preempted sequences are computed again, and that takes more than
-    what racing saves. Raises ValueError without a prompt.
+    Among equals `pick` chooses. `policy(factor, steps)` is the job's own with that factor and number of steps. Lengths follow the
+    audit's distribution of first launches of `prompts` (none longer than `longest`), that of their domain where the policy draws by domain;
+    steps follow the site's curve. A long round's seconds depend on few prompts, so windows differ a lot from each other:
+    several are made from this one by resampling prompts, and all factors are compared on the same ones. A factor above 1 is
+    out if an engine would hold more than `kv_tokens` at a time: preempted sequences are computed again, which costs more than
+    racing saves. Raises ValueError without a prompt.
     """
     rounds = min(ROUNDS, SAMPLES // (WINDOWS * len(PERIODS) * prompts_per_round * group_size))
-    outcomes: dict[float, list[Outcome]] = {factor: [] for factor in PERIODS}
+    outcomes: dict[float, list[SimulatedRun]] = {factor: [] for factor in PERIODS}
     for number in range(WINDOWS):
         window = _Window.of(_resampled(prompts, number), longest, group_size, number)
         for factor, period in PERIODS.items():
@@ -116,13 +114,13 @@ def _reason(factor: float, predicted: Mapping[float, float]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """Prompts as those of an audited window: of each domain of `names` by its own law, and by that of all, which is the last.
+    """Prompts as those of an audited window: of each domain of `names` by its own distribution, and by that of all, which is the last.
 
-    The number of its law stands in the place of a prompt's epoch.
+    A prompt's epoch is the number of its distribution.
     """
 
     names: Sequence[str]
-    laws: Sequence[FirstLaunchLaw]
+    distributions: Sequence[FirstLaunchDistribution]
 
     @classmethod
     def of(cls, prompts: Sequence[PromptLengths], longest: int, group_size: int, seed: int) -> _Window:
@@ -130,12 +128,15 @@ class _Window:
         for prompt in prompts:
             domains.setdefault(prompt.domain, []).append(prompt)
         launched = [complete(members, longest) for members in domains.values()]
-        return cls([*domains], [FirstLaunchLaw.of(of, group_size, seed=seed) for of in (*launched, together(launched))])
+        return cls(
+            [*domains],
+            [FirstLaunchDistribution.of(of, group_size, seed=seed) for of in (*launched, together(launched))],
+        )
 
     def __call__(self, sample: SampleId) -> int:
-        return self.laws[sample.epoch](sample)
+        return self.distributions[sample.epoch](sample)
 
     def draw(self, drawn: int, count: int, domain: str) -> list[PromptId]:
-        """Of a domain that the window doesn't have as of all."""
-        law = self.names.index(domain) if domain and domain in self.names else len(self.names)
-        return [PromptId(law, row) for row in range(drawn, drawn + count)]
+        """A domain that the window doesn't have is drawn like the whole."""
+        distribution = self.names.index(domain) if domain and domain in self.names else len(self.names)
+        return [PromptId(distribution, row) for row in range(drawn, drawn + count)]

@@ -1,9 +1,10 @@
-"""A job's run as discrete events: production policy, ledger and router; engines, graders and trainer by the clock of a site. Pure."""
+"""A job's run as discrete events: the policy, ledger and router of production; engines, graders and trainer timed by a site. Pure."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 
@@ -17,9 +18,59 @@ from longboat_runtime.rounds.records import State
 from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan, joined
 from longboat_runtime.simulate.chance import uniform
 from longboat_runtime.simulate.engine import Response, SimulatedEngine
-from longboat_runtime.simulate.lengths import LengthLaw
-from longboat_runtime.simulate.outcome import Outcome, SimulatedStep
+from longboat_runtime.simulate.lengths import LengthDistribution
 from longboat_runtime.simulate.site import Site
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedStep:
+    """One optimizer step and the round that fed it; seconds since the commit before, or since the start.
+
+    `rollout` are those in which samples ran, as the driver's stage `generate` counts them; `seconds` all of them. `trained` counts
+    samples; tokens are of responses. `generated` are those that engines gave back since the step before, stopped ones included.
+    """
+
+    step: int
+    kind: RoundKind
+    rollout: float
+    seconds: float
+    trained: int
+    generated: int
+    kept: int
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedRun:
+    """All steps of a run. `tokens_most` is what the sequences of one engine, prompts included, amounted to at most at any time."""
+
+    steps: Sequence[SimulatedStep]
+    tokens_most: int
+
+    @property
+    def rollout_per_sample(self) -> float:
+        """Rollout seconds for each trained sample."""
+        return sum(step.rollout for step in self.steps) / sum(step.trained for step in self.steps)
+
+    @property
+    def seconds_per_sample(self) -> float:
+        """Seconds for each trained sample."""
+        return sum(step.seconds for step in self.steps) / sum(step.trained for step in self.steps)
+
+    @property
+    def rollout_per_round(self) -> float:
+        """Mean rollout seconds of a round."""
+        return sum(step.rollout for step in self.steps) / len(self.steps)
+
+    @property
+    def generated_to_kept(self) -> float:
+        """Response tokens made for each one trained."""
+        return sum(step.generated for step in self.steps) / sum(step.kept for step in self.steps)
+
+    @property
+    def long_share(self) -> float:
+        """Share of long rounds."""
+        return sum(step.kind is RoundKind.LONG for step in self.steps) / len(self.steps)
+
 
 # The next prompts of a domain (of the whole dataset where that is empty), given how many of all were drawn before, and how many to draw.
 Source = Callable[[int, int, str], Sequence[PromptId]]
@@ -35,22 +86,22 @@ def simulate(
     policy: Policy,
     group_size: int,
     site: Site,
-    law: LengthLaw,
+    lengths: LengthDistribution,
     *,
     source: Source = number_prompts,
     most_steps: float = inf,
     told: Mapping[int, Body] | None = None,
-) -> Outcome:
+) -> SimulatedRun:
     """Runs the job to the end of its policy, or until `most_steps` are committed.
 
     A function of its arguments: the same run every time. Raises ValueError if no step was made. `told` are events from outside, each right after the round of that number was opened.
     """
-    run = Simulation(policy, group_size, site, law, source, told or {})
+    run = Simulation(policy, group_size, site, lengths, source, told or {})
     while run.ledger.step < most_steps and run.proceed():
         pass
     if not run.steps:
         raise ValueError("the run ended without a step")
-    return Outcome(tuple(run.steps), round(max(engine.tokens_most for engine in run.engines.values())))
+    return SimulatedRun(tuple(run.steps), round(max(engine.tokens_most for engine in run.engines.values())))
 
 
 class Simulation:
@@ -61,13 +112,13 @@ class Simulation:
         policy: Policy,
         group_size: int,
         site: Site,
-        law: LengthLaw,
+        lengths: LengthDistribution,
         source: Source,
         told: Mapping[int, Body],
     ) -> None:
         self._loop = RoundLoop(policy, self, Ledger(group_size), 1)
         self.ledger, self.view = self._loop.ledger, self._loop.view
-        self._site, self._law, self._source, self._told = site, law, source, told
+        self._site, self._lengths, self._source, self._told = site, lengths, source, told
         self.engines = {name: SimulatedEngine(name, site.max_sequences, site.curve) for name in site.names}
         self._router = Router()
         for name in self.engines:
@@ -88,7 +139,7 @@ class Simulation:
         self._happens(events.Started(0))
 
     def proceed(self) -> bool:
-        """Lets the next thing happen; False if there is none."""
+        """Makes the next thing happen; False if there is none."""
         name, end = min(((name, engine.next_end()) for name, engine in self.engines.items()), key=lambda item: item[1])
         if self._agenda and self._agenda[0][0] <= end:
             self._time, _, happen = heapq.heappop(self._agenda)
@@ -161,7 +212,7 @@ class Simulation:
             for sample in there:
                 record = self.view.sample(sample)
                 begun = record.begun_tokens if record else 0
-                rest, prompt = self._law(sample) - begun, self._site.prompt_tokens + begun
+                rest, prompt = self._lengths(sample) - begun, self._site.prompt_tokens + begun
                 self.engines[name].submit(self._time, sample, rest, prompt)
 
     def _stop(self, samples: Sequence[SampleId]) -> None:

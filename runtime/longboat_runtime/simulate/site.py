@@ -1,4 +1,4 @@
-"""What a simulated job runs on, and what its stages take. Pure."""
+"""What a simulated job runs on, and how long its stages take. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Site:
     """Engines, graders and trainer; times in seconds.
 
     Each of `engines` runs at most `max_sequences` at once, by `curve`. `latency` passes between the driver and an engine, each way.
-    Of `graders`, each takes `grading` for a sample. An optimizer step takes `update` and `update_token` for each response token
-    trained, a publication of weights `publish`. Prompts have `prompt_tokens`. `flat` is the share of prompts whose responses
-    are all worth the same. Raises ValueError for what can't be.
+    Each of `graders` takes `grading` for a sample. An optimizer step takes `update`, plus `update_token` for each response token
+    trained; a publication of weights takes `publish`. Prompts have `prompt_tokens`. `flat` is the share of prompts whose responses
+    all get the same grade. Raises ValueError for impossible values.
     """
 
     curve: StepCurve

@@ -1,4 +1,4 @@
-"""Windows of tail batching on lengths of a known law, whose bias is therefore known."""
+"""Windows of tail batching on lengths of a known distribution, whose bias is therefore known."""
 
 from __future__ import annotations
 
@@ -72,7 +72,10 @@ class Played:
         trained = np.sort(np.concatenate([self.first[kept, :GROUP_SIZE].ravel(), self.later[redone].ravel()]))
         launched = np.sort(self.first.ravel())
         grid = np.unique(launched)
-        shares = [np.searchsorted(law, grid, side="right") / len(law) for law in (trained, launched)]
+        shares = [
+            np.searchsorted(distribution, grid, side="right") / len(distribution)
+            for distribution in (trained, launched)
+        ]
         return trained.mean() / launched.mean(), np.abs(shares[0] - shares[1]).max()
 
 

@@ -1,4 +1,4 @@
-"""Audit rounds beside what was trained: right intervals, on laws whose difference is known."""
+"""Audit rounds beside what was trained: right intervals, on distributions whose difference is known."""
 
 from __future__ import annotations
 

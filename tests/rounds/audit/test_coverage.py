@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from longboat_runtime.rounds.audit.length_bias import LengthBias, audit
-from longboat_runtime.rounds.audit.paired_laws import Estimate
+from longboat_runtime.rounds.audit.paired import Estimate
 from tests.rounds.audit.racing import LONGEST, Racing, play, true_bias
 
 PROMPT_RACING = Racing()

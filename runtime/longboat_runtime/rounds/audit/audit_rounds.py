@@ -1,7 +1,8 @@
-"""What was trained beside what audit rounds launched: lengths that nothing cut, of other prompts. Pure.
+"""What was trained beside what audit rounds launched: lengths that nothing cut short, of other prompts. Pure.
 
-An audit round is a short round that doesn't race. Nothing of its lengths has to be estimated, which checks the estimate of
-`length_bias`; but its prompts are others than those compared with them, so that intervals are wide.
+An audit round is a short round that doesn't race. None of its lengths has to be estimated, which checks the estimate of
+`length_bias`; but its prompts differ from those it is compared with, so intervals are wide. Prompts are resampled, not samples:
+responses to one prompt are alike. Both sides are resampled independently.
 """
 
 from __future__ import annotations
@@ -9,17 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from longboat_runtime.rounds.audit.completion import complete
-from longboat_runtime.rounds.audit.first_launches import together
+import numpy as np
+import numpy.typing as npt
+
+from longboat_runtime.rounds.audit.first_launches import FirstLaunches, complete, together
 from longboat_runtime.rounds.audit.length_bias import MIN_PROMPTS
 from longboat_runtime.rounds.audit.lengths import PromptLengths
-from longboat_runtime.rounds.audit.paired_laws import Estimate
-from longboat_runtime.rounds.audit.unpaired_laws import Law, ks_distance, mean_ratio
+from longboat_runtime.rounds.audit.paired import CONFIDENCE, DRAWS, Estimate
+from longboat_runtime.rounds.audit.survival import Floats
 
 
 @dataclass(frozen=True, slots=True)
 class AuditRounds:
-    """How far the law of trained lengths is from that of audit rounds.
+    """How far the distribution of trained lengths is from that of audit rounds.
 
     `prompts` were launched in audit rounds, `trained` are those of other rounds in a step. `ks` is in [0, 1], `mean_ratio` is trained
     by launched; both are None where either side has fewer than MIN_PROMPTS.
@@ -42,7 +45,98 @@ def compare(audited: Sequence[PromptLengths], others: Sequence[PromptLengths], l
         domains: dict[str, list[PromptLengths]] = {}
         for prompt in audited:
             domains.setdefault(prompt.domain, []).append(prompt)
-        launched = Law.of_launches(together([complete(members, longest) for members in domains.values()]))
-        data = Law.of_samples(trained)
+        launched = Distribution.of_launches(together([complete(members, longest) for members in domains.values()]))
+        data = Distribution.of_samples(trained)
         ks, ratio = ks_distance(data, launched), mean_ratio(data, launched)
     return AuditRounds(len(audited), len(trained), ks, ratio)
+
+
+# Draws whose distribution functions are in memory at a time.
+_CHUNK = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Atoms [n] in ascending order of `lengths`, of the `prompts` numbered from 0 and with these `masses`."""
+
+    prompts: npt.NDArray[np.intp]
+    lengths: Floats
+    masses: Floats
+
+    @classmethod
+    def of_samples(cls, groups: Sequence[Sequence[int]]) -> Distribution:
+        """Samples of a prompt each; every sample has the same mass."""
+        numbers = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+        lengths = np.array([length for group in groups for length in group], dtype=np.float64)
+        return cls._sorted(numbers, lengths, np.ones(len(lengths)))
+
+    @classmethod
+    def of_launches(cls, launched: FirstLaunches) -> Distribution:
+        """Every prompt has the same mass. What is modelled is where it probably ends."""
+        return cls._sorted(launched.prompts, launched.likely, launched.masses)
+
+    @classmethod
+    def _sorted(cls, prompts: npt.NDArray[np.intp], lengths: Floats, masses: Floats) -> Distribution:
+        order = np.argsort(lengths, kind="stable")
+        return cls(prompts[order], lengths[order], masses[order])
+
+    @property
+    def count(self) -> int:
+        """Prompts."""
+        return int(self.prompts.max()) + 1
+
+    def draws(self, seed: int) -> Floats:
+        """How often each prompt is in each resample [1 + DRAWS, count]: first the data, then the same draws for the same count."""
+        count = self.count
+        random = np.random.default_rng([seed, count])
+        return np.concatenate([np.ones((1, count)), random.multinomial(count, np.full(count, 1 / count), DRAWS)])
+
+    def functions(self, grid: Floats, draws: Floats) -> Floats:
+        """The distribution function at the lengths of `grid` [g] in each of `draws` [d, g]."""
+        mass = np.cumsum(self.masses * draws[:, self.prompts], axis=1)
+        at = np.searchsorted(self.lengths, grid, side="right")
+        below: Floats = np.concatenate([np.zeros((len(draws), 1)), mass], axis=1)[:, at]
+        return below / mass[:, -1:]
+
+    def log_mean(self, draws: Floats) -> tuple[Floats, Floats]:
+        """Log of the mean length and its standard error, by linearisation, in each of `draws`."""
+        tokens = np.bincount(self.prompts, self.masses * self.lengths)
+        mass = np.bincount(self.prompts, self.masses)
+        total, weight = draws @ tokens, draws @ mass
+        # A prompt's influence is tokens / total - mass / weight.
+        square = (
+            draws @ tokens**2 / total**2
+            - 2 * (draws @ (tokens * mass)) / (total * weight)
+            + draws @ mass**2 / weight**2
+        )
+        return np.log(total / weight), np.sqrt(np.maximum(square, 0))
+
+
+def ks_distance(one: Distribution, other: Distribution) -> Estimate:
+    """The largest difference of the two distribution functions, as in `paired.ks_distance`.
+
+    What chance makes of equal distributions is subtracted from the value; the interval is a band of constant width about the whole difference.
+    """
+    grid = np.unique(np.concatenate([one.lengths, other.lengths]))
+    draws = one.draws(1), other.draws(2)
+
+    def difference(rows: slice) -> Floats:
+        return one.functions(grid, draws[0][rows]) - other.functions(grid, draws[1][rows])
+
+    data = difference(slice(0, 1))
+    found = [difference(slice(start, start + _CHUNK)) for start in range(1, DRAWS + 1, _CHUNK)]
+    chance = np.concatenate([np.abs(each).max(1) for each in found]).mean()
+    band = np.quantile(np.concatenate([np.abs(each - data).max(1) for each in found]), CONFIDENCE)
+    distance = float(np.abs(data).max())
+    low, high = max(0.0, distance - band), min(1.0, distance + band)
+    return Estimate(float(np.clip(2 * distance - chance, low, high)), float(low), float(high))
+
+
+def mean_ratio(one: Distribution, other: Distribution) -> Estimate:
+    """The mean of `one` by that of `other`, with the symmetric bootstrap-t of the logarithm, as in `paired.mean_ratio`."""
+    (top, top_error), (bottom, bottom_error) = one.log_mean(one.draws(1)), other.log_mean(other.draws(2))
+    value, error = top - bottom, np.hypot(top_error, bottom_error)
+    spread = np.maximum(error[1:], error[0] / 2)
+    deviations = np.divide(np.abs(value[1:] - value[0]), spread, out=np.zeros(DRAWS), where=spread > 0)
+    reach = np.quantile(deviations, CONFIDENCE) * error[0]
+    return Estimate(*(float(np.exp(end)) for end in (value[0], value[0] - reach, value[0] + reach)))

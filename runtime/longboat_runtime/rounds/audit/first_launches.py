@@ -1,19 +1,38 @@
-"""The law of the lengths of first launches, as far as it is known. Pure."""
+"""The distribution of the lengths of first launches, in which responses that were cut are completed. Pure.
+
+A response cut at c tokens would have gone on. Later attempts of the same prompt are draws from the same distribution, so each of those
+that are longer than c is equally likely to be its end. Where there is none the end is modelled, with three answers:
+
+Likely: as the domain's responses end beyond the same multiple of their prompt's level, which is its median. Responses to one prompt
+have similar lengths (Seer, arXiv:2511.14617), so a length is modelled as prompt effect x sample effect, and the distribution of the
+sample effect is shared. By their lengths alone, responses cut in ordinary prompts would become as long as those of the longest; only
+a prompt more than half of which was cut, which has no level, is completed that way. Cut responses count in both distributions (product
+limit).
+
+Near: the shorter of that and of an exponential distribution: the response ends at the rate at which its prompt's responses ended
+between level and cut. With a long tail the rate falls, so it would go on longer. This restrains the likely answer where sample effects
+of some prompts are wider than those of others: it takes the widest for everyone's, since they are seen the farthest.
+
+Far: as likely, but what is beyond the longest response seen ends at the longest possible one.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from longboat_runtime.rounds.audit.survival import Bools, Floats
+from longboat_runtime.rounds.audit.lengths import PromptLengths
+from longboat_runtime.rounds.audit.survival import Bools, Floats, Survival, exponential, median, product_limit
 
 
 @dataclass(frozen=True, slots=True)
 class FirstLaunches:
-    """Atoms [n] of the law: `masses` of the prompt numbered `prompts`, 1 per prompt.
+    """Atoms [n] of the distribution: `masses` of the prompt numbered `prompts`, 1 per prompt.
 
     An atom is at `near` tokens at least, at `far` tokens at most and probably at `likely` tokens. The three differ only where it is
     `modelled`: no attempt of the same prompt shows where it ends.
@@ -39,7 +58,94 @@ def join(parts: Sequence[FirstLaunches]) -> FirstLaunches:
     return FirstLaunches(*(column[kept] for column in joined))
 
 
-def together(laws: Sequence[FirstLaunches]) -> FirstLaunches:
-    """The law of the prompts of all `laws`, numbered on."""
-    first = np.cumsum([0, *(law.prompts.max() + 1 for law in laws)])
-    return join([replace(law, prompts=law.prompts + offset) for law, offset in zip(laws, first, strict=False)])
+def together(distributions: Sequence[FirstLaunches]) -> FirstLaunches:
+    """The distribution over the prompts of all `distributions`, numbered consecutively."""
+    first = np.cumsum([0, *(distribution.prompts.max() + 1 for distribution in distributions)])
+    return join(
+        [
+            replace(distribution, prompts=distribution.prompts + offset)
+            for distribution, offset in zip(distributions, first, strict=False)
+        ]
+    )
+
+
+def complete(prompts: Sequence[PromptLengths], longest: int) -> FirstLaunches:
+    """The first launches of `prompts`, all of one domain, numbered in their order. No response has more than `longest` tokens."""
+    rows: list[tuple[float, float, float]] = []
+    unknown: list[Cut] = []
+    for number, prompt in enumerate(prompts):
+        each = 1 / prompt.launched
+        rows += [(number, length, each) for length in prompt.finished]
+        for tokens, responses in Counter(prompt.cut).items():
+            longer = [length for length in prompt.later if length > tokens]
+            rows += [(number, length, responses * each / len(longer)) for length in longer]
+            if not longer:
+                unknown.append(Cut(number, tokens, responses * each))
+    numbers, lengths, masses = np.array(rows, dtype=np.float64).reshape(-1, 3).T
+    modelled = np.zeros(len(rows), dtype=np.bool_)
+    seen = FirstLaunches(numbers.astype(np.intp), lengths, lengths, lengths, masses, modelled)
+    return join([seen, *tails(prompts, unknown, longest)])
+
+
+class Cut(NamedTuple):
+    """`mass` of the prompt numbered `prompt`, cut at `tokens`."""
+
+    prompt: int
+    tokens: int
+    mass: float
+
+
+def tails(prompts: Sequence[PromptLengths], cuts: Sequence[Cut], longest: int) -> list[FirstLaunches]:
+    """The ends of `cuts`. `prompts` are all of the domain; no response has more than `longest` tokens."""
+    if not cuts:
+        return []
+    levels = np.array([median((*prompt.finished, *prompt.later), prompt.cut) for prompt in prompts])
+    known = np.flatnonzero(~np.isnan(levels))
+    scaled = [cut for cut in cuts if not np.isnan(levels[cut.prompt])]
+    others = [cut for cut in cuts if np.isnan(levels[cut.prompt])]
+    found = []
+    if scaled:
+        shared = _distribution([prompts[number] for number in known], levels[known])
+        rests = np.array([_mean_rest(prompts[cut.prompt], levels[cut.prompt], cut.tokens) for cut in scaled])
+        found.append(_tail(scaled, shared, levels, rests, longest))
+    if others:
+        one = np.ones(len(prompts))
+        found.append(_tail(others, _distribution(prompts, one), one, np.zeros(len(others)), longest))
+    return found
+
+
+def _distribution(prompts: Sequence[PromptLengths], levels: Floats) -> Survival:
+    """All responses to `prompts`, as multiples of their prompt's level [prompts]."""
+    lengths = [np.array((*prompt.finished, *prompt.later, *prompt.cut)) for prompt in prompts]
+    ended = [np.arange(len(all_)) < len(all_) - len(prompt.cut) for all_, prompt in zip(lengths, prompts, strict=True)]
+    shares = [all_ / level for all_, level in zip(lengths, levels, strict=True)]
+    return product_limit(np.concatenate(shares), np.concatenate(ended))
+
+
+def _mean_rest(prompt: PromptLengths, level: float, tokens: int) -> float:
+    """Tokens to go at a constant rate: all those lived between `level` and `tokens`, by the responses that ended there."""
+    lengths = np.array((*prompt.finished, *prompt.later, *prompt.cut))
+    ended = np.array((*prompt.finished, *prompt.later))
+    ends = np.count_nonzero((ended > level) & (ended <= tokens))
+    return float((np.clip(lengths, level, max(tokens, level)) - level).sum() / ends) if ends else 0.0
+
+
+def _tail(cuts: Sequence[Cut], distribution: Survival, levels: Floats, rests: Floats, longest: int) -> FirstLaunches:
+    """The ends of `cuts` [c] by `distribution`, in multiples of `levels`, and by exponential distributions of means `rests` [c]."""
+    numbers = np.array([cut.prompt for cut in cuts])
+    tokens = np.array([[cut.tokens] for cut in cuts], dtype=np.float64)
+    level = levels[numbers][:, None]
+    places, shares = distribution.beyond(tokens / level)
+    likely = np.clip(places * level, tokens, longest)
+    near = np.minimum(tokens + rests[:, None] * exponential(shares), likely)
+    far = likely.copy()
+    far[:, -1] = longest
+    masses = np.array([[cut.mass] for cut in cuts]) * shares
+    return FirstLaunches(
+        prompts=np.repeat(numbers, shares.shape[1]),
+        near=near.ravel(),
+        likely=likely.ravel(),
+        far=far.ravel(),
+        masses=masses.ravel(),
+        modelled=np.ones(shares.size, dtype=np.bool_),
+    )

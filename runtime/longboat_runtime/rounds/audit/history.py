@@ -14,11 +14,11 @@ from longboat_runtime.rounds.audit.lengths import PromptLengths
 from longboat_runtime.rounds.events import RoundKind
 from longboat_runtime.samples import PromptId, SampleId
 
-# Periods (short rounds and the long one that ends them) that are looked at together: one has few prompts to say anything. A
-# checkpoint holds them, so there are fewer where they are large.
+# Periods (short rounds and the long one that ends them) that are audited together: one alone has too few prompts. They are
+# part of a checkpoint, so there are fewer where they are large.
 WINDOW_PERIODS = 8
 WINDOW_PROMPTS = 2048
-# A period of a job that has chosen not to race: as many rounds as the smallest factor that it may choose has short ones.
+# Rounds of a period while a job has chosen not to race: as many as there are short ones with the smallest factor it may choose.
 ROUNDS_WITHOUT_RACE = 8
 
 
@@ -39,7 +39,7 @@ class PromptHistory:
     trained: list[int] = field(default_factory=list)
 
     def lengths(self, domain: str) -> PromptLengths:
-        """A first response that neither finished nor was given back is cut before its first token: nothing is known of it."""
+        """A first response that neither finished nor was given back counts as cut before its first token: nothing is known of it."""
         first = self.finished.get(0, {})
         missing = [index for index in range(self.samples) if index not in first]
         return PromptLengths(

@@ -1,4 +1,4 @@
-"""The audit of a window: per domain and over all, what a round policy did to the lengths of the data. Pure."""
+"""The audit of a window: what a round policy did to the lengths of the data, by domain and overall. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from longboat_runtime.rounds.audit.completion import complete
-from longboat_runtime.rounds.audit.first_launches import FirstLaunches, together
-from longboat_runtime.rounds.audit.ks_distance import ks_distance
+from longboat_runtime.rounds.audit.first_launches import FirstLaunches, complete, together
 from longboat_runtime.rounds.audit.lengths import PromptLengths
-from longboat_runtime.rounds.audit.mean_ratio import mean_ratio
-from longboat_runtime.rounds.audit.paired_laws import Estimate, PairedLaws
+from longboat_runtime.rounds.audit.paired import Estimate, PairedDistributions, ks_distance, mean_ratio
 
 # Below that many prompts, or trained prompts, intervals don't hold what they promise.
 MIN_PROMPTS = 40
@@ -20,10 +17,10 @@ MIN_PROMPTS = 40
 
 @dataclass(frozen=True, slots=True)
 class LengthBias:
-    """How far the law of trained lengths is from that of first launches.
+    """How far the distribution of trained lengths is from that of first launches.
 
     `prompts` were drawn and `trained` of them are in a step. `relaunched` is the share of prompts with a later attempt; `censored`
-    that of first-launch responses that were cut; `modelled` that of the first launches' law which no later attempt of the same prompt
+    that of first-launch responses that were cut; `modelled` that of the first launches' distribution which no later attempt of the same prompt
     completes. `ks` is in [0, 1], `mean_ratio` is trained by launched; both are None below MIN_PROMPTS.
     """
 
@@ -52,11 +49,11 @@ class LengthAudit:
 def audit(prompts: Sequence[PromptLengths], longest: int) -> LengthAudit:
     """Compares trained lengths with those of first launches, each drawn prompt once.
 
-    All launches would be the wrong law: a deferred prompt is launched twice, which looks like the bias it makes good. `prompts`
+    All launches would be the wrong distribution: a deferred prompt is launched twice, which looks like the bias that it makes up for. `prompts`
     are all those drawn in the window, in any order. The window should hold whole periods of short and long rounds: a prompt that
     still waits for its long round counts as one that is never trained. `longest` is the limit on a response's tokens.
 
-    The result is a function of the set of prompts: no clock, no state, the same resamples every time. Raises ValueError without
+    The result depends on the set of prompts alone: the same resamples every time. Raises ValueError without
     a prompt, and for a response longer than `longest`.
     """
     if not prompts:
@@ -83,9 +80,9 @@ def _compare(prompts: Sequence[PromptLengths], launched: FirstLaunches) -> Lengt
     trained = sum(bool(prompt.trained) for prompt in prompts)
     ks = ratio = None
     if min(len(prompts), trained) >= MIN_PROMPTS:
-        laws = PairedLaws.of(prompts, launched)
-        draws = laws.draws()
-        ks, ratio = ks_distance(laws, draws), mean_ratio(laws, draws)
+        pair = PairedDistributions.of(prompts, launched)
+        draws = pair.draws()
+        ks, ratio = ks_distance(pair, draws), mean_ratio(pair, draws)
     return LengthBias(
         prompts=len(prompts),
         trained=trained,

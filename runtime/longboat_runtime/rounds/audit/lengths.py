@@ -1,4 +1,4 @@
-"""What became of one drawn prompt, as lengths in tokens. Pure."""
+"""What became of one drawn prompt, in lengths of responses. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The law of lengths some of which are censored: the product-limit estimate. Pure."""
+"""The distribution of lengths some of which are censored: the product-limit estimate. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOTHING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """A law on the finished lengths `values` [n], ascending, with `masses` [n]; `rest` of it is beyond `last`, the longest seen.
+    """A distribution on the finished lengths `values` [n], ascending, with `masses` [n]; `rest` of it is beyond `last`, the longest seen.
 
     `values` and `last` are in tokens, or in shares of some level.
     """
@@ -30,7 +30,7 @@ class Survival:
     last: float
 
     def beyond(self, cuts: Floats) -> tuple[Floats, Floats]:
-        """The law conditional on being longer than each of `cuts` [c, 1], as places and masses [c, TAIL_PARTS + 1].
+        """The distribution conditional on being longer than each of `cuts` [c, 1], as places and masses [c, TAIL_PARTS + 1].
 
         All but the last are parts of equal mass, each at its mean; the last is what is beyond `last`, and put there.
         """
@@ -47,7 +47,7 @@ class Survival:
 
 
 def product_limit(lengths: Floats, finished: Bools) -> Survival:
-    """Estimates the law of `lengths` [n > 0], of which those not `finished` [n] are known to be longer than they were.
+    """Estimates the distribution of `lengths` [n > 0], of which those not `finished` [n] are known to be longer than they were.
 
     Kaplan & Meier 1958, Nonparametric estimation from incomplete observations. A length censored where another one ended
     counts as the longer of the two.
@@ -73,7 +73,7 @@ def median(finished: Sequence[int], cut: Sequence[int]) -> float:
 
 
 def exponential(masses: Floats) -> Floats:
-    """The exponential law of mean 1 in ascending parts of `masses` [c, parts], together 1: the mean of each part."""
+    """The exponential distribution of mean 1 in ascending parts of `masses` [c, parts], together 1: the mean of each part."""
     above = np.clip(1 - np.cumsum(np.pad(masses, ((0, 0), (1, 0))), axis=1), 0.0, 1.0)
     moment = above * np.log(np.maximum(above, _NOTHING)) - above
     means: Floats = np.diff(moment) / np.maximum(masses, _NOTHING)
