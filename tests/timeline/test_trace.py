@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from longboat_runtime.rounds import events
-from longboat_runtime.timeline.choice import choose
+from longboat_runtime.timeline.bars import choose
 from longboat_runtime.timeline.fold import fold
 from longboat_runtime.timeline.trace import trace
 from tests.timeline.history import EPOCH, long_round, numbered, short_round, start

@@ -1,15 +1,21 @@
-"""Rounds over time: a bar for each sample, a span for each thing that the trainer did. Pure.
+"""Rounds over time: a bar for each sample, a span for each piece of the trainer's work, and the rounds chosen from them. Pure.
 
 All times are Unix seconds, as recorded by the driver.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from longboat_runtime.rounds.events import RoundKind
 from longboat_runtime.samples import SampleId
+
+# More rounds are too narrow to read; they are shown if asked for.
+_LAST = 6
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 class Fate(StrEnum):
@@ -34,8 +40,8 @@ class Fate(StrEnum):
 class Bar:
     """One try at one sample, from its launch (waiting in the engine included) to the event that ended it, or the log's end.
 
-    `engine` is None and `tokens` 0 if no engine gave it back: those of finished, stopped and paused samples are in the log. A try
-    that went on with a paused sample has the tokens that it added. `domain` is the one that its prompt was drawn from; empty if the
+    `engine` is None and `tokens` 0 if no engine gave it back: the log has them for finished, stopped and paused samples. A try
+    that continued a paused sample has the tokens that it added. `domain` is the one that its prompt was drawn from; empty if the
     job has no quotas.
     """
 
@@ -79,7 +85,7 @@ class Work(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Work on a step (for a publication: on the weights that this step made). `done` is False if it failed or goes on."""
+    """Work on a step (for a publication: on the weights that this step made). `done` is False if it failed or hasn't ended."""
 
     work: Work
     step: int
@@ -109,3 +115,48 @@ class Timeline:
     def start(self) -> float:
         """When the first round was opened. Raises IndexError if there is none."""
         return self.rounds[0].opened
+
+
+def choose(timeline: Timeline, wanted: str | None = None) -> Timeline:
+    """The rounds `wanted`, such as `3-7` or `3`, with all that belongs to them, of a timeline with at least one.
+
+    By default the last whole period (short rounds and the long one that follows), or the last 6 rounds if those are fewer or
+    there is no such period. Raises ValueError, with a message for people, if the log doesn't have the rounds wanted.
+    """
+    rounds = timeline.rounds
+    if wanted is None:
+        period, last = _last_period(rounds), rounds[-_LAST:]
+        return _cut(timeline, period if 0 < len(period) < len(last) else last)
+    first, last_ = _ends(wanted)
+    found = [round_ for round_ in rounds if first <= round_.number <= last_]
+    if len(found) != last_ - first + 1:
+        raise ValueError(f"the log has rounds {rounds[0].number} to {rounds[-1].number}; give a range of these")
+    return _cut(timeline, found)
+
+
+def _ends(wanted: str) -> tuple[int, int]:
+    match = _RANGE.fullmatch(wanted.strip())
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+    if first > last:
+        raise ValueError("write a range of round numbers such as 3-7, or one number")
+    return first, last
+
+
+def _last_period(rounds: Sequence[Round]) -> Sequence[Round]:
+    """The last closed long round that follows short ones, and those; empty if there is none."""
+    kinds = [round_.kind for round_ in rounds]
+    for end in range(len(rounds) - 1, 0, -1):
+        if rounds[end].closed and kinds[end] is RoundKind.LONG and kinds[end - 1] is RoundKind.SHORT:
+            start = next((i for i in range(end - 1, -1, -1) if kinds[i] is RoundKind.LONG), -1) + 1
+            return rounds[start : end + 1]
+    return ()
+
+
+def _cut(timeline: Timeline, rounds: Sequence[Round]) -> Timeline:
+    steps = {round_.step for round_ in rounds}
+    start = rounds[0].opened
+    spans = tuple(span for span in timeline.spans if span.step in steps and span.start >= start)
+    ends = [bar.end for round_ in rounds for bar in round_.bars] + [span.end for span in spans]
+    end = max([*ends, *(round_.closed or round_.opened for round_ in rounds)])
+    gaps = tuple(gap for gap in timeline.gaps if start <= gap.start and gap.end <= end)
+    return Timeline(tuple(rounds), spans, gaps, end)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from longboat_runtime.timeline.choice import choose
+from longboat_runtime.timeline.bars import choose
 from longboat_runtime.timeline.fold import fold
 from longboat_runtime.timeline.log import read_log
 from longboat_runtime.timeline.picture import PICTURE, draw

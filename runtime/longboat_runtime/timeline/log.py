@@ -11,7 +11,7 @@ from longboat_runtime.rounds.events import Event
 
 
 def newest(root: Path) -> LogPosition | None:
-    """The end of the newest log below a job's directory; None if there is none. One without a complete first line has nothing yet."""
+    """The end of the newest log below a job's directory; None if there is none. A log without a complete first line counts as empty."""
     numbers = [int(path.name) for path in (root / INCARNATIONS).glob("*") if path.name.isdecimal()]
     logs = [number for number in sorted(numbers, reverse=True) if log_path(root, number).is_file()]
     return next((end for end in (end_of(root, number) for number in logs) if end.offset), None)
@@ -20,8 +20,8 @@ def newest(root: Path) -> LogPosition | None:
 def read_log(root: Path) -> Iterator[Event]:
     """Events of the surviving incarnations below a job's directory, oldest first.
 
-    That is the newest log, and of those before it the part that it goes on from. Raises ValueError, told to a person, if there is
-    no log or a part of it can't be read.
+    That is the newest log, and of those before it the part that it continues. Raises ValueError, with a message for people, if
+    there is no log or a part of it can't be read.
     """
     try:
         end = newest(root)
@@ -29,7 +29,7 @@ def read_log(root: Path) -> Iterator[Event]:
             yield from surviving(root, end)
             return
     except OSError as error:
-        raise ValueError(f"{error.filename}: {error.strerror}; the rounds can't be told without it") from error
+        raise ValueError(f"{error.filename}: {error.strerror}; the rounds can't be shown without it") from error
     except (ValueError, KeyError) as error:
         raise ValueError(f"a log below {root / INCARNATIONS} is damaged: {error}") from error
     raise ValueError(

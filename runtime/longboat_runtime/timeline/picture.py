@@ -2,43 +2,67 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
+from math import ceil
 from pathlib import Path
+from typing import Any
 
-from longboat_runtime.timeline.axis import Axis
-from longboat_runtime.timeline.bars import Timeline
-from longboat_runtime.timeline.labels import FULL, title
-from longboat_runtime.timeline.rows import Lane, lanes
+from matplotlib.collections import PolyCollection
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from longboat_runtime.timeline.bars import Fate, Timeline, Work
+from longboat_runtime.timeline.layout import FULL, Axis, Lane, caption, duration, lane_name, lanes, title
 
 PICTURE = "timeline.png"
 _DPI = 110
 # Inches that a row of samples, a lane and the trainer's part are high.
-_ROW, _LANE, _WORKS = 0.016, 0.3, 0.5
+_ROW, _LANE, _TRAINER = 0.016, 0.3, 0.5
 # Inches around the panels: names of lanes, and captions, axis and legend.
 _BESIDE, _AROUND = 1.5, 1.8
 _WIDTHS, _HEIGHTS = (8.0, 40.0), (2.5, 16.0)
 # Rounds that are opened within so many seconds are opened at once.
 _AT_ONCE = 0.05
 
+# Distinguishable with any kind of colour vision (Okabe and Ito).
+_FATES = {
+    Fate.KEPT: "#009E73",
+    Fate.SURPLUS: "#56B4E9",
+    Fate.DEFERRED: "#E69F00",
+    Fate.CARRIED: "#F0E442",
+    Fate.DROPPED: "#CC79A7",
+    Fate.LOST: "#000000",
+    Fate.OPEN: "#BBBBBB",
+}
+_WORKS = {Work.TRAIN: "#0072B2", Work.PUBLISH: "#D55E00"}
+_UNDONE: dict[str, Any] = {"hatch": "////", "edgecolor": "white", "linewidth": 0}
+_LINE = "#222222"
+# Shares of the height of all rows: the free space around all lanes, what a lane takes at least so that its name fits, and
+# what all lanes may take for that.
+_SPACE, _LEAST, _ALL = 0.08, 0.05, 0.5
+# Inches that the name of a lane is high.
+_NAME = 0.15
+# Up to so many rows are drawn with space between them; with more it would only be a pattern of pixels.
+_APART, _THICKNESS = 120, 0.85
+
 
 def draw(timeline: Timeline, file: Path, job: str) -> None:
-    """Draws rounds (at least one) of the job named `job`: lanes of samples, below them the trainer. Raises OSError."""
+    """Draws rounds (at least one) of the job named `job`: a lane of samples for each engine, the trainer below. Raises OSError."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    from longboat_runtime.timeline.panels import draw_gaps, draw_rounds, draw_samples, draw_works
-
     axis, found = Axis.of(timeline), lanes(timeline.rounds)
     width, height = _width(timeline, axis), _height(found)
-    size = width + _BESIDE, height + _WORKS + _AROUND
-    heights = height, _WORKS
+    size = width + _BESIDE, height + _TRAINER + _AROUND
+    heights = height, _TRAINER
     figure, panels = pyplot.subplots(2, 1, figsize=size, sharex=True, layout="constrained", height_ratios=heights)
-    handles = draw_samples(panels[0], found, axis, height) + draw_works(panels[1], timeline, axis)
-    handles += draw_rounds(panels, timeline, axis, width) + draw_gaps(panels, timeline, axis)
+    handles = _draw_samples(panels[0], found, axis, height) + _draw_works(panels[1], timeline, axis)
+    handles += _draw_rounds(panels, timeline, axis, width) + _draw_gaps(panels, timeline, axis)
     panels[1].set_xlim(0, max(axis.at(timeline.end), 1e-3))
     opened = datetime.fromtimestamp(timeline.start, UTC)
     first = timeline.rounds[0].number
@@ -66,3 +90,72 @@ def _height(found: Sequence[Lane]) -> float:
     """Inches of the lanes: rows can be seen, and names of lanes have room."""
     height = sum(max(lane.rows * _ROW, _LANE) for lane in found)
     return min(max(height, _HEIGHTS[0]), _HEIGHTS[1])
+
+
+def _draw_samples(panel: Any, found: Sequence[Lane], axis: Axis, inches: float) -> list[Any]:
+    """Bars of all lanes, from top to bottom (`inches`); y counts rows. If there are very many lanes, only some are named, always including the last."""
+    rows, count = max(sum(lane.rows for lane in found), 1), max(len(found), 1)
+    space, least = rows * _SPACE / count, rows * min(_LEAST, _ALL / count)
+    thickness = _THICKNESS if rows <= _APART else 1.0
+    shapes: dict[Fate, list[list[tuple[float, float]]]] = {fate: [] for fate in Fate}
+    top, middles = 0.0, []
+    for lane in found:
+        height = max(lane.rows, least)
+        first = top + (space + height - lane.rows) / 2
+        for row, bar in lane.bars:
+            left, right, upper = axis.at(bar.start), axis.at(bar.end), first + row
+            lower = upper + thickness
+            shapes[bar.fate].append([(left, upper), (right, upper), (right, lower), (left, lower)])
+        middles.append(top + (space + height) / 2)
+        top += space + height
+        panel.axhline(top, color=_LINE, linewidth=0.6 if inches / count > _NAME else 0.1)
+    for fate, bars in shapes.items():
+        panel.add_collection(PolyCollection(bars, facecolors=_FATES[fate], linewidths=0))
+    panel.set_ylim(top or 1.0, 0)
+    named = {*range(0, len(found), ceil(count * _NAME / inches)), *range(len(found))[-1:]}
+    panel.set_yticks([middles[i] for i in named], [lane_name(found[i]) for i in named])
+    panel.tick_params(length=0)
+    counts = Counter(bar.fate for lane in found for _, bar in lane.bars)
+    return [Patch(color=_FATES[fate], label=f"{fate} ({counts[fate]:,})") for fate in Fate if counts[fate]]
+
+
+def _draw_works(panel: Any, timeline: Timeline, axis: Axis) -> list[Any]:
+    """A line for each kind of work of the trainer; hatched if it wasn't done."""
+    for span in timeline.spans:
+        place, start, end = list(Work).index(span.work), axis.at(span.start), axis.at(span.end)
+        style = {} if span.done else _UNDONE
+        panel.barh(place, end - start, 0.7, start, facecolor=_WORKS[span.work], **style)
+    panel.set_ylim(len(Work) - 0.5, -0.5)
+    panel.set_yticks(range(len(Work)), [work.value for work in Work])
+    panel.tick_params(axis="y", length=0)
+    shown = {span.work for span in timeline.spans}
+    handles = [Patch(color=_WORKS[work], label=work.value) for work in Work if work in shown]
+    undone = any(not span.done and span.end > span.start for span in timeline.spans)
+    return [*handles, Patch(facecolor="#888888", label="failed or unfinished", **_UNDONE)] if undone else handles
+
+
+def _draw_rounds(panels: Sequence[Any], timeline: Timeline, axis: Axis, width: float) -> list[Any]:
+    """Where rounds open and close, through all panels (`width` inches), and their captions, above the first."""
+    opened = [axis.at(round_.opened) for round_ in timeline.rounds]
+    ends = [*opened[1:], axis.at(timeline.end)]
+    for round_, start, end in zip(timeline.rounds, opened, ends, strict=True):
+        # Slightly more, since the width was chosen for the narrowest one.
+        text = caption(round_, (end - start) / max(ends[-1], 1e-9) * width * 1.01)
+        place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "annotation_clip": False}
+        panels[0].annotate(text, (start, 1), (0, 5), fontsize=8, va="bottom", **place)
+        for panel in panels:
+            panel.axvline(start, color=_LINE, linewidth=0.6, alpha=0.5)
+            if round_.closed is not None:
+                panel.axvline(axis.at(round_.closed), color=_LINE, linewidth=1.1, linestyle="--")
+    handles = [Line2D([], [], color=_LINE, linewidth=1.1, linestyle="--", label="round closed")]
+    return handles if any(round_.closed for round_ in timeline.rounds) else []
+
+
+def _draw_gaps(panels: Sequence[Any], timeline: Timeline, axis: Axis) -> list[Any]:
+    """Where one incarnation ends and the next one begins; the time between is left out."""
+    for gap in timeline.gaps:
+        for panel in panels:
+            panel.axvline(axis.at(gap.start), color="#AA0000", linewidth=1.5, linestyle=":")
+    left_out = sum(gap.end - gap.start for gap in timeline.gaps)
+    label = f"driver restarted ({duration(left_out)} left out)"
+    return [Line2D([], [], color="#AA0000", linewidth=1.5, linestyle=":", label=label)] if timeline.gaps else []

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from longboat_runtime.timeline.bars import Bar, Round, Span, Timeline, Work
-from longboat_runtime.timeline.rows import lanes, stack
+from longboat_runtime.timeline.layout import lanes, stack
 
 _DRIVER = 1
 UNFINISHED = "not finished (engine not recorded)"

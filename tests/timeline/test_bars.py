@@ -4,8 +4,7 @@ import pytest
 
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import RoundKind
-from longboat_runtime.timeline.bars import Timeline
-from longboat_runtime.timeline.choice import choose
+from longboat_runtime.timeline.bars import Timeline, choose
 from longboat_runtime.timeline.fold import fold
 from tests.timeline.history import EPOCH, long_round, numbered, short_round, start
 

@@ -5,10 +5,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longboat_runtime.timeline.axis import Axis
 from longboat_runtime.timeline.bars import Gap
 from longboat_runtime.timeline.fold import fold
-from longboat_runtime.timeline.rows import lanes, stack
+from longboat_runtime.timeline.layout import Axis, lanes, stack
 from tests.timeline.history import long_round, numbered, short_round, start
 
 MOMENTS = st.integers(0, 20)
