@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.reward.combine import applicable, combine
 from longboat_runtime.reward.outcome import Outcome, OutcomeKind
-from longboat_runtime.reward.roster import Slots, choose, reward_nodes
+from longboat_runtime.reward.slots import Slots, choose, reward_nodes
 from longboat_runtime.samples import GradeKind
 
 A = RewardSpec(name="a", function="m:f", weight=0.5)
@@ -61,10 +61,10 @@ workers = st.lists(
 
 
 @given(workers, st.sets(st.sampled_from([f"n{i}" for i in range(6)])))
-def test_a_grade_goes_to_a_free_worker_and_a_retry_to_another(roster: list[Slots], tried: set[str]) -> None:
-    chosen = choose(roster, tried)
-    untried = [worker for worker in roster if worker.node not in tried]
-    candidates = untried or roster
+def test_a_grade_goes_to_a_free_worker_and_a_retry_to_another(given_workers: list[Slots], tried: set[str]) -> None:
+    chosen = choose(given_workers, tried)
+    untried = [worker for worker in given_workers if worker.node not in tried]
+    candidates = untried or given_workers
     if chosen is None:
         assert all(worker.running >= worker.slots for worker in candidates)
         return

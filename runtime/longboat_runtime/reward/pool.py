@@ -20,7 +20,7 @@ from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.client import SOCKET
 from longboat_runtime.reward.combine import applicable, combine
 from longboat_runtime.reward.outcome import Outcome, OutcomeKind
-from longboat_runtime.reward.roster import RESOURCE, Slots, choose, reward_nodes
+from longboat_runtime.reward.slots import RESOURCE, Slots, choose, reward_nodes
 from longboat_runtime.reward.worker import GradeRequest, RewardWorker
 from longboat_runtime.samples import Grade, Row, SampleId
 

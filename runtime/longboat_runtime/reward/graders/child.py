@@ -1,4 +1,4 @@
-"""The life of one grade: a process forked from the zygote that locks itself in, scores, answers and ends."""
+"""The process of one grade: forked from the zygote, it confines itself, scores, answers and ends."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def run_grade(score: Scorer, sample: RewardSample, sandbox: Sandbox, *, answer: 
         os.write(_ANSWER_FD, frames.encode(outcome.to_json()))
         code = 0
     finally:
-        # Whatever happened, a child never goes on as a zygote.
+        # Whatever happened, a child must never continue as a zygote.
         os._exit(code)
 
 
 def _locked_in(sandbox: Sandbox) -> Outcome | None:
-    """What to answer if the sandbox can't be entered; nothing of the response has been looked at by then."""
+    """The answer if the sandbox can't be entered; nothing of the response has been read by then."""
     try:
         sandbox.enter()
     except (OSError, ValueError) as error:

@@ -12,7 +12,7 @@ MAX_FRAME_BYTES = 64 * 2**20
 
 
 class FrameError(ValueError):
-    """What came isn't a frame: the stream can't be trusted any more."""
+    """What came isn't a frame: the stream can no longer be trusted."""
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
@@ -24,7 +24,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 
 class FrameBuffer:
-    """Takes bytes as they come and gives back whole messages. `limit` bounds one message, in bytes."""
+    """Takes bytes as they come and returns whole messages. `limit` bounds one message, in bytes."""
 
     def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
         self._limit = limit

@@ -1,6 +1,6 @@
 """Landlock: writing only below one directory, TCP nowhere, signals to nobody outside. Constants: linux/landlock.h.
 
-It is there from kernel 5.13 on if switched on; what a kernel doesn't know is left out of the ruleset, so an older one protects less.
+Kernels have it from 5.13 on, if it is switched on; what a kernel doesn't know is left out of the ruleset, so older ones protect less.
 """
 
 from __future__ import annotations

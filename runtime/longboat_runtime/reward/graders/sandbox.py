@@ -1,20 +1,40 @@
-"""How a grade's process locks itself in.
+"""How a grade's process confines itself, and within which limits.
 
-As much as can be is done by the zygote before it forks: what the child computes itself, it pays for with copies of the zygote's pages.
+As much as possible is done by the zygote before it forks: what the child computes itself costs copies of the zygote's pages.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from longboat_runtime import prctl
 from longboat_runtime.reward.graders import landlock
-from longboat_runtime.reward.graders.limits import Limits
 from longboat_runtime.reward.graders.seccomp import Filter
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one grade's processes, as rlimits; sizes in bytes. Each process has its own, `processes` counts for the uid."""
+
+    cpu_seconds: int
+    # Address space beyond what the zygote has mapped.
+    memory: int = 4 * 2**30
+    file_size: int = 64 * 2**20
+    # The kernel counts all processes and threads of a uid on the node, graders of other pods among them.
+    processes: int = 512
+    open_files: int = 256
+
+
+def limits_for(timeout: float) -> Limits:
+    """The limits for a wall-clock timeout in seconds, which the CPU limit only backs up: so it lies above it."""
+    return Limits(cpu_seconds=math.ceil(timeout) + 1)
+
 
 # rlimit, soft bound, hard bound.
 Bound = tuple[int, int, int]
@@ -23,7 +43,7 @@ Bound = tuple[int, int, int]
 class Sandbox:
     """Bounds one grade: rlimits, Landlock, seccomp. Made in the zygote, entered in the forked child, closed in the zygote.
 
-    `directory` is the only place the grade may write to, and its working directory. Raises OSError if the kernel refuses anything;
+    `directory` is the only place the grade may write to, and its working directory. Raises OSError if the kernel refuses anything:
     then nothing may be graded.
     """
 
@@ -51,7 +71,7 @@ class Sandbox:
 
 
 def _bounds(limits: Limits) -> Sequence[Bound]:
-    """The soft CPU limit sends SIGXCPU, which says what happened; the hard one kills whoever ignores it."""
+    """The soft CPU limit sends SIGXCPU, which says what happened; the hard one kills a process that ignores it."""
     wanted = (
         (resource.RLIMIT_CPU, limits.cpu_seconds, limits.cpu_seconds + 1),
         (resource.RLIMIT_AS, *(_mapped_bytes() + limits.memory,) * 2),

@@ -1,7 +1,7 @@
 """The system calls a grade may not make: a seccomp filter in classic BPF, built here and installed through ctypes.
 
-It denies; what it lets through stands under the pod's own filter (RuntimeDefault), which allows only what is known. It takes away
-the network, ways around the file rules, ways to keep processes or state beyond the grade, and signals to those who watch over it.
+It denies; what it allows is still subject to the pod's own filter (RuntimeDefault), which allows only known calls. It denies
+the network, ways around the file rules, ways to keep processes or state beyond the grade, and signals to the processes that watch it.
 Constants: linux/filter.h, linux/seccomp.h, linux/audit.h, linux/sched.h.
 """
 
@@ -74,7 +74,7 @@ def filter_program(group: int, protected: Sequence[int], machine: str) -> list[I
         program += [(_JUMP_GREATER_EQUAL, 0, 1, _X32), (_RETURN, 0, 0, _KILL)]
     for name in DENIED:
         program += [(_JUMP_EQUAL, 0, 1, number(name, machine)), (_RETURN, 0, 0, deny)]
-    # clone3 has its flags in memory, out of the filter's sight; without it the C library takes clone.
+    # clone3 has its flags in memory, where a filter can't read them; without it the C library uses clone.
     program += [(_JUMP_EQUAL, 0, 1, number("clone3", machine)), (_RETURN, 0, 0, _ERROR | errno.ENOSYS)]
     program += _when(
         "clone", machine, [_load(0), (_AND, 0, 0, _CLONE_NAMESPACES), (_JUMP_EQUAL, 1, 0, 0), (_RETURN, 0, 0, deny)]
@@ -98,7 +98,7 @@ def filter_program(group: int, protected: Sequence[int], machine: str) -> list[I
     signal: list[Instruction] = [_load(0)]
     for pid in protected:
         signal += [(_JUMP_EQUAL, 0, 1, pid), (_RETURN, 0, 0, deny)]
-    # Negative: a whole group (ours is let through) or, at -1, everybody.
+    # Negative: a whole group (its own is allowed) or, at -1, every process.
     signal += [(_JUMP_EQUAL, 2, 0, 2**32 - group), (_JUMP_GREATER_EQUAL, 0, 1, 2**31), (_RETURN, 0, 0, deny)]
     for name in _SIGNALS:
         program += _when(name, machine, signal)

@@ -23,10 +23,10 @@ import structlog
 from longboat_runtime import prctl
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.functions import CONFIG_MAPS
-from longboat_runtime.reward.graders import landlock, orphans
+from longboat_runtime.reward.graders import landlock
 from longboat_runtime.reward.graders.frames import FrameBuffer, FrameError, encode
-from longboat_runtime.reward.graders.trees import remove_tree
-from longboat_runtime.reward.graders.workshop import Workshop
+from longboat_runtime.reward.graders.leftovers import reap_orphans, remove_tree
+from longboat_runtime.reward.graders.loaded_function import LoadedFunction
 from longboat_runtime.reward.outcome import Outcome, OutcomeKind
 
 log = structlog.get_logger()
@@ -39,7 +39,7 @@ class GraderServer:
         self._processes, self._scratch, self._config_maps = processes, scratch, config_maps
         self._free = asyncio.Semaphore(processes)
         self._running = 0
-        self._workshops: dict[str, Workshop] = {}
+        self._loaded: dict[str, LoadedFunction] = {}
         self._functions: dict[str, Mapping[str, Any]] = {}
         self._connections: set[asyncio.Task[Any]] = set()
         # Zygotes: the children of this process that aren't orphans.
@@ -56,8 +56,8 @@ class GraderServer:
             server.close()
             for connection in list(self._connections):
                 connection.cancel()
-            for workshop in self._workshops.values():
-                await workshop.close()
+            for loaded in self._loaded.values():
+                await loaded.close()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         buffer = FrameBuffer()
@@ -74,7 +74,7 @@ class GraderServer:
         except (ConnectionError, FrameError) as error:
             log.warning("a connection is dropped", error=str(error))
         finally:
-            # Who asked is gone: what it asked for isn't wanted any more.
+            # Whoever asked is gone, and no longer wants what it asked for.
             for task in tasks:
                 task.cancel()
             writer.close()
@@ -97,21 +97,21 @@ class GraderServer:
     async def _load(self, function: Mapping[str, Any], field: str) -> dict[str, Any]:
         name = function["name"]
         if self._functions.get(name) != function:
-            if name in self._workshops:
-                await self._workshops.pop(name).close()
+            if name in self._loaded:
+                await self._loaded.pop(name).close()
             scratch = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._scratch))
-            self._workshops[name] = Workshop(function, field, self._config_maps, scratch, self.zygotes)
+            self._loaded[name] = LoadedFunction(function, field, self._config_maps, scratch, self.zygotes)
             self._functions[name] = dict(function)
         try:
-            await self._workshops[name].load()
+            await self._loaded[name].load()
         except SpecProblem as problem:
             log.warning("a reward function can't be loaded", reward=name, problem=str(problem))
             return {"problem": list(problem.args)}
         return {"problem": None}
 
     async def _grade(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        workshop = self._workshops.get(request["reward"])
-        if workshop is None:
+        loaded = self._loaded.get(request["reward"])
+        if loaded is None:
             outcome = Outcome(
                 OutcomeKind.GRADER_ERROR, message=f"no reward function {request['reward']!r} is loaded here"
             )
@@ -119,7 +119,7 @@ class GraderServer:
         async with self._free:
             self._running += 1
             try:
-                outcome = await workshop.grade(request["sample"], request["timeout"])
+                outcome = await loaded.grade(request["sample"], request["timeout"])
             except SpecProblem as problem:
                 outcome = Outcome(OutcomeKind.GRADER_ERROR, message=str(problem))
             finally:
@@ -145,7 +145,7 @@ async def _run(path: Path, processes: int, config_maps: Path) -> None:
         loop.add_signal_handler(number, stop.set)
     scratch = Path(tempfile.mkdtemp(prefix="longboat-graders-"))
     server = GraderServer(processes, scratch, config_maps)
-    reaping = asyncio.create_task(orphans.reap(server.zygotes))
+    reaping = asyncio.create_task(reap_orphans(server.zygotes))
     try:
         await server.serve(path, stop)
     finally:

@@ -1,37 +1,111 @@
 """A process that has imported one reward function and forks for every grade.
 
-Started by `workshop` as `python -m longboat_runtime.reward.graders.zygote FD`, FD being its end of a socket pair. It is single-threaded,
+Started by `loaded_function` as `python -m longboat_runtime.reward.graders.zygote FD`, FD being its end of a socket pair. It is single-threaded,
 so forking is safe as long as the reward function's module starts no threads when it is imported.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import selectors
+import signal
 import socket
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from longboat_runtime import prctl
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.adapters import Scorer, load_scorer
 from longboat_runtime.reward.function import RewardFunction
-from longboat_runtime.reward.graders.child import run_grade
-from longboat_runtime.reward.graders.frames import FrameBuffer, encode
-from longboat_runtime.reward.graders.grading import Grading
-from longboat_runtime.reward.graders.limits import limits_for
-from longboat_runtime.reward.graders.sandbox import Sandbox
+from longboat_runtime.reward.graders.child import MESSAGE_CHARACTERS, run_grade
+from longboat_runtime.reward.graders.frames import FrameBuffer, FrameError, encode
+from longboat_runtime.reward.graders.leftovers import remove_tree
+from longboat_runtime.reward.graders.sandbox import Sandbox, limits_for
 from longboat_runtime.reward.graders.seccomp import Filter
-from longboat_runtime.reward.graders.trees import remove_tree
 from longboat_runtime.reward.outcome import Outcome, OutcomeKind
 from longboat_runtime.reward.sample import RewardSample
 
-# How often killed processes that haven't ended yet are looked after, in seconds.
+_ANSWER_BYTES = 64 * 1024
+_OUTPUT_TAIL_BYTES = 512
+
+
+@dataclass(slots=True)
+class Grading:
+    """One running grade. Times are of the monotonic clock, in seconds. The process group's number is its leader's pid."""
+
+    id: int
+    pid: int
+    pidfd: int
+    answer: int
+    output: IO[bytes]
+    directory: Path
+    started: float
+    deadline: float
+    outcome: Outcome | None = None
+    _buffer: FrameBuffer = field(default_factory=lambda: FrameBuffer(_ANSWER_BYTES))
+
+    def kill(self) -> None:
+        """Ends every process of the grade at once; none can leave its group, and what is being forked is included."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def expire(self) -> None:
+        """The time is up."""
+        if self.outcome is None:
+            self.outcome = Outcome(OutcomeKind.TIMEOUT, message=f"killed after {self.deadline - self.started:g} s")
+        self.kill()
+
+    def read_answer(self) -> bool:
+        """Takes what is in the pipe; True once the answer is complete or can no longer come."""
+        if self.outcome is not None:
+            return True
+        try:
+            data = os.read(self.answer, _ANSWER_BYTES)
+        except BlockingIOError:
+            return False
+        try:
+            messages = self._buffer.feed(data)
+            if messages:
+                self.outcome = Outcome.from_json(messages[0])
+        except (FrameError, KeyError, TypeError, ValueError) as error:
+            self.outcome = Outcome(OutcomeKind.GRADER_ERROR, message=f"the grade's answer can't be read: {error}")
+        return not data or self.outcome is not None
+
+    def collect(self, status: int, ended: float) -> Outcome:
+        """The outcome, now that the leader has ended with `status` (as waitpid gives it)."""
+        outcome = self.outcome or self._unanswered(status)
+        return Outcome(outcome.kind, outcome.score, ended - self.started, outcome.message[:MESSAGE_CHARACTERS])
+
+    def _unanswered(self, status: int) -> Outcome:
+        code = os.waitstatus_to_exitcode(status)
+        if code == -signal.SIGXCPU:
+            return Outcome(OutcomeKind.TIMEOUT, message="killed at the CPU limit")
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        return Outcome(
+            OutcomeKind.GRADER_ERROR, message=f"the grade's process {how} before it answered{self._output_tail()}"
+        )
+
+    def _output_tail(self) -> str:
+        size = os.fstat(self.output.fileno()).st_size
+        tail = os.pread(self.output.fileno(), _OUTPUT_TAIL_BYTES, max(size - _OUTPUT_TAIL_BYTES, 0))
+        text = tail.decode(errors="replace").strip()
+        return f"; its last output: {text}" if text else ""
+
+    def close(self) -> None:
+        """Gives file descriptors back; the directory is removed by the zygote once every process has ended."""
+        os.close(self.pidfd)
+        os.close(self.answer)
+        self.output.close()
+
+
+# How often it is checked whether killed processes have ended, in seconds.
 _REAP_INTERVAL = 0.02
 
 
@@ -66,7 +140,7 @@ class Zygote:
             self._ending = [grading for grading in self._ending if not self._gone(grading)]
 
     def _patience(self) -> float | None:
-        """How long nothing need be done, in seconds."""
+        """How long nothing has to be done, in seconds; None: until something comes."""
         if self._ending:
             return _REAP_INTERVAL
         next_deadline = min((grading.deadline for grading in self._running.values()), default=float("inf"))
@@ -138,7 +212,7 @@ class Zygote:
 
 
 def _lead_group(pid: int) -> None:
-    """Both parent and child make the child lead its group, so whoever is first, it does before anything is done to it."""
+    """Both parent and child do this, so that whichever is first the child leads its group before anything is done to it."""
     try:
         os.setpgid(pid, pid)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""One reward function ready to be called: its zygote's process, and the requests that are under way there."""
+"""A reward function, loaded and ready to be called: its zygote's process, and the requests in flight there."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOAD_SECONDS = 120.0
 STUCK_SECONDS = 15.0
 
 
-class Workshop:
+class LoadedFunction:
     """Starts a zygote for `function` (JSON of a RewardFunction) when it is first needed, and again if it has died.
 
     `zygotes` holds the process ids of running zygotes and is kept up to date.
@@ -48,7 +48,7 @@ class Workshop:
         self._zygote: _Zygote | None = None
 
     async def load(self) -> None:
-        """Imports the function. Raises SpecProblem if it can't be had."""
+        """Imports the function. Raises SpecProblem if it can't be loaded."""
         async with self._starting:
             if self._zygote is not None and self._zygote.dead:
                 await self._zygote.close()
@@ -108,7 +108,7 @@ class _Zygote:
         self._process, self._zygotes, self._reader, self._writer = process, zygotes, reader, writer
         self._next_id = 0
         self._waiting: dict[int, asyncio.Future[Outcome]] = {}
-        # What it says to the request to load; None if it ended instead.
+        # Its answer to the request to load; None if it ended instead.
         self.loaded: asyncio.Future[dict[str, Any] | None] = asyncio.get_running_loop().create_future()
         self._listening = asyncio.create_task(self._listen())
 
