@@ -3,16 +3,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longboat_runtime.agent.decide import Action, Observation, Phase, Rules, State, next_state
+from longboat_runtime.agent.decide import Action, AgentState, Observation, Phase, Rules, next_state
 
 RULES = Rules(quick=30.0, quick_failures=3, backoff=1.0, max_backoff=30.0)
 LOCAL = Rules(patience=1.0, restart_on_success=False)
 
 
 def run(
-    observations: list[Observation], rules: Rules = RULES, state: State | None = None
-) -> tuple[State, list[Action]]:
-    state = state or State()
+    observations: list[Observation], rules: Rules = RULES, state: AgentState | None = None
+) -> tuple[AgentState, list[Action]]:
+    state = state or AgentState()
     actions = []
     for seen in observations:
         state, action = next_state(state, seen, rules)
@@ -88,7 +88,7 @@ def test_failures_before_a_child_that_ran_long_enough_are_forgotten() -> None:
 
 
 def test_ending_because_of_the_head_is_no_failure() -> None:
-    state = State()
+    state = AgentState()
     for time in range(20):
         state, _ = next_state(state, Observation(time, str(time // 2)), RULES)
     assert state.failures == 0
@@ -115,7 +115,7 @@ observations = st.lists(
 def test_starts_and_ends_alternate_whatever_happens(
     steps: list[tuple[float, str | None, bool, int | None]], rules: Rules
 ) -> None:
-    state, now, running = State(), 0.0, False
+    state, now, running = AgentState(), 0.0, False
     for wait, cluster, refused, code in steps:
         now += wait
         seen = Observation(now, cluster, refused and cluster is None, code if running else None)

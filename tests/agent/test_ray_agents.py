@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 import ray.util
 
-from longboat_runtime.agent.descendants import children
+from longboat_runtime.agent.supervisor import children
 
 pytestmark = [
     pytest.mark.slow,

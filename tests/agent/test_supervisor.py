@@ -13,12 +13,10 @@ from typing import Any
 import pytest
 
 from longboat_runtime.agent import agent as agents
-from longboat_runtime.agent.agent import Agent, Duty
-from longboat_runtime.agent.descendants import descendants
+from longboat_runtime.agent.agent import Agent, Duty, write_termination_message
 from longboat_runtime.agent.head_probe import Head
 from longboat_runtime.agent.roles import Place, head
-from longboat_runtime.agent.supervisor import Supervisor
-from longboat_runtime.agent.termination import write_termination_message
+from longboat_runtime.agent.supervisor import Supervisor, descendants
 
 
 def program(source: str) -> list[str]:

@@ -7,8 +7,8 @@ from multiprocessing import shared_memory
 from pathlib import Path
 
 from longboat_runtime.agent.actor_logs import ActorLogs
+from longboat_runtime.agent.agent import termination_message, write_termination_message
 from longboat_runtime.agent.shared_memory import Segment, leftovers, sweep
-from longboat_runtime.agent.termination import termination_message, write_termination_message
 
 
 def test_only_old_unmapped_segments_of_engines_are_leftovers() -> None:

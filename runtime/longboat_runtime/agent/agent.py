@@ -11,19 +11,22 @@ from pathlib import Path
 import structlog
 
 from longboat_runtime.agent.actor_logs import ActorLogs
-from longboat_runtime.agent.decide import Action, Observation, Phase, Rules, State, next_state
-from longboat_runtime.agent.descendants import description
+from longboat_runtime.agent.decide import Action, AgentState, Observation, Phase, Rules, next_state
 from longboat_runtime.agent.head_probe import Head
 from longboat_runtime.agent.health import serve_health
 from longboat_runtime.agent.shared_memory import sweep
-from longboat_runtime.agent.supervisor import KILL_PATIENCE, Supervisor
-from longboat_runtime.agent.termination import stuck_message, termination_message, write_termination_message
+from longboat_runtime.agent.supervisor import KILL_PATIENCE, Supervisor, description
 
 log = structlog.get_logger()
 
-# How often the head is asked who it is, and the shared memory is looked at, in seconds.
+# How often the head is asked for its identity, and shared memory is swept, in seconds.
 _POLL_INTERVAL = 0.5
 _SWEEP_INTERVAL = 30.0
+
+# Where an agent that gives up leaves its last message: the kubelet reads it, and so the operator finds it.
+TERMINATION_LOG = Path("/dev/termination-log")
+# The kubelet keeps 4096 bytes in all; a cause for people is short.
+_CHARACTERS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class Duty:
 
     `head` polls the Ray head. `missing` tells what a running child still lacks to be ready, None if nothing. `grace` is how long
     a drain may take, in seconds. `failure_option` tells a child how the one before it failed, as the option's value.
-    What still lives `kill_patience` seconds after SIGKILL can't be ended. `shared_memory` is swept, `actor_logs` are printed.
+    What is still alive `kill_patience` seconds after SIGKILL can't be ended. `shared_memory` is swept, `actor_logs` are printed.
     """
 
     role: str
@@ -50,11 +53,11 @@ class Duty:
 
 
 class Agent:
-    """One agent; `run` is its life."""
+    """One agent, from `run` to its end."""
 
     def __init__(self, duty: Duty) -> None:
         self._duty = duty
-        self._state = State()
+        self._state = AgentState()
         self._stop = asyncio.Event()
         self._supervisor = Supervisor()
         self._failure: str | None = None
@@ -92,7 +95,7 @@ class Agent:
         self._state, action = next_state(before, seen, self._duty.rules)
         match action:
             case Action.START:
-                supervisor.start([*self._duty.command, *self._told()], self._duty.environment)
+                supervisor.start([*self._duty.command, *self._failure_arguments()], self._duty.environment)
             case Action.END:
                 log.info("end", role=self._duty.role, head=head.cluster, code=code)
                 failed = self._state.failures > before.failures
@@ -111,8 +114,8 @@ class Agent:
     def _message(self, code: int | None) -> str:
         return termination_message(self._duty.role, code, self._supervisor.last_lines, self._state.failures)
 
-    def _told(self) -> list[str]:
-        """What the next child is told of the failure of the one before."""
+    def _failure_arguments(self) -> list[str]:
+        """Arguments that tell the next child how the one before it failed."""
         option = self._duty.failure_option
         return [option, self._failure] if option and self._failure else []
 
@@ -155,3 +158,23 @@ class Agent:
         if self._state.phase is Phase.WAITING:
             return "waiting for the Ray head" if self._state.failures == 0 else "restarting after a failure"
         return await self._duty.missing()
+
+
+def termination_message(role: str, code: int | None, lines: Sequence[str], failures: int = 1) -> str:
+    """What ended and why. The cause, which is the last line that a Python program or Ray writes, comes last. Pure."""
+    how = "is gone" if code is None else f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+    cause = next((line for line in reversed(lines) if line), "it wrote nothing to standard error")
+    often = f" (failure {failures} in a row)" if failures > 1 else ""
+    return f"{role} {how}{often}: {cause}"[:_CHARACTERS]
+
+
+def stuck_message(role: str, processes: Sequence[str], seconds: float) -> str:
+    """What can't be ended. Pure."""
+    what = f"{role} can't be ended: {seconds:g} s after SIGKILL these processes still wait for storage or a device"
+    return f"{what}: {', '.join(processes)}"[:_CHARACTERS]
+
+
+def write_termination_message(message: str, path: Path = TERMINATION_LOG) -> None:
+    """Writes it where the kubelet looks, if this is a pod."""
+    if path.exists():
+        path.write_text(message)

@@ -1,7 +1,7 @@
 """When an agent starts its child, ends it, and gives up. Pure.
 
 An agent follows a Ray head, whose cluster id is new at every start (a GCS without storage forgets everything): a child belongs to
-the head it was started for and is of no use to the next one.
+the head it was started for and is useless to the next one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class AgentState:
     """`cluster` is the head the child was started for, `failures` counts failures in a row."""
 
     phase: Phase = Phase.WAITING
@@ -70,13 +70,13 @@ class Observation:
     exit_code: int | None = None
 
 
-def next_state(state: State, seen: Observation, rules: Rules) -> tuple[State, Action]:
+def next_state(state: AgentState, seen: Observation, rules: Rules) -> tuple[AgentState, Action]:
     """Applies the rules, in order.
 
     1. A child that ends although its head serves has failed. After a quick failure it is started again, after a wait that doubles
        each time; after `quick_failures` of them, and after a slow one, the agent gives up, so that the kubelet restarts the
-       container, counts that and shows it: what fails slowly would otherwise fail for ever and nobody would know.
-    2. A child that ends while its head is away, or is another, has not failed: it can't live without the one it joined.
+       container, counts that and shows it: what fails slowly would otherwise fail for ever unnoticed.
+    2. A child that ends while its head is away, or is another, has not failed: it can't run without the one it joined.
     3. A child whose head has another cluster id, or refuses for longer than `patience`, is ended; that is no failure of its own.
     4. A child is started once the head is settled and the wait is over.
     """
@@ -98,7 +98,7 @@ def next_state(state: State, seen: Observation, rules: Rules) -> tuple[State, Ac
     return state, Action.NONE
 
 
-def _ended(state: State, seen: Observation, code: int, rules: Rules) -> tuple[State, Action]:
+def _ended(state: AgentState, seen: Observation, code: int, rules: Rules) -> tuple[AgentState, Action]:
     if code == 0 and not rules.restart_on_success:
         return replace(state, phase=Phase.DONE, cluster=None), Action.END
     if seen.cluster != state.cluster:
@@ -110,7 +110,7 @@ def _ended(state: State, seen: Observation, code: int, rules: Rules) -> tuple[St
     return state, Action.GIVE_UP if slow or failures >= rules.quick_failures else Action.END
 
 
-def _without_head(state: State, now: float, rules: Rules) -> State:
+def _without_head(state: AgentState, now: float, rules: Rules) -> AgentState:
     """Waits for the next head; failures before a child that ran long enough are forgotten."""
     failures = 0 if now - state.started >= rules.quick else state.failures
     return replace(state, phase=Phase.WAITING, cluster=None, not_before=now, failures=failures)

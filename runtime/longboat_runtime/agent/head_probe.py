@@ -1,4 +1,4 @@
-"""Asking a Ray head who it is."""
+"""Asking a Ray head for its identity: the id of the cluster that it serves."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class HeadProbe:
         return bool(await self._answer(_in_thread(lambda: _has_node(self.address, label, value))))
 
     async def _answer(self, asked: asyncio.Future[T | None]) -> T | None:
-        """What Ray says; None if it fails or takes too long, which is told once as long as it stays the same."""
+        """What Ray says; None if it fails or takes too long, which is logged once while the error stays the same."""
         done, _ = await asyncio.wait([asked], timeout=_ANSWER_SECONDS)
         error = asked.exception() if done else TimeoutError(f"no answer in {_ANSWER_SECONDS:g} s")
         if error is None:
@@ -98,8 +98,8 @@ def _in_thread(call: Callable[[], T]) -> asyncio.Future[T]:
 
     threading.Thread(target=run, daemon=True).start()
     waiting = asyncio.wrap_future(future)
-    # One that came too late is asked for its error by nobody else.
-    waiting.add_done_callback(lambda late: late.cancelled() or late.exception())
+    # If the answer comes too late, nobody else retrieves its error.
+    waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
     return waiting
 
 

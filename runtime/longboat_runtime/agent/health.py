@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 # None: ready; else what is missing.
 Missing = Callable[[], Awaitable[str | None]]
-# None: healthy; else what only another container can cure.
+# None: healthy; else what only a new container can cure.
 Broken = Callable[[], str | None]
 
 _REQUEST_SECONDS = 5.0

@@ -1,4 +1,4 @@
-"""Ray's command line without its groups that we don't use.
+"""Ray's command line without the command groups that we don't use.
 
     python -m longboat_runtime.agent.ray_cli start ...
 
@@ -7,7 +7,7 @@ Ray adds the commands of Serve, jobs and state to its command line where they ca
 Client where grpc can be imported, another process with an open port; our drivers are nodes of the cluster.
 
 A node ends with whichever of its processes ends first. `ray start --block` takes one that ends by itself with status 0, or by SIGTERM,
-for the doing of `ray stop`, and waits on without it. But a raylet ends so when one of its agents has died, and a node without a
+for an effect of `ray stop`, and keeps waiting without it. But a raylet ends so when one of its agents has died, and a node without a
 raylet never comes back.
 """
 
@@ -20,7 +20,7 @@ _UNUSED = ("ray.serve.scripts", "ray.dashboard.modules.job.cli", "ray.util.state
 
 def main() -> None:
     """Runs the command that the arguments name."""
-    # What stands here as None can't be imported; Ray then leaves the commands out.
+    # A module that is None here can't be imported; Ray then leaves its commands out.
     sys.modules.update(dict.fromkeys(_UNUSED))  # type: ignore[arg-type]
     from ray._private.node import Node
     from ray.scripts.scripts import cli

@@ -1,4 +1,4 @@
-"""What killed engines leave in /dev/shm: named segments and semaphores that nobody will unlink."""
+"""What killed engines leave behind in /dev/shm: named segments and semaphores that nobody else unlinks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = structlog.get_logger()
 
 # Python's shared memory and semaphores, vLLM's message queues.
 _OURS = re.compile(r"^(psm_|sem\.mp-|vllm_dist_)")
-# A segment is made before it is mapped; so young a one is left alone (seconds).
+# A segment is made before it is mapped; one younger than this is left alone (seconds).
 _YOUNG = 30.0
 
 

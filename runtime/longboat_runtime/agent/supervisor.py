@@ -11,18 +11,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import IO
 
 import structlog
 
 from longboat_runtime import prctl
-from longboat_runtime.agent.descendants import descendants, kill_descendants
 
 log = structlog.get_logger()
 
 _KILL_INTERVAL = 0.02
-# A process that still lives so long after SIGKILL (seconds) waits in the kernel for storage or a device that doesn't answer, or is
-# frozen: no signal ends it before that wait does.
+# A process that is alive so long after SIGKILL (seconds) waits in the kernel for storage or a device that doesn't answer, or is
+# frozen: no signal ends it before that.
 KILL_PATIENCE = 30.0
 # How much of the child's last error output is kept for the termination message.
 _TAIL_LINES = 40
@@ -67,7 +67,7 @@ class Supervisor:
         return list(self._tail)
 
     async def end(self, patience: float = KILL_PATIENCE) -> set[int]:
-        """Kills the child and all that came from it; returns when none of them is left, or those left after `patience` seconds."""
+        """Kills the child and all its descendants; returns when none is left, or those that are left after `patience` seconds."""
         deadline = asyncio.get_running_loop().time() + patience
         while left := kill_descendants():
             self._reap()
@@ -103,3 +103,40 @@ class Supervisor:
             sys.stderr.buffer.flush()
             if text := line.decode(errors="replace").strip():
                 self._tail.append(text)
+
+
+def descendants() -> set[int]:
+    """Process ids of all descendants of this process: the child, what it started, and adopted orphans; zombies included."""
+    found: set[int] = set()
+    pending = [os.getpid()]
+    while pending:
+        new = children(pending.pop()) - found
+        found |= new
+        pending += new
+    return found
+
+
+def children(pid: int) -> set[int]:
+    """Children of all threads of a process; empty if it is gone."""
+    found: set[int] = set()
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found |= {int(child) for child in (task / "children").read_text().split()}
+    return found
+
+
+def kill_descendants() -> set[int]:
+    """Kills all descendants and returns them. One that is being forked may escape: call again until there are none."""
+    found = descendants()
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return found
+
+
+def description(pid: int) -> str:
+    """Id, name and state of a process (proc(5)), such as `17 python (state D)`; just the id if it is gone."""
+    with contextlib.suppress(OSError):
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+        return f"{pid} {name} (state {rest.split()[0]})"
+    return str(pid)
