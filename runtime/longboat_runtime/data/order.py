@@ -1,6 +1,6 @@
 """The order rows are drawn in: one permutation an epoch, and a cursor that can be kept in a checkpoint. Pure.
 
-A job resumed by another version of Longboat, numpy or Python has to see the same order. So nothing here rests on a shuffle
+A job resumed by another version of Longboat, numpy or Python has to see the same order. So nothing here relies on a shuffle
 of a library, whose algorithm may change: keys are the raw 64-bit output of PCG64 (its stream is part of numpy's
 compatibility promise, `Generator.permutation` is not), and rows are sorted by key.
 """

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from longboat_crds.dataset import DatasetSpec, FilesSource, ReasoningGymSource, TooLongPrompts
 from longboat_crds.model import ModelSpec
 from longboat_crds.reasons import Reason
 from longboat_crds.rounds import DomainQuota
-from longboat_runtime.data.context import context_length, load_tokenizer
-from longboat_runtime.data.domains import members
 from longboat_runtime.data.gym import DOMAIN as GYM_DOMAIN
 from longboat_runtime.data.gym import GymTable, shares_rows
 from longboat_runtime.data.order import Cursor, Order, Rows, SomeRows, draw
-from longboat_runtime.data.prompts import Prompts, column
+from longboat_runtime.data.prompts import Prompts, column, context_length, load_tokenizer
 from longboat_runtime.data.tables import Table, open_files
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.samples import PromptId, Row
 
-# Generated rows are made when they are asked for; so many are made and checked at the start.
+# Generated rows are made on demand; so many are made and checked at the start.
 _GENERATED_ROWS_CHECKED = 32
-# So many generated rows one after another that are all too long: there will be no other.
+# After so many generated rows in a row that are too long, no other is expected.
 _SKIPPED_AT_ONCE = 10_000
+# A message names so many domains.
+_NAMED = 5
 
 
 class TablePrompts:
-    """`interfaces.PromptSource` over a table. All rows of files are checked when it is made, generated ones as they come.
+    """`interfaces.PromptSource` over a table. All rows of files are checked at the start, generated ones as they come.
 
     With `quotas` rows are drawn from their domains, each of which has a cursor of its own. With `dataset.tooLongPrompts: Skip` the
-    cursors pass over rows that are too long, as if the dataset didn't have them: they are no prompts of any epoch. `field` is the
+    cursors pass over rows that are too long as if the dataset didn't have them: they are prompts of no epoch. `field` is the
     path of the table in the spec, for errors.
     """
 
@@ -61,7 +65,7 @@ class TablePrompts:
         self._rows: dict[str, Rows] = {"": order}
         if quotas:
             domains += [self.domain(row) for row in range(len(domains), len(table))]
-            of_domains = members(domains, quotas)
+            of_domains = _rows_by_domain(domains, quotas)
             self._rows = {domain: SomeRows(order, own) for domain, own in of_domains.items()}
             for domain, own in of_domains.items():
                 if self._too_long.issuperset(own.nonzero()[0].tolist()):
@@ -169,7 +173,7 @@ class TablePrompts:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state` was taken. Raises SpecProblem if the dataset has another number of rows, order or domains since."""
+        """Continues where `state` was taken. Raises SpecProblem if the dataset has another number of rows, order or domains since."""
         order = self._order
         if (state["rows"], state["seed"], state["shuffle"]) != (order.rows, order.seed, order.shuffle):
             raise SpecProblem(
@@ -237,3 +241,33 @@ def _open_table(files: FilesSource | None, gym: ReasoningGymSource | None, field
     if gym is not None and files is None:
         return GymTable(gym, f"{field}.reasoningGym")
     raise SpecProblem(Reason.DATASET_INVALID, field, "Give exactly one of `files` and `reasoningGym`.")
+
+
+def _rows_by_domain(domains: Sequence[str], quotas: Sequence[DomainQuota]) -> Mapping[str, npt.NDArray[np.bool_]]:
+    """The rows of each domain as a mask [rows], given the domain of each row.
+
+    Raises SpecProblem if a domain with a quota has no row, or one of the rows' domains has no quota: its rows would never be drawn.
+    """
+    rows = Counter(domains)
+    for index, quota in enumerate(quotas):
+        if quota.domain not in rows:
+            raise SpecProblem(
+                Reason.DOMAINS_MISMATCH,
+                f"spec.rounds.quotas[{index}].domain",
+                f"No row of the dataset is of domain {quota.domain!r}; there are {_names(rows)}. Correct the name or "
+                "spec.dataset.columns.domain, or take the quota out.",
+            )
+    if left := {domain: count for domain, count in rows.items() if domain not in {quota.domain for quota in quotas}}:
+        raise SpecProblem(
+            Reason.DOMAINS_MISMATCH,
+            "spec.rounds.quotas",
+            f"{sum(left.values())} rows are of domains without a quota, and would never be drawn: {_names(left)}. Give each "
+            "of them a quota, or take its rows out of the dataset.",
+        )
+    of = np.array(domains)
+    return {quota.domain: of == quota.domain for quota in quotas}
+
+
+def _names(rows: Mapping[str, int]) -> str:
+    named = ", ".join(repr(domain) for domain in sorted(rows, key=lambda domain: -rows[domain])[:_NAMED])
+    return named if len(rows) <= _NAMED else f"{named} and {len(rows) - _NAMED} more"

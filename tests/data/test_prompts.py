@@ -7,7 +7,7 @@ import pytest
 
 from longboat_crds.model import ModelSpec
 from longboat_crds.reasons import Reason
-from longboat_runtime.data.context import context_length
+from longboat_runtime.data.prompts import context_length
 from longboat_runtime.model_config import language_model
 from longboat_runtime.problems import SpecProblem
 
