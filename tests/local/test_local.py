@@ -12,8 +12,7 @@ from longboat_runtime.driver.status import DriverStatus
 from longboat_runtime.local.display import Display, heading, line
 from longboat_runtime.local.picture import draw, points
 from longboat_runtime.local.run import on_one_node, on_this_machine, run_file
-from longboat_runtime.metrics.jsonl import JsonLines
-from longboat_runtime.metrics.record import Record
+from longboat_runtime.metrics.record import JsonLines, Record
 from tests.driver.fakes import make_spec
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart"

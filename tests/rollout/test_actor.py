@@ -11,7 +11,7 @@ import numpy as np
 from longboat_runtime.rollout.actor import EngineActor
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, SampleRequest, VersionSpan
-from longboat_runtime.store.samples import HeldSamples
+from longboat_runtime.store.actor import HeldSamples
 from tests.rollout.reference import request
 
 SPANS = (VersionSpan(3, 0, 2), VersionSpan(4, 2, 5))

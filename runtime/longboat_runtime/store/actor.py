@@ -1,19 +1,59 @@
-"""The sample store as a Ray actor in the driver pod, beside the head."""
+"""The sample store: what it holds, and the Ray actor in the driver pod, beside the head."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import ray
 
-from longboat_runtime.samples import GeneratedSample, SampleId
+from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId
 from longboat_runtime.stacks import thread_stacks
-from longboat_runtime.store.samples import HeldSamples
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
+
+
+def sample_bytes(sample: GeneratedSample) -> int:
+    """Bytes of a sample's arrays and text."""
+    arrays = sample.prompt_ids.nbytes + sample.token_ids.nbytes + sample.logprobs.nbytes
+    return arrays + len(sample.text.encode())
+
+
+class HeldSamples:
+    """A dictionary that counts bytes. Putting a finished sample that is held, and deleting one that isn't, change nothing."""
+
+    def __init__(self) -> None:
+        self._samples: dict[SampleId, GeneratedSample] = {}
+        self.nbytes = 0
+        self.peak_bytes = 0
+
+    def put(self, samples: Iterable[GeneratedSample]) -> None:
+        for sample in samples:
+            held = self._samples.get(sample.id)
+            if held is not None and held.finish_reason is not FinishReason.ABORT:
+                continue
+            if held is not None:
+                self.nbytes -= sample_bytes(held)
+            self._samples[sample.id] = sample
+            self.nbytes += sample_bytes(sample)
+        self.peak_bytes = max(self.peak_bytes, self.nbytes)
+
+    def get(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
+        """Raises KeyError whose arguments are the missing ids."""
+        if missing := [sample for sample in ids if sample not in self._samples]:
+            raise KeyError(*missing)
+        return [self._samples[sample] for sample in ids]
+
+    def delete(self, ids: Iterable[SampleId]) -> None:
+        for sample in ids:
+            if (held := self._samples.pop(sample, None)) is not None:
+                self.nbytes -= sample_bytes(held)
+
+    def ids(self) -> list[SampleId]:
+        return sorted(self._samples)
+
 
 NAME = "sample-store"
 NAMESPACE = "longboat"
@@ -62,7 +102,7 @@ class SampleStoreActor:
 def start_store() -> ActorHandle:
     """Starts the store on the node with resource `longboat-store`. It ends with the driver that started it.
 
-    A driver that starts again makes an empty one: what the old incarnation generated and did not train is made again.
+    A driver that starts again makes an empty one: what the old incarnation generated but did not train is generated again.
     """
     return (
         ray.remote(SampleStoreActor)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, VersionSpan
-from longboat_runtime.store.samples import HeldSamples
+from longboat_runtime.store.actor import HeldSamples
 
 
 def sample(index: int, tokens: int = 3) -> GeneratedSample:
