@@ -16,8 +16,7 @@ from longboat_runtime.driver.loop import Driver, Outcome
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.rooms import Rooms
 from longboat_runtime.driver.stages import Stages
-from longboat_runtime.metrics.jsonl import JsonLines
-from longboat_runtime.metrics.record import Record, read_records
+from longboat_runtime.metrics.record import JsonLines, Record, read_records
 from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.rollout.step_times import StepTimes
 from longboat_runtime.rounds import events

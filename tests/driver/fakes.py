@@ -33,7 +33,7 @@ from longboat_runtime.interfaces import (
     TrainRequest,
     WeightPublication,
 )
-from longboat_runtime.metrics.jsonl import JsonLines
+from longboat_runtime.metrics.record import JsonLines
 from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.rounds.named import open_policy
 from longboat_runtime.rounds.policy import Policy

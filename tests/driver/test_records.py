@@ -10,11 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from longboat_runtime.metrics.batch import batch_metrics, response_lengths, staleness
-from longboat_runtime.metrics.jsonl import JsonLines
+from longboat_runtime.metrics.batch import batch_metrics, percentile, response_lengths, staleness
 from longboat_runtime.metrics.prometheus import Prometheus
-from longboat_runtime.metrics.record import Record, read_records
-from longboat_runtime.metrics.statistics import percentile
+from longboat_runtime.metrics.record import JsonLines, Record, read_records
 from longboat_runtime.metrics.tensorboard import TensorBoard
 from longboat_runtime.rounds.records import SampleRecord
 from longboat_runtime.samples import FinishReason, VersionSpan

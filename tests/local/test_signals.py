@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from longboat_runtime.agent.descendants import descendants
+from longboat_runtime.agent.supervisor import descendants
 from tests.support.tiny_model import build_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -19,8 +19,7 @@ from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.loop import Driver
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.stages import Stages
-from longboat_runtime.metrics.jsonl import JsonLines
-from longboat_runtime.metrics.record import Sink
+from longboat_runtime.metrics.record import JsonLines, Sink
 from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.metrics.tensorboard import TensorBoard
 from longboat_runtime.problems import SpecProblem, spec_problem_in

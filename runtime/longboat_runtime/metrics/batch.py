@@ -1,10 +1,10 @@
-"""What a training batch says about the model: rewards, lengths, versions. Pure. Names are verl's where verl has the metric."""
+"""The metrics of a training batch and its round: rewards, lengths, versions, counts. Pure. Names are verl's where it has the metric."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from longboat_runtime.metrics.statistics import percentile, spread
 from longboat_runtime.rounds.events import DropReason, RoundKind
 from longboat_runtime.rounds.records import RoundRecord, SampleRecord
 from longboat_runtime.samples import FinishReason, GradeKind
@@ -33,7 +33,7 @@ def batch_metrics(samples: Sequence[SampleRecord], advantages: Sequence[float]) 
 def response_lengths(samples: Sequence[SampleRecord]) -> dict[str, float]:
     """`response_length/*` in tokens; `tail_ratio` is the longest over the median.
 
-    `clip_ratio` is the share cut by maxTokens, `repetition_ratio` that ended for repeating itself.
+    `clip_ratio` is the share cut by maxTokens, `repetition_ratio` that was ended for repeating itself.
     """
     if not samples:
         return {}
@@ -113,3 +113,17 @@ def round_metrics(round_: RoundRecord, kept_tokens: int) -> dict[str, float]:
             )
         },
     }
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` (0..1) of the values don't exceed (nearest rank). Raises ValueError if empty."""
+    if not values:
+        raise ValueError("no values")
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    """`name/mean`, `name/max` and `name/min`; empty without values."""
+    if not values:
+        return {}
+    return {f"{name}/mean": math.fsum(values) / len(values), f"{name}/max": max(values), f"{name}/min": min(values)}

@@ -1,10 +1,10 @@
-"""What waits for a later round, as metrics and in a line for people. Pure."""
+"""The prompts that wait for a later round, as metrics and as a line for people. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from longboat_runtime.metrics.statistics import spread
+from longboat_runtime.metrics.batch import spread
 from longboat_runtime.rounds.view import View
 
 

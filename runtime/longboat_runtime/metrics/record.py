@@ -1,4 +1,4 @@
-"""The metrics of one step."""
+"""The metrics of one step as a record, and the JSON-lines files that keep all records of a job."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Record:
 
 
 class Sink(Protocol):
-    """Somewhere records go."""
+    """Where records are written to."""
 
     def write(self, record: Record) -> None: ...
 
@@ -35,7 +35,7 @@ class Sink(Protocol):
 def read_records(root: Path) -> list[Record]:
     """The records of a job's surviving incarnations, by step, given its checkpoint directory.
 
-    What an earlier incarnation recorded beyond the step that a later one began with is dead. Torn last lines are left out.
+    What an earlier incarnation recorded beyond the step at which a later one began doesn't count. Torn last lines are left out.
     """
     steps: dict[int, Record] = {}
     files = sorted(root.glob("incarnations/*/metrics.jsonl"), key=lambda path: int(path.parent.name))
@@ -53,3 +53,17 @@ def _read(line: str) -> Record:
     values = json.loads(line)
     step, time = values.pop("training/global_step"), values.pop("time")
     return Record(step, time, {name: math.nan if value is None else value for name, value in values.items()})
+
+
+class JsonLines:
+    """A sink that appends a line for each record and hands it to the kernel at once."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+
+    def write(self, record: Record) -> None:
+        self._file.write(record.to_line() + "\n")
+
+    def close(self) -> None:
+        self._file.close()
