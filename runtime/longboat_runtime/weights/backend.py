@@ -1,4 +1,4 @@
-"""Our backend of vLLM's weight transfer: a worker loads buckets from host memory and says what it received.
+"""Our backend of vLLM's weight transfer: a worker loads buckets from host memory and reports what it received.
 
 None of vLLM's own backends works without an accelerator. This one works on every platform: vLLM's loader copies the tensors
 to the worker's device. Importing this module registers it; vLLM imports it in every worker to mix `WeightReceipts` in.
@@ -106,12 +106,12 @@ class BucketTransfer(WeightTransferEngine[BucketInit, BucketUpdate]):
         self._restore_kernels()
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """There is nothing to release."""
 
     def abandon(self) -> None:
-        """Ends an update that was begun and not finished: layers that have not got all of their weights keep the ones they had.
+        """Ends an unfinished update: layers that haven't received all of their weights keep the ones they had.
 
-        Otherwise they would stay without memory, and the next update would count what this one had brought.
+        Otherwise they would be left without memory, and the next update would count what this one brought.
         """
         for layer in self.model.modules():
             info = get_layerwise_info(layer)
@@ -121,14 +121,14 @@ class BucketTransfer(WeightTransferEngine[BucketInit, BucketUpdate]):
         self._restore_kernels()
 
     def _restore_kernels(self) -> None:
-        """Experts that have got no weights keep their kernel."""
+        """Experts that received no weights keep their kernel."""
         for method, kernel in self._kernels:
             if method.moe_kernel is None:
                 method.moe_kernel = kernel
         self._kernels.clear()
 
     def receipt(self) -> dict[str, Any]:
-        """Of the last update: checksum of what was received, and parameters of the model that got nothing, or not all of it."""
+        """Of the last update: checksum of what was received, and parameters of the model that received nothing, or not everything."""
         return {
             "checksum": self._checksum.hexdigest(),
             "missing": sorted(self._expected - self._loaded) + self._partial,
@@ -138,7 +138,7 @@ class BucketTransfer(WeightTransferEngine[BucketInit, BucketUpdate]):
 def _tied_modules(model: torch.nn.Module) -> list[Any]:
     """Modules that hold no weight of their own, such as an output layer tied to the embedding.
 
-    The layerwise reload passes them over, so what they made of their weight (on CPU a repacked copy) stays the old one.
+    The layerwise reload skips them, so what they derived from their weight (on CPU a repacked copy) stays the old one.
     """
     seen: set[int] = set()
     tied = []
@@ -164,9 +164,9 @@ def _packed_experts(model: torch.nn.Module) -> Iterator[Any]:
 
 
 def _partly_loaded(model: torch.nn.Module) -> list[str]:
-    """Weights that are made of several tensors and got some of them only, with what they lack; to be asked before the update ends.
+    """Weights that consist of several tensors and received only some of them, with what is missing; valid until the update ends.
 
-    A parameter counts as loaded for vLLM with the first tensor that goes into it.
+    To vLLM a parameter is loaded as soon as the first tensor goes into it.
     """
     return [f"{name}.weight ({lacking})" for name, module in model.named_modules() if (lacking := _lacking(module))]
 
@@ -199,7 +199,7 @@ class WeightReceipts:
     _weight_update_active: bool
 
     def weight_differences(self, update: dict[str, Any], first: bool) -> list[tuple[str, float]]:
-        """See `WeightDifferences.of`, for one bucket, the `first` or a later one; nothing if it can't be found out."""
+        """See `WeightDifferences.of`, for one bucket, the `first` or a later one; empty if they can't be compared."""
         transfer = self.weight_transfer_engine
         try:
             if first:
@@ -212,7 +212,7 @@ class WeightReceipts:
     def abandon_weight_update(self) -> None:
         """See `BucketTransfer.abandon`."""
         self.weight_transfer_engine.abandon()
-        self._weight_update_active = False  # the worker's own note, without which it begins no other
+        self._weight_update_active = False  # the worker's own flag: while it is set, no other update can begin
 
     def weight_receipt(self) -> dict[str, Any]:
         return self.weight_transfer_engine.receipt()

@@ -11,7 +11,7 @@ import torch
 
 from longboat_runtime.weights.checksum import ByteArray, WeightChecksum
 
-# Measured by others: moving weights tensor by tensor costs minutes, in buckets of about this size seconds.
+# As others measured: moving weights tensor by tensor takes minutes, in buckets of about this size seconds.
 BUCKET_BYTES = 512 * 1024 * 1024
 # Tensors start at multiples of this, so that a view of the bucket is aligned for every dtype.
 ALIGNMENT = 64
@@ -38,7 +38,7 @@ class Bucket:
     data: ByteArray
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors by name, as views of `data`: valid while `data` lives, and not to be written."""
+        """The tensors by name, as read-only views of `data`, valid as long as it is."""
         for entry in self.entries:
             flat = torch.from_numpy(self._bytes_of(entry))
             yield entry.name, flat.view(getattr(torch, entry.dtype)).reshape(entry.shape)
@@ -55,7 +55,7 @@ class Bucket:
 def buckets(named_tensors: Iterable[tuple[str, torch.Tensor]], limit: int = BUCKET_BYTES) -> Iterator[Bucket]:
     """Fills buckets of at most `limit` bytes with the tensors in their order; one larger tensor gets a bucket of its own.
 
-    Tensors may live on any device; each is copied and let go before the next is asked for.
+    Tensors may be on any device; each is copied and released before the next is requested.
     """
     entries: list[TensorEntry] = []
     data = torch.empty(0, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Which of an engine's weights are not the published ones: looked for where log-probs differ though all bytes arrived.
+"""Which of an engine's weights are not the published ones: looked for when log-probs differ although all bytes arrived.
 
 What a kernel computes with may be a packed copy, so weights of layers can't be compared as they are: the layer is given
 random vectors, and the published tensor too.

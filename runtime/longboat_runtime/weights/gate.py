@@ -1,7 +1,8 @@
 """The gate before an engine may serve a publication: right bytes, all parameters, equal log-probs. Pure.
 
-Invariant 7 of the design. The checksum catches lost, stale and damaged data; the parity probe catches an engine that has
-the right data and computes with something else (layers not reloaded, a stale repacked copy, a stale cache).
+After each publication an engine serves only if its weight checksum is the published one and its log-probs equal the trainer's on a
+fixed probe. The checksum catches lost, stale and damaged data; the parity probe catches an engine that received the right data but
+computes with something else (layers not reloaded, a stale repacked copy, a stale cache).
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ class UpdateFailed(Exception):
 
 
 class PublicationRefused(UpdateFailed):
-    """An engine has got a publication, and its weights are not the published ones."""
+    """An engine has received a publication, but its weights are not the published ones."""
 
 
 class ParityExceeded(PublicationRefused):
-    """An engine has got all bytes, and its log-probs are not the trainer's."""
+    """An engine has received all bytes, but its log-probs are not the trainer's."""
 
     def naming(self, differences: Sequence[tuple[str, float]], dtype: str) -> ParityExceeded:
-        """With the tensors whose relative difference from the published ones is largest, as far as they could be compared."""
+        """This error, naming the tensors that differ most from the published ones (relatively), as far as they could be compared."""
         differing = [one for one in differences if not one[1] <= TENSOR_BOUND[dtype]]
         differing.sort(key=lambda one: math.inf if math.isnan(one[1]) else one[1], reverse=True)
         worst = ", ".join(f"{name} ({d:.2g})" for name, d in differing[:WORST_TENSORS])
@@ -59,7 +60,7 @@ class ParityExceeded(PublicationRefused):
 
 
 class FetchFailed(UpdateFailed):
-    """An engine could not get all of a publication's data. That says nothing about the engine: it may try again."""
+    """An engine could not fetch all of a publication's data. That says nothing about the engine: it may try again."""
 
 
 def check_receipts(receipts: Sequence[Mapping[str, Any]], checksum: str) -> None:
@@ -88,8 +89,9 @@ def parity_bound(dtype: str, calibrated: float | None) -> float:
 
     float32: 1e-4 always (measured between vLLM and PyTorch on equal weights: 1e-6). Half precisions differ by the order of
     their sums, which depends on the model: an engine's first publication, whose bytes the checksum has shown to be the
-    trainer's, calibrates, for all engines of its number format and size (`calibration_key`). It may differ by up to 128 epsilon (1.0 for bfloat16, 0.125 for float16), since more is another
-    model; after that the bound is three times what it measured, but between 4 and 128 epsilon.
+    trainer's, calibrates, for all engines of its number format and size (`calibration_key`). It may differ by up to 128 epsilon (1.0 for
+    bfloat16, 0.125 for float16), since more means another model; after that the bound is three times what it measured, but
+    between 4 and 128 epsilon.
     """
     if dtype == "float32":
         return FLOAT32_BOUND
@@ -100,7 +102,7 @@ def parity_bound(dtype: str, calibrated: float | None) -> float:
 
 
 def calibration_key(dtype: str, tensor_parallel: int) -> str:
-    """Engines of one number format and one size sum in the same order, so what one has measured holds for the others."""
+    """Engines of one number format and one size sum in the same order, so what one measured holds for the others."""
     return f"{dtype}/{tensor_parallel}"
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A bucket that can't be got is asked for so often, with a pause in seconds that doubles: what a moment without network needs.
+# How often a bucket is requested, with a pause in seconds that doubles: enough for a short loss of the network.
 FETCH_TRIES = 4
 FETCH_SECONDS = 0.5
 
@@ -32,7 +32,7 @@ class WeightPayload(Protocol):
         """How many buckets there are, at least one."""
 
     def bucket(self, index: int) -> Bucket:
-        """Gets one; it may be let go before the next is asked for."""
+        """Fetches one; it may be released before the next is requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ class StoredBucket:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Buckets in Ray's object store, which moves each once to every node and shows it to all engines there without a copy.
+    """Buckets in Ray's object store, which moves each once to every node and shares it with all engines there without a copy.
 
-    They live as long as the process that put them (a trainer rank) and anybody holds this payload.
+    They live as long as the process that put them (a trainer rank) lives and anyone holds this payload.
     """
 
     contents: tuple[StoredBucket, ...]
@@ -82,9 +82,9 @@ class Stored:
 
 
 def fetched(payload: WeightPayload) -> Iterator[Bucket]:
-    """The buckets, the first of them at hand: that weights are gone is known before anything is changed.
+    """The buckets, of which the first is fetched at once, so that lost weights are noticed before anything is changed.
 
-    Each is asked for `FETCH_TRIES` times. Raises FetchFailed.
+    Each is requested up to `FETCH_TRIES` times. Raises FetchFailed.
     """
     first = _fetch(payload, 0)
     return itertools.chain([first], (_fetch(payload, index) for index in range(1, len(payload))))
