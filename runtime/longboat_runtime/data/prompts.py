@@ -113,7 +113,7 @@ _SPECIAL_TOKENS = 8
 
 
 def column(record: Mapping[str, Any], path: str, field: str, place: str) -> Any:
-    """The column, or a SpecProblem that names those there are."""
+    """The column; raises a SpecProblem that names the existing ones."""
     try:
         return lookup(record, path)
     except KeyError:

@@ -12,7 +12,7 @@ log = structlog.get_logger()
 
 
 class Reports:
-    """Parts of a step's record come from several rooms at several times. `clock` is Unix time in seconds."""
+    """Parts of a step's record come from several parts of the driver at different times. `clock` is Unix time in seconds."""
 
     def __init__(self, sinks: Sequence[Sink], clock: Callable[[], float]) -> None:
         self.sinks, self._clock = list(sinks), clock

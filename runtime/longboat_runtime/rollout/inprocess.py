@@ -152,7 +152,7 @@ class InProcessEngine(BaseEngine):
             self._check_probe(publication)
             check_receipts(self._load(publication), publication.checksum)
             self._vllm.set_weight_version(str(publication.version))
-            # Running samples go on, on keys and values of the new weights.
+            # Running samples continue, with keys and values of the new weights.
             self._vllm.reset_prefix_cache(reset_running_requests=True)
             measured = self._check_parity(publication, self._probe(publication.probe_ids), calibrated)
         except UpdateFailed as error:
@@ -195,7 +195,7 @@ class InProcessEngine(BaseEngine):
         return failed.naming(found, self._config.dtype)
 
     def _probe(self, ids: Sequence[int]) -> list[float]:
-        """Log-probs of the probe; running samples may go on meanwhile."""
+        """Log-probs of the probe; running samples may continue meanwhile."""
         self._add(PROBE, tokens(ids), probe_params(), PROBE_PRIORITY)
         while (output := self._step()) is None:
             pass

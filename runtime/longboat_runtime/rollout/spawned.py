@@ -37,8 +37,8 @@ T = TypeVar("T")
 class SpawnedEngine(BaseEngine):
     """An event loop in a thread of its own speaks to the core; commands take turns by a lock, in the order they came.
 
-    Samples submitted in one call may start in different steps. Tokens are drawn by their own seeds all the same, but in
-    the last bits log-probs may differ from run to run.
+    Samples submitted in one call may start in different steps. Each still draws its tokens by its own seed, but log-probs
+    may differ in the last bits from run to run.
     """
 
     def __init__(self, config: EngineConfig, arguments: dict[str, Any]) -> None:
@@ -140,7 +140,7 @@ class SpawnedEngine(BaseEngine):
         try:
             output = await self._guard(_final_output(collector))
         except EngineDead:
-            return  # the guard has told whoever waits for samples
+            return  # the guard has notified whoever waits for samples
         # Another request of that name may run by now: this one was lost with a refused publication.
         if self._running.get(str(request.id)) is request:
             self._finish(str(request.id), output)
@@ -157,7 +157,7 @@ class SpawnedEngine(BaseEngine):
             try:
                 self._check_probe(publication)
                 check_receipts(await self._load(publication), publication.checksum)
-                # Running samples go on, on keys and values of the new weights.
+                # Running samples continue, with keys and values of the new weights.
                 await self._vllm.reset_prefix_cache(reset_running_requests=True)
                 await self._vllm.resume_generation()
                 scored = await self._probe(publication.probe_ids)
@@ -201,7 +201,7 @@ class SpawnedEngine(BaseEngine):
         return failed.naming(found, self._config.dtype)
 
     async def _probe(self, ids: Sequence[int]) -> list[float]:
-        """Log-probs of the probe; running samples may go on meanwhile."""
+        """Log-probs of the probe; running samples may continue meanwhile."""
         collector = await self._vllm.add_request("probe", tokens(ids), probe_params(), priority=PROBE_PRIORITY)
         return probe_logprobs(ids, await _final_output(collector))
 

@@ -59,7 +59,7 @@ class SimulatedEngine:
         self._admit()
 
     def stop(self, now: float, sample: SampleId) -> Response | None:
-        """Gives back what there is of a sample; None if it has ended."""
+        """Returns what there is of a sample so far; None if it has ended."""
         self._advance(now)
         if self._waiting.pop(sample, None) is not None:
             return Response(sample, 0, ())
@@ -94,7 +94,7 @@ class SimulatedEngine:
         self._paused = True
 
     def serve(self, now: float, version: int) -> None:
-        """Goes on with these weights."""
+        """Continues with these weights."""
         self._advance(now)
         self._paused = False
         self._versions.append((self._steps, version))

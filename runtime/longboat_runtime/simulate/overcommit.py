@@ -87,7 +87,7 @@ def choose(
 
 
 def pick(seconds: Mapping[float, Sequence[float]], present: float) -> float:
-    """The factor to go on with, by what a round takes with each factor in each of the same windows.
+    """The factor to continue with, given how long a round takes with each factor in each of the same windows.
 
     The smallest whose mean is within TIE of the fastest one's; but `present` stays unless it is slower than that one by SURE
     standard errors of the difference, or that one is 1: nothing races without need.

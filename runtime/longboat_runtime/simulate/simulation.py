@@ -90,13 +90,14 @@ def simulate(
     *,
     source: Source = number_prompts,
     most_steps: float = inf,
-    told: Mapping[int, Body] | None = None,
+    outside: Mapping[int, Body] | None = None,
 ) -> SimulatedRun:
     """Runs the job to the end of its policy, or until `most_steps` are committed.
 
-    A function of its arguments: the same run every time. Raises ValueError if no step was made. `told` are events from outside, each right after the round of that number was opened.
+    A function of its arguments: the same run every time. `outside` are events from outside by the number of the round, each of which
+    comes right after that round was opened. Raises ValueError if no step was made.
     """
-    run = Simulation(policy, group_size, site, lengths, source, told or {})
+    run = Simulation(policy, group_size, site, lengths, source, outside or {})
     while run.ledger.step < most_steps and run.proceed():
         pass
     if not run.steps:
@@ -114,11 +115,11 @@ class Simulation:
         site: Site,
         lengths: LengthDistribution,
         source: Source,
-        told: Mapping[int, Body],
+        outside: Mapping[int, Body],
     ) -> None:
         self._loop = RoundLoop(policy, self, Ledger(group_size), 1)
         self.ledger, self.view = self._loop.ledger, self._loop.view
-        self._site, self._lengths, self._source, self._told = site, lengths, source, told
+        self._site, self._lengths, self._source, self._outside = site, lengths, source, outside
         self.engines = {name: SimulatedEngine(name, site.max_sequences, site.curve) for name in site.names}
         self._router = Router()
         for name in self.engines:
@@ -165,8 +166,8 @@ class Simulation:
         match event.body:
             case events.RoundOpened(round=number, kind=kind):
                 self._kinds[number] = kind
-                if number in self._told:
-                    self._later(0.0, partial(self._happens, self._told[number]))
+                if number in self._outside:
+                    self._later(0.0, partial(self._happens, self._outside[number]))
             case events.Launched(prompt=prompt, attempt=attempt, samples=samples):
                 self._launch([SampleId(*prompt, attempt, index) for index in range(samples)])
             case events.Relaunched(sample=sample):
@@ -190,7 +191,7 @@ class Simulation:
             self._later(self._site.latency, partial(self._pause, effects.pause))
         self._count_rollout()
 
-    # Rooms
+    # Engines, graders and trainer
 
     def _happens(self, body: Body) -> None:
         self._loop.happened(body)

@@ -28,7 +28,7 @@ class Fate(StrEnum):
     DEFERRED = "deferred"
     """Its group went back to the queue."""
     CARRIED = "carried"
-    """Its round ended before its group was complete; both go on in a later one, with the tokens that there are."""
+    """Its round ended before its group was complete; both continue in a later one, with the tokens made so far."""
     DROPPED = "dropped"
     LOST = "lost"
     """Its engine, or what the store had of it, is gone."""
