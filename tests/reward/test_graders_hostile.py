@@ -117,7 +117,7 @@ async def test_system_calls_beyond_python_are_refused(grade: Grade) -> None:
     program = """
 import ctypes, platform
 libc = ctypes.CDLL(None, use_errno=True)
-from longboat_runtime.reward.graders.syscalls import number
+from longboat_runtime.reward.graders.seccomp import number
 calls = [('io_uring_setup', 8, 0), ('ptrace', 0, 0), ('unshare', 0x10000000, 0), ('clone', 0x10000000, 0), ('shmget', 0, 4096, 0o1600)]
 errors = []
 for name, *arguments in [*calls, ('clone3', 0, 0)]:

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longboat_runtime.reward.graders.seccomp import DENIED, Instruction, filter_program
-from longboat_runtime.reward.graders.syscalls import number
+from longboat_runtime.reward.graders.seccomp import DENIED, Instruction, filter_program, number
 
 GROUP, PROTECTED = 4321, (1, 100, 200)
 ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
