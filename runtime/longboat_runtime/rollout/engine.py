@@ -12,6 +12,21 @@ from longboat_crds.model import DType
 from longboat_crds.reasons import Reason
 from longboat_runtime.problems import SpecProblem
 
+# Bytes of the units of Kubernetes.
+UNITS = {
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+    "Pi": 2**50,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "P": 10**15,
+}
+
+
 TORCH_NAMES = {DType.FLOAT32: "float32", DType.BFLOAT16: "bfloat16", DType.FLOAT16: "float16"}
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -103,20 +118,6 @@ def check_cache(config: EngineConfig, model: Mapping[str, Any], max_length: int)
             f"{config.kv_cache_bytes} bytes hold {config.kv_cache_bytes // token_bytes} tokens, one sequence may have "
             f"{max_length}; give at least {token_bytes * max_length} bytes or lower model.maxLength",
         )
-
-
-UNITS = {
-    "Ki": 2**10,
-    "Mi": 2**20,
-    "Gi": 2**30,
-    "Ti": 2**40,
-    "Pi": 2**50,
-    "k": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "T": 10**12,
-    "P": 10**15,
-}
 
 
 def in_bytes(quantity: str) -> int:

@@ -14,6 +14,10 @@ from longboat_runtime.stacks import thread_stacks
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
+NAME = "sample-store"
+NAMESPACE = "longboat"
+RESOURCE = "longboat-store"
+
 
 def sample_bytes(sample: GeneratedSample) -> int:
     """Bytes of a sample's arrays and text."""
@@ -53,11 +57,6 @@ class HeldSamples:
 
     def ids(self) -> list[SampleId]:
         return sorted(self._samples)
-
-
-NAME = "sample-store"
-NAMESPACE = "longboat"
-RESOURCE = "longboat-store"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,9 @@ from longboat_runtime import prctl
 from longboat_runtime.reward.graders import landlock
 from longboat_runtime.reward.graders.seccomp import Filter
 
+# rlimit, soft bound, hard bound.
+Bound = tuple[int, int, int]
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -34,10 +37,6 @@ class Limits:
 def limits_for(timeout: float) -> Limits:
     """The limits for a wall-clock timeout in seconds, which the CPU limit only backs up: so it lies above it."""
     return Limits(cpu_seconds=math.ceil(timeout) + 1)
-
-
-# rlimit, soft bound, hard bound.
-Bound = tuple[int, int, int]
 
 
 class Sandbox:

@@ -32,6 +32,10 @@ from longboat_runtime.reward.graders.seccomp import Filter
 from longboat_runtime.reward.outcome import Outcome, OutcomeKind
 from longboat_runtime.reward.sample import RewardSample
 
+# How often it is checked whether killed processes have ended, in seconds.
+_REAP_INTERVAL = 0.02
+
+
 _ANSWER_BYTES = 64 * 1024
 _OUTPUT_TAIL_BYTES = 512
 
@@ -103,10 +107,6 @@ class Grading:
         os.close(self.pidfd)
         os.close(self.answer)
         self.output.close()
-
-
-# How often it is checked whether killed processes have ended, in seconds.
-_REAP_INTERVAL = 0.02
 
 
 class Zygote:

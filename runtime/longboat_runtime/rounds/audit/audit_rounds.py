@@ -16,7 +16,7 @@ import numpy.typing as npt
 from longboat_runtime.rounds.audit.first_launches import FirstLaunches, complete, together
 from longboat_runtime.rounds.audit.length_bias import MIN_PROMPTS
 from longboat_runtime.rounds.audit.lengths import PromptLengths
-from longboat_runtime.rounds.audit.paired import CONFIDENCE, DRAWS, Estimate
+from longboat_runtime.rounds.audit.paired import CHUNK, CONFIDENCE, DRAWS, Estimate
 from longboat_runtime.rounds.audit.survival import Floats
 
 
@@ -49,10 +49,6 @@ def compare(audited: Sequence[PromptLengths], others: Sequence[PromptLengths], l
         data = Distribution.of_samples(trained)
         ks, ratio = ks_distance(data, launched), mean_ratio(data, launched)
     return AuditRounds(len(audited), len(trained), ks, ratio)
-
-
-# Draws whose distribution functions are in memory at a time.
-_CHUNK = 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +120,7 @@ def ks_distance(one: Distribution, other: Distribution) -> Estimate:
         return one.functions(grid, draws[0][rows]) - other.functions(grid, draws[1][rows])
 
     data = difference(slice(0, 1))
-    found = [difference(slice(start, start + _CHUNK)) for start in range(1, DRAWS + 1, _CHUNK)]
+    found = [difference(slice(start, start + CHUNK)) for start in range(1, DRAWS + 1, CHUNK)]
     chance = np.concatenate([np.abs(each).max(1) for each in found]).mean()
     band = np.quantile(np.concatenate([np.abs(each - data).max(1) for each in found]), CONFIDENCE)
     distance = float(np.abs(data).max())

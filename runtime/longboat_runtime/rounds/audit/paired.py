@@ -17,6 +17,10 @@ from longboat_runtime.rounds.audit.first_launches import FirstLaunches
 from longboat_runtime.rounds.audit.lengths import PromptLengths
 from longboat_runtime.rounds.audit.survival import Floats
 
+# Draws whose distribution functions are in memory at a time.
+CHUNK = 25
+
+
 CONFIDENCE = 0.95
 DRAWS = 400
 
@@ -58,10 +62,6 @@ class PairedDistributions:
         """How often each prompt is in each resample [1 + DRAWS, count]: first the data, then the same draws for the same count."""
         drawn = np.random.default_rng(self.count).multinomial(self.count, np.full(self.count, 1 / self.count), DRAWS)
         return np.concatenate([np.ones((1, self.count)), drawn])
-
-
-# Draws whose distribution functions are in memory at a time.
-_CHUNK = 25
 
 
 def ks_distance(pair: PairedDistributions, draws: Floats) -> Estimate:
@@ -108,7 +108,7 @@ def _resampled(pair: PairedDistributions, draws: Floats) -> tuple[Floats, Floats
         return np.cumsum((rise / samples[rows] - fall) * draws[rows][:, prompts], axis=1)[:, ends]
 
     data = functions(slice(0, 1))
-    found = [functions(slice(start, start + _CHUNK)) for start in range(1, DRAWS + 1, _CHUNK)]
+    found = [functions(slice(start, start + CHUNK)) for start in range(1, DRAWS + 1, CHUNK)]
     distances = np.concatenate([np.abs(each).max(1) for each in found])
     return distances, np.concatenate([np.abs(each - data).max(1) for each in found])
 
