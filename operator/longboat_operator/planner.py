@@ -19,10 +19,11 @@ from longboat_operator.plan.records import RoleCount, count, released, remembere
 from longboat_operator.plan.removal import Removal, condemned, removal_of
 from longboat_operator.plan.starts import HeldUp, held_up
 from longboat_operator.plan.suspension import Stage, grace_left, stage_of
+from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding, find
 from longboat_operator.reading.status import read_status
 from longboat_operator.reading.times import seconds_until
-from longboat_operator.reading.view import ROLES, JobView, SpecUnreadable, read
+from longboat_operator.reading.view import JobView, SpecUnreadable, read
 from longboat_operator.status.conditions import Facts, updated
 from longboat_operator.status.events import events_of
 from longboat_operator.status.publication import final_status, operator_part, status_of

@@ -11,7 +11,6 @@ from longboat_crds.base import Role
 from longboat_crds.failure import FailurePolicySpec
 from longboat_crds.status import RoleStatus
 from longboat_operator.plan.backoff import wait_seconds
-from longboat_operator.plan.failures import restart_limit
 from longboat_operator.plan.losses import loss_of
 from longboat_operator.plan.records import RoleCount, count, released, remembered
 from longboat_operator.pods.names import JobRef
@@ -152,12 +151,3 @@ def test_the_wait_doubles_to_its_cap(losses: int, backoff: int, cap: int) -> Non
     assert first == min(backoff, cap)
     assert wait <= longer <= cap
     assert longer in {2 * wait, float(cap)}
-
-
-def test_every_role_has_a_limit_of_its_own() -> None:
-    policy = FailurePolicySpec(
-        max_driver_restarts=1, max_rollout_restarts=2, max_reward_restarts=3, max_trainer_restarts=4
-    )
-    assert [restart_limit(policy, role) for role in Role] == [
-        ("maxDriverRestarts", 1), ("maxRolloutRestarts", 2), ("maxRewardRestarts", 3), ("maxTrainerRestarts", 4)
-    ]  # fmt: skip

@@ -18,10 +18,11 @@ from longboat_operator.plan.templates import NoTemplate, Template, template_of
 from longboat_operator.pods.merge import TemplateInvalid
 from longboat_operator.pods.pod import build_pod
 from longboat_operator.pods.revision import runtime_revision
+from longboat_operator.pods.roles import ROLES
 from longboat_operator.pods.token import TOKEN_KEY, ray_token
 from longboat_operator.reading.conditions import Finding
 from longboat_operator.reading.times import seconds_until
-from longboat_operator.reading.view import ROLES, JobView
+from longboat_operator.reading.view import JobView
 
 
 @dataclass(frozen=True, slots=True)

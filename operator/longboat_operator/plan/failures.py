@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from longboat_crds.base import Role
-from longboat_crds.failure import FailurePolicySpec
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.status import RestartRecord, TrainingState
 from longboat_operator.plan.records import RoleCount
+from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding
-from longboat_operator.reading.view import ROLES, JobView
+from longboat_operator.reading.view import JobView
 
 
 def said_by_driver(view: JobView) -> Finding | None:
@@ -33,24 +33,14 @@ def said_by_driver(view: JobView) -> Finding | None:
     return None
 
 
-def restart_limit(policy: FailurePolicySpec, role: Role) -> tuple[str, int]:
-    """Name and value of a role's limit."""
-    return {
-        Role.DRIVER: ("maxDriverRestarts", policy.max_driver_restarts),
-        Role.ROLLOUT: ("maxRolloutRestarts", policy.max_rollout_restarts),
-        Role.REWARD: ("maxRewardRestarts", policy.max_reward_restarts),
-        Role.TRAINER: ("maxTrainerRestarts", policy.max_trainer_restarts),
-    }[role]
-
-
 def over_the_limit(view: JobView, counts: Mapping[Role, RoleCount]) -> Finding | None:
     """The end of a job one of whose roles failed too often without progress.
 
     Rule: incidents of a role since the last new step, of container restarts and pod losses together, are more than its
     limit (spec.failurePolicy).
     """
-    for role in ROLES:
-        name, limit = restart_limit(view.spec.failure_policy, role)
+    for role, traits in ROLES.items():
+        limit = traits.limit(view.spec.failure_policy)
         number = counts[role].since(view.step)
         if number > limit:
             step = max(view.step, counts[role].restart_step or 0)
@@ -59,7 +49,7 @@ def over_the_limit(view: JobView, counts: Mapping[Role, RoleCount]) -> Finding |
                 ConditionType.FAILED,
                 True,
                 Reason.RESTART_LIMIT_EXCEEDED,
-                f"role {role} failed {number} times {since} (failurePolicy.{name}: {limit}); "
+                f"role {role} failed {number} times {since} (failurePolicy.{traits.limit_field}: {limit}); "
                 + _last_cause(role, counts[role].news or tuple(view.status.restart_history or ())),
             )
     return None

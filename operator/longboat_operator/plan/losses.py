@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 
 from longboat_crds.base import Role
 from longboat_crds.reasons import Reason
-from longboat_operator.pods.pod import OWN_CONTAINERS
+from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.terminations import container_statuses, last_termination, terminations
 from longboat_operator.reading.times import moment
-from longboat_operator.reading.view import ROLES, JobView, PodView
+from longboat_operator.reading.view import JobView, PodView
 
 # Reasons of the condition DisruptionTarget for which the pod can do nothing (source: Kubernetes, "Disruptions", pod
 # disruption conditions). TerminationByKubelet is none of them: a pod that drives its node out of memory is at fault.
@@ -87,7 +87,7 @@ def _stuck_since(view: JobView, role: Role, pod: PodView) -> datetime | None:
     ready = pod.condition("Ready")
     statuses = list(container_statuses(pod.raw))
     running = [(status.get("state") or {}).get("running") for status in statuses]
-    ours = [status for status in statuses if status["name"] in OWN_CONTAINERS[role]]
+    ours = [status for status in statuses if status["name"] in ROLES[role].containers]
     if ready.get("status") != "False" or not ready.get("lastTransitionTime") or not running or not all(running):
         return None
     if all(status.get("ready") for status in ours):

@@ -10,7 +10,8 @@ from longboat_crds.reasons import Reason
 from longboat_operator.model import DeleteObject
 from longboat_operator.plan.losses import Loss, loss_of
 from longboat_operator.plan.records import RoleCount, remembered
-from longboat_operator.reading.view import ROLES, JobView, PodView
+from longboat_operator.pods.roles import ROLES
+from longboat_operator.reading.view import JobView, PodView
 
 # A kubelet that answers has ended a pod's containers by its deletionTimestamp, and needs little longer to clean up.
 STUCK_SECONDS = 60.0

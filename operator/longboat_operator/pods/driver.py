@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from longboat_crds.checkpoint import CheckpointSpec
+from longboat_crds.job import RLJobSpec
 from longboat_operator.pods import container as parts
 from longboat_operator.pods.names import JobRef
 from longboat_operator.pods.volumes import api_access, claim, scratch
 
+RAY_HEAD = "ray-head"
 # Where Ray keeps its sessions: their sockets, which the driver connects to, and their logs.
 RAY_SESSIONS = "/tmp/ray"  # noqa: S108
 API_ACCESS_DIRECTORY = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -30,7 +32,7 @@ def checkpoint_mounts(checkpoint: CheckpointSpec) -> list[dict[str, Any]]:
     return mounts
 
 
-def driver_pod_spec(job: JobRef, checkpoint: CheckpointSpec, command: list[str]) -> dict[str, Any]:
+def driver_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[str, Any]:
     """What only the driver's pod spec has.
 
     The head is a sidecar, so a failing driver starts again without it. They share the process namespace: Ray finds the
@@ -41,7 +43,7 @@ def driver_pod_spec(job: JobRef, checkpoint: CheckpointSpec, command: list[str])
     probes = parts.agent_probes(parts.HEAD_AGENT_PORT)
     # The driver may start only when the head serves, so the start probe asks for readiness.
     probes["startupProbe"]["httpGet"]["path"] = "/readyz"
-    head = parts.container("ray-head", command, ["agent", "head"], mounts=[sessions], own="head-")
+    head = parts.container(RAY_HEAD, command, ["agent", "head"], mounts=[sessions], own="head-")
     head["securityContext"] |= {"runAsUser": parts.HEAD_USER}
     head |= {
         "restartPolicy": "Always",
@@ -56,7 +58,7 @@ def driver_pod_spec(job: JobRef, checkpoint: CheckpointSpec, command: list[str])
         ["agent", "driver", "--job", job.name, "--namespace", job.namespace],
         mounts=[
             sessions,
-            *checkpoint_mounts(checkpoint),
+            *checkpoint_mounts(spec.checkpoint),
             parts.mount("api-access", API_ACCESS_DIRECTORY, read_only=True),
         ],
     )
@@ -75,7 +77,7 @@ def driver_pod_spec(job: JobRef, checkpoint: CheckpointSpec, command: list[str])
             scratch("ray"),
             scratch("head-tmp"),
             scratch("head-home"),
-            *checkpoint_volumes(job, checkpoint),
+            *checkpoint_volumes(job, spec.checkpoint),
             api_access(),
         ],
     }

@@ -10,23 +10,12 @@ from longboat_crds.job import RLJobSpec
 from longboat_crds.runtime import RLRuntimeSpec
 from longboat_operator.model import ANNOTATION_RAY_TOKEN, ANNOTATION_REVISION, LABEL_ATTEMPT, LABEL_INDEX, Object
 from longboat_operator.pods import container as parts
-from longboat_operator.pods.driver import driver_pod_spec
 from longboat_operator.pods.merge import merge
 from longboat_operator.pods.names import JobRef
+from longboat_operator.pods.roles import ROLES
 from longboat_operator.pods.volumes import ray_volumes
-from longboat_operator.pods.workers import GRADERS, reward_pod_spec, rollout_pod_spec, trainer_pod_spec
 
-RAY_HEAD = "ray-head"
-
-# Containers that the operator makes, by role; the first is the one whose logs a person means.
-OWN_CONTAINERS: Mapping[Role, tuple[str, ...]] = {
-    Role.DRIVER: ("driver", RAY_HEAD),
-    Role.ROLLOUT: ("rollout",),
-    Role.REWARD: ("reward", GRADERS),
-    Role.TRAINER: ("trainer",),
-}
-# Roles that mount the checkpoint claim.
-CLAIM_USERS = (Role.DRIVER, Role.TRAINER)
+CLAIM_USERS = tuple(role for role, traits in ROLES.items() if traits.mounts_checkpoints)
 
 TERMINATION_GRACE_SECONDS = 30
 # Kubernetes' own default is 300 s, in which the other pods of the job would hold their devices idle.
@@ -74,7 +63,7 @@ def build_pod(
 
 
 def _merged(job: JobRef, spec: RLJobSpec, runtime: RLRuntimeSpec, role: Role, token: str) -> dict[str, Any]:
-    made = merge(_common(token), _of_role(job, spec, runtime.command, role))
+    made = merge(_common(token), ROLES[role].pod_spec(job, spec, runtime.command))
     pod: dict[str, Any] = {"metadata": {"labels": {}, "annotations": {}}, "spec": made}
     pod = merge(pod, _for_role(runtime.common.template, role), "common.template")
     own: Mapping[str, Any] = getattr(runtime.roles, role).template
@@ -101,21 +90,9 @@ def _common(token: str) -> dict[str, Any]:
 def _with_grace(container: dict[str, Any], role: Role, seconds: Any) -> dict[str, Any]:
     """Tells an agent how long its drain may take: nothing inside a pod says so, and the template has the last word."""
     args = container.get("args") or []
-    if container.get("name") not in OWN_CONTAINERS[role] or args[:1] != ["agent"]:
+    if container.get("name") not in ROLES[role].containers or args[:1] != ["agent"]:
         return container
     return container | {"args": [*args, "--grace-seconds", str(seconds)]}
-
-
-def _of_role(job: JobRef, spec: RLJobSpec, command: list[str], role: Role) -> dict[str, Any]:
-    match role:
-        case Role.DRIVER:
-            return driver_pod_spec(job, spec.checkpoint, command)
-        case Role.ROLLOUT:
-            return rollout_pod_spec(job, spec, command)
-        case Role.REWARD:
-            return reward_pod_spec(job, spec, command)
-        case Role.TRAINER:
-            return trainer_pod_spec(job, spec, command)
 
 
 def _for_role(template: Mapping[str, Any], role: Role) -> Mapping[str, Any]:
@@ -123,7 +100,7 @@ def _for_role(template: Mapping[str, Any], role: Role) -> Mapping[str, Any]:
     body = template.get("spec")
     if not isinstance(body, Mapping):
         return template
-    others = {name for r, names in OWN_CONTAINERS.items() if r is not role for name in names}
+    others = {name for r, traits in ROLES.items() if r is not role for name in traits.containers}
     kept = dict(body)
     for kind in ("initContainers", "containers"):
         if isinstance(kept.get(kind), list):
@@ -180,7 +157,7 @@ def _metadata(
     marks = job.labels(role) | {LABEL_INDEX: str(index), LABEL_ATTEMPT: str(attempt)}
     labels = dict(given.get("labels", {})) | marks
     annotations = {
-        "kubectl.kubernetes.io/default-container": OWN_CONTAINERS[role][0],
+        "kubectl.kubernetes.io/default-container": ROLES[role].containers[0],
         **given.get("annotations", {}),
         ANNOTATION_REVISION: revision,
         ANNOTATION_RAY_TOKEN: token,

@@ -15,12 +15,10 @@ from longboat_crds.reasons import ConditionType
 from longboat_crds.status import Problem, RLJobStatus, RoleStatus, Training
 from longboat_operator.model import ANNOTATION_RAY_TOKEN, LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE, Object, Observed
 from longboat_operator.pods.names import JobRef
+from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import holds
 from longboat_operator.reading.status import read_status
 from longboat_operator.reading.times import moment
-
-# Start order: the driver pod has the head that all others wait for.
-ROLES = (Role.DRIVER, Role.ROLLOUT, Role.REWARD, Role.TRAINER)
 
 
 class SpecUnreadable(ValueError):
@@ -114,12 +112,7 @@ class JobView:
 
     def desired(self, role: Role) -> int:
         """Pods of a role that the spec asks for."""
-        return {
-            Role.DRIVER: 1,
-            Role.ROLLOUT: self.spec.rollout.replicas,
-            Role.REWARD: self.spec.reward_pool.replicas,
-            Role.TRAINER: self.spec.trainer.replicas,
-        }[role]
+        return ROLES[role].desired(self.spec)
 
     def published(self, role: Role) -> RoleStatus | None:
         """The role in the status."""
@@ -173,7 +166,7 @@ def _pods(observed: Observed) -> Mapping[Role, tuple[PodView, ...]]:
         metadata = pod["metadata"]
         labels = metadata.get("labels") or {}
         index, attempt = labels.get(LABEL_INDEX, ""), labels.get(LABEL_ATTEMPT, "")
-        if labels.get(LABEL_ROLE) in set(ROLES) and index.isdecimal() and attempt.isdecimal():
+        if labels.get(LABEL_ROLE) in ROLES and index.isdecimal() and attempt.isdecimal():
             view = PodView(metadata["name"], metadata["uid"], int(index), int(attempt), pod)
             found[Role(labels[LABEL_ROLE])].append(view)
     return {role: tuple(sorted(pods, key=lambda p: (p.index, p.attempt))) for role, pods in found.items()}

@@ -14,7 +14,8 @@ from longboat_operator.plan.deadline import has_trained
 from longboat_operator.plan.pod_problems import PodProblem
 from longboat_operator.plan.records import RoleCount
 from longboat_operator.plan.suspension import Stage, has_stopped
-from longboat_operator.pods.pod import RAY_HEAD
+from longboat_operator.pods.driver import RAY_HEAD
+from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding, find
 from longboat_operator.reading.terminations import terminations
 from longboat_operator.reading.times import moment, stamp
@@ -152,8 +153,7 @@ def _degraded(view: JobView, facts: Facts) -> Finding:
     if problem:
         place = f"{problem.field}: " if problem.field else ""
         return Finding(ConditionType.DEGRADED, True, problem.reason, place + problem.message)
-    some = (Role.ROLLOUT, Role.REWARD)
-    incomplete = [role for role in some if not facts.roles[role].all_ready]
+    incomplete = [role for role, found in facts.roles.items() if not (found.all_ready or ROLES[role].every_pod_needed)]
     if incomplete and facts.stage is Stage.RUN and has_trained(view):
         missing = ", ".join(f"{role} {facts.roles[role].text}" for role in incomplete)
         return Finding(ConditionType.DEGRADED, True, Reason.ROLES_INCOMPLETE, f"{missing}.")

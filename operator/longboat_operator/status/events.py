@@ -10,8 +10,8 @@ from longboat_crds.reasons import ConditionType, Reason, ReasonGroup
 from longboat_crds.status import Condition, Phase, RestartRecord, RLJobStatus
 from longboat_operator.model import EmitEvent
 from longboat_operator.plan.records import RoleCount
+from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import find, holds
-from longboat_operator.reading.view import ROLES
 
 # What restarts tell, pod by pod, and scaling; conditions don't tell it again.
 _TOLD_ALREADY = frozenset(

@@ -18,9 +18,10 @@ from longboat_crds.status import (
 from longboat_operator.plan.incarnations import granted, revoked
 from longboat_operator.plan.records import RoleCount, released
 from longboat_operator.plan.suspension import Stage
+from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding
 from longboat_operator.reading.times import stamp
-from longboat_operator.reading.view import ROLES, JobView
+from longboat_operator.reading.view import JobView
 from longboat_operator.status.conditions import Facts, final_findings, findings_of, updated
 from longboat_operator.status.phases import phase_of, reason_of
 from longboat_operator.status.roles import roles_status, survey

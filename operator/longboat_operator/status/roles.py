@@ -10,9 +10,9 @@ from longboat_crds.status import RolesStatus, RoleStatus
 from longboat_operator.plan.losses import Loss
 from longboat_operator.plan.pod_problems import PodProblem, problem_of, scheduling_problem
 from longboat_operator.plan.records import RoleCount
-from longboat_operator.pods.workers import GRADERS
+from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.times import stamp
-from longboat_operator.reading.view import ROLES, JobView, PodView
+from longboat_operator.reading.view import JobView, PodView
 from longboat_operator.status.cpus import limits_of
 
 
@@ -47,8 +47,8 @@ class RoleSurvey:
 
     @property
     def serves(self) -> bool:
-        """Whether rounds can go on: the driver and all ranks, one rollout pod and one reward pod are enough."""
-        needed = self.desired if self.role in {Role.DRIVER, Role.TRAINER} else min(1, self.desired)
+        """Whether it has the pods that rounds can't do without."""
+        needed = self.desired if ROLES[self.role].every_pod_needed else min(1, self.desired)
         return self.ready >= needed
 
 
@@ -89,6 +89,7 @@ def roles_status(roles: Survey, counts: Mapping[Role, RoleCount]) -> RolesStatus
 
 def role_status(found: RoleSurvey, count: RoleCount) -> RoleStatus:
     """One role as it stands in the status."""
+    container = ROLES[found.role].cpu_container
     return RoleStatus(
         desired=found.desired,
         ready=found.ready,
@@ -99,5 +100,5 @@ def role_status(found: RoleSurvey, count: RoleCount) -> RoleStatus:
         restart_step=count.restart_step,
         next_attempt=count.next_attempt,
         pods=[count.records[index] for index in sorted(count.records)] or None,
-        cpu=limits_of((pod.raw for pod in found.pods), GRADERS) if found.role is Role.REWARD else None,
+        cpu=limits_of((pod.raw for pod in found.pods), container) if container else None,
     )

@@ -1,0 +1,77 @@
+"""The table of roles: what differs between the four kinds of pod that a job is made of. Pure.
+
+A rule about the driver as such, which alone is given a number and has the Ray head, names it where the rule stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from longboat_crds.base import Role
+from longboat_crds.failure import FailurePolicySpec
+from longboat_crds.job import RLJobSpec
+from longboat_operator.pods.driver import RAY_HEAD, driver_pod_spec
+from longboat_operator.pods.names import JobRef
+from longboat_operator.pods.workers import GRADERS, reward_pod_spec, rollout_pod_spec, trainer_pod_spec
+
+
+@dataclass(frozen=True, slots=True)
+class RoleTraits:
+    """What sets a role apart."""
+
+    desired: Callable[[RLJobSpec], int]
+    """Pods that the spec asks for."""
+    pod_spec: Callable[[JobRef, RLJobSpec, list[str]], dict[str, Any]]
+    """What only its pods' spec has; the list is the command of the runtime template."""
+    containers: tuple[str, ...]
+    """Containers that the operator makes; the first is the one whose logs a person means."""
+    limit: Callable[[FailurePolicySpec], int]
+    """Incidents since the last new step beyond which the job fails."""
+    limit_field: str
+    """The field of spec.failurePolicy that says so."""
+    every_pod_needed: bool = False
+    """Whether rounds need all of its pods; of other roles one is enough."""
+    mounts_checkpoints: bool = False
+    """Whether its pods mount the checkpoint claim."""
+    cpu_container: str | None = None
+    """The container whose CPUs the status shows."""
+
+
+# In start order: the driver's pod has the head that all others wait for.
+ROLES: Mapping[Role, RoleTraits] = {
+    Role.DRIVER: RoleTraits(
+        desired=lambda _: 1,
+        pod_spec=driver_pod_spec,
+        containers=("driver", RAY_HEAD),
+        limit=lambda policy: policy.max_driver_restarts,
+        limit_field="maxDriverRestarts",
+        every_pod_needed=True,
+        mounts_checkpoints=True,
+    ),
+    Role.ROLLOUT: RoleTraits(
+        desired=lambda spec: spec.rollout.replicas,
+        pod_spec=rollout_pod_spec,
+        containers=("rollout",),
+        limit=lambda policy: policy.max_rollout_restarts,
+        limit_field="maxRolloutRestarts",
+    ),
+    Role.REWARD: RoleTraits(
+        desired=lambda spec: spec.reward_pool.replicas,
+        pod_spec=reward_pod_spec,
+        containers=("reward", GRADERS),
+        limit=lambda policy: policy.max_reward_restarts,
+        limit_field="maxRewardRestarts",
+        cpu_container=GRADERS,
+    ),
+    Role.TRAINER: RoleTraits(
+        desired=lambda spec: spec.trainer.replicas,
+        pod_spec=trainer_pod_spec,
+        containers=("trainer",),
+        limit=lambda policy: policy.max_trainer_restarts,
+        limit_field="maxTrainerRestarts",
+        every_pod_needed=True,
+        mounts_checkpoints=True,
+    ),
+}

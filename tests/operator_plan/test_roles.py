@@ -1,0 +1,49 @@
+"""What the table of roles says is so of the pods that are made, and of the limits that the spec sets."""
+
+from typing import Any
+
+import pytest
+
+from longboat_crds.base import Role
+from longboat_crds.failure import FailurePolicySpec
+from longboat_crds.job import RLJobSpec
+from longboat_operator.pods.names import JobRef
+from longboat_operator.pods.roles import ROLES
+from tests.operator_plan.simulated_cluster import spec_of
+
+JOB = JobRef("research", "sums", "uid")
+SPEC = RLJobSpec.model_validate(spec_of(rollout={"replicas": 3}, rewardPool={"replicas": 2}, trainer={"replicas": 4}))
+
+
+def containers(role: Role) -> list[dict[str, Any]]:
+    spec = ROLES[role].pod_spec(JOB, SPEC, ["longboat"])
+    return [*spec["containers"], *spec.get("initContainers", [])]
+
+
+def test_every_role_has_a_record() -> None:
+    assert set(ROLES) == set(Role)
+    assert next(iter(ROLES)) is Role.DRIVER, "all others wait for its pod"
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_the_containers_named_are_those_of_the_pod(role: Role) -> None:
+    assert [container["name"] for container in containers(role)] == list(ROLES[role].containers)
+    assert ROLES[role].cpu_container in {None, *ROLES[role].containers}
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_who_mounts_checkpoints_is_told(role: Role) -> None:
+    mounts = {mount["name"] for container in containers(role) for mount in container["volumeMounts"]}
+    assert ("checkpoint" in mounts) is ROLES[role].mounts_checkpoints
+
+
+def test_as_many_pods_as_the_spec_asks_for() -> None:
+    assert {role: traits.desired(SPEC) for role, traits in ROLES.items()} == {
+        Role.DRIVER: 1, Role.ROLLOUT: 3, Role.REWARD: 2, Role.TRAINER: 4
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_the_limit_of_a_role_is_that_of_the_field_it_names(role: Role) -> None:
+    policy = FailurePolicySpec.model_validate({ROLES[role].limit_field: 7})
+    assert {other: ROLES[other].limit(policy) == 7 for other in Role} == {other: other is role for other in Role}
