@@ -96,7 +96,7 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _READY,
     ),
     Reason.POD_TEMPLATE_INVALID: _configuration(
-        "The API server refused a pod made from the runtime template; the message names role and field.",
+        "The API server rejected a pod made from the runtime template; the message names role and field.",
         "Correct the template; the job starts as soon as it is accepted.",
         _RESOLVED,
         _SCHEDULED,
@@ -179,7 +179,7 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "Resume from a checkpoint of the same model, or start without checkpoint.resumeFrom.",
     ),
     Reason.POD_REFUSED: _platform(
-        "The API server or an admission policy refused to create a pod or another object of the job.",
+        "The API server or an admission policy rejected a pod or another object of the job.",
         "The message has the answer; ask who owns that policy. It is tried again.",
         _SCHEDULED,
         _READY,

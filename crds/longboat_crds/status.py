@@ -9,7 +9,7 @@ from longboat_crds.base import ApiModel, Timestamp, list_map
 
 # As many as `kubectl describe` shows without hiding the rest.
 RECENT_ROUNDS = 10
-# More than any limit of spec.failurePolicy, so that dropping the oldest changes no verdict.
+# More than any limit of spec.failurePolicy, so that dropping the oldest changes no decision.
 INCIDENTS = 1024
 
 Count = Annotated[int, Field(ge=0, le=2**53)]

@@ -1,13 +1,14 @@
 """Carries a plan out, action by action. It may end after any of them: planning again goes on from there.
 
-* A refusal (the server understood and said no) is kept for the next plan. A refused prerequisite, that is anything but a
+* A rejection (the server understood and said no) is kept for the next plan. A rejected prerequisite, that is anything but a
   Pod, ends the plan's creates and applies, since later ones may stand on it; pods don't stand on each other. Deletes,
   resizes, events and the status go on.
-* The dry runs a plan asks for are made together, right before its first create that asks for one. If one is refused, the
+* The dry runs a plan asks for are made together, right before its first create that asks for one. If one is rejected, the
   plan creates and applies nothing more.
 * Events tell of what the status written before them says: when that write comes too late (the job has changed), the plan
   ends there.
-* Trouble (no answer, 5xx, 429) ends the plan: nobody knows what was done; it is planned again after a wait.
+* A write without an answer (silence, 5xx, 429) ends the plan: nobody knows what was done. It is planned again after a
+  wait.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 import structlog
 
 from longboat_operator.kube.client import KubeClient
-from longboat_operator.kube.errors import ConflictError, KubeError, NotFoundError, is_refusal
+from longboat_operator.kube.errors import ConflictError, KubeError, NotFoundError, is_rejection
 from longboat_operator.kube.events import EventRecorder
 from longboat_operator.kube.resources import POD, RL_JOB
 from longboat_operator.metrics import ACTIONS, RESIZES
@@ -35,7 +36,7 @@ from longboat_operator.model import (
     ResizePod,
     Target,
 )
-from longboat_operator.refusals import Refusals
+from longboat_operator.rejections import Rejections
 from longboat_operator.watch.cache import Cache
 from longboat_operator.watch.expectations import Expectation
 from longboat_operator.writes import Writes
@@ -45,10 +46,10 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a plan: what the cache is to show, why it ended early, whether the job had changed meanwhile."""
+    """What came of a plan: what the cache is to show, the write that got no answer, whether the job had changed meanwhile."""
 
     expectations: tuple[Expectation, ...]
-    trouble: KubeError | None = None
+    unanswered: KubeError | None = None
     stale: bool = False
 
 
@@ -60,43 +61,43 @@ class Applier:
         self._cache = cache
         self._events = events
 
-    async def apply(self, plan: Plan, observed: Observed, refusals: Refusals) -> Outcome:
-        """Executes the actions in order; refusals go into `refusals`."""
+    async def apply(self, plan: Plan, observed: Observed, rejections: Rejections) -> Outcome:
+        """Executes the actions in order; rejections go into `rejections`."""
         writes = Writes(self._client, self._cache, self._events, observed)
-        return await _Run(writes, plan, observed, refusals).execute()
+        return await _Run(writes, plan, observed, rejections).execute()
 
 
 class _Run:
     """One plan's execution."""
 
-    def __init__(self, writes: Writes, plan: Plan, observed: Observed, refusals: Refusals) -> None:
+    def __init__(self, writes: Writes, plan: Plan, observed: Observed, rejections: Rejections) -> None:
         self._writes = writes
         self._plan = plan
         self._observed = observed
-        self._refusals = refusals
+        self._rejections = rejections
         self._building = True
         self._dry_runs_made = False
         self._stale = False
 
     async def execute(self) -> Outcome:
-        self._refusals.keep_only({*map(target_of, self._plan.actions), *self._plan.look_up})
-        trouble = None
+        self._rejections.keep_only({*map(target_of, self._plan.actions), *self._plan.look_up})
+        unanswered = None
         for action in self._plan.actions:
             try:
                 await self._one(action)
             except KubeError as error:
-                self._count(action, "trouble")
+                self._count(action, "unanswered")
                 log.warning("plan ended early", **self._words(action), error=str(error))
-                trouble = error
+                unanswered = error
                 break
             if self._stale:
                 break
-        return Outcome(tuple(self._writes.expectations), trouble, self._stale)
+        return Outcome(tuple(self._writes.expectations), unanswered, self._stale)
 
     async def _one(self, action: Action) -> None:
         if isinstance(action, CreateObject) and action.dry_run and not self._dry_runs_made:
             await self._make_dry_runs()
-        if self._refusals.waits(target_of(action)):
+        if self._rejections.waits(target_of(action)):
             self._end_building(action)
             self._count(action, "waiting")
         elif isinstance(action, (CreateObject, ApplyObject)) and not self._building:
@@ -108,11 +109,11 @@ class _Run:
         try:
             outcome = await self._writes.execute(action)
         except KubeError as error:
-            if not is_refusal(error):
+            if not is_rejection(error):
                 raise
-            self._refused(action, error)
+            self._rejected(action, error)
         else:
-            self._refusals.clear(target_of(action))
+            self._rejections.clear(target_of(action))
             self._count(action, outcome)
 
     async def _make_dry_runs(self) -> None:
@@ -120,27 +121,27 @@ class _Run:
         for action in self._plan.actions:
             if not (isinstance(action, CreateObject) and action.dry_run):
                 continue
-            if self._refusals.waits(target_of(action)):
+            if self._rejections.waits(target_of(action)):
                 self._building = False
                 continue
             try:
                 await self._writes.dry_run(action)
             except KubeError as error:
-                if not is_refusal(error):
+                if not is_rejection(error):
                     raise
-                self._refused(action, error)
+                self._rejected(action, error)
                 self._building = False
 
-    def _refused(self, action: Action, error: KubeError) -> None:
-        self._count(action, "refused")
+    def _rejected(self, action: Action, error: KubeError) -> None:
+        self._count(action, "rejected")
         if isinstance(action, PublishStatus):
             if not isinstance(error, (ConflictError, NotFoundError)):
-                raise error  # a status the schema refuses is an error of ours
+                raise error  # a status that the schema rejects is an error of ours
             self._stale = True
             return
-        log.warning("refused", **self._words(action), error=str(error))
+        log.warning("rejected", **self._words(action), error=str(error))
         if not isinstance(action, EmitEvent):
-            self._refusals.note(target_of(action), str(error))
+            self._rejections.note(target_of(action), str(error))
             self._end_building(action)
 
     def _end_building(self, action: Action) -> None:

@@ -18,7 +18,7 @@ from longboat_operator.lookups import LookUps
 from longboat_operator.metrics import RECONCILE_SECONDS
 from longboat_operator.model import JobKey, Object, Observed, Plan, Target
 from longboat_operator.queue import WorkQueue
-from longboat_operator.refusals import Refusals
+from longboat_operator.rejections import Rejections
 from longboat_operator.watch.cache import RUNTIME_KINDS, Cache, Change, job_of
 from longboat_operator.watch.expectations import Expectations
 from longboat_operator.watch.trim import same_content
@@ -54,7 +54,7 @@ class Controller:
         self._look_ups = look_ups
         self._applier = applier
         self._clock = clock
-        self._refusals: dict[JobKey, Refusals] = {}
+        self._rejections: dict[JobKey, Rejections] = {}
         self._held: set[JobKey] = set()
         self._leading = False
 
@@ -95,50 +95,50 @@ class Controller:
             self._queue.add_after(job, HELD_SECONDS)
             return "held"
         self._held.discard(job)
-        refusals = self._refusals.setdefault(job, Refusals(self._clock))
+        rejections = self._rejections.setdefault(job, Rejections(self._clock))
         try:
-            observed, plan = await self._informed(self._observe(self._cache, job), refusals)
+            observed, plan = await self._informed(self._observe(self._cache, job), rejections)
             if plan.empty and observed.job is None:
                 self._forget(job)
                 return "gone"
-            outcome = await self._applier.apply(plan, observed, refusals)
+            outcome = await self._applier.apply(plan, observed, rejections)
         except LeadershipLostError:
             raise
         except KubeError as error:
             log.warning("look-up failed", job=str(job), error=str(error))
             self._queue.add_after(job, max(self._queue.failed(job), error.retry_after_seconds or 0.0))
-            return "trouble"
+            return "unanswered"
         except Exception:
             # One job's plan that can't be made or carried out must not stop the others'.
             log.exception("reconcile failed", job=str(job))
             self._queue.add_after(job, self._queue.failed(job))
             return "error"
         self.expectations.expect(job, outcome.expectations)
-        again = [plan.look_again_seconds, refusals.next_seconds()]
-        if outcome.trouble is not None or outcome.stale:
-            retry_after = (outcome.trouble.retry_after_seconds if outcome.trouble else None) or 0.0
+        again = [plan.look_again_seconds, rejections.next_seconds()]
+        if outcome.unanswered is not None or outcome.stale:
+            retry_after = (outcome.unanswered.retry_after_seconds if outcome.unanswered else None) or 0.0
             again.append(max(self._queue.failed(job), retry_after))
         else:
             self._queue.succeeded(job)
         self._queue.add_after(job, min((seconds for seconds in again if seconds is not None), default=None))
         return _word(plan, outcome)
 
-    async def _informed(self, observed: Observed, refusals: Refusals) -> tuple[Observed, Plan]:
-        """A plan that knows what it asked for, and what it was made from; without what the server refuses to tell."""
+    async def _informed(self, observed: Observed, rejections: Rejections) -> tuple[Observed, Plan]:
+        """A plan that knows what it asked for, and what it was made from; without what the server will not tell."""
         observed = dataclasses.replace(observed, random=secrets.token_hex(4))
         asked: set[Target] = set()
         while True:
-            observed = dataclasses.replace(observed, refusals=refusals.by_name())
+            observed = dataclasses.replace(observed, rejections=rejections.by_name())
             plan = self._plan(observed, datetime.now(UTC))
             unknown = tuple(target for target in plan.look_up if target not in asked)
             if not unknown:
                 return observed, plan
             asked |= set(unknown)
-            answers = await self._look_ups.answers(unknown, observed, refusals)
+            answers = await self._look_ups.answers(unknown, observed, rejections)
             observed = dataclasses.replace(observed, looked_up={**observed.looked_up, **answers})
 
     def _forget(self, job: JobKey) -> None:
-        self._refusals.pop(job, None)
+        self._rejections.pop(job, None)
         self._queue.succeeded(job)
         self._queue.add_after(job, None)
 
@@ -156,8 +156,8 @@ class Controller:
 
 
 def _word(plan: Plan, outcome: Outcome) -> str:
-    if outcome.trouble is not None:
-        return "trouble"
+    if outcome.unanswered is not None:
+        return "unanswered"
     if outcome.stale:
         return "stale"
     return "empty" if plan.empty else "applied"

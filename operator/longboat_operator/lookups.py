@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from longboat_operator.kube.client import KubeClient
-from longboat_operator.kube.errors import AlreadyExistsError, ApiError, KubeError, NotFoundError, is_refusal
+from longboat_operator.kube.errors import AlreadyExistsError, ApiError, KubeError, NotFoundError, is_rejection
 from longboat_operator.kube.resources import BY_KIND, EVENT, SECRET
 from longboat_operator.model import Object, Observed, Target
-from longboat_operator.refusals import Refusals
+from longboat_operator.rejections import Rejections
 from longboat_operator.watch.trim import trim
 
 
@@ -20,23 +20,23 @@ class LookUps:
         self._client = client
 
     async def answers(
-        self, targets: tuple[Target, ...], observed: Observed, refusals: Refusals
+        self, targets: tuple[Target, ...], observed: Observed, rejections: Rejections
     ) -> Mapping[Target, Object | None]:
-        """What is there under each kind and name; None: nothing. One that the server refuses to tell is left out.
+        """What is there under each kind and name; None: nothing. One that the server will not tell is left out.
 
         Raises:
             KubeError: the server gave no answer.
         """
         found: dict[Target, Object | None] = {}
         for target in targets:
-            if refusals.waits(target):
+            if rejections.waits(target):
                 continue
             try:
                 found[target] = await self._one(*target, observed)
             except KubeError as error:
-                if not is_refusal(error):
+                if not is_rejection(error):
                     raise
-                refusals.note(target, str(error))
+                rejections.note(target, str(error))
         return found
 
     async def _one(self, kind: str, name: str, observed: Observed) -> Object | None:
@@ -62,7 +62,7 @@ class LookUps:
         except AlreadyExistsError:
             return body
         except ApiError as error:
-            if not is_refusal(error):
+            if not is_rejection(error):
                 raise
             return body
         return None

@@ -90,7 +90,7 @@ class Observed:
     `children` maps kind (`Pod`, `Service`, `ServiceAccount`, `Role`, `RoleBinding`, `Secret`, `NetworkPolicy`,
     `PersistentVolumeClaim`, `ControllerRevision`) to objects by name, only those that are the job's (claims also by
     name). `runtime` is the live runtime template; the one the job started with is the newest ControllerRevision.
-    `refusals` are the API server's answers to the last plan's writes, by object name. `sees_cluster_runtimes` is False
+    `rejections` are the API server's answers to the last plan's writes, by object name. `sees_cluster_runtimes` is False
     for an operator that is installed for single namespaces. `dns_peers` is an option of the operator.
 
     `looked_up` holds the answers to `Plan.look_up`: an object as `children` has it, or None where there is none; of a
@@ -102,7 +102,7 @@ class Observed:
     job: Object | None
     children: Mapping[str, Mapping[str, Object]] = field(default_factory=dict)
     runtime: Object | None = None
-    refusals: Mapping[str, str] = field(default_factory=dict)
+    rejections: Mapping[str, str] = field(default_factory=dict)
     sees_cluster_runtimes: bool = True
     dns_peers: tuple[Object, ...] = DNS_PEERS
     looked_up: Mapping[Target, Object | None] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The seven kinds of write a plan is made of. In which order, and what a refusal means, is `apply`'s."""
+"""The seven kinds of write a plan is made of. In which order, and what a rejection means, is `apply`'s."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from longboat_operator.model import (
     belongs_to_earlier,
     content_digest,
 )
-from longboat_operator.refusals import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE
+from longboat_operator.rejections import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE
 from longboat_operator.watch.cache import Cache, key_of, version_of
 from longboat_operator.watch.expectations import Expectation
 from longboat_operator.watch.trim import trim

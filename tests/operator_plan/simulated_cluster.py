@@ -36,7 +36,7 @@ from longboat_operator.model import (
 from longboat_operator.observe import observe
 from longboat_operator.planner import plan
 from longboat_operator.reading.times import stamp
-from longboat_operator.refusals import OF_SOMETHING_ELSE
+from longboat_operator.rejections import OF_SOMETHING_ELSE
 from longboat_operator.watch.trim import trim
 
 KEY = JobKey("research", "sums")
@@ -68,7 +68,7 @@ def runtime_of(image: str = "longboat:1", **spec: Any) -> dict[str, Any]:
     return {"kind": "ClusterRLRuntime", "metadata": {"name": "cpu"}, "spec": {"image": image, **spec}}
 
 
-class Refused(Exception):
+class Rejected(Exception):
     """The API server says no."""
 
 
@@ -93,7 +93,7 @@ class SimulatedCluster:
         self.events: list[EmitEvent] = []
         self.created: list[dict[str, Any]] = []
         self.statuses: list[dict[str, Any]] = []
-        self.refusals: dict[str, str] = {}
+        self.rejections: dict[str, str] = {}
         self.writes = 0
         self.tokens = 0
         self.job: dict[str, Any] | None = {
@@ -119,7 +119,7 @@ class SimulatedCluster:
         }
         seen = observe(_Cache(copy.deepcopy(self.job), known, copy.deepcopy(self.runtime)), KEY)
         self._snapshots += 1
-        return dataclasses.replace(seen, refusals=dict(self.refusals), random=f"{self._snapshots:08x}")
+        return dataclasses.replace(seen, rejections=dict(self.rejections), random=f"{self._snapshots:08x}")
 
     def planned(self) -> tuple[Observed, Plan]:
         """A plan with its questions answered, as the controller makes it, and what it was made from."""
@@ -140,7 +140,7 @@ class SimulatedCluster:
     def forget(self) -> None:
         """The operator starts anew: what it has made and can't read is forgotten."""
         self.secrets_made.clear()
-        self.refusals.clear()
+        self.rejections.clear()
 
     @property
     def status(self) -> RLJobStatus:
@@ -171,7 +171,7 @@ class SimulatedCluster:
         """As apply does: dry runs before the first create that asks for one; a status write is guarded by the version."""
         version = version or self.version
         asked = {target_of(action)[1] for action in made.actions}
-        self.refusals = {name: text for name, text in self.refusals.items() if name in asked}
+        self.rejections = {name: text for name, text in self.rejections.items() if name in asked}
         held = checked = False
         for action in made.actions[:cut]:
             self.writes += 1
@@ -238,14 +238,14 @@ class SimulatedCluster:
                 metadata[key] = [*metadata.get(key, []), *value]
 
     def _tried(self, body: Object, *, uid: str | None = None, dry: bool = False) -> bool:
-        """Whether the API server refused it."""
+        """Whether the API server rejected it."""
         name = body["metadata"]["name"]
         try:
             self._write(copy.deepcopy(dict(body)), uid=uid, dry=dry)
-        except Refused as refused:
-            self.refusals[name] = f"{body['kind']} {name}: {refused}"
+        except Rejected as rejected:
+            self.rejections[name] = f"{body['kind']} {name}: {rejected}"
             return True
-        self.refusals.pop(name, None)
+        self.rejections.pop(name, None)
         return False
 
     def _write(self, body: dict[str, Any], *, uid: str | None, dry: bool) -> None:
@@ -253,9 +253,9 @@ class SimulatedCluster:
         assert self.job is not None
         existing = self.children[kind].get(name)
         if existing and kind == "Secret":
-            raise Refused(f'secrets "{name}" already exists')
+            raise Rejected(f'secrets "{name}" already exists')
         if existing and not belongs_to(existing, self.job["metadata"]["uid"]):
-            raise Refused(f"{kind} {name} {OF_SOMETHING_ELSE}")
+            raise Rejected(f"{kind} {name} {OF_SOMETHING_ELSE}")
         assert uid == (existing["metadata"]["uid"] if existing and kind not in {"Pod", "ControllerRevision"} else None)
         if kind == "Secret":
             self.secrets_made.add(name)
@@ -264,9 +264,9 @@ class SimulatedCluster:
                 return
             images = {c["image"] for c in body["spec"]["containers"]}
             if self.invalid_image in images:
-                raise Refused(f'Pod "{name}" is invalid: spec.containers[0].image: Invalid value')
+                raise Rejected(f'Pod "{name}" is invalid: spec.containers[0].image: Invalid value')
             if self.pod_quota is not None and len(self.pods()) >= self.pod_quota:
-                raise Refused(f'pods "{name}" is forbidden: exceeded quota: pods')
+                raise Rejected(f'pods "{name}" is forbidden: exceeded quota: pods')
         if dry:
             return
         if existing:

@@ -80,7 +80,7 @@ class JobLife(RuleBasedStateMachine):
 
     @rule(pick=PICK)
     def act_on_an_old_snapshot(self, pick: int) -> None:
-        """Between snapshot and writes a pod changes; the status write is refused only if the job did."""
+        """Between snapshot and writes a pod changes; the status write is rejected only if the job did."""
         _, made = self.cluster.planned()
         version = self.cluster.version
         if name := self.pod(pick):

@@ -109,7 +109,7 @@ def test_an_operator_for_single_namespaces_says_that_it_can_not_read_cluster_run
     assert cluster.status.reason == Reason.CLUSTER_RUNTIME_NOT_SERVED
 
 
-def test_a_refused_template_is_shown_with_its_field_and_no_pod_is_made() -> None:
+def test_a_rejected_template_is_shown_with_its_field_and_no_pod_is_made() -> None:
     cluster = SimulatedCluster(runtime=runtime_of(image="Not An Image"), invalid_image="Not An Image")
     for _ in range(3):
         cluster.reconcile()
@@ -150,7 +150,7 @@ def test_a_full_quota_is_shown_and_the_rest_comes_when_there_is_room() -> None:
     assert len(cluster.pods()) == 6
 
 
-def test_a_role_whose_pod_was_refused_asks_for_no_more_of_them() -> None:
+def test_a_role_whose_pod_was_rejected_asks_for_no_more_of_them() -> None:
     cluster = SimulatedCluster(spec_of(rollout={"replicas": 50}), pod_quota=1)
     cluster.reconcile()
     cluster.reconcile()

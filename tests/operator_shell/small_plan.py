@@ -80,9 +80,9 @@ def plan(observed: Observed, now: datetime) -> Plan:
         for each, held in pods.items()
         if each not in names and "deletionTimestamp" not in held["metadata"]
     ]
-    phase = "Running" if set(names) <= set(pods) else "Failed" if observed.refusals else "Starting"
+    phase = "Running" if set(names) <= set(pods) else "Failed" if observed.rejections else "Starting"
     if (job.get("status") or {}).get("phase") != phase:
-        reason = "; ".join(observed.refusals.values()) or None
+        reason = "; ".join(observed.rejections.values()) or None
         actions.append(PublishStatus({"phase": phase} | ({"reason": reason[:200]} if reason else {})))
         actions.append(EmitEvent("Normal", "PhaseChanged", f"the job is {phase}"))
     return Plan(tuple(actions))

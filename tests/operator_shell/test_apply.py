@@ -31,7 +31,7 @@ from longboat_operator.model import (
     ResizePod,
     content_digest,
 )
-from longboat_operator.refusals import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE, Refusals
+from longboat_operator.rejections import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE, Rejections
 from longboat_operator.watch.cache import Cache
 
 KEY = JobKey("a", "x")
@@ -94,19 +94,19 @@ class Clock:
 
 
 class Bench:
-    """A server, a clock, and one job's refusals."""
+    """A server, a clock, and one job's rejections."""
 
     def __init__(self) -> None:
         self.server = Server()
         self.clock = Clock()
-        self.refusals = Refusals(self.clock)
+        self.rejections = Rejections(self.clock)
         self.cache = Cache()
         client: Any = self.server
         self.applier = Applier(client, self.cache, EventRecorder(client, "me"))
 
     async def apply(self, *actions: Any) -> Outcome:
         self.server.writes.clear()
-        return await self.applier.apply(Plan(tuple(actions)), Observed(KEY, JOB), self.refusals)
+        return await self.applier.apply(Plan(tuple(actions)), Observed(KEY, JOB), self.rejections)
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ DRY = [CreateObject(of("Pod", f"p{n}"), dry_run=True) for n in range(2)]
 DELETE = DeleteObject("Pod", "old", "u1")
 STATUS = PublishStatus({"phase": "Running"})
 EVENT = EmitEvent("Normal", "Started", "it started")
-REFUSED = ForbiddenError(403, "Forbidden", "exceeded quota")
+REJECTED = ForbiddenError(403, "Forbidden", "exceeded quota")
 
 
 async def test_actions_are_done_in_order(bench: Bench) -> None:
@@ -139,7 +139,7 @@ async def test_actions_are_done_in_order(bench: Bench) -> None:
         "apply RLJob x/status",
         "create Event",
     ]
-    assert outcome.trouble is None
+    assert outcome.unanswered is None
     assert not outcome.stale
     assert [e.deleted_uid for e in outcome.expectations if e.key.name == "old"] == ["u1"]
     assert [(e.key.kind, e.key.name, e.version) for e in outcome.expectations] == [
@@ -152,16 +152,16 @@ async def test_actions_are_done_in_order(bench: Bench) -> None:
     ]
 
 
-async def test_a_refused_pod_stops_no_other(bench: Bench) -> None:
-    bench.server.errors["create Pod p0"] = REFUSED
+async def test_a_rejected_pod_stops_no_other(bench: Bench) -> None:
+    bench.server.errors["create Pod p0"] = REJECTED
     outcome = await bench.apply(*PODS, STATUS)
     assert bench.server.writes == ["create Pod p0", "create Pod p1", "create Pod p2", "apply RLJob x/status"]
-    assert outcome.trouble is None
-    assert bench.refusals.by_name() == {"p0": "Pod p0: exceeded quota"}
+    assert outcome.unanswered is None
+    assert bench.rejections.by_name() == {"p0": "Pod p0: exceeded quota"}
 
 
-async def test_a_refused_prerequisite_stops_what_may_stand_on_it(bench: Bench) -> None:
-    bench.server.errors["create ServiceAccount x"] = REFUSED
+async def test_a_rejected_prerequisite_stops_what_may_stand_on_it(bench: Bench) -> None:
+    bench.server.errors["create ServiceAccount x"] = REJECTED
     await bench.apply(SERVICE, ACCOUNT, *PODS, DELETE, STATUS)
     assert bench.server.writes == [
         "make Service x",
@@ -171,17 +171,17 @@ async def test_a_refused_prerequisite_stops_what_may_stand_on_it(bench: Bench) -
     ]
 
 
-async def test_a_refused_write_isnt_repeated_before_its_time(bench: Bench) -> None:
-    bench.server.errors["create ServiceAccount x"] = REFUSED
+async def test_a_rejected_write_isnt_repeated_before_its_time(bench: Bench) -> None:
+    bench.server.errors["create ServiceAccount x"] = REJECTED
     await bench.apply(ACCOUNT, *PODS, STATUS)
     await bench.apply(ACCOUNT, *PODS, STATUS)
     assert bench.server.writes == ["apply RLJob x/status"]
-    assert set(bench.refusals.by_name()) == {"x"}
-    bench.clock.now += bench.refusals.next_seconds() or 0.0
+    assert set(bench.rejections.by_name()) == {"x"}
+    bench.clock.now += bench.rejections.next_seconds() or 0.0
     bench.server.errors.clear()
     await bench.apply(ACCOUNT, PODS[0])
     assert bench.server.writes == ["create ServiceAccount x", "create Pod p0"]
-    assert bench.refusals.by_name() == {}
+    assert bench.rejections.by_name() == {}
 
 
 async def test_dry_runs_come_together_before_the_first_real_create(bench: Bench) -> None:
@@ -196,7 +196,7 @@ async def test_dry_runs_come_together_before_the_first_real_create(bench: Bench)
     ]
 
 
-async def test_one_refused_dry_run_creates_nothing(bench: Bench) -> None:
+async def test_one_rejected_dry_run_creates_nothing(bench: Bench) -> None:
     bench.server.errors["dry Pod p1"] = InvalidError(422, "Invalid", "spec.containers: Required value")
     await bench.apply(SERVICE, *DRY, PODS[2], DELETE, STATUS, EVENT)
     assert bench.server.writes == [
@@ -207,7 +207,7 @@ async def test_one_refused_dry_run_creates_nothing(bench: Bench) -> None:
         "apply RLJob x/status",
         "create Event",
     ]
-    assert bench.refusals.by_name() == {"p1": "Pod p1: spec.containers: Required value"}
+    assert bench.rejections.by_name() == {"p1": "Pod p1: spec.containers: Required value"}
     await bench.apply(*DRY, PODS[2], STATUS)  # and again nothing while it waits, but the status
     assert bench.server.writes == ["dry Pod p0", "apply RLJob x/status"]
 
@@ -219,12 +219,12 @@ async def test_a_dry_run_doesnt_mind_that_the_name_is_taken(bench: Bench) -> Non
 
 
 @pytest.mark.parametrize("error", [TransportError("no answer"), ServerError(503, "ServiceUnavailable", "away")])
-async def test_trouble_ends_the_plan(bench: Bench, error: KubeError) -> None:
+async def test_a_write_without_an_answer_ends_the_plan(bench: Bench, error: KubeError) -> None:
     bench.server.errors["create Pod p1"] = error
     outcome = await bench.apply(*PODS, STATUS)
     assert bench.server.writes == ["create Pod p0", "create Pod p1"]
-    assert outcome.trouble is error
-    assert bench.refusals.by_name() == {}
+    assert outcome.unanswered is error
+    assert bench.rejections.by_name() == {}
     assert [e.key.name for e in outcome.expectations] == ["p0"]  # what was done is still waited for
 
 
@@ -233,7 +233,7 @@ async def test_a_status_against_an_old_job_ends_the_plan_without_its_events(benc
     outcome = await bench.apply(STATUS, EVENT)
     assert bench.server.writes == ["apply RLJob x/status"]
     assert outcome.stale
-    assert bench.refusals.by_name() == {}
+    assert bench.rejections.by_name() == {}
 
 
 async def test_a_status_is_guarded_by_the_version_that_was_observed(bench: Bench) -> None:
@@ -242,9 +242,9 @@ async def test_a_status_is_guarded_by_the_version_that_was_observed(bench: Bench
 
 
 async def test_an_event_that_cant_be_written_harms_nothing(bench: Bench) -> None:
-    bench.server.errors["create Event"] = REFUSED
+    bench.server.errors["create Event"] = REJECTED
     outcome = await bench.apply(EVENT, STATUS)
-    assert outcome.trouble is None
+    assert outcome.unanswered is None
     assert bench.server.writes == ["create Event", "apply RLJob x/status"]
 
 
@@ -260,11 +260,11 @@ async def test_a_secrets_value_is_made_here_and_kept_nowhere(bench: Bench) -> No
     assert token not in str(held)
 
 
-async def test_a_secret_that_is_there_already_is_refused_since_nobody_can_tell_whose_it_is(bench: Bench) -> None:
+async def test_a_secret_that_is_there_already_is_rejected_since_nobody_can_tell_whose_it_is(bench: Bench) -> None:
     bench.server.errors["create Secret x-token"] = AlreadyExistsError(409, "AlreadyExists", "secrets already exists")
     await bench.apply(CreateObject(of("Secret", "x-token"), random_key="token"), *PODS)
     assert bench.server.writes == ["create Secret x-token"]
-    assert "already exists" in bench.refusals.by_name()["x-token"]
+    assert "already exists" in bench.rejections.by_name()["x-token"]
     assert not bench.cache.children(KEY)["Secret"]
 
 
@@ -311,16 +311,16 @@ async def test_what_belongs_to_something_else_is_left_alone(bench: Bench, owner:
     bench.server.errors["create Pod p0"] = AlreadyExistsError(409, "AlreadyExists", "there is one")
     await bench.apply(PODS[0], STATUS)
     assert bench.server.writes == ["create Pod p0", "apply RLJob x/status"]
-    assert bench.refusals.by_name()["p0"] == f"Pod p0: Pod p0 {whose}"
+    assert bench.rejections.by_name()["p0"] == f"Pod p0: Pod p0 {whose}"
 
 
 async def test_any_prefix_of_a_plan_may_be_all_that_happens() -> None:
-    """Trouble at each action in turn: all before it was done, nothing after it."""
+    """No answer to each action in turn: all before it was done, nothing after it."""
     actions = [SERVICE, ACCOUNT, *PODS, DELETE, STATUS, EVENT]
     well = Bench()
     await well.apply(*actions)
     for cut, write in enumerate(well.server.writes):
         bench = Bench()
         bench.server.errors = {write: TransportError("gone")}
-        assert (await bench.apply(*actions)).trouble is not None
+        assert (await bench.apply(*actions)).unanswered is not None
         assert bench.server.writes == well.server.writes[: cut + 1]

@@ -104,7 +104,7 @@ async def test_an_apply_that_is_to_make_an_object_changes_none_that_is_there(
     assert "labels" not in again["metadata"]
 
 
-async def test_a_status_is_refused_if_the_job_has_changed(admin: KubeClient, namespace: str) -> None:
+async def test_a_status_is_rejected_if_the_job_has_changed(admin: KubeClient, namespace: str) -> None:
     job = await admin.create(RL_JOB, small_plan.manifest(namespace, "x"))
     version = job["metadata"]["resourceVersion"]
     written = await admin.apply(RL_JOB, status_of(job, version, phase="Starting"), subresource="status")

@@ -14,7 +14,7 @@ from longboat_operator.kube.errors import TooManyRequestsError, TransportError
 from longboat_operator.lease import LeadershipLostError
 from longboat_operator.model import EmitEvent, JobKey, Observed, Plan, Target
 from longboat_operator.queue import WorkQueue
-from longboat_operator.refusals import Refusals
+from longboat_operator.rejections import Rejections
 from longboat_operator.watch.cache import Cache, Change, ObjectKey, Source
 from longboat_operator.watch.expectations import Expectation
 from longboat_operator.watch.feed import Feed
@@ -53,19 +53,19 @@ class Bench:
             raise self.plan
         return self.plan(observed) if callable(self.plan) else self.plan
 
-    async def answers(self, targets: tuple[Target, ...], observed: Observed, refusals: Refusals) -> Any:
+    async def answers(self, targets: tuple[Target, ...], observed: Observed, rejections: Rejections) -> Any:
         self.asked += targets
         if isinstance(self.answer, Exception):
             raise self.answer
         if isinstance(self.answer, str):
             for target in targets:
-                refusals.note(target, self.answer)
+                rejections.note(target, self.answer)
             return {}
         return dict.fromkeys(targets, self.answer)
 
-    async def apply(self, _: Plan, observed: Observed, refusals: Refusals) -> Outcome:
+    async def apply(self, _: Plan, observed: Observed, rejections: Rejections) -> Outcome:
         self.applied.append(observed.key)
-        self.refusals = refusals
+        self.rejections = rejections
         if isinstance(self.outcome, Exception):
             raise self.outcome
         return self.outcome
@@ -202,12 +202,14 @@ async def test_a_plan_is_made_again_when_it_asks_for_it(bench: Bench) -> None:
     assert bench.due() == []
 
 
-async def test_trouble_is_tried_again_ever_more_rarely_and_not_before_the_server_wants(bench: Bench) -> None:
+async def test_a_write_without_an_answer_is_tried_again_ever_more_rarely_and_not_before_the_server_wants(
+    bench: Bench,
+) -> None:
     bench.plan = SOMETHING
-    bench.outcome = Outcome((), trouble=TransportError("no answer"))
+    bench.outcome = Outcome((), unanswered=TransportError("no answer"))
     waits = []
     for _ in range(3):
-        assert await bench.controller.reconcile(X) == "trouble"
+        assert await bench.controller.reconcile(X) == "unanswered"
         timer = bench.queue._schedule.next_timer()
         assert timer is not None
         waits.append(timer - bench.now)
@@ -216,7 +218,7 @@ async def test_trouble_is_tried_again_ever_more_rarely_and_not_before_the_server
     assert waits[1:] == [2 * waits[0], 4 * waits[0]]
     busy = TooManyRequestsError(429, "TooManyRequests", "slow down")
     busy.retry_after_seconds = 100.0
-    bench.outcome = Outcome((), trouble=busy)
+    bench.outcome = Outcome((), unanswered=busy)
     await bench.controller.reconcile(X)
     bench.now += 99.0
     assert bench.due() == []
@@ -224,12 +226,12 @@ async def test_trouble_is_tried_again_ever_more_rarely_and_not_before_the_server
     assert bench.due() == [X]
 
 
-async def test_a_refusal_is_told_to_the_next_plan_and_asked_again_in_time(bench: Bench) -> None:
+async def test_a_rejection_is_told_to_the_next_plan_and_asked_again_in_time(bench: Bench) -> None:
     bench.plan = SOMETHING
     await bench.controller.reconcile(X)
-    bench.refusals.note(("Pod", "p"), "exceeded quota")
+    bench.rejections.note(("Pod", "p"), "exceeded quota")
     await bench.controller.reconcile(X)
-    assert bench.observed[-1].refusals == {"p": "Pod p: exceeded quota"}
+    assert bench.observed[-1].rejections == {"p": "Pod p: exceeded quota"}
     timer = bench.queue._schedule.next_timer()
     assert timer is not None
     bench.now = timer
@@ -268,16 +270,16 @@ async def test_what_a_plan_has_to_know_is_looked_up_before_it_is_carried_out(ben
     assert len({observed.random for observed in bench.observed}) == 2
 
 
-async def test_a_look_up_that_is_refused_is_told_to_the_plan_and_not_asked_twice(bench: Bench) -> None:
+async def test_a_look_up_that_is_rejected_is_told_to_the_plan_and_not_asked_twice(bench: Bench) -> None:
     bench.plan, bench.answer = curious, "forbidden"
     assert await bench.controller.reconcile(X) == "empty"
     assert bench.asked == [ACCOUNT]
-    assert bench.observed[-1].refusals == {"x": "ServiceAccount x: forbidden"}
+    assert bench.observed[-1].rejections == {"x": "ServiceAccount x: forbidden"}
 
 
 async def test_a_look_up_without_an_answer_is_tried_again(bench: Bench) -> None:
     bench.plan, bench.answer = curious, TransportError("no answer")
-    assert await bench.controller.reconcile(X) == "trouble"
+    assert await bench.controller.reconcile(X) == "unanswered"
     assert bench.applied == []
     timer = bench.queue._schedule.next_timer()
     assert timer is not None
@@ -300,5 +302,5 @@ async def test_a_job_that_is_gone_leaves_nothing_behind(bench: Bench) -> None:
     assert bench.due() == [X]
     bench.plan = Plan()
     assert await bench.controller.reconcile(X) == "gone"
-    assert bench.controller._refusals == {}
+    assert bench.controller._rejections == {}
     assert bench.queue._schedule.next_timer() is None

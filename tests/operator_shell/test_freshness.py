@@ -125,7 +125,7 @@ def test_a_job_that_is_replaced_takes_the_memory_of_its_secrets_along() -> None:
     assert cache.children(JobKey("a", "x"))["Secret"] == {}
 
 
-def test_the_verdict() -> None:
+def test_when_a_process_is_ready_and_when_alive() -> None:
     well = judge([], watch_dead=False, queue_oldest_seconds=0.0, leading=True)
     assert not well.not_ready
     assert not well.not_alive

@@ -19,7 +19,7 @@ def test_paths() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "reason", "expected", "refusal"),
+    ("code", "reason", "expected", "rejection"),
     [
         (400, "BadRequest", errors.BadRequestError, True),
         (401, "Unauthorized", errors.UnauthorizedError, False),
@@ -35,12 +35,12 @@ def test_paths() -> None:
         (503, "ServiceUnavailable", errors.ServerError, False),
     ],
 )
-def test_answers_become_errors(code: int, reason: str, expected: type[errors.ApiError], refusal: bool) -> None:
+def test_answers_become_errors(code: int, reason: str, expected: type[errors.ApiError], rejection: bool) -> None:
     body = json.dumps({"kind": "Status", "code": code, "reason": reason, "message": "the server's words"}).encode()
     error = errors.error_from_response(code, body)
     assert type(error) is expected
     assert str(error) == "the server's words"
-    assert errors.is_refusal(error) is refusal
+    assert errors.is_rejection(error) is rejection
 
 
 def test_an_invalid_object_names_its_fields() -> None:
@@ -64,5 +64,5 @@ def test_a_proxys_page_is_an_error_like_any_other() -> None:
     assert "Bad Gateway" in error.message
 
 
-def test_silence_is_no_refusal() -> None:
-    assert not errors.is_refusal(errors.TransportError("no answer"))
+def test_silence_is_no_rejection() -> None:
+    assert not errors.is_rejection(errors.TransportError("no answer"))

@@ -19,7 +19,7 @@ from longboat_operator.kube.errors import (
 from longboat_operator.kube.resources import Resource
 from longboat_operator.lookups import LookUps
 from longboat_operator.model import JobKey, Observed, Target, content_digest
-from longboat_operator.refusals import Refusals
+from longboat_operator.rejections import Rejections
 
 POD = {"kind": "Pod", "metadata": {"name": "p", "uid": "u1"}}
 OBSERVED = Observed(JobKey("a", "x"), None, {"Pod": {"p": POD}})
@@ -63,12 +63,12 @@ class Bench:
     def __init__(self) -> None:
         self.now = 0.0
         self.server = Server()
-        self.refusals = Refusals(lambda: self.now)
+        self.rejections = Rejections(lambda: self.now)
         client: Any = self.server
         self.look_ups = LookUps(client)
 
     async def ask(self, *targets: Target) -> Any:
-        return await self.look_ups.answers(targets, OBSERVED, self.refusals)
+        return await self.look_ups.answers(targets, OBSERVED, self.rejections)
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ async def test_a_secret_is_never_read(bench: Bench) -> None:
     assert bench.server.asked == ["dry Secret a/x-ray-token-1"] * 2
 
 
-async def test_a_secret_that_a_quota_refuses_counts_as_there(bench: Bench) -> None:
+async def test_a_secret_that_a_quota_rejects_counts_as_there(bench: Bench) -> None:
     """Whether it is can't be told; to take it for lost would end all pods of the job."""
     bench.server.error = ForbiddenError(403, "Forbidden", "exceeded quota: secrets")
     assert (await bench.ask(SECRET))[SECRET] is not None
@@ -123,18 +123,18 @@ async def test_the_newest_warning_about_a_pod_is_found(bench: Bench) -> None:
     assert await bench.ask(("Event", "p")) == {("Event", "p"): None}
 
 
-async def test_what_is_refused_is_told_and_not_asked_before_its_time(bench: Bench) -> None:
+async def test_what_is_rejected_is_told_and_not_asked_before_its_time(bench: Bench) -> None:
     bench.server.error = ForbiddenError(403, "Forbidden", "no right to get")
     assert await bench.ask(ACCOUNT) == {}
-    assert bench.refusals.by_name() == {"x-driver": "ServiceAccount x-driver: no right to get"}
+    assert bench.rejections.by_name() == {"x-driver": "ServiceAccount x-driver: no right to get"}
     assert await bench.ask(ACCOUNT) == {}
     assert len(bench.server.asked) == 1
     bench.server.error = None
-    bench.now += bench.refusals.next_seconds() or 0.0
+    bench.now += bench.rejections.next_seconds() or 0.0
     assert await bench.ask(ACCOUNT) == {ACCOUNT: None}
 
 
-async def test_no_answer_is_trouble(bench: Bench) -> None:
+async def test_no_answer_is_raised(bench: Bench) -> None:
     bench.server.error = TransportError("timed out")
     with pytest.raises(TransportError):
         await bench.ask(ACCOUNT)

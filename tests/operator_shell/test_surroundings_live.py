@@ -142,7 +142,7 @@ def applied() -> dict[str, float]:
     for sample in metric.samples:
         if not sample.name.endswith("_total") or sample.labels["action"] != "ApplyObject":
             continue
-        if sample.labels["outcome"] not in {"refused", "skipped", "trouble", "waiting"}:
+        if sample.labels["outcome"] not in {"rejected", "skipped", "unanswered", "waiting"}:
             counts[sample.labels["kind"]] += sample.value
     return counts
 

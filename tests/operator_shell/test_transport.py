@@ -55,7 +55,7 @@ def requests(verb: str, resource: str, code: str) -> float:
     return API_REQUESTS.labels(verb, resource, code)._value.get()
 
 
-async def test_no_answer_in_time_is_trouble_not_refusal(serve: Serve) -> None:
+async def test_no_answer_in_time_is_no_rejection(serve: Serve) -> None:
     release = asyncio.Event()
 
     async def hang(_: web.Request) -> web.Response:
@@ -71,7 +71,7 @@ async def test_no_answer_in_time_is_trouble_not_refusal(serve: Serve) -> None:
     release.set()
 
 
-async def test_half_an_answer_is_trouble(serve: Serve) -> None:
+async def test_half_an_answer_is_no_answer(serve: Serve) -> None:
     async def cut(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Length": "100"})
         await response.prepare(request)

@@ -1,4 +1,4 @@
-"""The API server's refusals and its silences, as exceptions. Pure."""
+"""The API server's rejections and its silences, as exceptions. Pure."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class TooManyRequestsError(ApiError):
 
 
 class ServerError(ApiError):
-    """5xx: the server's own trouble."""
+    """5xx: the server itself failed."""
 
 
 _BY_CODE: dict[int, type[ApiError]] = {
@@ -92,7 +92,7 @@ _BY_CODE: dict[int, type[ApiError]] = {
 }
 
 
-def is_refusal(error: KubeError) -> bool:
+def is_rejection(error: KubeError) -> bool:
     """Whether asking again unchanged is pointless for now: the server understood and said no."""
     return isinstance(error, ApiError) and not isinstance(error, (ServerError, TooManyRequestsError, UnauthorizedError))
 

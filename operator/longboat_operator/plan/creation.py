@@ -11,10 +11,9 @@ from longboat_crds.reasons import ConditionType, Reason
 from longboat_operator.model import Action, ApplyObject, CreateObject, PatchMetadata, Target
 from longboat_operator.plan.backoff import wait_seconds
 from longboat_operator.plan.records import RoleCount, remembered
-from longboat_operator.plan.refusals import refusal_finding
 from longboat_operator.plan.starts import says_missing
 from longboat_operator.plan.surroundings import LOOK_AGAIN_SECONDS, ClaimsInUse, claims_in_use, surroundings_of
-from longboat_operator.plan.templates import NoTemplate, Template, template_of
+from longboat_operator.plan.templates import Template, template_of
 from longboat_operator.pods.merge import TemplateInvalid
 from longboat_operator.pods.pod import build_pod
 from longboat_operator.pods.revision import runtime_revision
@@ -23,6 +22,7 @@ from longboat_operator.pods.token import TOKEN_KEY, ray_token
 from longboat_operator.reading.conditions import Finding
 from longboat_operator.reading.times import seconds_until
 from longboat_operator.reading.view import JobView
+from longboat_operator.rejections import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ def creation_of(view: JobView, counts: Mapping[Role, RoleCount], now: datetime) 
 
     Rule: account, service, policies, claim and token come before pods; the driver's pod comes first, the others follow
     at once, since they wait for the head themselves. Before the first pod by a template, its revision and the first pod
-    of each role are checked by a dry run: a job whose template is refused has no revision, so it takes the template as
-    it is when it is next looked at. A role whose pod was refused asks for no further pods until that one is let in.
+    of each role are checked by a dry run: a job whose template is rejected has no revision, so it takes the template as
+    it is when it is next looked at. A role whose pod was rejected asks for no further pods until that one is let in.
     """
     template = template_of(view)
-    if isinstance(template, NoTemplate):
-        return Creation(finding=Finding(ConditionType.RUNTIME_RESOLVED, False, template.reason, template.message))
+    if isinstance(template, Finding):
+        return Creation(finding=template)
     open_places = list(vacancies(view, counts, now))
     places = [place for place in open_places if place.wait <= 0]
     around = surroundings_of(view)
@@ -68,7 +68,7 @@ def creation_of(view: JobView, counts: Mapping[Role, RoleCount], now: datetime) 
     name = view.status.ray_token_secret
     token = ray_token_of(view) if places or says_missing(view, name) else RayToken(name)
     if look_up := (*around.look_up, *claims.look_up, *token.look_up):
-        return Creation(finding=_refused(view, look_up), template=template, ray_token=token.name, look_up=look_up)
+        return Creation(finding=_rejected(view, look_up), template=template, ray_token=token.name, look_up=look_up)
     if finding := around.finding or claims.finding:
         return Creation(around.actions, finding, template, LOOK_AGAIN_SECONDS, token.name)
     actions: list[Action] = [*around.actions]
@@ -87,7 +87,7 @@ def creation_of(view: JobView, counts: Mapping[Role, RoleCount], now: datetime) 
     actions += pods
     waits = [place.wait for place in open_places if place.wait > 0]
     written = [_target(action) for action in actions]
-    return Creation(tuple(actions), _refused(view, written), template, min(waits, default=None), token.name)
+    return Creation(tuple(actions), _rejected(view, written), template, min(waits, default=None), token.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def ray_token_of(view: JobView) -> RayToken:
     name = view.status.ray_token_secret
     if name is None:
         return _another(view)
-    if "already exists" in view.observed.refusals.get(name, ""):
+    if "already exists" in view.observed.rejections.get(name, ""):
         return _another(view)
     in_use = any(pod.ray_token == name for pod in view.all_pods)
     if not in_use and view.child("Secret", name) is None:
@@ -150,10 +150,10 @@ def _pods(
 ) -> Iterator[CreateObject]:
     revision = view.job.revision(template.number)
     checked: set[Role] = set()
-    refused: set[Role] = set()
+    rejected: set[Role] = set()
     for place in places:
         role = place.role
-        if role in refused:
+        if role in rejected:
             continue
         body = build_pod(
             view.job,
@@ -168,16 +168,32 @@ def _pods(
         )
         yield CreateObject(body, dry_run=template.is_new and role not in checked)
         checked.add(role)
-        if body["metadata"]["name"] in view.observed.refusals:
-            refused.add(role)
+        if body["metadata"]["name"] in view.observed.rejections:
+            rejected.add(role)
 
 
-def _refused(view: JobView, targets: Iterable[Target]) -> Finding | None:
+def _rejected(view: JobView, targets: Iterable[Target]) -> Finding | None:
     """What the API server said of something that is still wanted."""
     for kind, name in targets:
-        if name in view.observed.refusals:
-            return refusal_finding(kind, view.observed.refusals[name])
+        if name in view.observed.rejections:
+            return finding_of_rejection(kind, view.observed.rejections[name])
     return None
+
+
+def finding_of_rejection(kind: str, answer: str) -> Finding:
+    """The condition that shows a rejected look-up, create or apply; `answer` names the object and has the server's text.
+
+    Rule: an invalid pod is the template's fault (the text names the field); anything else may pass by itself.
+    """
+    if kind == "Pod" and "is invalid" in answer:
+        return Finding(ConditionType.RUNTIME_RESOLVED, False, Reason.POD_TEMPLATE_INVALID, answer)
+    if "exceeded quota" in answer:
+        return Finding(ConditionType.SCHEDULED, False, Reason.QUOTA_EXCEEDED, answer)
+    if OF_SOMETHING_ELSE in answer:
+        return Finding(ConditionType.SCHEDULED, False, Reason.NAME_TAKEN, answer)
+    if OF_AN_EARLIER_JOB in answer:
+        return Finding(ConditionType.SCHEDULED, False, Reason.PODS_STARTING, answer)
+    return Finding(ConditionType.SCHEDULED, False, Reason.POD_REFUSED, answer)
 
 
 def _target(action: Action) -> Target:

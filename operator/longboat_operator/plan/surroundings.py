@@ -36,7 +36,7 @@ from longboat_operator.pods.network import job_network, reward_network
 from longboat_operator.pods.service import head_service
 from longboat_operator.reading.conditions import Finding
 from longboat_operator.reading.view import JobView
-from longboat_operator.refusals import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE
+from longboat_operator.rejections import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE
 
 CLAIM = "PersistentVolumeClaim"
 # Objects of others are not watched: how soon one is looked at again that is in the way, or missing.

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from longboat_crds.job import RuntimeKind
-from longboat_crds.reasons import Reason
+from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.runtime import RLRuntimeSpec
 from longboat_operator.model import Object
+from longboat_operator.reading.conditions import Finding
 from longboat_operator.reading.view import JobView
 
 
@@ -22,16 +23,8 @@ class Template:
     is_new: bool
 
 
-@dataclass(frozen=True, slots=True)
-class NoTemplate:
-    """Why there is none."""
-
-    reason: Reason
-    message: str
-
-
-def template_of(view: JobView) -> Template | NoTemplate:
-    """The template by which pods are made now.
+def template_of(view: JobView) -> Template | Finding:
+    """The template by which pods are made now, or why there is none.
 
     Rule: the newest ControllerRevision of the job, whatever became of the live template since. The live one is taken by
     a job that has none yet, and by one that resumes with `runtimeRef.renewOnResume`, if it differs from the kept one.
@@ -40,7 +33,7 @@ def template_of(view: JobView) -> Template | NoTemplate:
     if kept and not (view.suspended and view.spec.runtime_ref.renew_on_resume):
         return kept
     live = _live(view)
-    if isinstance(live, NoTemplate):
+    if isinstance(live, Finding):
         return live
     if kept and kept.runtime == live:
         return kept
@@ -55,17 +48,21 @@ def _kept(view: JobView) -> Template | None:
     return Template(int(newest["revision"]), RLRuntimeSpec.model_validate(newest["data"]), is_new=False)
 
 
-def _live(view: JobView) -> RLRuntimeSpec | NoTemplate:
+def _live(view: JobView) -> RLRuntimeSpec | Finding:
     reference = view.spec.runtime_ref
     name = f"{reference.kind} {reference.name}"
     if reference.kind is RuntimeKind.CLUSTER_RL_RUNTIME and not view.observed.sees_cluster_runtimes:
         message = f"{name} can't be read: this operator is installed for single namespaces; use an RLRuntime"
-        return NoTemplate(Reason.CLUSTER_RUNTIME_NOT_SERVED, message)
+        return _unresolved(Reason.CLUSTER_RUNTIME_NOT_SERVED, message)
     if view.observed.runtime is None:
-        return NoTemplate(Reason.RUNTIME_NOT_FOUND, f"{name} does not exist")
+        return _unresolved(Reason.RUNTIME_NOT_FOUND, f"{name} does not exist")
     try:
         return RLRuntimeSpec.model_validate(view.observed.runtime["spec"])
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in ("spec", *first["loc"]))
-        return NoTemplate(Reason.POD_TEMPLATE_INVALID, f"{name}: {field}: {first['msg']}")
+        return _unresolved(Reason.POD_TEMPLATE_INVALID, f"{name}: {field}: {first['msg']}")
+
+
+def _unresolved(reason: Reason, message: str) -> Finding:
+    return Finding(ConditionType.RUNTIME_RESOLVED, False, reason, message)

@@ -1,4 +1,4 @@
-"""Writes the API server said no to: kept for the next plan, and not repeated before their time. No I/O."""
+"""Requests that the API server rejected: kept for the next plan, and not repeated before their time. No I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OF_AN_EARLIER_JOB = "is of a deleted job of this name; it is made anew as soon a
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Rejection:
     """The server's words, how often it said no in a row, and when to ask again (the caller's clock)."""
 
     message: str
@@ -22,18 +22,18 @@ class Refusal:
     again_at: float
 
 
-class Refusals:
+class Rejections:
     """One job's."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._by_target: dict[Target, Refusal] = {}
+        self._by_target: dict[Target, Rejection] = {}
 
     def note(self, target: Target, message: str) -> None:
         """The server said no; each time the wait doubles."""
         held = self._by_target.get(target)
         times = held.times + 1 if held else 1
-        self._by_target[target] = Refusal(message, times, self._clock() + backoff_seconds(times))
+        self._by_target[target] = Rejection(message, times, self._clock() + backoff_seconds(times))
 
     def clear(self, target: Target) -> None:
         """The server said yes."""

@@ -1,0 +1,65 @@
+"""Rejections are told, and asked again ever more rarely."""
+
+from __future__ import annotations
+
+from longboat_operator.rejections import Rejections
+from longboat_operator.schedule import LONGEST_BACKOFF_SECONDS
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+POD, SERVICE = ("Pod", "x"), ("Service", "x")
+
+
+def test_each_no_doubles_the_wait_and_a_yes_ends_it() -> None:
+    clock = Clock()
+    rejections = Rejections(clock)
+    waits = []
+    for _ in range(12):
+        assert not rejections.waits(POD)
+        rejections.note(POD, "exceeded quota")
+        wait = rejections.next_seconds()
+        assert wait is not None
+        assert rejections.waits(POD)
+        clock.now += wait
+        waits.append(wait)
+    assert waits[1] == 2 * waits[0]
+    assert waits[-1] == LONGEST_BACKOFF_SECONDS
+    rejections.clear(POD)
+    assert rejections.by_name() == {}
+    rejections.note(POD, "exceeded quota")
+    assert rejections.next_seconds() == waits[0]
+
+
+def test_kinds_of_one_name_are_told_together() -> None:
+    rejections = Rejections(Clock())
+    rejections.note(POD, "exceeded quota")
+    rejections.note(SERVICE, "belongs to something else")
+    assert rejections.by_name() == {"x": "Pod x: exceeded quota; Service x: belongs to something else"}
+
+
+def test_what_is_no_longer_asked_for_is_forgotten() -> None:
+    rejections = Rejections(Clock())
+    rejections.note(POD, "exceeded quota")
+    rejections.keep_only({SERVICE})
+    assert rejections.by_name() == {}
+    assert not rejections.waits(POD)
+
+
+def test_one_whose_time_has_come_but_stands_behind_another_doesnt_ask_for_a_turn() -> None:
+    clock = Clock()
+    rejections = Rejections(clock)
+    rejections.note(POD, "no")
+    clock.now = 10.0
+    rejections.note(SERVICE, "no")
+    wait = rejections.next_seconds()
+    assert wait is not None
+    assert wait > 0
+    clock.now = 100.0
+    assert rejections.next_seconds() is None
