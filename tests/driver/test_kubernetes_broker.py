@@ -24,7 +24,7 @@ from longboat_operator.pods.names import JobRef
 from longboat_runtime.driver import kubernetes_broker, own_job
 from longboat_runtime.driver.broker import Superseded
 from longboat_runtime.driver.kubernetes_broker import KubernetesBroker
-from longboat_runtime.driver.own_job import OwnJob, Refused
+from longboat_runtime.driver.own_job import OwnJob, Rejected
 from longboat_runtime.driver.status import DriverStatus
 from tests.driver.cuttable_link import CuttableLink
 
@@ -195,7 +195,7 @@ async def test_a_later_start_keeps_what_the_first_wrote_and_ends_it(
 async def test_a_start_that_read_an_older_status_gets_its_number_all_the_same(
     api: Api, brokers: Callable[[], KubernetesBroker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between its reading and its asking, two others began: what it would leave as it was is refused as outdated."""
+    """Between its reading and its asking, two others began: what it would leave as it was is rejected as outdated."""
     monkeypatch.setattr(kubernetes_broker, "BACKOFF", (0.05, 0.2))
     first = await started(brokers(), api, 1)
     first.publish(progress(1, 4))
@@ -268,10 +268,10 @@ async def test_only_what_matters_is_written_at_once(api: Api, brokers: Callable[
     await until(lambda: api.job()["status"]["training"] == progress(1, 2, stage="train").training.to_json())
 
 
-async def test_the_policy_refuses_a_number_that_was_not_granted(
+async def test_the_policy_rejects_a_number_that_was_not_granted(
     api: Api, brokers: Callable[[], KubernetesBroker]
 ) -> None:
     broker = await started(brokers(), api, 1)
-    refusal: Awaitable[Any] = broker._own.apply_status(progress(7, 1).to_json())
-    with pytest.raises(Refused, match=r"higher than status\.allocation"):
-        await refusal
+    rejected: Awaitable[Any] = broker._own.apply_status(progress(7, 1).to_json())
+    with pytest.raises(Rejected, match=r"higher than status\.allocation"):
+        await rejected

@@ -66,7 +66,7 @@ class Audits:
         message = (
             f"Trained responses differ from those first launched: {length_line(bias)}; rounds don't race for a period."
         )
-        self._reporter.troubles.set(Reason.LENGTH_BIAS, "spec.rounds.maxLengthBias", message, exceeded)
+        self._reporter.problems.set(Reason.LENGTH_BIAS, "spec.rounds.maxLengthBias", message, exceeded)
         if exceeded:
             log.warning("races are suspended", bias=length_line(bias), limit=limit)
             self._happened(events.RacesSuspended(races_of_a_period(self._spec)))

@@ -70,14 +70,14 @@ class EngineWatch:
             known = state
 
     def _tell(self, state: FleetState) -> None:
-        troubles = self._reporter.troubles
+        problems = self._reporter.problems
         refused = "; ".join(why for _, why in sorted(state.refused.items()))
         message = (
             f"Engines that don't serve, as they refused the weights; they get them again, then are restarted: {refused}"
         )
-        troubles.set(Reason.ENGINE_REFUSED, None, message, bool(state.refused))
+        problems.set(Reason.ENGINE_REFUSED, None, message, bool(state.refused))
         why = "; ".join(why for _, why in sorted({**state.refused, **state.unreached}.items())) or state.last_death
         message = f"No engine serves; rounds wait. {why}".strip()
         nobody = not state.serving and bool(state.refused or state.unreached or state.deaths)
-        troubles.set(Reason.NO_ENGINES, "spec.rollout.replicas", message, nobody)
+        problems.set(Reason.NO_ENGINES, "spec.rollout.replicas", message, nobody)
         self._reporter.tell()

@@ -13,7 +13,7 @@ import structlog
 
 from longboat_crds.status import FAILURE_LENGTH, Demand
 from longboat_runtime.driver.broker import Superseded
-from longboat_runtime.driver.own_job import NoAnswer, OwnJob, Refused
+from longboat_runtime.driver.own_job import NoAnswer, OwnJob, Rejected
 from longboat_runtime.driver.status import DriverStatus, due
 
 log = structlog.get_logger()
@@ -58,7 +58,7 @@ class KubernetesBroker:
         return DriverStatus.from_json(self._before)
 
     async def incarnation(self) -> int:
-        """What an earlier start wrote stays as it is until this one has its number: lower numbers are refused."""
+        """What an earlier start wrote stays as it is until this one has its number: lower numbers are rejected."""
         await self._persist(self._ask)
         await self._until(lambda: self._granted() is not None)
         self._number = self._granted()
@@ -128,8 +128,8 @@ class KubernetesBroker:
         while True:
             try:
                 return await request()
-            except (NoAnswer, Refused) as error:
-                if isinstance(error, Refused) and error.code == HTTPStatus.NOT_FOUND:
+            except (NoAnswer, Rejected) as error:
+                if isinstance(error, Rejected) and error.code == HTTPStatus.NOT_FOUND:
                     raise Superseded("the job was deleted") from error
                 log.warning("the API server doesn't serve", error=str(error), again_in=wait)
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))
@@ -147,7 +147,7 @@ class KubernetesBroker:
                             self._job["metadata"]["resourceVersion"] = job["metadata"]["resourceVersion"]
                         case _:
                             self._take(job)
-            except (NoAnswer, Refused) as error:
+            except (NoAnswer, Rejected) as error:
                 log.warning("the watch of the job ended", error=str(error))
                 self._take(await self._persist(self._own.get))
             await asyncio.sleep(_WATCH_PAUSE)
@@ -180,7 +180,7 @@ class KubernetesBroker:
         """Writes the status. What is forbidden may be so since another driver counts, or has written: the job is read again."""
         try:
             return await self._own.apply_status(status)
-        except Refused as error:
+        except Rejected as error:
             if error.code == HTTPStatus.FORBIDDEN:
                 self._take(await self._own.get())
             raise

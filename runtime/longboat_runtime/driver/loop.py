@@ -115,7 +115,7 @@ class Driver:
             text = (
                 f"Damaged, so the job went on from an older checkpoint: {damaged}. Check the storage behind the claim."
             )
-            self._reporter.troubles.put(Reason.CHECKPOINT_CORRUPT, "spec.checkpoint", text)
+            self._reporter.problems.put(Reason.CHECKPOINT_CORRUPT, "spec.checkpoint", text)
         for sample in beginning.missing:
             self._inbox.put_nowait(events.Lost(sample, "the store has lost its data"))
         return None
@@ -156,7 +156,7 @@ class Driver:
             case events.Generated(sample=sample):
                 self._grade_if_it_counts(sample)
             case events.Graded(kind=GradeKind.GRADER_ERROR, message=message):
-                self._reporter.troubles.put(Reason.GRADER_ERRORS, "spec.rewards", message or "A grader failed.")
+                self._reporter.problems.put(Reason.GRADER_ERRORS, "spec.rewards", message or "A grader failed.")
             case events.Stopped(sample=sample, finished=True):
                 self._flow.discard([sample])
             case events.Launched(prompt=prompt):

@@ -27,7 +27,7 @@ class NoAnswer(Exception):
     """The API server could not be reached, or did not answer in time."""
 
 
-class Refused(Exception):
+class Rejected(Exception):
     """The API server said no. `code` is the HTTP status."""
 
     def __init__(self, code: int, message: str) -> None:
@@ -36,7 +36,7 @@ class Refused(Exception):
 
 
 class OwnJob:
-    """One RLJob. Every method raises NoAnswer or Refused."""
+    """One RLJob. Every method raises NoAnswer or Rejected."""
 
     def __init__(self, configuration: Configuration, namespace: str, name: str) -> None:
         self.namespace, self.name = namespace, name
@@ -51,7 +51,7 @@ class OwnJob:
     async def watch(self, resource_version: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """Changes after `resource_version` as (type, job), until the server ends the stream after some minutes.
 
-        Refused with code 410: that version is too old; get the job again.
+        Rejected with code 410: that version is too old; get the job again.
         """
         query = {
             "watch": "true",
@@ -68,7 +68,7 @@ class OwnJob:
                 for line in filter(None, lines):
                     event = json.loads(line)
                     if event["type"] == "ERROR":
-                        raise Refused(int(event["object"].get("code", 500)), event["object"].get("message", ""))
+                        raise Rejected(int(event["object"].get("code", 500)), event["object"].get("message", ""))
                     yield event["type"], event["object"]
 
     async def apply_status(self, status: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class OwnJob:
             reply = await self._rest.request(method, url, headers, body, _request_timeout=limits)
             async with reply.response as response:
                 if response.status >= HTTPStatus.BAD_REQUEST:
-                    raise Refused(response.status, _message(await response.read()))
+                    raise Rejected(response.status, _message(await response.read()))
                 yield response
         except _NO_ANSWER as error:
             raise NoAnswer(f"{method} {path}: {error or type(error).__name__}") from error

@@ -18,9 +18,9 @@ from longboat_crds.status import (
 )
 from longboat_runtime.driver.broker import Broker
 from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.problems import Problems
 from longboat_runtime.driver.stages import Stages
 from longboat_runtime.driver.status import DriverStatus
-from longboat_runtime.driver.troubles import Troubles
 from longboat_runtime.interfaces import Manifest
 from longboat_runtime.metrics.queue import queue_line
 from longboat_runtime.metrics.record import Record
@@ -33,7 +33,7 @@ class Reporter:
     """`tell` hands the present status to the broker; every change of stage does so too. `clock` is Unix time in seconds."""
 
     def __init__(self, job: Job, broker: Broker, reports: Reports, stages: Stages, clock: Callable[[], float]) -> None:
-        self.reports, self.stages, self.troubles = reports, stages, Troubles()
+        self.reports, self.stages, self.problems = reports, stages, Problems()
         self._job, self._broker, self._clock = job, broker, clock
         self._state = TrainingState.STARTING
         self._fatal: Problem | None = None
@@ -134,7 +134,7 @@ class Reporter:
             DriverStatus(
                 training=self._training(),
                 checkpoint=self._checkpoint,
-                problem=self._fatal or self.troubles.foremost,
+                problem=self._fatal or self.problems.foremost,
             )
         )
 

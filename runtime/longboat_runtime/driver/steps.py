@@ -99,7 +99,7 @@ class Steps:
         batch = kept_samples(self._journal.view, round_)
         if not batch and round_.grades.get(GradeKind.GRADER_ERROR) and len(round_.grades) == 1:
             message = "No sample of the round could be graded. Correct the reward function; its last error: "
-            last = self._reporter.troubles.get(Reason.GRADER_ERRORS)
+            last = self._reporter.problems.get(Reason.GRADER_ERRORS)
             raise SpecProblem(Reason.GRADER_ERRORS, "spec.rewards", message + (last.message if last else "unknown"))
         samples, reports = list(batch.values()), self._reporter.reports
         with self._stages.running(Stage.TRAIN):
@@ -132,13 +132,13 @@ class Steps:
                 raise
             log.warning("the trainer is lost; its state is loaded again", step=committed, error=str(lost))
             message = f"{lost}; the state of step {committed} is loaded again, and nothing is lost."
-            self._reporter.troubles.put(Reason.TRAINER_LOST, None, message)
+            self._reporter.problems.put(Reason.TRAINER_LOST, None, message)
             self._reporter.tell()
         await self._rooms.trainer.load()
         if committed and self.saved:
             await self._rooms.trainer.restore(self.saved.model)
         result = await work()
-        self._reporter.troubles.clear(Reason.TRAINER_LOST)
+        self._reporter.problems.clear(Reason.TRAINER_LOST)
         return result
 
     async def _data_lost(self, step: int, number: int, batch: set[SampleId]) -> bool:
@@ -229,8 +229,8 @@ class Steps:
                 if needed:
                     raise SpecProblem(problem.reason, problem.field, problem.message) from error
                 return
-        self._reporter.troubles.clear(Reason.CHECKPOINT_VOLUME_FULL)
-        self._reporter.troubles.clear(Reason.CHECKPOINT_CORRUPT)
+        self._reporter.problems.clear(Reason.CHECKPOINT_VOLUME_FULL)
+        self._reporter.problems.clear(Reason.CHECKPOINT_CORRUPT)
         self._reporter.saved(self.saved)
 
     def _tell_full_volume(self, error: BaseException) -> SpecProblem:
@@ -241,7 +241,7 @@ class Steps:
         if self._spec.checkpoint.claim_name is not None:
             problem = SpecProblem(problem.reason, "spec.checkpoint.claimName", problem.message, problem.fatal)
         log.warning("nothing could be saved", problem=problem.message)
-        self._reporter.troubles.put(Reason.CHECKPOINT_VOLUME_FULL, problem.field, problem.message)
+        self._reporter.problems.put(Reason.CHECKPOINT_VOLUME_FULL, problem.field, problem.message)
         self._reporter.tell()
         return problem
 
@@ -259,6 +259,6 @@ class Steps:
         record = self._reporter.finish_step(step, timed=timed)
         self.overcommits.consider(record)
         if not record.metrics.get(f"reward/grades/{GradeKind.GRADER_ERROR}"):
-            self._reporter.troubles.clear(Reason.GRADER_ERRORS)
+            self._reporter.problems.clear(Reason.GRADER_ERRORS)
         log.info("step", step=step, reward=record.metrics.get("critic/score/mean"), seconds=sum(seconds.values()))
         self._reported(record)

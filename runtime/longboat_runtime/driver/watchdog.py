@@ -59,21 +59,21 @@ class Watchdog:
             for process, text in stacks.items():
                 log.warning("a stage is stuck", stages=names, process=process, stacks=text)
             text = message(names, self._reporter.samples, stacks)
-            self._reporter.troubles.put(Reason.STAGE_STUCK, "spec.rounds.stageDeadlineSeconds", text)
+            self._reporter.problems.put(Reason.STAGE_STUCK, "spec.rounds.stageDeadlineSeconds", text)
             self._reporter.tell()
         elif self._reported and not stuck:
             log.info("no stage is stuck any more")
-            self._reporter.troubles.clear(Reason.STAGE_STUCK)
+            self._reporter.problems.clear(Reason.STAGE_STUCK)
             self._reporter.tell()
         self._reported = set(stuck)
 
     def _look_for_graders(self) -> None:
-        troubles, serving = self._reporter.troubles, self._rooms.rewards.serving
+        problems, serving = self._reporter.problems, self._rooms.rewards.serving
         if Stage.START in self._reporter.stages.active:
             return  # the first ones are still waited for
-        if serving is (troubles.get(Reason.NO_GRADERS) is not None):
+        if serving is (problems.get(Reason.NO_GRADERS) is not None):
             text = "No reward pod is left; samples wait for their grades. Look at the reward pods, or raise the number of them."
-            troubles.set(Reason.NO_GRADERS, "spec.rewardPool.replicas", text, not serving)
+            problems.set(Reason.NO_GRADERS, "spec.rewardPool.replicas", text, not serving)
             self._reporter.tell()
 
     async def _stacks(self) -> dict[str, str]:
@@ -84,7 +84,7 @@ class Watchdog:
             if isinstance(room, Inspectable):
                 try:
                     found |= await asyncio.wait_for(room.stacks(), STACKS_TIMEOUT)
-                except Exception as error:  # noqa: BLE001 - whatever keeps it from answering is the finding
+                except Exception as error:  # noqa: BLE001 - whatever keeps it from answering is told
                     found[name] = f"gave no stacks: {error!r}"
         found["driver"] = thread_stacks() + "\n" + _waiting_tasks()
         return found

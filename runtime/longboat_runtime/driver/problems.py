@@ -20,7 +20,7 @@ _FOREMOST_FIRST = (
 _MESSAGE_LIMIT = 4096
 
 
-class Troubles:
+class Problems:
     """None of these is fatal: the job goes on, and each goes away when its cause does."""
 
     def __init__(self) -> None:
