@@ -14,6 +14,8 @@ from typing import Any
 from longboat_crds.base import Role
 from longboat_crds.explanations import explain
 from longboat_crds.job import RLJobSpec
+from longboat_crds.phases import rule_of
+from longboat_crds.reasons import Reason
 from longboat_crds.status import DRIVER_FIELDS, OPERATOR_FIELDS, RLJobStatus
 from longboat_operator.apply import target_of
 from longboat_operator.model import (
@@ -217,10 +219,15 @@ class SimulatedCluster:
     def _publish(self, status: Object) -> None:
         assert self.job is not None
         assert set(status) <= OPERATOR_FIELDS, "writes what is the driver's"
-        for condition in RLJobStatus.model_validate(status).conditions or ():
+        checked = RLJobStatus.model_validate(status)
+        for condition in checked.conditions or ():
             meaning = explain(condition.reason)
             assert meaning, f"{condition.reason} is not documented"
             assert condition.type in meaning.conditions, f"{condition.reason} is not documented for {condition.type}"
+        if checked.phase and checked.reason and checked.reason != Reason.SPEC_INVALID:
+            told = rule_of(checked.phase).explained_by
+            stands_in = [c.type for c in checked.conditions or () if c.reason == checked.reason]
+            assert set(told) & set(stands_in), f"{checked.reason} explains {checked.phase} and stands in {stands_in}"
         drivers = {k: v for k, v in self.job["status"].items() if k in DRIVER_FIELDS}
         self.job["status"] = drivers | copy.deepcopy(dict(status))
         self.statuses.append(copy.deepcopy(self.job["status"]))

@@ -1,51 +1,38 @@
-"""The phase, and the reason that explains it. Pure."""
+"""The phase, and the reason that explains it, by the table of `longboat_crds.phases`. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from longboat_crds.reasons import ConditionType, Reason
+from longboat_crds.phases import PHASES, PhaseRule, rule_of
 from longboat_crds.status import Condition, Phase
-from longboat_operator.plan.suspension import Stage
-from longboat_operator.reading.conditions import find, holds
-
-_EXPLAINS = {
-    Phase.STARTING: (ConditionType.ROLES_READY, ConditionType.RUNNING),
-    Phase.RESTARTING: (ConditionType.ROLES_READY, ConditionType.RUNNING),
-    Phase.PENDING: (ConditionType.RUNTIME_RESOLVED, ConditionType.SCHEDULED),
-}
+from longboat_operator.reading.conditions import find
 
 
-def phase_of(conditions: Sequence[Condition], stage: Stage, *, has_pods: bool) -> Phase:
-    """One word for people, from the conditions that machines read."""
-    if holds(conditions, ConditionType.SUCCEEDED):
-        return Phase.SUCCEEDED
-    if holds(conditions, ConditionType.FAILED):
-        return Phase.FAILED
-    if stage is Stage.SUSPENDED:
-        return Phase.SUSPENDED
-    if stage in {Stage.SUSPENDING, Stage.RELEASING}:
-        return Phase.SUSPENDING
-    running = find(conditions, ConditionType.RUNNING)
-    if running and running.status == "True":
-        return Phase.RUNNING
-    if running and running.reason in {Reason.RESTARTING, Reason.HEAD_LOST}:
-        return Phase.RESTARTING
-    return Phase.STARTING if has_pods else Phase.PENDING
+def phase_of(conditions: Sequence[Condition], *, wants_pods: bool, has_pods: bool) -> Phase:
+    """One word for people, from the conditions that machines read and from the job's pods.
+
+    Rule: the first of the table's phases that holds.
+    """
+    return next(
+        rule.phase
+        for rule in PHASES
+        if rule.wants_pods in {None, wants_pods} and rule.has_pods in {None, has_pods} and _said(rule, conditions)
+    )
+
+
+def _said(rule: PhaseRule, conditions: Sequence[Condition]) -> bool:
+    """Whether the condition that the rule names is there, and says what the rule asks for."""
+    if rule.condition is None:
+        return True
+    found = find(conditions, rule.condition)
+    status = "True" if rule.status else "False"
+    return found is not None and found.status == status and (not rule.reasons or found.reason in rule.reasons)
 
 
 def reason_of(conditions: Sequence[Condition], phase: Phase) -> str | None:
     """Reason of the condition that explains the phase: what is not yet so, or that which is."""
-    if phase in _EXPLAINS:
-        unmet = [c for kind in _EXPLAINS[phase] if (c := find(conditions, kind)) and c.status != "True"]
-        return unmet[0].reason if unmet else None
-    kind = {
-        Phase.SUCCEEDED: ConditionType.SUCCEEDED,
-        Phase.FAILED: ConditionType.FAILED,
-        Phase.SUSPENDED: ConditionType.SUSPENDED,
-        Phase.SUSPENDING: ConditionType.SUSPENDED,
-    }.get(phase, ConditionType.RUNNING)
-    if phase is Phase.RUNNING and holds(conditions, ConditionType.DEGRADED):
-        kind = ConditionType.DEGRADED
-    found = find(conditions, kind)
-    return found.reason if found else None
+    rule = rule_of(phase)
+    found = [condition for kind in rule.explained_by if (condition := find(conditions, kind))]
+    explaining = [condition for condition in found if (condition.status == "True") is not rule.awaited]
+    return next((condition.reason for condition in (*explaining, *found[-1:])), None)

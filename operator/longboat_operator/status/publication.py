@@ -35,7 +35,7 @@ def status_of(view: JobView, facts: Facts, now: datetime) -> RLJobStatus:
     """Status of a job that is not finished."""
     old = view.status
     conditions = updated(old.conditions, list(findings_of(view, facts)), view.generation, now)
-    phase = phase_of(conditions, facts.stage, has_pods=bool(view.all_pods))
+    phase = phase_of(conditions, wants_pods=facts.stage is Stage.RUN, has_pods=bool(view.all_pods))
     started = facts.stage is Stage.RUN and bool(view.all_pods)
     return old.model_copy(
         update={
@@ -58,7 +58,7 @@ def status_of(view: JobView, facts: Facts, now: datetime) -> RLJobStatus:
 def final_status(view: JobView, end: Finding, counts: Counts, now: datetime) -> RLJobStatus:
     """Status of a job that has just ended; it stays like this."""
     conditions = updated(view.status.conditions, list(final_findings(end)), view.generation, now)
-    phase = phase_of(conditions, Stage.RUN, has_pods=False)
+    phase = phase_of(conditions, wants_pods=False, has_pods=False)
     roles = survey(view, released=True, lost={})
     return view.status.model_copy(
         update={

@@ -1,0 +1,103 @@
+"""When a job is in which phase, which condition explains it, and what to do then. Pure.
+
+The operator decides by this table, and docs/conditions.md is made from it.
+"""
+
+from dataclasses import dataclass
+
+from longboat_crds.reasons import ConditionType, Reason
+from longboat_crds.status import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseRule:
+    """A phase, and when it holds: when everything does that is given here of a condition and of the job's pods."""
+
+    phase: Phase
+    meaning: str
+    cure: str
+    """What a person does then."""
+    explained_by: tuple[ConditionType, ...]
+    """`status.reason` is the reason of the first of them that is True, or, if none is, of the last that is there."""
+    awaited: bool = False
+    """Of the first that is not True instead: the job waits for them."""
+    condition: ConditionType | None = None
+    status: bool = True
+    """What the condition says."""
+    reasons: tuple[Reason, ...] = ()
+    """One of which the condition has; any if none is given."""
+    wants_pods: bool | None = None
+    """Whether the job should have pods: it should unless it is being, or has been, suspended."""
+    has_pods: bool | None = None
+
+
+# The first that holds is the job's phase. The last always holds.
+PHASES = (
+    PhaseRule(
+        Phase.SUCCEEDED,
+        "All steps are done and the model is exported. Final.",
+        "Take the model from where status.checkpoint.export says; with ttlSecondsAfterFinished the job deletes itself.",
+        (ConditionType.SUCCEEDED,),
+        condition=ConditionType.SUCCEEDED,
+    ),
+    PhaseRule(
+        Phase.FAILED,
+        "The job was given up, and its pods are deleted. Final.",
+        "Cure what the reason names, in a new job; to go on from the checkpoints of this one, give it checkpoint.resumeFrom.",
+        (ConditionType.FAILED,),
+        condition=ConditionType.FAILED,
+    ),
+    PhaseRule(
+        Phase.SUSPENDED,
+        "The job holds no pods because spec.suspend is true.",
+        "Set spec.suspend to false to resume it.",
+        (ConditionType.SUSPENDED,),
+        wants_pods=False,
+        has_pods=False,
+    ),
+    PhaseRule(
+        Phase.SUSPENDING,
+        "The driver keeps a last checkpoint, then all pods are deleted.",
+        "Wait: for checkpoint.graceSeconds at most, and until the pods are gone.",
+        (ConditionType.SUSPENDED,),
+        wants_pods=False,
+        has_pods=True,
+    ),
+    PhaseRule(
+        Phase.RUNNING,
+        "Rounds are run.",
+        "Nothing. With another reason than Training the job is degraded: see that reason.",
+        (ConditionType.DEGRADED, ConditionType.RUNNING),
+        condition=ConditionType.RUNNING,
+    ),
+    PhaseRule(
+        Phase.RESTARTING,
+        "Rounds ran and are interrupted, because a pod that they can't do without, the Ray head or the driver failed.",
+        "Nothing at first: what failed is replaced, and failurePolicy says when the job is given up. If it lasts, see the reason.",
+        (ConditionType.ROLES_READY, ConditionType.RUNNING),
+        awaited=True,
+        condition=ConditionType.RUNNING,
+        status=False,
+        reasons=(Reason.RESTARTING, Reason.HEAD_LOST),
+    ),
+    PhaseRule(
+        Phase.STARTING,
+        "There are pods, and no round has run since the job was started or resumed.",
+        "Wait. If it lasts, see the reason: roles that are not ready within failurePolicy.startDeadlineSeconds fail the job.",
+        (ConditionType.ROLES_READY, ConditionType.RUNNING),
+        awaited=True,
+        has_pods=True,
+    ),
+    PhaseRule(
+        Phase.PENDING,
+        "The job has no pods yet.",
+        "Cure what the reason names; the job then starts by itself.",
+        (ConditionType.RUNTIME_RESOLVED, ConditionType.SCHEDULED),
+        awaited=True,
+    ),
+)
+
+
+def rule_of(phase: Phase) -> PhaseRule:
+    """The phase's rule."""
+    return next(rule for rule in PHASES if rule.phase is phase)
