@@ -12,7 +12,7 @@ import structlog
 
 from longboat_operator.apply import Applier, Outcome
 from longboat_operator.kube.errors import KubeError
-from longboat_operator.kube.resources import CLUSTER_RL_RUNTIME, RL_JOB
+from longboat_operator.kube.resources import CLUSTER_RL_RUNTIME
 from longboat_operator.lease import LeadershipLostError
 from longboat_operator.lookups import LookUps
 from longboat_operator.metrics import RECONCILE_SECONDS
@@ -21,7 +21,6 @@ from longboat_operator.queue import WorkQueue
 from longboat_operator.rejections import Rejections
 from longboat_operator.watch.cache import RUNTIME_KINDS, Cache, Change, job_of
 from longboat_operator.watch.expectations import Expectations
-from longboat_operator.watch.trim import same_content
 from longboat_operator.watch.wakes import wakes
 
 # What a held job waits for wakes it. Should it come unseen, this does.
@@ -62,7 +61,7 @@ class Controller:
         """The cache has changed: wakes whom it concerns, and those who waited for exactly this. Nobody on a standby."""
         if not self._leading:
             return
-        woken = _worth_a_plan(change)
+        woken = wakes(change.old, change.new)
         for key in self._concerned(change):
             if woken or (key in self._held and self.expectations.met(key)):
                 self._queue.add(key)
@@ -161,12 +160,6 @@ def _word(plan: Plan, outcome: Outcome) -> str:
     if outcome.stale:
         return "stale"
     return "empty" if plan.empty else "applied"
-
-
-def _worth_a_plan(change: Change) -> bool:
-    if change.key.kind == RL_JOB.kind:
-        return wakes(change.old, change.new)
-    return change.old is None or change.new is None or not same_content(change.old, change.new)
 
 
 def _runtime_of(job: Object) -> tuple[str, str]:

@@ -13,14 +13,12 @@ from longboat_crds.base import Role
 from longboat_crds.job import RLJobSpec
 from longboat_crds.runtime import RLRuntimeSpec
 from longboat_operator.model import DNS_PEERS
-from longboat_operator.pods.access import driver_account, driver_role, driver_role_binding
+from longboat_operator.plan.templates import runtime_revision
+from longboat_operator.pods.access import driver_account, driver_role, driver_role_binding, ray_token
 from longboat_operator.pods.claim import checkpoint_claim, on_one_node
 from longboat_operator.pods.names import JobRef
-from longboat_operator.pods.network import job_network, read_dns_peers, reward_network
+from longboat_operator.pods.network import head_service, job_network, read_dns_peers, reward_network
 from longboat_operator.pods.pod import build_pod
-from longboat_operator.pods.revision import runtime_revision
-from longboat_operator.pods.service import head_service
-from longboat_operator.pods.token import ray_token
 
 GOLDEN = Path(__file__).parent / "golden"
 JOB = JobRef("research", "sums", "5f0c2a1e-9a51-4a5e-8a5b-0f7c5f2f1c11")

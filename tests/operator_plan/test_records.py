@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from longboat_crds.base import Role
 from longboat_crds.failure import FailurePolicySpec
 from longboat_crds.status import RoleStatus
-from longboat_operator.plan.backoff import wait_seconds
+from longboat_operator.plan.creation import wait_seconds
 from longboat_operator.plan.losses import loss_of
 from longboat_operator.plan.records import RoleCount, count, released, remembered
 from longboat_operator.pods.names import JobRef

@@ -14,7 +14,7 @@ from longboat_operator.reading.status import read_status
 from longboat_operator.reading.terminations import last_termination
 from longboat_operator.reading.times import moment, seconds_until, stamp
 from longboat_operator.status.conditions import updated
-from longboat_operator.status.cpus import cores, limits_of, text
+from longboat_operator.status.roles import cores, cpu_limits, quantity
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -76,15 +76,15 @@ def test_sums_of_cpus_are_exact(millis: list[int]) -> None:
         {"spec": {"containers": [{"name": "graders", "resources": {"limits": {"cpu": f"{m}m"}}}, {"name": "reward"}]}}
         for m in millis
     ]
-    total = limits_of(pods, "graders")
+    total = cpu_limits(pods, "graders")
     assert (total is None) == (not millis)
     if total is not None:
         assert cores(total) * 1000 == sum(millis)
 
 
 def test_quantities_of_cpus() -> None:
-    assert [text(cores(q)) for q in ("2", "0.5", "1500m", "1k", "1n")] == ["2", "500m", "1500m", "1000", "1m"]
-    assert limits_of([{"spec": {"containers": [{"name": "graders"}]}}], "graders") is None
+    assert [quantity(cores(q)) for q in ("2", "0.5", "1500m", "1k", "1n")] == ["2", "500m", "1500m", "1000", "1m"]
+    assert cpu_limits([{"spec": {"containers": [{"name": "graders"}]}}], "graders") is None
 
 
 def test_a_condition_keeps_its_time_until_its_status_changes() -> None:

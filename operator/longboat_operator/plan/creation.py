@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from longboat_crds.base import Role
+from longboat_crds.failure import FailurePolicySpec
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_operator.model import Action, ApplyObject, CreateObject, PatchMetadata, Target
-from longboat_operator.plan.backoff import wait_seconds
 from longboat_operator.plan.records import RoleCount, remembered
 from longboat_operator.plan.starts import says_missing
 from longboat_operator.plan.surroundings import LOOK_AGAIN_SECONDS, ClaimsInUse, claims_in_use, surroundings_of
-from longboat_operator.plan.templates import Template, template_of
+from longboat_operator.plan.templates import Template, runtime_revision, template_of
+from longboat_operator.pods.access import TOKEN_KEY, ray_token
 from longboat_operator.pods.merge import TemplateInvalid
 from longboat_operator.pods.pod import build_pod
-from longboat_operator.pods.revision import runtime_revision
 from longboat_operator.pods.roles import ROLES
-from longboat_operator.pods.token import TOKEN_KEY, ray_token
 from longboat_operator.reading.conditions import Finding
 from longboat_operator.reading.times import seconds_until
 from longboat_operator.reading.view import JobView
@@ -143,6 +142,15 @@ def vacancies(view: JobView, counts: Mapping[Role, RoleCount], now: datetime) ->
             elif (lost := published.records.get(index)) and lost.lost_time:
                 wait = wait_seconds(lost.losses, view.spec.failure_policy)
                 yield Vacancy(role, index, lost.attempt + 1, max(0.0, seconds_until(lost.lost_time, wait, now)))
+
+
+def wait_seconds(losses: int, policy: FailurePolicySpec) -> float:
+    """Seconds from a pod's loss to its replacement, when it is the so-manieth of its index since the last step.
+
+    Rule: `backoffSeconds`, doubled with each loss, at most `maxBackoffSeconds`.
+    """
+    doubled = policy.backoff_seconds * 2.0 ** min(max(losses - 1, 0), 32)
+    return min(doubled, float(policy.max_backoff_seconds))
 
 
 def _pods(

@@ -32,8 +32,7 @@ from longboat_operator.pods.claim import (
     metadata_patch,
     on_one_node,
 )
-from longboat_operator.pods.network import job_network, reward_network
-from longboat_operator.pods.service import head_service
+from longboat_operator.pods.network import head_service, job_network, reward_network
 from longboat_operator.reading.conditions import Finding
 from longboat_operator.reading.view import JobView
 from longboat_operator.rejections import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE

@@ -1,4 +1,4 @@
-"""Which runtime template a job runs by. Pure."""
+"""Which runtime template a job runs by, and how it is kept. Pure."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from longboat_crds.job import RuntimeKind
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.runtime import RLRuntimeSpec
 from longboat_operator.model import Object
+from longboat_operator.pods.names import JobRef
 from longboat_operator.reading.conditions import Finding
 from longboat_operator.reading.view import JobView
 
@@ -38,6 +39,17 @@ def template_of(view: JobView) -> Template | Finding:
     if kept and kept.runtime == live:
         return kept
     return Template(kept.number + 1 if kept else 1, live, is_new=True)
+
+
+def runtime_revision(job: JobRef, number: int, runtime: RLRuntimeSpec) -> Object:
+    """The ControllerRevision that keeps the template: immutable by Kubernetes; `data` is the template's spec."""
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "ControllerRevision",
+        "metadata": job.metadata(job.revision(number)),
+        "data": runtime.to_json(),
+        "revision": number,
+    }
 
 
 def _kept(view: JobView) -> Template | None:

@@ -1,10 +1,12 @@
-"""What the driver may do at the API server: read its own job, write its status. Pure."""
+"""What gives access: the driver's account at the API server, and the Secret with Ray's token. Pure."""
 
 from __future__ import annotations
 
 from longboat_crds.base import GROUP
 from longboat_operator.model import Object
 from longboat_operator.pods.names import JobRef
+
+TOKEN_KEY = "token"
 
 _RBAC = "rbac.authorization.k8s.io"
 
@@ -20,7 +22,10 @@ def driver_account(job: JobRef) -> Object:
 
 
 def driver_role(job: JobRef) -> Object:
-    """No list: it can't be limited to one name. An admission policy says which fields of status are the driver's."""
+    """To read its own job and write its status, of which an admission policy says which fields are the driver's.
+
+    No list: it can't be limited to one name.
+    """
     return {
         "apiVersion": f"{_RBAC}/v1",
         "kind": "Role",
@@ -40,4 +45,15 @@ def driver_role_binding(job: JobRef) -> Object:
         "metadata": job.metadata(job.driver_account),
         "roleRef": {"apiGroup": _RBAC, "kind": "Role", "name": job.driver_account},
         "subjects": [{"kind": "ServiceAccount", "name": job.driver_account, "namespace": job.namespace}],
+    }
+
+
+def ray_token(job: JobRef, name: str) -> Object:
+    """The Secret with Ray's token: immutable, without its value (64 hexadecimal digits), which whoever creates it makes."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": job.metadata(name),
+        "type": "Opaque",
+        "immutable": True,
     }

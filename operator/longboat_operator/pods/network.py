@@ -1,4 +1,4 @@
-"""Who may talk to a job's pods, and whom its reward pods may talk to. Pure."""
+"""The name of the Ray head, who may talk to a job's pods, and whom its reward pods may talk to. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pydantic_core import PydanticCustomError
 
 from longboat_crds.base import ApiModel, Role
 from longboat_crds.load import ApiError, checked
-from longboat_operator.model import Object
-from longboat_operator.pods.container import METRICS_PORT
+from longboat_operator.model import LABEL_JOB, LABEL_ROLE, Object
+from longboat_operator.pods.container import METRICS_PORT, RAY_PORT
 from longboat_operator.pods.names import JobRef
 
 _DNS_PORTS = ({"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"})
@@ -111,6 +111,21 @@ def read_dns_peers(text: str) -> tuple[Object, ...]:
     except ValueError as error:
         raise ApiError([f"dnsPeers: not valid JSON: {error}"]) from error
     return tuple(peer.to_json() for peer in checked(DnsPeers, {"dnsPeers": value}).dns_peers)
+
+
+def head_service(job: JobRef) -> Object:
+    """The headless Service that names the Ray head. It publishes the address before the head is ready, which needs the name."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": job.metadata(job.head),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {LABEL_JOB: job.name, LABEL_ROLE: str(Role.DRIVER)},
+            "ports": [{"name": "ray", "port": RAY_PORT, "targetPort": RAY_PORT, "protocol": "TCP"}],
+        },
+    }
 
 
 def job_network(job: JobRef) -> Object:

@@ -1,6 +1,7 @@
 """The table of roles: what differs between the four kinds of pod that a job is made of. Pure.
 
-A rule about the driver as such, which alone is given a number and has the Ray head, names it where the rule stands.
+Rules about one role by its nature name it where they stand: the driver alone is given a number and has the Ray head, rollout
+pods alone are scaled.
 """
 
 from __future__ import annotations

@@ -1,19 +1,23 @@
-"""How ready each role is. Pure."""
+"""How ready each role is, and its CPUs. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 
 from longboat_crds.base import Role
 from longboat_crds.status import RolesStatus, RoleStatus
+from longboat_operator.model import Object
 from longboat_operator.plan.losses import Loss
 from longboat_operator.plan.pod_problems import PodProblem, problem_of, scheduling_problem
 from longboat_operator.plan.records import RoleCount
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.times import stamp
 from longboat_operator.reading.view import JobView, PodView
-from longboat_operator.status.cpus import limits_of
+
+# Suffixes of a CPU quantity (apimachinery's resource.Quantity) and what they multiply by.
+_SUFFIXES = {"n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "k": Decimal(1000)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,5 +104,28 @@ def role_status(found: RoleSurvey, count: RoleCount) -> RoleStatus:
         restart_step=count.restart_step,
         next_attempt=count.next_attempt,
         pods=[count.records[index] for index in sorted(count.records)] or None,
-        cpu=limits_of((pod.raw for pod in found.pods), container) if container else None,
+        cpu=cpu_limits((pod.raw for pod in found.pods), container) if container else None,
     )
+
+
+def cores(text: str) -> Decimal:
+    """Cores of a CPU quantity such as `500m` or `2`."""
+    factor = _SUFFIXES.get(text[-1:])
+    return Decimal(text[:-1]) * factor if factor else Decimal(text)
+
+
+def quantity(number: Decimal) -> str:
+    """Shortest CPU quantity, rounded up to thousandths: `2`, `1500m`."""
+    thousandths = int((number * 1000).to_integral_value(rounding="ROUND_CEILING"))
+    return f"{thousandths}m" if thousandths % 1000 else str(thousandths // 1000)
+
+
+def cpu_limits(pods: Iterable[Object], container: str) -> str | None:
+    """Sum of the CPU limits of one container over pods; None when one has no limit."""
+    found = [
+        (c.get("resources") or {}).get("limits", {}).get("cpu")
+        for pod in pods
+        for c in pod.get("spec", {}).get("containers") or ()
+        if c["name"] == container
+    ]
+    return quantity(sum((cores(str(q)) for q in found), Decimal(0))) if found and all(found) else None

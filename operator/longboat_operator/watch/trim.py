@@ -52,16 +52,6 @@ def trim(obj: Mapping[str, Any]) -> dict[str, Any]:
     return kept | {"metadata": _metadata(obj["metadata"])}
 
 
-def same_content(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether two trimmed objects differ in nothing but their resourceVersion."""
-    return _without_version(old) == _without_version(new)
-
-
-def _without_version(obj: Mapping[str, Any]) -> dict[str, Any]:
-    metadata = {key: value for key, value in obj["metadata"].items() if key != "resourceVersion"}
-    return {**obj, "metadata": metadata}
-
-
 def _metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     kept = _pick(metadata, _METADATA)
     if labels := metadata.get("labels"):
