@@ -60,6 +60,14 @@ class RewardSpec(ApiModel):
     timeout_seconds: float = Field(
         30.0, gt=0.0, le=3600.0, description="A grade that takes longer is killed and counted as a timeout."
     )
+    timeout_score: float | None = Field(
+        None,
+        ge=-1e6,
+        le=1e6,
+        description="Score of a grade that timed out; like any score it is multiplied by weight and added to those of the other "
+        "rewards. Default: the least that this reward added to any sample of the step's batch, but at most 0, so that being slow "
+        "never pays.",
+    )
     domains: list[ColumnName] = Field(
         default_factory=list,
         max_length=64,

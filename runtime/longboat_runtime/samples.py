@@ -183,7 +183,7 @@ class LostSample:
 
 
 class GradeKind(StrEnum):
-    """What came of a grading. The four are counted apart; only SCORED and WRONG_FORMAT carry a score."""
+    """What came of a grading. The four are counted apart; of a TIMEOUT the score is that of the functions that didn't time out."""
 
     SCORED = "scored"
     WRONG_FORMAT = "wrong_format"
@@ -193,10 +193,10 @@ class GradeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """The result of one reward function on one sample, or of all of them together (weighted sum)."""
+    """What came of all reward functions on one sample: the weighted sum, and by name the `parts`, None of those that timed out."""
 
     kind: GradeKind
     score: float
     seconds: float
     message: str = ""
-    parts: Mapping[str, float] = field(default_factory=dict)
+    parts: Mapping[str, float | None] = field(default_factory=dict)

@@ -36,6 +36,8 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
         {"spec.rewards.0.domains": ["a", "a"], "spec.dataset.columns.domain": "topic"},
         "spec.rewards[0].domains[1]",
     ),
+    ({"spec.rewards.0.timeoutScore": -1.5}, None),
+    ({"spec.rewards.0.timeoutScore": 1e7}, "spec.rewards[0].timeoutScore"),
     ({"spec.model.maxLength": 65}, None),
     ({"spec.model.maxLength": 64}, "spec.rollout.sampling.maxTokens"),
     ({"spec.trainer.maxTokensPerBin": 64}, "spec.trainer.maxTokensPerBin"),

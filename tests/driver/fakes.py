@@ -216,8 +216,8 @@ class FakeRewards:
     store: FakeStore
     shuffle: random.Random = field(default_factory=lambda: random.Random(1))
     errors: set[PromptId] = field(default_factory=set)
-    timeouts: set[PromptId] = field(default_factory=set)
-    flat: bool = False
+    timeouts: set[PromptId | SampleId] = field(default_factory=set)
+    flat: float | None = None
     serving: bool = True
     graded: Counter = field(default_factory=Counter)
 
@@ -228,9 +228,9 @@ class FakeRewards:
         self.graded[sample] += 1
         if sample.prompt in self.errors:
             return Grade(GradeKind.GRADER_ERROR, 0.0, 0.1, "the grader crashed")
-        if sample.prompt in self.timeouts:
-            return Grade(GradeKind.TIMEOUT, 0.0, 1.0)
-        score = 0.5 if self.flat else float(int(stored.text) % 4)
+        if {sample, sample.prompt} & self.timeouts:
+            return Grade(GradeKind.TIMEOUT, 0.0, 1.0, parts={"main": None})
+        score = self.flat if self.flat is not None else float(int(stored.text) % 4)
         return Grade(GradeKind.SCORED, score, 0.1, parts={"main": score})
 
     async def close(self) -> None: ...

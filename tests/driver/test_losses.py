@@ -139,10 +139,28 @@ async def test_a_timeout_is_trained_and_counted_apart(tmp_path: Path) -> None:
     assert len(site.trainer.requests[0].samples) == 4
 
 
+async def test_being_slow_does_not_pay_where_wrong_answers_cost(tmp_path: Path) -> None:
+    site = Site(tmp_path, make_spec(steps=1))
+    driver = site.driver()
+    site.rewards.flat, site.rewards.timeouts = -1.0, {SampleId(0, 0, 0, 1)}
+    await driver.run()
+    assert [sample.advantage for sample in site.trainer.requests[0].samples] == [0.0] * 4
+    assert read_records(tmp_path)[-1].metrics["critic/rewards/max"] == -1.0
+
+
+async def test_dynamic_sampling_keeps_a_group_with_timeouts_and_scores(tmp_path: Path) -> None:
+    site = Site(tmp_path, make_spec(steps=1, algorithm={"drop_zero_variance": True}))
+    driver = site.driver()
+    site.rewards.flat, site.rewards.timeouts = 0.0, {SampleId(0, 0, 0, 1), PromptId(0, 1)}
+    await driver.run()
+    (request,) = site.trainer.requests
+    assert {sample.id.prompt for sample in request.samples} == {PromptId(0, 0)}, "all of the other one timed out"
+
+
 async def test_a_step_without_anything_to_learn_leaves_the_weights(tmp_path: Path) -> None:
     site = Site(tmp_path, make_spec(steps=2, algorithm={"drop_zero_variance": True}))
     driver = site.driver()
-    site.rewards.flat = True
+    site.rewards.flat = 0.5
     assert await driver.run() is Outcome.DONE
     assert not site.trainer.requests
     assert read_records(tmp_path)[-1].metrics["rollout/dropped_groups/zero_variance"] == 20

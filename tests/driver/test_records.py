@@ -43,14 +43,16 @@ def test_lengths_show_the_tail() -> None:
 
 def test_loops_that_an_engine_ended_are_counted() -> None:
     looped = replace(sample(4), finish_reason=FinishReason.REPETITION)
-    metrics = batch_metrics([looped, sample(4), sample(100), sample(4)], [0.0] * 4)
+    metrics = batch_metrics([looped, sample(4), sample(100), sample(4)], [0.0] * 4, [0.0] * 4)
     assert metrics["response_length/repetition_ratio"] == 0.25
     assert metrics["response_length/clip_ratio"] == 0.25
 
 
 def test_rewards_and_their_parts() -> None:
-    metrics = batch_metrics([sample(4, 1.0), sample(4, 0.0)], [0.5, -0.5])
-    assert metrics["critic/score/mean"] == metrics["reward/parts/main/mean"] == 0.5
+    late = replace(sample(4), parts={"main": None})
+    metrics = batch_metrics([sample(4, 1.0), late], [1.0, -3.0], [0.5, -0.5])
+    assert metrics["critic/score/mean"] == metrics["critic/rewards/mean"] == -1.0
+    assert metrics["reward/parts/main/mean"] == 1.0, "what timed out has no score of its own"
     assert metrics["critic/advantages/min"] == -0.5
     assert metrics["perf/total_num_tokens"] == 18
 
@@ -69,7 +71,7 @@ def test_staleness_counts_steps_and_versions() -> None:
 
 
 def test_an_empty_batch_has_no_means() -> None:
-    assert batch_metrics([], []) == {"training/samples": 0.0, "perf/total_num_tokens": 0.0}
+    assert batch_metrics([], [], []) == {"training/samples": 0.0, "perf/total_num_tokens": 0.0}
 
 
 def write(root: Path, incarnation: int, *records: Record) -> None:

@@ -1,14 +1,16 @@
 """Several functions make one grade, and no kind of failure hides in a number."""
 
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from longboat_crds.rewards import RewardSpec
-from longboat_runtime.reward.combine import applicable, combine
+from longboat_runtime.reward.combine import applicable, batch_rewards, combine
 from longboat_runtime.reward.outcome import Outcome, OutcomeKind
 from longboat_runtime.reward.slots import Slots, choose, reward_nodes
-from longboat_runtime.samples import GradeKind
+from longboat_runtime.samples import Grade, GradeKind
 
 A = RewardSpec(name="a", function="m:f", weight=0.5)
 B = RewardSpec(name="b", function="m:f", weight=2.0, domains=["math"])
@@ -25,14 +27,18 @@ def test_scores_are_summed_by_weight() -> None:
 
 
 @given(st.lists(st.sampled_from(list(OutcomeKind)), min_size=2, max_size=2))
-def test_the_worst_kind_counts_and_only_scores_carry_numbers(kinds: list[OutcomeKind]) -> None:
+def test_the_worst_kind_counts_and_only_scores_are_summed(kinds: list[OutcomeKind]) -> None:
     grade = combine([A, B], {"a": outcome(kinds[0], 1.0), "b": outcome(kinds[1], 1.0)})
     order = ["grader_error", "timeout", "wrong_format", "scored"]
     counted = [kind.value for kind in kinds if kind is not OutcomeKind.NOT_APPLICABLE] or ["grader_error"]
     assert grade.kind.value == min(counted, key=order.index)
-    if grade.kind in (GradeKind.TIMEOUT, GradeKind.GRADER_ERROR):
-        assert grade.score == 0.0
-    assert set(grade.parts) == {n for n, k in zip("ab", kinds, strict=True) if k.value in ("scored", "wrong_format")}
+    scored = {n for n, k in zip("ab", kinds, strict=True) if k.value in ("scored", "wrong_format")}
+    failed = grade.kind is GradeKind.GRADER_ERROR
+    assert grade.score == (0.0 if failed else sum({"a": 0.5, "b": 2.0}[name] for name in scored))
+    assert {name for name, score in grade.parts.items() if score is not None} == scored
+    assert {name for name, score in grade.parts.items() if score is None} == {
+        n for n, k in zip("ab", kinds, strict=True) if k is OutcomeKind.TIMEOUT
+    }
 
 
 def test_functions_that_do_not_apply_are_left_out() -> None:
@@ -45,6 +51,48 @@ def test_messages_name_their_function() -> None:
         [A, B], {"a": outcome(OutcomeKind.SCORED), "b": outcome(OutcomeKind.TIMEOUT, 0.0, "killed after 3 s")}
     )
     assert (grade.kind, grade.message) == (GradeKind.TIMEOUT, "b: killed after 3 s")
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[list[RewardSpec], list[Grade]]:
+    """Two functions of any weight, with and without `timeoutScore`, and what they made of some samples."""
+    numbers, kinds = st.floats(-100, 100), st.sampled_from([OutcomeKind.SCORED, OutcomeKind.TIMEOUT])
+    rewards = [
+        RewardSpec(name=name, function="m:f", weight=draw(numbers), timeout_score=draw(st.none() | numbers))
+        for name in "ab"
+    ]
+    outcomes = st.builds(outcome, kinds, numbers)
+    grades = draw(st.lists(st.builds(lambda a, b: combine(rewards, {"a": a, "b": b}), outcomes, outcomes)))
+    return rewards, grades
+
+
+@given(batches(), st.randoms())
+def test_a_timeout_is_worth_its_constant_or_the_least_of_the_batch_and_the_other_parts_count(
+    batch: tuple[list[RewardSpec], list[Grade]], random: Random
+) -> None:
+    rewards, grades = batch
+    found = batch_rewards(rewards, grades)
+    for grade, total in zip(grades, found, strict=True):
+        expected = 0.0
+        for reward in rewards:
+            score = grade.parts[reward.name]
+            given_ = [reward.weight * part for one in grades if (part := one.parts[reward.name]) is not None]
+            if score is not None:
+                expected += reward.weight * score
+            elif reward.timeout_score is not None:
+                expected += reward.weight * reward.timeout_score
+            else:
+                expected += min([0.0, *given_])
+        assert total == pytest.approx(expected, abs=1e-9)
+    order = random.sample(range(len(grades)), len(grades))
+    assert batch_rewards(rewards, [grades[i] for i in order]) == [found[i] for i in order]
+
+
+def test_a_timeout_is_no_way_out_where_wrong_answers_cost() -> None:
+    wrong, late = (combine([A], {"a": outcome(kind, -1.0)}) for kind in (OutcomeKind.SCORED, OutcomeKind.TIMEOUT))
+    assert batch_rewards([A], [wrong, late]) == [-0.5, -0.5]
+    kind = A.model_copy(update={"timeout_score": -3.0})
+    assert batch_rewards([kind], [wrong, combine([kind], {"a": outcome(OutcomeKind.TIMEOUT)})]) == [-0.5, -1.5]
 
 
 def test_domains_select_functions() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from longboat_crds.algorithm import ResolvedAlgorithm
 from longboat_runtime.interfaces import TrainRequest, TrainSample
@@ -19,10 +19,16 @@ def kept_samples(view: View, round_: RoundRecord) -> dict[SampleId, SampleRecord
 
 
 def train_request(
-    step: int, batch: dict[SampleId, SampleRecord], algorithm: ResolvedAlgorithm, full_batch: int
+    step: int,
+    batch: Mapping[SampleId, SampleRecord],
+    rewards: Sequence[float],
+    algorithm: ResolvedAlgorithm,
+    full_batch: int,
 ) -> TrainRequest:
-    """Advantages of the batch. `full_batch` is the number of samples of a step that lost none: the constant denominator."""
-    rewards = [sample.score for sample in batch.values()]
+    """Advantages of the batch from its `rewards`, in the same order.
+
+    `full_batch` is the number of samples of a step that lost none: the constant denominator.
+    """
     groups: Sequence[PromptId] = [sample.prompt for sample in batch]
     values = advantages(rewards, groups, algorithm)
     samples = tuple(TrainSample(sample, value) for sample, value in zip(batch, values, strict=True))

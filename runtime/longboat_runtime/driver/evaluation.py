@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import structlog
 
 from longboat_crds.dataset import EvaluationSpec
+from longboat_crds.rewards import RewardSpec
 from longboat_runtime.interfaces import RolloutFleet
+from longboat_runtime.reward.combine import batch_rewards
 from longboat_runtime.rounds.rules import MOST_ENGINE_DEATHS
 from longboat_runtime.samples import (
     FinishedSample,
@@ -56,12 +58,13 @@ class Evaluation:
         self,
         spec: EvaluationSpec,
         rows: Sequence[Row],
+        rewards: Sequence[RewardSpec],
         sampling: Sampling,
         fleet: RolloutFleet,
         seed: Callable[[SampleId], int],
         grade: Callable[[SampleId, Row], Awaitable[Grade]],
     ) -> None:
-        self._spec, self._rows, self._fleet = spec, rows, fleet
+        self._spec, self._rows, self._rewards, self._fleet = spec, rows, rewards, fleet
         self._sampling = Sampling(sampling.max_tokens, spec.temperature, 1.0, sampling.stop)
         self._seed, self._grade = seed, grade
         self._waiting: dict[SampleId, asyncio.Future[FinishedSample | LostSample]] = {}
@@ -74,7 +77,7 @@ class Evaluation:
         count = self._spec.samples_per_prompt
         samples = [(evaluation_id(step, row, index), row) for row in self._rows for index in range(count)]
         results = await asyncio.gather(*(self._one(sample, row) for sample, row in samples))
-        return evaluation_metrics([result for result in results if result is not None])
+        return evaluation_metrics([result for result in results if result is not None], self._rewards)
 
     def take(self, sample: FinishedSample | LostSample) -> bool:
         """Takes one result; False if nobody waits for it (doubled, or of an evaluation that was given up)."""
@@ -105,17 +108,22 @@ class Evaluation:
                 continue
 
 
-def evaluation_metrics(results: Sequence[EvaluatedSample]) -> dict[str, float]:
-    """Scores (a timeout is worth 0) in all and by reward function, lengths, grades by kind; by domain where rows have one."""
+def evaluation_metrics(results: Sequence[EvaluatedSample], rewards: Sequence[RewardSpec]) -> dict[str, float]:
+    """Scores in all and by reward function, lengths, grades by kind; by domain where rows have one.
+
+    What a timeout is worth is decided as for a batch that is trained. `rewards` are the job's.
+    """
     if not results:
         return {}
     scored: dict[str, list[float]] = {}
-    for result in results:
-        if result.grade.kind is not GradeKind.GRADER_ERROR:
-            for name in {"", result.domain}:
-                scored.setdefault(f"val/score/{name}", []).append(result.grade.score)
-                scored.setdefault(f"val/accuracy/{name}", []).append(float(result.grade.score >= FULL_SCORE))
-                for part, score in result.grade.parts.items():
+    graded = [result for result in results if result.grade.kind is not GradeKind.GRADER_ERROR]
+    worth = batch_rewards(rewards, [result.grade for result in graded])
+    for result, reward in zip(graded, worth, strict=True):
+        for name in {"", result.domain}:
+            scored.setdefault(f"val/score/{name}", []).append(reward)
+            scored.setdefault(f"val/accuracy/{name}", []).append(float(reward >= FULL_SCORE))
+            for part, score in result.grade.parts.items():
+                if score is not None:
                     scored.setdefault(f"val/reward/{part}/{name}", []).append(score)
     lengths = [result.finished.tokens for result in results]
     cut = sum(result.finished.finish_reason is FinishReason.LENGTH for result in results)

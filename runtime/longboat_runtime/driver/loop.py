@@ -245,7 +245,8 @@ class Driver:
         if spec is None or not rows:
             return None
         flow = self._flow
-        return Evaluation(spec, rows, self._job.sampling, self._rooms.fleet, flow.seed, flow.grade_held_out)
+        rewards, sampling = self._job.spec.rewards, self._job.sampling
+        return Evaluation(spec, rows, rewards, sampling, self._rooms.fleet, flow.seed, flow.grade_held_out)
 
     def _evaluated(self, sample: FinishedSample | LostSample) -> bool:
         return self._evaluation is not None and self._evaluation.take(sample)

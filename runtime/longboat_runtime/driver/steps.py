@@ -28,6 +28,7 @@ from longboat_runtime.metrics.batch import batch_metrics, round_metrics, stalene
 from longboat_runtime.metrics.queue import queue_metrics
 from longboat_runtime.metrics.record import Record
 from longboat_runtime.problems import SpecProblem
+from longboat_runtime.reward.combine import batch_rewards
 from longboat_runtime.rounds import events
 from longboat_runtime.samples import GradeKind, SampleId
 from longboat_runtime.trainer.errors import TrainerLost
@@ -103,8 +104,9 @@ class Steps:
             raise SpecProblem(Reason.GRADER_ERRORS, "spec.rewards", message + (last.message if last else "unknown"))
         samples, reports = list(batch.values()), self._reporter.reports
         with self._stages.running(Stage.TRAIN):
-            request = train_request(step, batch, self._algorithm, self._job.full_batch)
-            reports.add(step, batch_metrics(samples, [sample.advantage for sample in request.samples]))
+            rewards = batch_rewards(self._spec.rewards, samples)
+            request = train_request(step, batch, rewards, self._algorithm, self._job.full_batch)
+            reports.add(step, batch_metrics(samples, rewards, [sample.advantage for sample in request.samples]))
             reports.add(step, staleness(samples, step - 1))
             try:
                 if batch:

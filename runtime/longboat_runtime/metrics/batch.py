@@ -10,15 +10,22 @@ from longboat_runtime.rounds.records import RoundRecord, SampleRecord
 from longboat_runtime.samples import FinishReason, GradeKind
 
 
-def batch_metrics(samples: Sequence[SampleRecord], advantages: Sequence[float]) -> dict[str, float]:
-    """Metrics of the samples that are trained in one step, `advantages` in the same order."""
-    scores = [sample.score for sample in samples]
-    names = sorted({name for sample in samples for name in sample.parts})
-    parts = {name: [sample.parts[name] for sample in samples if name in sample.parts] for name in names}
+def batch_metrics(
+    samples: Sequence[SampleRecord], rewards: Sequence[float], advantages: Sequence[float]
+) -> dict[str, float]:
+    """Metrics of the samples that are trained in one step, `rewards` and `advantages` in the same order.
+
+    `reward/parts/NAME` is over the samples that the function scored.
+    """
+    parts: dict[str, list[float]] = {}
+    for sample in samples:
+        for name, score in sorted(sample.parts.items()):
+            if score is not None:
+                parts.setdefault(name, []).append(score)
     metrics = {
         "training/samples": float(len(samples)),
-        **spread("critic/score", scores),
-        **spread("critic/rewards", scores),
+        **spread("critic/score", rewards),
+        **spread("critic/rewards", rewards),
         **spread("critic/advantages", advantages),
         **spread("prompt_length", [float(sample.prompt_tokens) for sample in samples]),
         **response_lengths(samples),

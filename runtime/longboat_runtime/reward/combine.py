@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.reward.outcome import Outcome, OutcomeKind
@@ -20,8 +21,9 @@ def applicable(rewards: Sequence[RewardSpec], domain: str) -> list[RewardSpec]:
 def combine(rewards: Sequence[RewardSpec], outcomes: Mapping[str, Outcome]) -> Grade:
     """The weighted sum of the functions' scores (outcomes by reward name).
 
-    A grader error makes the whole a grader error, a timeout makes it a timeout: half a reward is not a reward. Functions that
-    don't apply are left out; if none applies that is an error of the job's rewards, told as a grader error.
+    A grader error makes the whole a grader error, without a score. A timeout makes it a timeout: in `parts` the functions that timed
+    out have None; they count with their `timeoutScore`, those without one as `batch_rewards` says. Functions that don't apply are
+    left out; if none applies that is an error of the job's rewards, told as a grader error.
     """
     counted = [(reward, outcomes[reward.name]) for reward in rewards]
     counted = [(reward, outcome) for reward, outcome in counted if outcome.kind is not OutcomeKind.NOT_APPLICABLE]
@@ -30,15 +32,47 @@ def combine(rewards: Sequence[RewardSpec], outcomes: Mapping[str, Outcome]) -> G
             GradeKind.GRADER_ERROR, 0.0, 0.0, "no reward function applies to this row: add one without `domains`"
         )
     kind = next(kind for kind in _WORST_FIRST if any(outcome.kind is kind for _, outcome in counted))
-    scored = kind in (OutcomeKind.SCORED, OutcomeKind.WRONG_FORMAT)
+    failed = kind is OutcomeKind.GRADER_ERROR
     return Grade(
         kind=GradeKind(kind.value),
-        score=sum(reward.weight * outcome.score for reward, outcome in counted) if scored else 0.0,
+        score=0.0 if failed else sum(reward.weight * _score(reward, outcome) for reward, outcome in counted),
         seconds=sum(outcome.seconds for _, outcome in counted),
         message="; ".join(f"{reward.name}: {outcome.message}" for reward, outcome in counted if outcome.message),
         parts={
-            reward.name: outcome.score
+            reward.name: None if outcome.kind is OutcomeKind.TIMEOUT else outcome.score
             for reward, outcome in counted
-            if outcome.kind in (OutcomeKind.SCORED, OutcomeKind.WRONG_FORMAT)
+            if outcome.kind is not OutcomeKind.GRADER_ERROR
         },
     )
+
+
+def _score(reward: RewardSpec, outcome: Outcome) -> float:
+    """What is known before the batch is: nothing of a timeout without `timeoutScore`."""
+    return (reward.timeout_score or 0.0) if outcome.kind is OutcomeKind.TIMEOUT else outcome.score
+
+
+class Graded(Protocol):
+    """A grade, or a sample that has one."""
+
+    @property
+    def score(self) -> float: ...
+
+    @property
+    def parts(self) -> Mapping[str, float | None]: ...
+
+
+def batch_rewards(rewards: Sequence[RewardSpec], graded: Sequence[Graded]) -> list[float]:
+    """The reward of each sample of a batch: its score, and what functions without `timeoutScore` that timed out on it are worth.
+
+    Such a function is worth the least that it added to any sample of the batch (weight x score), but at most 0. So a response that
+    takes too long to grade gets no more of the function than any other in the batch, on every scale, and what the others gave it
+    counts in full. The order of the samples is irrelevant.
+    """
+    least = {
+        reward.name: min([0.0, *(reward.weight * (one.parts.get(reward.name) or 0.0) for one in graded)])
+        for reward in rewards
+        if reward.timeout_score is None
+    }
+    return [
+        one.score + sum(least.get(name, 0.0) for name, score in one.parts.items() if score is None) for one in graded
+    ]

@@ -139,9 +139,10 @@ class Relaunched:
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """What came of grading. `score` is the sample's reward; a timeout and a grader error have none (0.0).
+    """What came of grading. `score` is the sum of what the reward functions gave; a grader error has none (0.0).
 
-    `parts` are the scores of the single reward functions.
+    `parts` are the scores of the single reward functions, None of those that timed out: what these are worth may be known only with
+    the batch (`reward.combine.batch_rewards`).
     """
 
     sample: SampleId
@@ -149,7 +150,7 @@ class Graded:
     score: float
     seconds: float
     message: str = ""
-    parts: Mapping[str, float] = field(default_factory=dict)
+    parts: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ class SampleRecord:
     engine: str = ""
     kind: GradeKind | None = None
     score: float = 0.0
-    parts: Mapping[str, float] = field(default_factory=dict)
+    parts: Mapping[str, float | None] = field(default_factory=dict)
     grading_seconds: float = 0.0
     begun: tuple[VersionSpan, ...] = ()
     engine_deaths: int = 0
@@ -81,6 +81,11 @@ class SampleRecord:
     @property
     def begun_tokens(self) -> int:
         return self.begun[-1].end if self.begun else 0
+
+    @property
+    def timed_out(self) -> frozenset[str]:
+        """The reward functions that timed out on it."""
+        return frozenset(name for name, score in self.parts.items() if score is None)
 
 
 @dataclass(slots=True)
@@ -129,14 +134,10 @@ class GroupRecord:
         return self.completed is not None and self.graded == len(self.counted)
 
     @property
-    def scores(self) -> list[float]:
-        """Rewards of the samples that count, by index."""
-        return [self.samples[index].score for index in sorted(self.counted)]
-
-    @property
     def zero_variance(self) -> bool:
-        scores = self.scores
-        return min(scores) == max(scores)
+        """All rewards are equal. What a timeout is worth is known only with the batch: it equals timeouts of the same functions."""
+        counted = [self.samples[index] for index in self.counted]
+        return len({(sample.score, sample.timed_out) for sample in counted}) == 1
 
 
 @dataclass(slots=True)
