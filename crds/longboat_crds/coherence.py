@@ -88,8 +88,8 @@ COHERENCE = (
         "rounds.promptsPerRound",
     ),
     Rule(
-        at_most(field("trainer.minibatches"), _SAMPLES),
-        "every minibatch needs a sample: lower minibatches to at most rounds.promptsPerRound x algorithm.groupSize",
+        at_most(field("trainer.minibatches"), field("rounds.promptsPerRound")),
+        "every minibatch needs a prompt with all of its samples: lower minibatches to at most rounds.promptsPerRound",
         "trainer.minibatches",
     ),
     Rule(

@@ -40,7 +40,10 @@ class TrainerSpec(ApiModel):
         description="Tokens of one forward pass, padding included; must hold the longest prompt plus response.",
     )
     minibatches: int = Field(
-        1, ge=1, le=64, description="Optimizer updates a step is split into; 1 is strictly on-policy."
+        1,
+        ge=1,
+        le=64,
+        description="Optimizer updates a step is split into, each of whole groups, which rounds.seed shuffles; 1 is strictly on-policy.",
     )
     gradient_checkpointing: bool = Field(
         False, description="Compute activations again in the backward pass: less memory, more time."

@@ -112,9 +112,10 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
         "spec.rounds.promptOvercommit",
     ),
     (
-        {"spec.rounds.promptsPerRound": 1, "spec.algorithm.groupSize": 4, "spec.trainer.minibatches": 5},
+        {"spec.rounds.promptsPerRound": 2, "spec.algorithm.groupSize": 4, "spec.trainer.minibatches": 3},
         "spec.trainer.minibatches",
     ),
+    ({"spec.rounds.promptsPerRound": 2, "spec.algorithm.groupSize": 4, "spec.trainer.minibatches": 2}, None),
     ({"spec.rollout.enginesPerPod": 8, "spec.rollout.tensorParallel": 8}, None),
     ({"spec.rollout.enginesPerPod": 9, "spec.rollout.tensorParallel": 8}, "spec.rollout.tensorParallel"),
     ({"spec.failurePolicy.maxBackoffSeconds": 5}, "spec.failurePolicy.maxBackoffSeconds"),

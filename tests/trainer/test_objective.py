@@ -54,7 +54,16 @@ def computed(algorithm: ResolvedAlgorithm, truncated: set[int], denominator: int
     """The sum over all bins."""
     sizes = [SampleSize(len(s.prompt_ids), len(s.token_ids), i in truncated) for i, s in enumerate(SAMPLES)]
     plan = plan_step(
-        sizes, algorithm, denominator=denominator, max_tokens=LONGEST, capacity=capacity, ranks=2, minibatches=1
+        sizes,
+        GROUPS,
+        algorithm,
+        step=1,
+        seed=0,
+        denominator=denominator,
+        max_tokens=LONGEST,
+        capacity=capacity,
+        ranks=2,
+        minibatches=1,
     )
     values = advantages(REWARDS, GROUPS, algorithm)
     total = 0.0

@@ -96,7 +96,7 @@ def test_a_sample_longer_than_a_bin_is_refused(fill: Callable) -> None:
 
 
 @given(st.integers(0, 100), st.integers(1, 10))
-def test_minibatches_differ_by_one_sample_at_most(count: int, parts: int) -> None:
+def test_runs_differ_by_one_at_most(count: int, parts: int) -> None:
     runs = split(count, parts)
     assert [position for run in runs for position in run] == list(range(count))
     assert max(map(len, runs)) - min(map(len, runs)) <= 1

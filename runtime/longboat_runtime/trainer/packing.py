@@ -115,7 +115,7 @@ def padded(members: Bin, tokens: Sequence[int]) -> int:
 
 
 def split(count: int, parts: int) -> list[range]:
-    """`count` samples in order as `parts` runs whose sizes differ by one at most: the minibatches of a step."""
+    """`count` places in order as `parts` runs whose sizes differ by one at most."""
     return [range(count * part // parts, count * (part + 1) // parts) for part in range(parts)]
 
 

@@ -115,7 +115,10 @@ class TrainerRank:
         try:
             plan = plan_step(
                 [sizes[position] for position in range(len(request.samples))],
+                [sample.id.prompt for sample in request.samples],
                 self.updates.algorithm,
+                step=request.step,
+                seed=self.spec.rounds.seed,
                 denominator=request.denominator,
                 max_tokens=self.spec.rollout.sampling.max_tokens,
                 capacity=self.spec.trainer.max_tokens_per_bin,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from longboat_crds.algorithm import ResolvedAlgorithm
+from longboat_runtime.samples import PromptId
 from longboat_runtime.trainer.aggregation import sample_weights
 from longboat_runtime.trainer.packing import Bin, pack, pad, split
 
@@ -35,10 +37,30 @@ class StepPlan:
         return sorted(p for ranks in self.minibatches for members in ranks[rank] for p in members)
 
 
+def cut(groups: Sequence[PromptId], parts: int, seed: int, step: int) -> list[list[int]]:
+    """The minibatches of a step: ascending positions of samples, given the group that each is of.
+
+    Groups stay whole and are shuffled by blake2b over seed, step and their names, so that rows which stand together in the dataset,
+    such as those of one domain, are spread over all minibatches. Neither the order of the samples nor the number of ranks matters.
+    Minibatches differ by one group at most; there are fewer than `parts` if there are fewer groups, but at least one.
+    """
+
+    def shuffled(group: PromptId) -> bytes:
+        return blake2b("/".join(map(str, (seed, step, *group))).encode(), digest_size=8).digest()
+
+    order = sorted(set(groups), key=lambda group: (shuffled(group), group))
+    runs = split(len(order), max(1, min(parts, len(order))))
+    minibatch = {order[place]: number for number, run in enumerate(runs) for place in run}
+    return [[i for i, group in enumerate(groups) if minibatch[group] == number] for number in range(len(runs))]
+
+
 def plan_step(
     sizes: Sequence[SampleSize],
+    groups: Sequence[PromptId],
     algorithm: ResolvedAlgorithm,
     *,
+    step: int,
+    seed: int,
     denominator: int,
     max_tokens: int,
     capacity: int,
@@ -46,7 +68,7 @@ def plan_step(
     minibatches: int,
     packed: bool = True,
 ) -> StepPlan:
-    """Splits the samples in their order into minibatches and packs (or else pads) each for all ranks.
+    """Cuts the samples into minibatches (see `cut`) and packs (or else pads) each for all ranks; `groups[i]` is that of sample i.
 
     Weights are those of the whole step times the number of minibatches, so that every optimizer update is one of a full
     batch's size. Raises packing.SampleTooLong.
@@ -60,7 +82,7 @@ def plan_step(
     )
     fill = pack if packed else pad
     planned = []
-    for part in split(len(sizes), minibatches):
+    for part in cut(groups, minibatches, seed, step):
         bins = fill([sizes[position].tokens for position in part], capacity, ranks)
         planned.append(tuple(tuple(tuple(part[i] for i in members) for members in of_rank) for of_rank in bins))
     return StepPlan(tuple(planned), tuple(weight * minibatches for weight in weights))
