@@ -71,6 +71,7 @@ class EvaluationSpec(ApiModel):
     max_prompts: int = Field(256, ge=1, le=100_000, description="Only so many rows, from the first on.")
     samples_per_prompt: int = Field(1, ge=1, le=64, description="Responses to each prompt; their mean score counts.")
     temperature: float = Field(0.0, ge=0.0, le=2.0, description="0 takes the likeliest token each time.")
+    top_p: float = Field(1.0, gt=0.0, le=1.0, description="Draw from the likeliest tokens that have this probability.")
 
 
 class DatasetSpec(ApiModel):

@@ -21,11 +21,26 @@ class RepetitionSpec(ApiModel):
 
 
 class SamplingSpec(ApiModel):
-    """How tokens are drawn. The defaults sample the model as it is, which the loss assumes."""
+    """How the tokens of training are drawn. The defaults sample the model as it is, which the loss assumes."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            at_most(constant(1.0), field("topP")),
+            "an engine that leaves out unlikely tokens gives the others a higher probability, which the trainer doesn't know: leave "
+            "topP out, or set it to 1; held-out evaluation may have its own, dataset.evaluation.topP",
+            "topP",
+        ),
+    )
 
     max_tokens: int = Field(ge=1, le=16_777_216, description="Longest response, in tokens.")
     temperature: float = Field(1.0, gt=0.0, le=2.0, description="1 draws from the model's own distribution.")
-    top_p: float = Field(1.0, gt=0.0, le=1.0, description="Draw from the likeliest tokens that have this probability.")
+    top_p: float = Field(
+        1.0,
+        gt=0.0,
+        le=1.0,
+        description="Draw from the likeliest tokens that have this probability. What is trained is drawn from all tokens: only 1 is "
+        "accepted here.",
+    )
     stop: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(
         default_factory=list,
         max_length=16,

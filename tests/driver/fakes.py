@@ -317,9 +317,10 @@ class FakeSource:
 
 
 def make_spec(**rounds: Any) -> RLJobSpec:
-    """A small job; keyword arguments go to `rounds`, except `algorithm`, `checkpoint` and `evaluation`."""
+    """A small job; keyword arguments go to `rounds`, except `algorithm`, `checkpoint`, `sampling` and `evaluation`."""
     columns = {"domain": "parity"} if "quotas" in rounds else {}
     algorithm = {"group_size": 2, **rounds.pop("algorithm", {})}
+    sampling = {"max_tokens": 7, **rounds.pop("sampling", {})}
     checkpoint = {"every_steps": 2, "keep": 10, **rounds.pop("checkpoint", {})}
     dataset: dict[str, Any] = {"files": {"paths": ["/data/train.jsonl"]}, "columns": columns}
     if "evaluation" in rounds:
@@ -331,7 +332,7 @@ def make_spec(**rounds: Any) -> RLJobSpec:
             "dataset": dataset,
             "algorithm": algorithm,
             "rounds": {"steps": 5, "prompts_per_round": 2, **rounds},
-            "rollout": {"sampling": {"max_tokens": 7}},
+            "rollout": {"sampling": sampling},
             "rewards": [{"name": "main", "function": "rewards:main"}],
             "checkpoint": checkpoint,
         }

@@ -1,10 +1,23 @@
 from __future__ import annotations
 
+from dataclasses import asdict
+from pathlib import Path
+
 import pytest
 
+from longboat_crds.dataset import EvaluationSpec, FilesSource
 from longboat_crds.rewards import RewardSpec
-from longboat_runtime.driver.evaluation import EvaluatedSample, evaluation_id, evaluation_metrics, is_due
-from longboat_runtime.samples import FinishedSample, FinishReason, Grade, GradeKind, PromptId, Row, SampleId
+from longboat_crds.rollout import RepetitionSpec, SamplingSpec
+from longboat_runtime.driver.evaluation import (
+    EvaluatedSample,
+    evaluation_id,
+    evaluation_metrics,
+    held_out_sampling,
+    is_due,
+)
+from longboat_runtime.driver.job import Job
+from longboat_runtime.samples import FinishedSample, FinishReason, Grade, GradeKind, PromptId, Repetition, Row, SampleId
+from tests.driver.fakes import Site, make_spec
 
 EXACT = [RewardSpec(name="exact", function="m:f")]
 
@@ -38,6 +51,32 @@ def test_nothing_graded_gives_no_score() -> None:
 def test_domains_apart() -> None:
     metrics = evaluation_metrics([evaluated(1.0, domain="code"), evaluated(0.0, domain="math")], EXACT)
     assert (metrics["val/score/code/mean"], metrics["val/score/math/mean"], metrics["val/score/mean"]) == (1, 0, 0.5)
+
+
+# Nothing in it is a default.
+TRAINING = SamplingSpec(max_tokens=7, temperature=0.9, stop=["."], repetition=RepetitionSpec(pattern_tokens=3, count=4))
+
+
+def test_held_out_samples_are_drawn_as_those_of_training_but_for_what_the_evaluation_says() -> None:
+    job = Job("job", make_spec(sampling=TRAINING.model_dump(exclude_unset=True)), Path(), 1)
+    spec = EvaluationSpec(files=FilesSource(paths=["/t"]), temperature=0.6, top_p=0.95)
+    drawn = asdict(held_out_sampling(spec, job.sampling))
+    assert drawn == {
+        "max_tokens": 7,
+        "temperature": 0.6,
+        "top_p": 0.95,
+        "stop": (".",),
+        "repetition": {"pattern_tokens": 3, "count": 4},
+    }
+    assert drawn.keys() == SamplingSpec.model_fields.keys(), "give a new field a value here and above"
+
+
+async def test_a_loop_ends_in_held_out_samples_as_in_training(tmp_path: Path) -> None:
+    spec = make_spec(steps=1, evaluation={}, sampling={"repetition": {"pattern_tokens": 3, "count": 4}})
+    site = Site(tmp_path, spec)
+    await site.driver().run()
+    assert {request.sampling.repetition for request in site.fleet.requests} == {Repetition(3, 4)}
+    assert any(request.evaluation for request in site.fleet.requests)
 
 
 @pytest.mark.parametrize(("step", "due"), [(0, True), (3, False), (4, True), (10, True)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import structlog
 
@@ -51,6 +51,12 @@ def evaluation_id(step: int, row: Row, index: int) -> SampleId:
     return SampleId(-1 - step, row.prompt.row, 0, index)
 
 
+def held_out_sampling(spec: EvaluationSpec, training: Sampling) -> Sampling:
+    """How held-out samples are drawn: as training's, but for what the evaluation's `spec` says itself."""
+    own = {field.name: getattr(spec, field.name) for field in fields(Sampling) if field.name in type(spec).model_fields}
+    return replace(training, **own)
+
+
 class Evaluation:
     """Runs one evaluation at a time. `seed` and `grade` are the driver's; `take` is fed what the fleet finished."""
 
@@ -65,7 +71,7 @@ class Evaluation:
         grade: Callable[[SampleId, Row], Awaitable[Grade]],
     ) -> None:
         self._spec, self._rows, self._rewards, self._fleet = spec, rows, rewards, fleet
-        self._sampling = Sampling(sampling.max_tokens, spec.temperature, 1.0, sampling.stop)
+        self._sampling = held_out_sampling(spec, sampling)
         self._seed, self._grade = seed, grade
         self._waiting: dict[SampleId, asyncio.Future[FinishedSample | LostSample]] = {}
 
