@@ -74,7 +74,9 @@ class Training(ApiModel):
     stage: Line | None = Field(None, description="What the driver does now, such as `generate` or `train`.")
     reward: Line | None = Field(None, description="Mean reward of the last step.")
     accuracy: Line | None = Field(None, description="Share of full scores (1 or more) in the last held-out evaluation.")
-    tokens_per_second: Count | None = Field(None, description="Response tokens of the last round over its time.")
+    tokens_per_second: Count | None = Field(
+        None, description="Tokens (prompts and responses) trained in the last step over its time."
+    )
     step_seconds: Line | None = Field(None, description="Time of the last step.")
     weight_version: Count | None = Field(None, description="Optimizer step whose weights the engines serve.")
     parity: Line | None = Field(

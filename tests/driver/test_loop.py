@@ -46,6 +46,20 @@ async def test_a_dataset_that_skips_nothing_says_nothing(tmp_path: Path) -> None
     assert "data/skipped_prompts" not in read_records(tmp_path)[-1].metrics
 
 
+async def test_throughput_has_verls_unit_and_the_status_tells_that_of_the_whole_job(tmp_path: Path) -> None:
+    """Tokens per second and device: one engine of two devices and three ranks."""
+    spec = make_spec(steps=1)
+    rollout = spec.rollout.model_copy(update={"tensor_parallel": 2})
+    trainer = spec.trainer.model_copy(update={"replicas": 3})
+    site = Site(tmp_path, spec.model_copy(update={"rollout": rollout, "trainer": trainer}))
+    await site.driver().run()
+    metrics = read_records(tmp_path)[-1].metrics
+    speed = metrics["perf/total_num_tokens"] / metrics["timing_s/step"]
+    assert metrics["perf/throughput"] == pytest.approx(speed / 5)
+    assert metrics["perf/tokens_per_second"] == pytest.approx(speed)
+    assert site.broker.status.training.tokens_per_second == round(speed)
+
+
 async def test_one_record_a_step(tmp_path: Path) -> None:
     await finished(tmp_path, steps=3)
     records = read_records(tmp_path)

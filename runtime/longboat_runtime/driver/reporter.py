@@ -119,9 +119,9 @@ class Reporter:
         """Values that the status shows until newer ones come."""
         self._metrics.update(metrics)
 
-    def finish_step(self, step: int, *, timed: bool) -> Record:
-        """Writes the record of `step` and tells the progress."""
-        record = self.reports.finish(step, timed=timed)
+    def finish_step(self, step: int, *, timed: bool, devices: int) -> Record:
+        """Writes the record of `step` (see `Reports.finish`) and tells the progress."""
+        record = self.reports.finish(step, timed=timed, devices=devices)
         self.remember(record.metrics)
         if timed:
             self._rounds.append(_summary(step, record.metrics))
@@ -149,7 +149,9 @@ class Reporter:
             stage=str(foremost) if foremost else None,
             reward=self._text("critic/score/mean", ".4g", before.reward if before else None),
             accuracy=self._text("val/accuracy/mean", ".4g", before.accuracy if before else None),
-            tokens_per_second=round(self._metrics["perf/throughput"]) if "perf/throughput" in self._metrics else None,
+            tokens_per_second=round(speed)
+            if (speed := self._metrics.get("perf/tokens_per_second")) is not None
+            else None,
             step_seconds=self._text("timing_s/step", ".1f"),
             weight_version=view.serving if view else None,
             parity=self._text("sync/parity_max", ".1e"),

@@ -68,6 +68,7 @@ class Steps:
         self._algorithm = resolve(job.spec.algorithm)
         self.lane = Lane()
         self.saved: Manifest | None = None
+        self._engines = 0
 
     def go_on(self, journal: Journal, saved: Manifest | None, evaluated: Evaluated | None) -> None:
         """Where the driver begins."""
@@ -195,6 +196,7 @@ class Steps:
             self._tell_full_volume(error)
 
     def _add_publication(self, report: PublicationReport) -> None:
+        self._engines = len(report.serving)
         metrics = {"bytes": report.bytes, "seconds": report.seconds, "parity_max": report.parity}
         counts = {"engines": len(report.serving), "refused": len(report.refused)}
         self._reporter.reports.add(report.version, {f"sync/{n}": float(v) for n, v in {**metrics, **counts}.items()})
@@ -258,7 +260,8 @@ class Steps:
         self._reporter.skips(skipped := self._rooms.source.skipped)
         if skipped is not None:
             self._reporter.reports.add(step, {"data/skipped_prompts": float(skipped)})
-        record = self._reporter.finish_step(step, timed=timed)
+        devices = self._engines * self._spec.rollout.tensor_parallel + self._spec.trainer.replicas
+        record = self._reporter.finish_step(step, timed=timed, devices=devices)
         self.overcommits.consider(record)
         if not record.metrics.get(f"reward/grades/{GradeKind.GRADER_ERROR}"):
             self._reporter.problems.clear(Reason.GRADER_ERRORS)

@@ -23,13 +23,18 @@ class Reports:
         """Adds values to the record of `step`."""
         self._parts.setdefault(step, {}).update(metrics)
 
-    def finish(self, step: int, *, timed: bool) -> Record:
-        """Writes the record of `step`; if `timed`, `timing_s/step` is the time since the record before."""
+    def finish(self, step: int, *, timed: bool, devices: int) -> Record:
+        """Writes the record of `step`; if `timed`, with the time since the record before and the tokens trained in it.
+
+        `perf/throughput` is verl's: tokens of prompts and responses per second and device, `devices` being those of engines and trainer.
+        `perf/tokens_per_second` is ours: of the whole job.
+        """
         now = self._clock()
         metrics = self._parts.pop(step, {})
         if timed:
             metrics["timing_s/step"] = metrics["perf/time_per_step"] = now - self._last
-            metrics["perf/throughput"] = metrics.get("perf/total_num_tokens", 0.0) / max(now - self._last, 1e-9)
+            rate = metrics.get("perf/total_num_tokens", 0.0) / max(now - self._last, 1e-9)
+            metrics["perf/tokens_per_second"], metrics["perf/throughput"] = rate, rate / devices
         self._last = now
         record = Record(step, now, metrics)
         for sink in self.sinks:
