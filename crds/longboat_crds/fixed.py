@@ -36,6 +36,7 @@ WHILE_SUSPENDED = (
     "rounds.auditEvery",
     "rounds.maxLengthBias",
     "rounds.stageDeadlineSeconds",
+    "trainer.deterministic",
     "trainer.gradientCheckpointing",
     "trainer.maxTokensPerBin",
 )

@@ -118,7 +118,10 @@ class RoundsSpec(ApiModel):
         description="With BoundedAsync: how many steps a trained token's weights may be behind those that are trained. So many rounds "
         f"are begun ahead. Default: {MAX_STALENESS}.",
     )
-    seed: Seed = Field(0, description="Seed of every sample; with Synchronous a resumed job repeats bit for bit.")
+    seed: Seed = Field(
+        0,
+        description="Seed of every sample and of the minibatches; docs/reproducibility.md says what repeats bit for bit, and when.",
+    )
     stage_deadline_seconds: Seconds = Field(
         1800,
         ge=1,

@@ -48,3 +48,8 @@ class TrainerSpec(ApiModel):
     gradient_checkpointing: bool = Field(
         False, description="Compute activations again in the backward pass: less memory, more time."
     )
+    deterministic: bool | None = Field(
+        None,
+        description="Compute with kernels that give the same bits each time, so that what docs/reproducibility.md promises of the "
+        "trainer holds. Default: true on CPUs, false on GPUs, where such kernels are slower.",
+    )

@@ -44,6 +44,7 @@ CHANGES: dict[str, Any] = {
     "rounds.sampleOvercommit": 1.5,
     "rounds.seed": 1,
     "rounds.stageDeadlineSeconds": 60,
+    "trainer.deterministic": False,
     "trainer.gradientCheckpointing": True,
     "trainer.maxTokensPerBin": 4096,
     "trainer.minibatches": 2,

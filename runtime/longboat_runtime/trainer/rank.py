@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -36,10 +37,7 @@ class TrainerRank:
     def __init__(self, spec: RLJobSpec, rank: int, world_size: int, address: str) -> None:
         """Joins the group that meets at `address` (host:port on rank 0)."""
         torch.manual_seed(spec.rounds.seed)
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        # Whatever is allocated here is written before it is read. Filling it first is a pass over memory for every tensor, and over
-        # 512 MiB for every publication, however small the model.
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        set_deterministic(spec.trainer.deterministic, process_group.device_type())
         self.spec, self.rank, self.world_size = spec, rank, world_size
         self.mesh, self.hosts = process_group.join(address, rank, world_size)
         self.device = torch.device(self.mesh.device_type)
@@ -142,6 +140,20 @@ class TrainerRank:
     ) -> SampleBatch:
         entries = [WeightedSample(samples[i], request.samples[i].advantage, plan.weights[i]) for i in members]
         return build_batch(entries, self.device, packed=packs(self.model))
+
+
+def set_deterministic(wanted: bool | None, device: str) -> None:
+    """Has torch compute with kernels that give the same bits each time; `wanted` None: on CPUs.
+
+    Torch warns of operations that have no such kernel. cuBLAS needs workspaces of a fixed size for it, which it reads when it starts.
+    """
+    deterministic = device == "cpu" if wanted is None else wanted
+    if deterministic and device == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    # Whatever is allocated here is written before it is read. Filling it first is a pass over memory for every tensor, and over
+    # 512 MiB for every publication, however small the model.
+    torch.utils.deterministic.fill_uninitialized_memory = False
 
 
 def _size(sample: GeneratedSample) -> SampleSize:
