@@ -249,7 +249,9 @@ class RestartRecord(ApiModel):
     )
     node: Line | None = Field(None, description="The node that the pod was on.")
     counted: bool = Field(
-        True, description="Whether it uses failurePolicy's limit up: evictions, preemptions and lost nodes don't."
+        True,
+        description="Whether it uses failurePolicy's limit up: evictions, preemptions and lost nodes don't, nor does a driver that is "
+        "replaced as rounds.steps was raised after its last step.",
     )
     time: Timestamp = Field(description="When it was seen.")
 

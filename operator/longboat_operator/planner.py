@@ -12,10 +12,10 @@ from longboat_crds.status import Phase, RLJobStatus
 from longboat_operator.model import Action, DeleteObject, Object, Observed, Plan, PublishStatus
 from longboat_operator.plan import deadline
 from longboat_operator.plan.creation import Creation, creation_of
-from longboat_operator.plan.failures import over_the_limit, said_by_driver
+from longboat_operator.plan.failures import over_the_limit, said_by_driver, stopped_short
 from longboat_operator.plan.incarnations import failure_before
 from longboat_operator.plan.losses import Lost, disruptions, lost_pods
-from longboat_operator.plan.records import RoleCount, count, released, remembered
+from longboat_operator.plan.records import RoleCount, count, dismissed, released, remembered
 from longboat_operator.plan.removal import Removal, condemned, removal_of
 from longboat_operator.plan.starts import HeldUp, held_up
 from longboat_operator.plan.suspension import Stage, grace_left, stage_of
@@ -72,7 +72,7 @@ def _counts(view: JobView, stage: Stage, now: datetime, lost: Lost) -> Counts:
         inside = failure_before(allocation.incarnation if allocation else None, view.status.demand)
         # Without a pod that it works with the driver can't go on: it starts again, and that is no failure of its own.
         excuses = disruptions(view, lost)
-        return {
+        counts = {
             role: count(
                 view.job,
                 role,
@@ -87,6 +87,10 @@ def _counts(view: JobView, stage: Stage, now: datetime, lost: Lost) -> Counts:
             )
             for role in ROLES
         }
+        if stage is Stage.RUN and stopped_short(view):
+            text = f"rounds.steps was raised to {view.spec.rounds.steps} when {view.step} steps were trained"
+            counts[Role.DRIVER] = dismissed(memories[Role.DRIVER], view.pods[Role.DRIVER], text, now)
+        return counts
     return {role: released(memories[role], view.pods[role]) for role in ROLES}
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.status import Phase
 from longboat_operator.model import DeleteObject, JobKey, Observed, Plan
@@ -126,3 +127,81 @@ def test_only_pods_of_this_uid_are_deleted(cluster: SimulatedCluster) -> None:
     cluster.reconcile()
     deleted = {a.uid for a in cluster.reconcile().actions if isinstance(a, DeleteObject)}
     assert deleted == uids
+
+
+def test_steps_that_are_raised_when_the_driver_has_ended_are_made_by_another_driver() -> None:
+    """The job goes on, and nothing of that is held against it."""
+    cluster = SimulatedCluster(spec_of(failurePolicy={"maxDriverRestarts": 0}))
+    cluster.up()
+    cluster.train(100, "Succeeded", checkpoint={"incarnation": 1, "step": 100})
+    cluster.edit(rounds={"steps": 150})
+    others = {pod["metadata"]["uid"] for pod in cluster.pods()} - {uid_of(cluster, "sums-driver-0-a0")}
+    cluster.settle()
+    cluster.end_deleted()
+    cluster.settle()
+    assert {pod["metadata"]["name"] for pod in cluster.pods(Role.DRIVER)} == {"sums-driver-0-a1"}
+    assert cluster.status.phase is Phase.RESTARTING
+    cluster.start_all()
+    cluster.start_driver()
+    cluster.settle()
+    assert cluster.status.phase is Phase.RUNNING
+    assert others < {pod["metadata"]["uid"] for pod in cluster.pods()}, "other pods stay"
+    (record,) = cluster.status.restart_history or ()
+    assert (record.pod, record.counted) == ("sums-driver-0-a0", False)
+    assert record.message == "rounds.steps was raised to 150 when 100 steps were trained"
+    assert cluster.status.restarts == 1
+    assert cluster.status.roles
+    assert cluster.status.roles.driver
+    assert cluster.status.roles.driver.recent_restarts == 0
+    told = [event for event in cluster.events if event.reason == Reason.RESTARTING]
+    assert [(event.type, event.message) for event in told] == [
+        ("Normal", f"Role driver, pod sums-driver-0-a0: {record.message}")
+    ]
+    cluster.train(50, "Succeeded")
+    cluster.settle()
+    assert cluster.status.phase is Phase.SUCCEEDED
+
+
+@pytest.mark.parametrize("cut", range(1, 12))
+def test_the_driver_is_replaced_once_wherever_the_operator_is_cut_short(cut: int) -> None:
+    cluster = SimulatedCluster()
+    cluster.up()
+    cluster.train(100, "Succeeded")
+    cluster.edit(rounds={"steps": 150})
+    for _ in range(cut):
+        cluster.reconcile(cut=1)
+        cluster.end_deleted()
+    cluster.settle()
+    cluster.end_deleted()
+    cluster.settle()
+    assert {pod["metadata"]["name"] for pod in cluster.pods(Role.DRIVER)} == {"sums-driver-0-a1"}
+    assert [(record.pod, record.counted) for record in cluster.status.restart_history or ()] == [
+        ("sums-driver-0-a0", False)
+    ]
+
+
+def test_a_job_that_ended_behind_the_last_step_of_its_spec_has_succeeded(cluster: SimulatedCluster) -> None:
+    """It resumed from a checkpoint that had more steps than it was asked for."""
+    cluster.train(20, "Succeeded")
+    cluster.settle()
+    assert cluster.status.phase is Phase.SUCCEEDED
+
+
+def test_a_job_with_steps_left_may_be_suspended_though_its_driver_has_ended(cluster: SimulatedCluster) -> None:
+    cluster.train(0, "Succeeded", checkpoint={"incarnation": 1, "step": 100})
+    cluster.edit(rounds={"steps": 150}, suspend=True)
+    cluster.settle()
+    cluster.end_deleted()
+    cluster.settle()
+    assert cluster.status.phase is Phase.SUSPENDED
+    cluster.edit(suspend=False)
+    cluster.settle()
+    cluster.start_all()
+    cluster.start_driver()
+    cluster.settle()
+    assert cluster.status.phase is Phase.RUNNING
+    assert not cluster.status.restart_history
+
+
+def uid_of(cluster: SimulatedCluster, pod: str) -> str:
+    return str(cluster.children["Pod"][pod]["metadata"]["uid"])

@@ -26,11 +26,21 @@ def said_by_driver(view: JobView) -> Finding | None:
         return Finding(ConditionType.FAILED, True, problem.reason, place + problem.message)
     if state is TrainingState.FAILED:
         return Finding(ConditionType.FAILED, True, Reason.DRIVER_FAILED, "the driver gave up without naming a cause")
-    if state is TrainingState.SUCCEEDED:
+    if state is TrainingState.SUCCEEDED and not stopped_short(view):
         checkpoint = view.status.checkpoint
         export = f"; the model is in {checkpoint.export}" if checkpoint and checkpoint.export else ""
         return Finding(ConditionType.SUCCEEDED, True, Reason.JOB_SUCCEEDED, f"{view.step} steps are trained{export}")
     return None
+
+
+def stopped_short(view: JobView) -> bool:
+    """Whether the driver that counts has ended its job and there are steps left to train.
+
+    Rule: `rounds.steps` may be raised until the job has succeeded, so also when its last step is trained and the driver doesn't look
+    any more. Another driver goes on then.
+    """
+    ended = view.training is not None and view.training.state is TrainingState.SUCCEEDED
+    return ended and view.step < view.spec.rounds.steps
 
 
 def over_the_limit(view: JobView, counts: Mapping[Role, RoleCount]) -> Finding | None:

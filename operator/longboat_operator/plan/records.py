@@ -83,6 +83,23 @@ def released(memory: RoleCount, pods: Sequence[PodView], keep: int = 0) -> RoleC
     )
 
 
+def dismissed(memory: RoleCount, pods: Sequence[PodView], message: str, now: datetime) -> RoleCount:
+    """The driver's memory when another driver is to go on though it has not failed: its pods are replaced, told, and never counted."""
+    news = tuple(
+        RestartRecord(
+            role=str(Role.DRIVER),
+            pod=pod.name,
+            reason=Reason.RESTARTING,
+            message=message,
+            node=pod.node,
+            counted=False,
+            time=stamp(now),
+        )
+        for pod in pods
+    )
+    return replace(released(memory, pods), restarts=memory.restarts + len(news), news=news)
+
+
 def count(
     job: JobRef,
     role: Role,

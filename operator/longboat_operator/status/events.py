@@ -44,7 +44,8 @@ def events_of(old: RLJobStatus, new: RLJobStatus, counts: Mapping[Role, RoleCoun
 
 
 def _restart(record: RestartRecord) -> EmitEvent:
-    return EmitEvent(WARNING, record.reason, f"Role {record.role}, pod {record.pod}: {record.message}")
+    kind = WARNING if _is_wrong(record.reason) else NORMAL
+    return EmitEvent(kind, record.reason, f"Role {record.role}, pod {record.pod}: {record.message}")
 
 
 def _scaled(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:
@@ -62,13 +63,13 @@ def _warnings(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:
         before = find(old.conditions, condition.type)
         news = before is None or (before.status, before.reason) != (condition.status, condition.reason)
         final = condition.type in {ConditionType.SUCCEEDED, ConditionType.FAILED}
-        if news and not final and condition.reason not in told and _is_wrong(condition):
+        if news and not final and condition.reason not in told and _is_wrong(condition.reason):
             told.add(condition.reason)
             yield EmitEvent(WARNING, condition.reason, condition.message)
 
 
-def _is_wrong(condition: Condition) -> bool:
-    explanation = explain(condition.reason)
+def _is_wrong(reason: str) -> bool:
+    explanation = explain(reason)
     return explanation is None or explanation.group is not ReasonGroup.PROGRESS
 
 

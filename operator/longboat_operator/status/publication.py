@@ -15,6 +15,7 @@ from longboat_crds.status import (
     RLJobStatus,
     RuntimeStatus,
 )
+from longboat_operator.plan.failures import stopped_short
 from longboat_operator.plan.incarnations import granted, revoked
 from longboat_operator.plan.records import RoleCount, released
 from longboat_operator.plan.suspension import Stage
@@ -104,7 +105,7 @@ def _allocation(view: JobView, facts: Facts) -> Allocation:
     old = view.status.allocation
     request = view.status.demand.incarnation_request if view.status.demand else None
     incarnation: Incarnation | None = old.incarnation if old else None
-    if view.suspended and facts.stage is Stage.RUN and view.all_pods:
+    if facts.stage is Stage.RUN and (stopped_short(view) or (view.suspended and view.all_pods)):
         incarnation = revoked(incarnation)
     incarnation = granted(incarnation, request) if facts.stage in {Stage.RUN, Stage.SUSPENDING} else incarnation
     return Allocation(incarnation=incarnation, rollout_replicas=facts.roles[Role.ROLLOUT].desired)
