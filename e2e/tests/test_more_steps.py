@@ -1,0 +1,85 @@
+"""Steps are raised while a job runs, and again when its driver has ended and the operator hasn't seen it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from e2e import small_job, volumes
+from e2e.cluster.cluster import Cluster
+from e2e.installation import NAMESPACE as SYSTEM
+from e2e.jobs import Job
+from e2e.prompts import fates_in
+from longboat_runtime.driver.eventlog import surviving
+from longboat_runtime.metrics.record import read_records
+from longboat_runtime.rounds import events
+from longboat_runtime.timeline.log import newest
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+RATE = 1e-4
+FIRST, SECOND, LAST = 10, 12, 14
+
+
+@contextmanager
+def operator_away(cluster: Cluster) -> Iterator[None]:
+    """Nobody plans meanwhile."""
+    replicas = cluster.kubectl("-n", SYSTEM, "get", "deployment", "-o", "jsonpath={.items[0].spec.replicas}")
+    cluster.kubectl("-n", SYSTEM, "scale", "deployment", "--all", "--replicas=0")
+    try:
+        yield
+    finally:
+        cluster.kubectl("-n", SYSTEM, "scale", "deployment", "--all", f"--replicas={replicas}")
+        cluster.kubectl("-n", SYSTEM, "rollout", "status", "deployment", "--timeout=90s")
+
+
+def horizons(job: Job) -> dict[int, int]:
+    """The number of steps of the job as it was when each step was begun."""
+    root = volumes.folder(job.cluster, job.namespace, f"{job.name}-checkpoint")
+    end = newest(root)
+    assert end is not None
+    found, steps = {}, FIRST
+    for event in surviving(root, end):
+        match event.body:
+            case events.SpecChanged(steps=changed):
+                steps = changed
+            case events.StepStarted(step=step):
+                found[step] = steps
+    return found
+
+
+def rates(job: Job) -> dict[int, float]:
+    root = volumes.folder(job.cluster, job.namespace, f"{job.name}-checkpoint")
+    return {record.step: record.metrics["actor/lr"] for record in read_records(root) if record.step}
+
+
+def test_a_job_ends_at_the_number_of_steps_that_its_spec_has_at_the_end(new_job: Callable[[str], Job]) -> None:
+    job = new_job("longer")
+    optimizer = {"learningRate": RATE, "schedule": "Linear"}
+    job.apply(
+        small_job.spec(
+            rounds={"steps": FIRST, "promptsPerRound": 4},
+            trainer={"optimizer": optimizer, "maxTokensPerBin": 256},
+            failurePolicy={"maxDriverRestarts": 0},
+        )
+    )
+    job.wait_for_step(2)
+    job.patch({"rounds": {"steps": SECOND}})
+    job.wait("the driver follows", lambda: job.status()["training"]["steps"] == SECOND)
+    with operator_away(job.cluster):
+        job.wait("the driver ends", lambda: job.status()["training"]["state"] == "Succeeded")
+        assert job.step() == SECOND
+        assert job.status()["phase"] == "Running", "which nobody has seen"
+        job.patch({"rounds": {"steps": LAST}})
+    job.wait_for("Succeeded")
+    status = job.status()
+    assert (status["training"]["step"], status["checkpoint"]["step"]) == (LAST, LAST)
+    (restart,) = [record for record in status["restartHistory"] if record["role"] == "driver"]
+    assert not restart["counted"]
+    assert "rounds.steps was raised to 14" in restart["message"]
+    began = horizons(job)
+    assert [*began] == [*range(1, LAST + 1)]
+    assert (began[1], began[SECOND], began[SECOND + 1]) == (FIRST, SECOND, LAST)
+    assert rates(job) == {step: pytest.approx(RATE * (of - step + 1) / of) for step, of in began.items()}
+    found = fates_in(job)
+    assert (found["lost"], found["doubled"], found["begun"]) == ([], [], [0, SECOND])
