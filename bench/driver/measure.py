@@ -89,7 +89,7 @@ class Instant:
     """Everything that is asked for happens at once, in the order it was asked for."""
 
     def __init__(self, spec: RLJobSpec) -> None:
-        self._loop = RoundLoop(open_policy(spec), self, Ledger(GROUP), 1)
+        self._loop = RoundLoop(open_policy(spec), self, Ledger(GROUP, spec.rounds.steps), 1)
         self.ledger, self.view = self._loop.ledger, self._loop.view
         self.log: list[Event] = []
         self._asked: list[events.Body] = []
@@ -140,7 +140,7 @@ def ledger_costs(spec: RLJobSpec) -> dict[str, float]:
     began = time.process_time()
     instant.run()
     decided = time.process_time() - began
-    ledger = Ledger(GROUP)
+    ledger = Ledger(GROUP, spec.rounds.steps)
     began = time.process_time()
     for event in instant.log:
         ledger.apply(event)

@@ -102,7 +102,10 @@ class Predictor:
         if self._task.learns and not beforehand:
             distribution = Recorded.of(self._blocks[arm, seed], distribution)
         size = self._task.group_size
-        return simulate(open_policy(spec), size, self._site_of(arm), distribution, source=self._source(), outside=told)
+        steps = spec.rounds.steps
+        return simulate(
+            open_policy(spec), size, self._site_of(arm), distribution, steps, source=self._source(), outside=told
+        )
 
     def _distribution(self, seed: int) -> LengthDistribution:
         if not self._task.learns:

@@ -62,8 +62,15 @@ class CheckpointSpec(ApiModel):
         ),
     )
 
-    every_steps: int = Field(10, ge=1, le=10_000_000, description="Steps from one checkpoint to the next.")
-    keep: int = Field(2, ge=1, le=1000, description="Newest checkpoints that are kept.")
+    every_steps: int = Field(
+        10,
+        ge=1,
+        le=10_000_000,
+        description="Steps from one checkpoint to the next; an edit counts from the step that is being made.",
+    )
+    keep: int = Field(
+        2, ge=1, le=1000, description="Newest checkpoints that are kept; an edit counts when the next one is saved."
+    )
     grace_seconds: Seconds = Field(120, description="How long a suspend waits for a last checkpoint.")
     reclaim_policy: ReclaimPolicy = ReclaimPolicy.RETAIN
     volume: VolumeSpec = Field(default_factory=VolumeSpec)

@@ -19,7 +19,7 @@ FREE = (
     "checkpoint.reclaimPolicy",
     "failurePolicy",
     "rollout.replicas",
-    "rounds.steps",  # upwards
+    "rounds.steps",  # upwards, until the job has succeeded
     "runtimeRef.renewOnResume",
     "suspend",
     "ttlSecondsAfterFinished",

@@ -65,7 +65,11 @@ class RoundsSpec(ApiModel):
 
     policy: RoundPolicyName = RoundPolicyName.SYNCHRONOUS
     steps: int = Field(
-        ge=1, le=10_000_000, description="Optimizer steps of the whole job. It may be raised while the job runs."
+        ge=1,
+        le=10_000_000,
+        description="Optimizer steps of the whole job. It may be raised until the job has succeeded; the driver follows from the next "
+        "step on, and trainer.optimizer.schedule is stretched. To go on with a job that has succeeded, create another one with "
+        "checkpoint.resumeFrom.",
     )
     prompts_per_round: int = Field(
         ge=1, le=65_536, description="Prompts trained in one step; samples = this times algorithm.groupSize."

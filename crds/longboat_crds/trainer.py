@@ -8,7 +8,11 @@ from longboat_crds.base import ApiModel
 
 
 class Schedule(StrEnum):
-    """Course of the learning rate after the warm-up: as it is, or falling to 0 at rounds.steps."""
+    """Course of the learning rate after the warm-up: as it is, or falling to 0 at rounds.steps.
+
+    When rounds.steps is raised, Linear and Cosine are stretched: each step from the next one on has the rate that it would have had
+    if the job had been created with the new number, so the rate jumps up once. Steps that are done are not repeated.
+    """
 
     CONSTANT = "Constant"
     LINEAR = "Linear"

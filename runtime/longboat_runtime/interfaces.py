@@ -162,9 +162,13 @@ class TrainSample:
 
 @dataclass(frozen=True, slots=True)
 class TrainRequest:
-    """One optimizer step. `samples` are sorted by id; `denominator` is the constant number of samples of a full batch."""
+    """One optimizer step of `steps`, which the learning rate is laid over.
+
+    `samples` are sorted by id; `denominator` is the constant number of samples of a full batch.
+    """
 
     step: int
+    steps: int
     samples: tuple[TrainSample, ...]
     denominator: int
 
@@ -233,10 +237,12 @@ class Manifest:
 class Checkpoints(Protocol):
     """The complete checkpoints of all incarnations of a job, and the way to make another one.
 
-    `damaged` names those that `newest` passed over because their files are not as they were written, each with the cause.
+    `damaged` names those that `newest` passed over because their files are not as they were written, each with the cause. So many as
+    `keep` stay; an edit of it counts when the next one is saved.
     """
 
     damaged: tuple[str, ...]
+    keep: int
 
     def newest(self) -> Manifest | None:
         """Highest incarnation first, then highest step: what a lost driver still writes never counts. None if there is none.

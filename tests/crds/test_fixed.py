@@ -9,25 +9,25 @@ from longboat_crds.job import RLJobSpec
 LISTED = (*FREE, *WHILE_SUSPENDED, *WITH_RENEWAL, *FIXED)
 
 
-def _leaves(model: type[ApiModel], path: str = "") -> Iterator[str]:
+def leaves(model: type[ApiModel], path: str = "") -> Iterator[str]:
     """Paths of all fields that are no objects of our own."""
     for name, info in model.model_fields.items():
         here = f"{path}{info.alias or name}"
         if isinstance(info.annotation, type) and issubclass(info.annotation, ApiModel):
-            yield from _leaves(info.annotation, f"{here}.")
+            yield from leaves(info.annotation, f"{here}.")
         else:
             yield here
 
 
 def test_every_field_is_judged_exactly_once() -> None:
-    for leaf in _leaves(RLJobSpec):
+    for leaf in leaves(RLJobSpec):
         judged = [path for path in LISTED if leaf == path or leaf.startswith(f"{path}.")]
         assert len(judged) == 1, f"{leaf}: {judged}"
 
 
 def test_every_listed_path_is_a_field() -> None:
-    leaves = list(_leaves(RLJobSpec))
-    assert [path for path in LISTED if not any(f"{leaf}.".startswith(f"{path}.") for leaf in leaves)] == []
+    found = list(leaves(RLJobSpec))
+    assert [path for path in LISTED if not any(f"{leaf}.".startswith(f"{path}.") for leaf in found)] == []
 
 
 def test_all_that_is_not_free_has_a_rule() -> None:

@@ -339,6 +339,27 @@ def make_spec(**rounds: Any) -> RLJobSpec:
     )
 
 
+class EditedBroker(LocalBroker):
+    """A job whose spec somebody edits while it runs."""
+
+    def __init__(self, incarnation: int, spec: RLJobSpec) -> None:
+        super().__init__(incarnation)
+        self._spec = spec
+        self._news = asyncio.Event()
+
+    def edit(self, **sections: Mapping[str, Any]) -> None:
+        """Lays these fields over sections of the spec."""
+        made = {name: getattr(self._spec, name).model_copy(update=fields) for name, fields in sections.items()}
+        self._spec = self._spec.model_copy(update=made)
+        self._news.set()
+
+    async def edited(self, known: RLJobSpec) -> RLJobSpec:
+        while self._spec == known:
+            self._news.clear()
+            await self._news.wait()
+        return self._spec
+
+
 class Site:
     """A job's checkpoint directory, and drivers that come and go. `adopted` is that of the job it resumes from."""
 
@@ -362,7 +383,7 @@ class Site:
         evaluation = tuple(held_out) if self.spec.dataset.evaluation else ()
         rooms = Rooms(self.store, self.fleet, self.rewards, self.trainer, self.source, self.checkpoints, evaluation)
         job = Job("job-uid", self.spec, self.root, self.incarnation)
-        self.broker = LocalBroker(self.incarnation)
+        self.broker = EditedBroker(self.incarnation, self.spec)
         self.broker.previous = previous or DriverStatus()
         self.seconds = 0.0
         self.reporter = Reporter(

@@ -25,7 +25,6 @@ def judge(group: GroupRecord | None) -> Decision | None:
 class Racing:
     """Launches one prompt and one sample a group too many; the first groups to be filled win, the others are deferred."""
 
-    steps: int
     prompts_per_round: int
     group_size: int
 
@@ -34,7 +33,7 @@ class Racing:
             return publication(view)
         round_ = next(iter(view.rounds.values()), None)
         if round_ is None:
-            return [next_round(view)] if view.step < self.steps else []
+            return [next_round(view)] if view.step < view.steps else []
         if decisions := recover(view):
             return decisions
         if round_.state is not RoundState.OPEN:

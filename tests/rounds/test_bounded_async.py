@@ -19,7 +19,7 @@ from tests.rounds.world import World
 def started(
     steps: int, prompts: int, group_size: int, max_staleness: int = 1, drop_zero_variance: bool = False
 ) -> World:
-    world = World(BoundedAsync(steps, prompts, group_size, max_staleness, drop_zero_variance), group_size)
+    world = World(BoundedAsync(prompts, group_size, max_staleness, drop_zero_variance), group_size, steps=steps)
     world.start()
     return world
 

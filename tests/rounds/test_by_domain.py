@@ -25,17 +25,17 @@ overcommits = st.sampled_from([1.0, 1.1, 1.125, 1.25, 1.5, 2.0, 3.5])
 
 
 def tail_batching(
-    steps: int, quotas: dict[str, int], group_size: int, overcommit: float = 1.25, samples: float = 1.0, **options: bool
+    quotas: dict[str, int], group_size: int, overcommit: float = 1.25, samples: float = 1.0, **options: bool
 ) -> ByDomain:
     rules = {
-        domain: TailBatching(steps, prompts, group_size, overcommit, samples, phase=phase, **options)
+        domain: TailBatching(prompts, group_size, overcommit, samples, phase=phase, **options)
         for (domain, prompts), phase in zip(quotas.items(), phases(len(quotas)), strict=True)
     }
-    return ByDomain(steps, sum(quotas.values()), group_size, rules)
+    return ByDomain(sum(quotas.values()), group_size, rules)
 
 
-def started(policy: ByDomain) -> World:
-    world = World(policy, policy.group_size)
+def started(steps: int, policy: ByDomain) -> World:
+    world = World(policy, policy.group_size, steps=steps)
     world.start()
     return world
 
@@ -74,7 +74,7 @@ def kinds(world: World) -> list[RoundKind]:
 def test_quotas_hold_in_every_round_and_the_end_drains_every_domain(
     quotas: dict[str, int], steps: int, overcommit: float, samples: float, seed: int
 ) -> None:
-    world = started(tail_batching(steps, quotas, 2, overcommit, samples))
+    world = started(steps, tail_batching(quotas, 2, overcommit, samples))
     world.run(random.Random(seed).choice)
     assert trained(world) == [Counter(quotas)] * steps
     assert (len(world.ledger.queue), len(world.ledger.groups), len(world.ledger.domains)) == (0, 0, 0)
@@ -86,7 +86,7 @@ def test_quotas_hold_in_every_round_and_the_end_drains_every_domain(
 def test_share_of_long_rounds_is_that_of_the_closed_form(quotas: dict[str, int], overcommit: float, seed: int) -> None:
     """(overcommit - 1) / overcommit, within one round, before the end of the run comes into sight."""
     steps = 24
-    world = started(tail_batching(steps + 40, quotas, 1, overcommit))
+    world = started(steps + 40, tail_batching(quotas, 1, overcommit))
     world.run(random.Random(seed).choice, steps)
     assert world.ledger.step == steps
     share = 1 - 1 / Fraction(str(overcommit))
@@ -95,7 +95,7 @@ def test_share_of_long_rounds_is_that_of_the_closed_form(quotas: dict[str, int],
 
 
 def test_extra_prompts_of_small_quotas_come_in_turn() -> None:
-    world = started(tail_batching(40, {"a": 1, "b": 1, "c": 1}, 1))
+    world = started(40, tail_batching({"a": 1, "b": 1, "c": 1}, 1))
     world.run()
     short = [counts for counts, kind in zip(launched(world), kinds(world), strict=True) if kind is RoundKind.SHORT]
     assert [counts.total() for counts in short][:8] == [3, 4, 4, 4, 3, 4, 4, 4]
@@ -104,7 +104,7 @@ def test_extra_prompts_of_small_quotas_come_in_turn() -> None:
 
 def test_a_domain_with_its_quota_ends_alone() -> None:
     """Its slow prompts are stopped then and there, while another domain still races."""
-    world = started(tail_batching(20, {"b": 2, "c": 2}, 1, overcommit=1.5))
+    world = started(20, tail_batching({"b": 2, "c": 2}, 1, overcommit=1.5))
     world.publish()
     b = [sample for sample in world.samples(State.RUNNING) if world.domain_of(sample.row) == "b"]
     assert len(b) == 3
@@ -119,7 +119,7 @@ def test_a_domain_with_its_quota_ends_alone() -> None:
 
 
 def test_a_complete_prompt_beyond_the_quota_is_deferred() -> None:
-    world = started(tail_batching(20, {"b": 1, "c": 1}, 2, overcommit=2.0))
+    world = started(20, tail_batching({"b": 1, "c": 1}, 2, overcommit=2.0))
     world.publish()
     first, second = (prompt for prompt in world.view.groups if world.domain_of(prompt.row) == "b")
     for index in (0, 1):
@@ -129,7 +129,7 @@ def test_a_complete_prompt_beyond_the_quota_is_deferred() -> None:
 
 def test_a_queue_of_more_than_two_quotas_forces_a_long_round_that_others_fill_up() -> None:
     """Domain b loses the weights of its groups again and again: all of them are deferred."""
-    world = started(tail_batching(30, {"b": 1, "c": 2}, 1, overcommit=1.1))
+    world = started(30, tail_batching({"b": 1, "c": 2}, 1, overcommit=1.1))
     world.publish()
     while len(world.view.within("b").deferred) <= 2:
         sample = next(sample for sample in world.samples(State.RUNNING) if world.domain_of(sample.row) == "b")
@@ -154,12 +154,15 @@ def test_what_dynamic_sampling_drops_is_replaced_in_its_domain_and_never_queued(
 ) -> None:
     steps, pick = 5, random.Random(seed).choice
     if synchronous:
-        rules = {domain: Synchronous(steps, prompts, 2, True) for domain, prompts in quotas.items()}
-        policy = ByDomain(steps, sum(quotas.values()), 2, rules)
+        rules = {domain: Synchronous(prompts, 2, True) for domain, prompts in quotas.items()}
+        policy = ByDomain(sum(quotas.values()), 2, rules)
     else:
-        policy = tail_batching(steps, quotas, 2, overcommit, drop_zero_variance=True)
+        policy = tail_batching(quotas, 2, overcommit, drop_zero_variance=True)
     world = World(
-        policy, 2, lambda sample: float(sample.index and random.Random(f"{seed} {sample.prompt}").random() < 0.6)
+        policy,
+        2,
+        lambda sample: float(sample.index and random.Random(f"{seed} {sample.prompt}").random() < 0.6),
+        steps,
     )
     world.start()
     world.run(pick)
@@ -176,7 +179,7 @@ def test_what_dynamic_sampling_drops_is_replaced_in_its_domain_and_never_queued(
 
 
 def test_a_grader_error_makes_its_domain_train_smaller() -> None:
-    world = started(tail_batching(1, {"b": 2, "c": 1}, 1))
+    world = started(1, tail_batching({"b": 2, "c": 1}, 1))
     world.publish()
     for sample in world.samples(State.RUNNING):
         world.finish(sample)
@@ -187,7 +190,7 @@ def test_a_grader_error_makes_its_domain_train_smaller() -> None:
 
 
 def test_a_long_round_begins_with_what_got_furthest_of_all_domains() -> None:
-    world = started(tail_batching(30, {"b": 1, "c": 1}, 1, overcommit=2.0))
+    world = started(30, tail_batching({"b": 1, "c": 1}, 1, overcommit=2.0))
     world.publish()
     by_domain = {domain: [p for p in world.view.groups if world.domain_of(p.row) == domain] for domain in "bc"}
     for domain, tokens in (("b", 5), ("c", 9)):
@@ -202,7 +205,7 @@ def test_a_long_round_begins_with_what_got_furthest_of_all_domains() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_every_domain_wraps_its_own_epoch_and_no_prompt_comes_twice(seed: int) -> None:
-    world = started(tail_batching(40, {"a": 2, "b": 1}, 1, overcommit=1.5))
+    world = started(40, tail_batching({"a": 2, "b": 1}, 1, overcommit=1.5))
     world.run(random.Random(seed).choice)
     drawn: dict[str, list[PromptId]] = {"a": [], "b": []}
     for body in bodies(world, events.Drawn):
@@ -214,10 +217,10 @@ def test_every_domain_wraps_its_own_epoch_and_no_prompt_comes_twice(seed: int) -
 @pytest.mark.parametrize("drop", [False, True])
 def test_a_driver_killed_at_any_event_loses_and_doubles_nothing(drop: bool) -> None:
     quotas = {"b": 1, "c": 2}
-    whole = started(tail_batching(6, quotas, 2, 1.5, drop_zero_variance=drop))
+    whole = started(6, tail_batching(quotas, 2, 1.5, drop_zero_variance=drop))
     whole.run(random.Random(1).choice)
     for length in range(1, len(whole.log), 3):
-        world = started(tail_batching(6, quotas, 2, 1.5, drop_zero_variance=drop))
+        world = started(6, tail_batching(quotas, 2, 1.5, drop_zero_variance=drop))
         pick = random.Random(1).choice
         while len(world.log) < length:
             if running := world.samples(State.RUNNING):

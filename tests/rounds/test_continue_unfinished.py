@@ -20,7 +20,9 @@ from tests.rounds.world import World
 def started(
     steps: int, prompts: int, group_size: int, prompt_overcommit: float = 1.5, drop_zero_variance: bool = False
 ) -> World:
-    world = World(ContinueUnfinished(steps, prompts, group_size, prompt_overcommit, drop_zero_variance), group_size)
+    world = World(
+        ContinueUnfinished(prompts, group_size, prompt_overcommit, drop_zero_variance), group_size, steps=steps
+    )
     world.start()
     return world
 

@@ -20,15 +20,15 @@ from longboat_runtime.samples import SampleId
 from tests.rounds.world import World, replay
 
 POLICIES = [
-    Synchronous(2, 2, 2),
-    TailBatching(2, 2, 2, prompt_overcommit=1.5, sample_overcommit=1.5),
-    ContinueUnfinished(2, 2, 2, prompt_overcommit=1.5),
-    BoundedAsync(2, 2, 2, max_staleness=1),
+    Synchronous(2, 2),
+    TailBatching(2, 2, prompt_overcommit=1.5, sample_overcommit=1.5),
+    ContinueUnfinished(2, 2, prompt_overcommit=1.5),
+    BoundedAsync(2, 2, max_staleness=1),
 ]
 
 
 def world_of(policy: Policy) -> World:
-    world = World(policy, 2)
+    world = World(policy, 2, steps=2)
     world.start()
     world.publish()
     return world
@@ -73,7 +73,7 @@ def test_deaths_are_remembered_by_snapshots_and_by_the_log() -> None:
     assert from_snapshot(read).sample(killer).engine_deaths == MOST_ENGINE_DEATHS - 1
     world.lose(killer, engine_died=True)
     log = [Event.from_json(json.loads(json.dumps(event.to_json()))) for event in world.log]
-    again = replay(log, 2)
+    again = replay(log, 2, steps=2)
     assert to_snapshot(again) == to_snapshot(world.ledger)
     assert again.dropped[DropReason.ENGINE_DEATHS] == 1
 

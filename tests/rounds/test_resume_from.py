@@ -17,10 +17,10 @@ from tests.rounds.world import World
 
 STEPS, PROMPTS, GROUP = 6, 2, 2
 POLICIES: tuple[Policy, ...] = (
-    Synchronous(STEPS, PROMPTS, GROUP),
-    TailBatching(STEPS, PROMPTS, GROUP, prompt_overcommit=1.5, sample_overcommit=1.5),
-    ContinueUnfinished(STEPS, PROMPTS, GROUP, prompt_overcommit=1.5),
-    BoundedAsync(STEPS, PROMPTS, GROUP, max_staleness=2),
+    Synchronous(PROMPTS, GROUP),
+    TailBatching(PROMPTS, GROUP, prompt_overcommit=1.5, sample_overcommit=1.5),
+    ContinueUnfinished(PROMPTS, GROUP, prompt_overcommit=1.5),
+    BoundedAsync(PROMPTS, GROUP, max_staleness=2),
 )
 ON_POLICY = (Synchronous, TailBatching)
 
@@ -29,7 +29,7 @@ ON_POLICY = (Synchronous, TailBatching)
 @pytest.mark.parametrize(("first", "second"), [*permutations(POLICIES, 2)], ids=lambda policy: type(policy).__name__)
 def test_every_step_trains_a_full_batch_of_its_own_prompts(first: Policy, second: Policy, seed: int) -> None:
     chance = random.Random(seed)
-    world = World(first, GROUP)
+    world = World(first, GROUP, steps=STEPS)
     world.start()
     world.run(chance.choice, steps=chance.randint(1, STEPS - 1))
     before = world.ledger.step

@@ -22,14 +22,14 @@ def bodies(world: World, kind: type) -> list:
     return [event.body for event in world.log if isinstance(event.body, kind)]
 
 
-def started(policy: Synchronous | Racing, score: Callable[[SampleId], float] | None = None) -> World:
-    world = World(policy, policy.group_size, *([score] if score else []))
+def started(steps: int, policy: Synchronous | Racing, score: Callable[[SampleId], float] | None = None) -> World:
+    world = World(policy, policy.group_size, **({"score": score} if score else {}), steps=steps)
     world.start()
     return world
 
 
 def test_a_job_is_a_row_of_rounds_of_whole_groups() -> None:
-    world = started(Synchronous(steps=3, prompts_per_round=2, group_size=4))
+    world = started(3, Synchronous(prompts_per_round=2, group_size=4))
     world.run()
     assert [len(batch) for batch in world.batches.values()] == [8, 8, 8]
     assert [b.version for b in bodies(world, events.RoundOpened)] == [0, 1, 2]
@@ -39,7 +39,7 @@ def test_a_job_is_a_row_of_rounds_of_whole_groups() -> None:
 
 
 def test_the_next_round_waits_for_the_publication() -> None:
-    world = started(Synchronous(steps=2, prompts_per_round=1, group_size=1))
+    world = started(2, Synchronous(prompts_per_round=1, group_size=1))
     world.publish()
     world.finish(SampleId(0, 0, 0, 0))
     world.grade(SampleId(0, 0, 0, 0))
@@ -52,9 +52,9 @@ def test_the_next_round_waits_for_the_publication() -> None:
 
 @given(seed=st.integers(0, 10_000), drop=st.booleans())
 def test_order_of_generation_and_grading_changes_nothing(seed: int, drop: bool) -> None:
-    policy = Synchronous(steps=3, prompts_per_round=2, group_size=2, drop_zero_variance=drop)
+    policy = Synchronous(prompts_per_round=2, group_size=2, drop_zero_variance=drop)
     score = lambda sample: float((sample.row * 7 + sample.index * (sample.row % 3)) % 2)  # noqa: E731
-    in_order, shuffled = started(policy, score), started(policy, score)
+    in_order, shuffled = started(3, policy, score), started(3, policy, score)
     in_order.run()
     shuffled.run(random.Random(seed).choice)
     assert in_order.batches == shuffled.batches
@@ -66,7 +66,7 @@ def test_reward_latency_does_not_choose_samples(first: int, second: int) -> None
     """Under racing, the same order of generation gives the same batches, in whatever order graders answer."""
     batches = []
     for seed in (first, second):
-        world, order, grading = started(Racing(3, 2, 2)), random.Random(7), random.Random(seed)
+        world, order, grading = started(3, Racing(2, 2)), random.Random(7), random.Random(seed)
         while world.ledger.step < 3:
             running, generated = world.samples(State.RUNNING), world.samples(State.GENERATED)
             undecided = [s for s in running if not world.ledger.groups[s.prompt].completed]
@@ -81,7 +81,7 @@ def test_reward_latency_does_not_choose_samples(first: int, second: int) -> None
 
 
 def test_a_grader_error_drops_the_group_and_the_batch_is_smaller() -> None:
-    world = started(Synchronous(steps=1, prompts_per_round=2, group_size=2))
+    world = started(1, Synchronous(prompts_per_round=2, group_size=2))
     world.publish()
     for sample in world.samples(State.RUNNING):
         world.finish(sample)
@@ -94,7 +94,7 @@ def test_a_grader_error_drops_the_group_and_the_batch_is_smaller() -> None:
 
 
 def test_timeouts_wrong_answers_and_errors_are_counted_apart() -> None:
-    world = started(Synchronous(steps=1, prompts_per_round=1, group_size=4))
+    world = started(1, Synchronous(prompts_per_round=1, group_size=4))
     world.publish()
     for sample in world.samples(State.RUNNING):
         world.finish(sample)
@@ -111,23 +111,23 @@ def test_timeouts_wrong_answers_and_errors_are_counted_apart() -> None:
 
 
 def test_groups_of_equal_rewards_are_replaced() -> None:
-    policy = Synchronous(steps=1, prompts_per_round=2, group_size=2, drop_zero_variance=True)
-    world = started(policy, lambda sample: float(sample.row >= 3 and sample.index))
+    policy = Synchronous(prompts_per_round=2, group_size=2, drop_zero_variance=True)
+    world = started(1, policy, lambda sample: float(sample.row >= 3 and sample.index))
     world.run()
     assert [s.row for s in world.batches[1]] == [3, 3, 4, 4]
     assert world.ledger.dropped == {DropReason.ZERO_VARIANCE: 3}
 
 
 def test_replacement_ends_when_nothing_can_be_learned() -> None:
-    policy = Synchronous(steps=1, prompts_per_round=2, group_size=2, drop_zero_variance=True)
-    world = started(policy, lambda sample: 1.0)
+    policy = Synchronous(prompts_per_round=2, group_size=2, drop_zero_variance=True)
+    world = started(1, policy, lambda sample: 1.0)
     world.run()
     assert world.batches == {1: ()}
     assert world.ledger.dropped == {DropReason.ZERO_VARIANCE: 2 * MAX_DRAWS_PER_ROUND}
 
 
 def test_a_lost_sample_is_made_again_under_its_name() -> None:
-    world = started(Synchronous(steps=1, prompts_per_round=1, group_size=2))
+    world = started(1, Synchronous(prompts_per_round=1, group_size=2))
     world.publish()
     sample = SampleId(0, 0, 0, 1)
     world.lose(sample)
@@ -138,7 +138,7 @@ def test_a_lost_sample_is_made_again_under_its_name() -> None:
 
 
 def test_kept_data_that_is_lost_while_training_is_made_and_graded_again() -> None:
-    world = started(Synchronous(steps=1, prompts_per_round=1, group_size=2))
+    world = started(1, Synchronous(prompts_per_round=1, group_size=2))
     world.publish()
     world.run_until_training()
     sample = SampleId(0, 0, 0, 0)
@@ -154,7 +154,7 @@ def test_kept_data_that_is_lost_while_training_is_made_and_graded_again() -> Non
 
 
 def test_tokens_of_other_weights_are_not_trained() -> None:
-    world = started(Synchronous(steps=1, prompts_per_round=1, group_size=2))
+    world = started(1, Synchronous(prompts_per_round=1, group_size=2))
     world.publish()
     world.finish(SampleId(0, 0, 0, 0), version=5)
     assert world.samples(State.RUNNING) == [SampleId(0, 0, 1, 0), SampleId(0, 0, 1, 1)]
@@ -165,8 +165,8 @@ def test_tokens_of_other_weights_are_not_trained() -> None:
 @pytest.mark.parametrize("events_lived_through", [5, 17, 29])
 def test_a_restart_repeats_the_same_events(events_lived_through: int) -> None:
     """From the boundary on, the batches and the final state are those of a job that never stopped."""
-    policy = Synchronous(steps=4, prompts_per_round=2, group_size=2, drop_zero_variance=True)
-    whole, broken = started(policy), started(policy)
+    policy = Synchronous(prompts_per_round=2, group_size=2, drop_zero_variance=True)
+    whole, broken = started(4, policy), started(4, policy)
     whole.run()
     for _ in range(events_lived_through):
         if running := broken.samples(State.RUNNING):

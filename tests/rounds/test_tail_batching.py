@@ -25,18 +25,17 @@ def bodies(world: World, kind: type) -> list:
 
 
 def tail_batching(
-    steps: int,
     prompts_per_round: int,
     group_size: int,
     prompt_overcommit: float = 1.25,
     sample_overcommit: float = 1.0,
     drop_zero_variance: bool = False,
 ) -> TailBatching:
-    return TailBatching(steps, prompts_per_round, group_size, prompt_overcommit, sample_overcommit, drop_zero_variance)
+    return TailBatching(prompts_per_round, group_size, prompt_overcommit, sample_overcommit, drop_zero_variance)
 
 
-def started(policy: TailBatching) -> World:
-    world = World(policy, policy.group_size)
+def started(steps: int, policy: TailBatching) -> World:
+    world = World(policy, policy.group_size, steps=steps)
     world.start()
     return world
 
@@ -53,7 +52,7 @@ def launches(world: World) -> dict[int, list[PromptId]]:
 
 
 def test_the_slowest_prompts_wait_for_a_long_round() -> None:
-    world = started(tail_batching(steps=6, prompts_per_round=4, group_size=2))
+    world = started(6, tail_batching(prompts_per_round=4, group_size=2))
     slow = {4, 9}
     world.run(lambda samples: min(samples, key=lambda sample: (sample.row in slow, sample)))
     assert [kind.value for kind in kinds(world)][:5] == ["Short"] * 4 + ["Long"]
@@ -66,7 +65,7 @@ def test_the_slowest_prompts_wait_for_a_long_round() -> None:
 def test_share_of_long_rounds_is_that_of_the_closed_form(prompts: int, overcommit: float, seed: int) -> None:
     """(overcommit - 1) / overcommit, within one round, before the end of the run comes into sight."""
     steps = 24
-    world = started(tail_batching(steps + 40, prompts, 1, overcommit))
+    world = started(steps + 40, tail_batching(prompts, 1, overcommit))
     world.run(random.Random(seed).choice, steps)
     assert world.ledger.step == steps
     share = 1 - 1 / Fraction(str(overcommit))
@@ -74,7 +73,7 @@ def test_share_of_long_rounds_is_that_of_the_closed_form(prompts: int, overcommi
 
 
 def test_fractions_of_a_prompt_are_carried_on() -> None:
-    world = started(tail_batching(steps=40, prompts_per_round=3, group_size=1))
+    world = started(40, tail_batching(prompts_per_round=3, group_size=1))
     world.run()
     counts = [
         len(prompts) for prompts, kind in zip(launches(world).values(), kinds(world), strict=True) if kind == "Short"
@@ -94,7 +93,7 @@ def test_fractions_of_a_prompt_are_carried_on() -> None:
 def test_the_end_of_a_run_drains_the_queue(
     prompts: int, steps: int, overcommit: float, samples: float, drop: bool, seed: int
 ) -> None:
-    world = started(tail_batching(steps, prompts, 2, overcommit, samples, drop))
+    world = started(steps, tail_batching(prompts, 2, overcommit, samples, drop))
     world.run(random.Random(seed).choice)
     ledger = world.ledger
     assert (ledger.step, len(ledger.queue), len(ledger.groups)) == (steps, 0, 0)
@@ -110,7 +109,7 @@ def test_grading_never_decides_what_is_kept(seed: int, errors: bool) -> None:
     orders = [None, random.Random(seed), random.Random(seed + 1)]
     outcomes = []
     for order in orders:
-        world = started(tail_batching(4, 3, 2, 1.5, 1.5))
+        world = started(4, tail_batching(3, 2, 1.5, 1.5))
         rank = lambda sample: random.Random(f"{seed} {sample}").random()  # noqa: E731
         while True:
             running, generated = world.samples(State.RUNNING), world.samples(State.GENERATED)
@@ -128,7 +127,7 @@ def test_grading_never_decides_what_is_kept(seed: int, errors: bool) -> None:
 
 
 def test_a_surplus_response_is_stopped_and_never_waited_for() -> None:
-    world = started(tail_batching(steps=1, prompts_per_round=1, group_size=2, sample_overcommit=1.5))
+    world = started(1, tail_batching(prompts_per_round=1, group_size=2, sample_overcommit=1.5))
     world.publish()
     for index in (2, 0):
         world.finish(SampleId(0, 0, 0, index))
@@ -138,7 +137,7 @@ def test_a_surplus_response_is_stopped_and_never_waited_for() -> None:
 
 
 def test_a_long_round_begins_with_what_got_furthest() -> None:
-    world = started(tail_batching(steps=30, prompts_per_round=2, group_size=1, prompt_overcommit=1.5))
+    world = started(30, tail_batching(prompts_per_round=2, group_size=1, prompt_overcommit=1.5))
     while kinds(world).count(RoundKind.LONG) == 0:
         if running := world.samples(State.RUNNING):
             world.finish(running[-1])
@@ -155,7 +154,7 @@ def test_a_long_round_begins_with_what_got_furthest() -> None:
 
 
 def test_what_finished_while_it_was_being_stopped_has_its_whole_length() -> None:
-    world = started(tail_batching(steps=2, prompts_per_round=1, group_size=2, prompt_overcommit=2.0))
+    world = started(2, tail_batching(prompts_per_round=1, group_size=2, prompt_overcommit=2.0))
     world.publish()
     for index in (0, 1):
         world.finish(SampleId(0, 0, 0, index))
@@ -172,7 +171,7 @@ def test_what_finished_while_it_was_being_stopped_has_its_whole_length() -> None
 
 
 def test_a_round_counts_the_tokens_that_were_thrown_away() -> None:
-    world = started(tail_batching(steps=2, prompts_per_round=1, group_size=2, prompt_overcommit=2.0))
+    world = started(2, tail_batching(prompts_per_round=1, group_size=2, prompt_overcommit=2.0))
     world.publish()
     for index in (0, 1):
         world.finish(SampleId(0, 0, 0, index))
@@ -186,9 +185,7 @@ def test_a_round_counts_the_tokens_that_were_thrown_away() -> None:
 
 
 def test_long_rounds_race_in_no_way() -> None:
-    world = started(
-        TailBatching(steps=40, prompts_per_round=2, group_size=2, prompt_overcommit=1.5, sample_overcommit=1.5)
-    )
+    world = started(40, TailBatching(prompts_per_round=2, group_size=2, prompt_overcommit=1.5, sample_overcommit=1.5))
     world.run(random.Random(3).choice)
     by_round = dict(zip(range(1, 41), kinds(world), strict=True))
     samples = {body.samples for body in bodies(world, events.Launched) if by_round[body.round] is RoundKind.LONG}
@@ -209,7 +206,7 @@ def _deferrals(world: World) -> list[tuple[int, DeferReason]]:
 
 
 def test_without_overcommit_it_is_the_synchronous_policy() -> None:
-    world = started(tail_batching(steps=3, prompts_per_round=2, group_size=2, prompt_overcommit=1.0))
+    world = started(3, tail_batching(prompts_per_round=2, group_size=2, prompt_overcommit=1.0))
     world.run(random.Random(1).choice)
     assert set(kinds(world)) == {RoundKind.SHORT}
     assert not world.ledger.deferred
@@ -217,7 +214,7 @@ def test_without_overcommit_it_is_the_synchronous_policy() -> None:
 
 @pytest.mark.parametrize(("prompts", "audit_every"), [(2, 2), (3, 4), (3, 3)])
 def test_audit_rounds_race_in_no_way_and_leave_the_flow_of_the_others_as_it_is(prompts: int, audit_every: int) -> None:
-    world = started(TailBatching(200, prompts, 2, 1.25, sample_overcommit=1.5, audit_every=audit_every))
+    world = started(200, TailBatching(prompts, 2, 1.25, sample_overcommit=1.5, audit_every=audit_every))
     while world.ledger.step < 100:
         if world.view.rounds and (running := world.samples(State.RUNNING)):
             world.finish(running[0])
@@ -238,7 +235,7 @@ def test_audit_rounds_race_in_no_way_and_leave_the_flow_of_the_others_as_it_is(p
 
 @pytest.mark.parametrize("waiting_kind", ["queue", "deferred"])
 def test_the_queue_survives_a_driver(waiting_kind: str) -> None:
-    world = started(tail_batching(steps=9, prompts_per_round=2, group_size=1, prompt_overcommit=1.5))
+    world = started(9, tail_batching(prompts_per_round=2, group_size=1, prompt_overcommit=1.5))
     world.publish()
     world.run_until_training()
     world.train()
@@ -263,7 +260,7 @@ def chosen(factor: float) -> events.OvercommitChosen:
 def test_each_chosen_factor_has_its_share_of_long_rounds(prompts: int, factors: list[float], seed: int) -> None:
     """Chosen between rounds: from there on, within one round, the closed form of the new factor."""
     stretch = 12
-    world = started(tail_batching(stretch * (len(factors) + 1) + 60, prompts, 1))
+    world = started(stretch * (len(factors) + 1) + 60, tail_batching(prompts, 1))
     pick = random.Random(seed).choice
     for number, factor in enumerate([1.25, *factors]):
         assert number == 0 or world.record(chosen(factor))
@@ -279,7 +276,7 @@ def test_each_chosen_factor_has_its_share_of_long_rounds(prompts: int, factors: 
 
 
 def test_a_choice_is_part_of_every_checkpoint() -> None:
-    world = started(tail_batching(steps=20, prompts_per_round=4, group_size=1))
+    world = started(20, tail_batching(prompts_per_round=4, group_size=1))
     world.publish()
     assert world.record(chosen(1.5))
     assert not world.record(chosen(0.9)), "a round could not be filled"
@@ -295,7 +292,7 @@ def test_a_choice_is_part_of_every_checkpoint() -> None:
 
 
 def test_without_a_race_what_was_deferred_goes_into_the_next_round() -> None:
-    world = started(tail_batching(steps=20, prompts_per_round=4, group_size=1))
+    world = started(20, tail_batching(prompts_per_round=4, group_size=1))
     world.publish()
     assert world.record(chosen(1.0))
     world.run_until_training()
@@ -308,9 +305,7 @@ def test_without_a_race_what_was_deferred_goes_into_the_next_round() -> None:
 
 
 def test_suspended_races_are_synchronous_rounds() -> None:
-    world = started(
-        tail_batching(steps=20, prompts_per_round=2, group_size=1, prompt_overcommit=1.5, sample_overcommit=2.0)
-    )
+    world = started(20, tail_batching(prompts_per_round=2, group_size=1, prompt_overcommit=1.5, sample_overcommit=2.0))
     world.publish()
     assert world.record(events.RacesSuspended(3))
     assert not world.record(events.RacesSuspended(2)), "more are suspended already"

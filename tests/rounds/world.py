@@ -22,7 +22,8 @@ class World:
     `stopping` and `pausing` the samples that engines have been told to stop and to pause.
 
     `drawn` is what engines have drawn of samples that they make, `made` what they have drawn of finished ones. `oldest` is how many
-    versions behind its step the oldest trained token was.
+    versions behind its step the oldest trained token was. `steps` are those of the job, as many as in the recorded decisions if a test
+    doesn't say; `wanted` those that its spec asks for now.
     """
 
     def __init__(
@@ -30,9 +31,11 @@ class World:
         policy: Policy,
         group_size: int,
         score: Callable[[SampleId], float] = lambda sample: float((sample.index + sample.row) % 2),
+        steps: int = 5,
     ) -> None:
         self.policy = policy
-        self.take_over(Ledger(group_size), 0)
+        self.take_over(Ledger(group_size, steps), 0)
+        self.wanted = steps
         self.group_size, self.score = group_size, score
         self.log: list[Event] = []
         self.late: list[events.Body] = []
@@ -64,6 +67,13 @@ class World:
         self.made = dict(made)
         self.training, self.publishing, self.stopping, self.pausing, self.drawn = [], [], [], [], {}
         self.record(events.Started(self.ledger.step))
+        if self.wanted != self.ledger.steps:
+            self.edit(self.wanted)
+
+    def edit(self, steps: int) -> None:
+        """Somebody edits the spec."""
+        self.wanted = steps
+        assert self.record(events.SpecChanged(steps, checkpoint_every_steps=1, checkpoint_keep=1))
 
     def now(self) -> float:
         return float(len(self.log))
@@ -217,8 +227,9 @@ class World:
                 return
 
 
-def replay(log: Sequence[Event], group_size: int) -> Ledger:
-    ledger = Ledger(group_size)
+def replay(log: Sequence[Event], group_size: int, steps: int) -> Ledger:
+    """Of a job that began with so many steps to make."""
+    ledger = Ledger(group_size, steps)
     for event in log:
         ledger.apply(event)
     return ledger

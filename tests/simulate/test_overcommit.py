@@ -28,20 +28,20 @@ COMPUTE_BOUND = StepCurve((1, 256), (0.001, 0.256))
 ROOM = 10**9
 
 
-def tail_batching(factor: float, steps: int) -> Policy:
-    return TailBatching(steps, PROMPTS, GROUP, factor, 1.0)
+def tail_batching(factor: float) -> Policy:
+    return TailBatching(PROMPTS, GROUP, factor, 1.0)
 
 
-def by_domain(factor: float, steps: int) -> Policy:
-    rules = {name: TailBatching(steps, PROMPTS // 2, GROUP, factor, 1.0) for name in ("math", "code")}
-    return ByDomain(steps, PROMPTS, GROUP, rules)
+def by_domain(factor: float) -> Policy:
+    rules = {name: TailBatching(PROMPTS // 2, GROUP, factor, 1.0) for name in ("math", "code")}
+    return ByDomain(PROMPTS, GROUP, rules)
 
 
 def chosen(
     window: list[PromptLengths],
     curve: StepCurve,
     kv_tokens: int = ROOM,
-    policy: Callable[[float, int], Policy] = tail_batching,
+    policy: Callable[[float], Policy] = tail_batching,
     present: float = 1.0,
 ) -> Choice:
     return choose(
@@ -59,8 +59,8 @@ def chosen(
 def seconds(factor: float, curve: StepCurve) -> float:
     """What the factor takes under the distribution that the window is a sample of."""
     distribution = TwoLevel(MEDIAN, PROMPT_SIGMA, SAMPLE_SIGMA, LONGEST)
-    policy = TailBatching(400, PROMPTS, GROUP, factor, 1.0)
-    return simulate(policy, GROUP, Site(curve, engines=2), distribution, most_steps=45).rollout_per_round
+    policy = TailBatching(PROMPTS, GROUP, factor, 1.0)
+    return simulate(policy, GROUP, Site(curve, engines=2), distribution, 400, most_steps=45).rollout_per_round
 
 
 def test_the_choice_is_nearly_the_best() -> None:

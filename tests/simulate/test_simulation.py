@@ -27,14 +27,13 @@ def constant(tokens: int) -> TwoLevel:
 
 
 policies = st.builds(
-    lambda kind, steps, prompts, group, factor, samples, drop: {
-        "Synchronous": lambda: Synchronous(steps, prompts, group, drop),
-        "TailBatching": lambda: TailBatching(steps, prompts, group, factor, samples, drop),
-        "ContinueUnfinished": lambda: ContinueUnfinished(steps, prompts, group, factor, drop),
-        "BoundedAsync": lambda: BoundedAsync(steps, prompts, group, round(factor), drop),
+    lambda kind, prompts, group, factor, samples, drop: {
+        "Synchronous": lambda: Synchronous(prompts, group, drop),
+        "TailBatching": lambda: TailBatching(prompts, group, factor, samples, drop),
+        "ContinueUnfinished": lambda: ContinueUnfinished(prompts, group, factor, drop),
+        "BoundedAsync": lambda: BoundedAsync(prompts, group, round(factor), drop),
     }[kind](),
     st.sampled_from(["Synchronous", "TailBatching", "ContinueUnfinished", "BoundedAsync"]),
-    st.integers(1, 8),
     st.integers(1, 6),
     st.integers(2, 4),
     st.sampled_from([1.0, 1.125, 1.25, 1.5]),
@@ -58,7 +57,7 @@ sites = st.builds(
 
 def test_a_round_of_equal_responses_takes_what_arithmetic_says() -> None:
     site = Site(RISING, engines=2, latency=0.1, graders=2, grading=0.05, update=1.0, update_token=0.01, publish=0.5)
-    outcome = simulate(Synchronous(3, 4, 4), 4, site, constant(100))
+    outcome = simulate(Synchronous(4, 4), 4, site, constant(100), 3)
     rollout = 0.1 + 100 * RISING(8) + 0.1
     for step in outcome.steps:
         assert step.rollout == pytest.approx(rollout)
@@ -67,41 +66,43 @@ def test_a_round_of_equal_responses_takes_what_arithmetic_says() -> None:
 
 
 def test_engines_that_are_full_make_waves() -> None:
-    outcome = simulate(Synchronous(1, 5, 4), 4, Site(FLAT, engines=2, max_sequences=4), constant(10))
+    outcome = simulate(Synchronous(5, 4), 4, Site(FLAT, engines=2, max_sequences=4), constant(10), 1)
     assert outcome.rollout_per_round == pytest.approx(3 * 10 * 0.01)
 
 
 @pytest.mark.parametrize("overcommit", [1.125, 1.25, 1.5])
 def test_on_a_long_tail_short_rounds_pay(overcommit: float) -> None:
     distribution, site = TwoLevel(16, 1.1, 0.7, 2000), Site(RISING, engines=2)
-    waiting = simulate(Synchronous(36, 16, 4), 4, site, distribution)
-    racing = simulate(TailBatching(36, 16, 4, overcommit, 1.0), 4, site, distribution)
+    waiting = simulate(Synchronous(16, 4), 4, site, distribution, 36)
+    racing = simulate(TailBatching(16, 4, overcommit, 1.0), 4, site, distribution, 36)
     assert racing.rollout_per_sample < 0.8 * waiting.rollout_per_sample
     assert racing.generated_to_kept > waiting.generated_to_kept == 1
 
 
 @settings(max_examples=40, deadline=None)
-@given(policies, sites, st.integers(0, 100))
-def test_what_is_trained_was_generated_and_all_rounds_are_there(policy: Policy, site: Site, seed: int) -> None:
+@given(policies, sites, st.integers(1, 8), st.integers(0, 100))
+def test_what_is_trained_was_generated_and_all_rounds_are_there(
+    policy: Policy, site: Site, steps: int, seed: int
+) -> None:
     distribution = TwoLevel(10, 0.8, 0.8, 200, seed)
-    outcome = simulate(policy, policy.group_size, site, distribution)
-    assert [step.step for step in outcome.steps] == [*range(1, policy.steps + 1)]
+    outcome = simulate(policy, policy.group_size, site, distribution, steps)
+    assert [step.step for step in outcome.steps] == [*range(1, steps + 1)]
     assert all(step.rollout <= step.seconds + 1e-9 for step in outcome.steps)
     full = policy.prompts_per_round * policy.group_size
     if not policy.drop_zero_variance:
         assert {step.trained for step in outcome.steps} == {full}
     generated, kept = (sum(getattr(step, name) for step in outcome.steps) for name in ("generated", "kept"))
     assert generated >= kept > 0
-    assert simulate(policy, policy.group_size, site, distribution) == outcome, "the same again"
+    assert simulate(policy, policy.group_size, site, distribution, steps) == outcome, "the same again"
 
 
 @settings(max_examples=30, deadline=None)
-@given(policies, st.integers(1, 3), st.integers(0, 100))
-def test_more_engines_never_take_much_longer(policy: Policy, engines: int, seed: int) -> None:
+@given(policies, st.integers(1, 3), st.integers(1, 8), st.integers(0, 100))
+def test_more_engines_never_take_much_longer(policy: Policy, engines: int, steps: int, seed: int) -> None:
     """A race may be won by other prompts, and waiting samples may be packed worse (Graham's anomalies), hence the tolerance."""
     distribution = TwoLevel(10, 0.8, 0.8, 200, seed)
     few, many = (
-        simulate(policy, policy.group_size, Site(RISING, engines=count, max_sequences=16), distribution)
+        simulate(policy, policy.group_size, Site(RISING, engines=count, max_sequences=16), distribution, steps)
         for count in (engines, engines + 1)
     )
     assert sum(step.rollout for step in many.steps) <= 1.25 * sum(step.rollout for step in few.steps)
@@ -111,17 +112,17 @@ def test_more_engines_never_take_much_longer(policy: Policy, engines: int, seed:
 @given(st.integers(1, 8), st.sampled_from([1.0, 1.125, 1.25, 1.5, 2.0]), st.integers(0, 100))
 def test_share_of_long_rounds_is_that_of_the_closed_form(prompts: int, overcommit: float, seed: int) -> None:
     rounds = 24
-    policy = TailBatching(rounds + 40, prompts, 2, overcommit, 1.0)
-    outcome = simulate(policy, 2, Site(FLAT), TwoLevel(10, 0.8, 0.8, 200, seed), most_steps=rounds)
+    policy = TailBatching(prompts, 2, overcommit, 1.0)
+    outcome = simulate(policy, 2, Site(FLAT), TwoLevel(10, 0.8, 0.8, 200, seed), rounds + 40, most_steps=rounds)
     share = 1 - 1 / Fraction(str(overcommit))
     assert abs(outcome.long_share - share) <= 1 / rounds + 1e-9
 
 
 def test_prompts_that_teach_nothing_are_replaced_in_the_race() -> None:
-    policy = TailBatching(60, 8, 4, 1.25, 1.0, drop_zero_variance=True)
+    policy = TailBatching(8, 4, 1.25, 1.0, drop_zero_variance=True)
     distribution = TwoLevel(10, 0.8, 0.8, 200)
     all_teach, few_do, most_do = (
-        simulate(policy, 4, Site(FLAT, flat=flat), distribution, most_steps=40) for flat in (0, 0.4, 0.1)
+        simulate(policy, 4, Site(FLAT, flat=flat), distribution, 60, most_steps=40) for flat in (0, 0.4, 0.1)
     )
     assert all_teach.long_share > most_do.long_share > few_do.long_share == 0
     assert few_do.generated_to_kept > most_do.generated_to_kept
@@ -129,8 +130,8 @@ def test_prompts_that_teach_nothing_are_replaced_in_the_race() -> None:
 
 def test_a_policy_that_runs_ahead_overlaps_rollout_and_training() -> None:
     site = Site(FLAT, update=1.0, publish=0.1)
-    together = simulate(BoundedAsync(8, 4, 2, 2), 2, site, constant(100))
-    apart = simulate(Synchronous(8, 4, 2), 2, site, constant(100))
+    together = simulate(BoundedAsync(4, 2, 2), 2, site, constant(100), 8)
+    apart = simulate(Synchronous(4, 2), 2, site, constant(100), 8)
     assert together.seconds_per_sample < 0.7 * apart.seconds_per_sample
 
 
@@ -143,4 +144,4 @@ def test_a_site_that_cannot_be_is_refused() -> None:
 
 def test_a_run_without_a_step_is_no_run() -> None:
     with pytest.raises(ValueError, match="without a step"):
-        simulate(Synchronous(0, 1, 2), 2, Site(FLAT), constant(5))
+        simulate(Synchronous(1, 2), 2, Site(FLAT), constant(5), 0)

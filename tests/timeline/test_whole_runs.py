@@ -20,12 +20,12 @@ from longboat_runtime.timeline.fold import fold
 from longboat_runtime.timeline.trace import trace
 from tests.rounds.world import World
 
-TAIL = TailBatching(4, 2, 2, prompt_overcommit=1.5, sample_overcommit=1.5)
+TAIL = TailBatching(2, 2, prompt_overcommit=1.5, sample_overcommit=1.5)
 
 
 def ran(policy: Policy, seed: int) -> World:
     """A run to its end; now and then a sample is lost or the driver starts again."""
-    random, world = Random(seed), World(policy, group_size=2)
+    random, world = Random(seed), World(policy, group_size=2, steps=4)
     world.start()
     while world.ledger.step < 4:
         running, generated = world.samples(State.RUNNING), world.samples(State.GENERATED)
@@ -46,7 +46,7 @@ def ran(policy: Policy, seed: int) -> World:
 
 
 @pytest.mark.parametrize("seed", range(25))
-@pytest.mark.parametrize("policy", [TAIL, BoundedAsync(4, 2, 2, 2)], ids=["tail batching", "two ahead"])
+@pytest.mark.parametrize("policy", [TAIL, BoundedAsync(2, 2, 2)], ids=["tail batching", "two ahead"])
 def test_a_timeline_tells_what_the_ledger_did(policy: Policy, seed: int) -> None:
     world = ran(policy, seed)
     timeline = fold(world.log)
@@ -63,7 +63,7 @@ def test_a_timeline_tells_what_the_ledger_did(policy: Policy, seed: int) -> None
 
 @pytest.mark.parametrize("seed", range(25))
 def test_a_sample_that_went_on_has_a_bar_in_each_round(seed: int) -> None:
-    world = ran(ContinueUnfinished(4, 2, 2, prompt_overcommit=2.0), seed)
+    world = ran(ContinueUnfinished(2, 2, prompt_overcommit=2.0), seed)
     timeline = fold(world.log)
     assert sum(round_.carried for round_ in timeline.rounds) == sum(
         isinstance(event.body, events.GroupCarried) for event in world.log

@@ -1,7 +1,7 @@
 """What one rank computes, in this process."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,6 +105,21 @@ def test_a_step_reports_metrics_by_verls_names(rank: TrainerRank) -> None:
     assert 0 < metrics["actor/entropy"] <= math.log(264)
     assert 0 <= metrics["training/rollout_probs_diff_mean"] <= metrics["training/rollout_probs_diff_max"] <= 1
     assert metrics["mismatch_kl/k3"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "course"),
+    [("Linear", lambda left: left), ("Cosine", lambda left: 0.5 * (1 - math.cos(math.pi * left)))],
+)
+def test_the_learning_rate_is_stretched_from_the_first_step_of_a_longer_job(
+    rank: TrainerRank, directory: Path, schedule: str, course: Callable[[float], float]
+) -> None:
+    """Raised from 20 steps to 30 while step 15 was made."""
+    optimizer = {"learningRate": 1e-3, "schedule": schedule}
+    rank.updates.spec = make_spec(directory, trainer={"optimizer": optimizer})
+    requests = [replace(make_request(SAMPLES, step=step), steps=steps) for step, steps in ((15, 20), (16, 30))]
+    rates = [rank.train(request, fetch_from(SAMPLES)).metrics["actor/lr"] for request in requests]
+    assert rates == [pytest.approx(1e-3 * course(left)) for left in (6 / 20, 15 / 30)]
 
 
 def test_engine_log_probs_equal_to_the_trainers_show_no_mismatch(rank: TrainerRank) -> None:

@@ -71,7 +71,7 @@ def make_samples(count: int, seed: int = 0, longest: int = 24, group_size: int =
 def make_request(samples: Sequence[GeneratedSample], step: int = 1, denominator: int | None = None) -> TrainRequest:
     """A step over `samples` with advantages that differ."""
     entries = tuple(TrainSample(sample.id, float(np.sin(1.0 + i))) for i, sample in enumerate(samples))
-    return TrainRequest(step, entries, denominator or len(samples))
+    return TrainRequest(step, 100, entries, denominator or len(samples))
 
 
 def fetch_from(samples: Sequence[GeneratedSample]) -> Callable[[Sequence[SampleId]], list[GeneratedSample]]:

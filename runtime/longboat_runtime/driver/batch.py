@@ -20,16 +20,17 @@ def kept_samples(view: View, round_: RoundRecord) -> dict[SampleId, SampleRecord
 
 def train_request(
     step: int,
+    steps: int,
     batch: Mapping[SampleId, SampleRecord],
     rewards: Sequence[float],
     algorithm: ResolvedAlgorithm,
     full_batch: int,
 ) -> TrainRequest:
-    """Advantages of the batch from its `rewards`, in the same order.
+    """Step `step` of `steps`, with the advantages of the batch from its `rewards`, in the same order.
 
     `full_batch` is the number of samples of a step that lost none: the constant denominator.
     """
     groups: Sequence[PromptId] = [sample.prompt for sample in batch]
     values = advantages(rewards, groups, algorithm)
     samples = tuple(TrainSample(sample, value) for sample, value in zip(batch, values, strict=True))
-    return TrainRequest(step, samples, full_batch)
+    return TrainRequest(step, steps, samples, full_batch)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from longboat_crds.job import RLJobSpec
 from longboat_runtime.driver.status import DriverStatus
 
 
@@ -26,6 +27,9 @@ class Broker(Protocol):
     async def suspended(self) -> None:
         """Returns once the job is to be suspended. Raises Superseded."""
 
+    async def edited(self, known: RLJobSpec) -> RLJobSpec:
+        """The job's spec, once it is another one than `known`. Raises Superseded."""
+
     def publish(self, status: DriverStatus) -> None:
         """The driver's status from now on. Returns at once; it is written when it is worth a request."""
 
@@ -36,7 +40,7 @@ class Broker(Protocol):
 
 
 class LocalBroker:
-    """Without Kubernetes: grants what the spec says.
+    """Without Kubernetes: grants what the spec says, which nobody edits while the job runs.
 
     `suspend` is what a person asks for with Ctrl-C; `shown` gets every status.
     """
@@ -51,6 +55,10 @@ class LocalBroker:
 
     async def suspended(self) -> None:
         await self._suspend.wait()
+
+    async def edited(self, known: RLJobSpec) -> RLJobSpec:
+        await asyncio.Event().wait()
+        return known
 
     def suspend(self) -> None:
         """Has the job suspended at the next step boundary."""

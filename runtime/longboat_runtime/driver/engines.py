@@ -48,12 +48,12 @@ class EngineDeaths:
 class EngineWatch:
     """Tells of engines that don't serve, while they don't, and ends the job if they die too often.
 
-    `publish_again` is told when none serves because the weights can't be fetched: their data may have gone with the trainer
+    `limit` (failurePolicy.maxRolloutRestarts) may be edited while the job runs. `publish_again` is told when none serves because the weights can't be fetched: their data may have gone with the trainer
     that had it, which nobody else would notice while rounds wait.
     """
 
     def __init__(self, job: Job, fleet: RolloutFleet, reporter: Reporter, publish_again: Callable[[], None]) -> None:
-        self._limit = job.spec.failure_policy.max_rollout_restarts
+        self.limit = job.spec.failure_policy.max_rollout_restarts
         self._fleet, self._reporter, self._publish_again = fleet, reporter, publish_again
 
     async def run(self) -> None:
@@ -62,7 +62,7 @@ class EngineWatch:
         while True:
             state = await self._fleet.changed(known)
             deaths = deaths.counted(state.deaths - known.deaths, self._reporter.step)
-            if problem := deaths.over(self._limit, state.last_death):
+            if problem := deaths.over(self.limit, state.last_death):
                 raise problem
             self._tell(state)
             if state.fetches > known.fetches and state.unreached and not state.serving:

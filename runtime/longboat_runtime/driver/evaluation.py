@@ -43,7 +43,7 @@ class EvaluatedSample:
 
 def is_due(step: int, steps: int, every: int) -> bool:
     """Before the first step, every so many steps, and after the last."""
-    return step % every == 0 or step == steps
+    return step % every == 0 or step >= steps
 
 
 def evaluation_id(step: int, row: Row, index: int) -> SampleId:

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from longboat_crds.job import RLJobSpec
+from longboat_runtime.rounds.events import SpecChanged
 from longboat_runtime.samples import Repetition, Sampling
+
+
+def spec_changed(spec: RLJobSpec) -> SpecChanged:
+    """What a running job takes from its spec, once that has been edited."""
+    return SpecChanged(spec.rounds.steps, spec.checkpoint.every_steps, spec.checkpoint.keep)
 
 
 @dataclass(frozen=True, slots=True)

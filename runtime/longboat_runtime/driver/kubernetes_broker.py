@@ -10,7 +10,9 @@ from http import HTTPStatus
 from typing import Any
 
 import structlog
+from pydantic import ValidationError
 
+from longboat_crds.job import RLJobSpec
 from longboat_crds.status import FAILURE_LENGTH, Demand
 from longboat_runtime.driver.broker import Superseded
 from longboat_runtime.driver.own_job import NoAnswer, OwnJob, Rejected
@@ -68,6 +70,19 @@ class KubernetesBroker:
 
     async def suspended(self) -> None:
         await self._until(lambda: bool(self._job["spec"].get("suspend")))
+
+    async def edited(self, known: RLJobSpec) -> RLJobSpec:
+        read: dict[str, Any] = {}
+
+        def another() -> bool:
+            return bool(self._job["spec"] != read)
+
+        found = known
+        while found == known:
+            await self._until(another)
+            read = self._job["spec"]
+            found = _read(read, known)
+        return found
 
     def publish(self, status: DriverStatus) -> None:
         self._wanted = DriverStatus(status.training, self._demand, status.checkpoint, status.problem)
@@ -195,3 +210,12 @@ class KubernetesBroker:
             await asyncio.wait_for(self._signal.wait(), seconds)
         except TimeoutError:
             return
+
+
+def _read(spec: dict[str, Any], known: RLJobSpec) -> RLJobSpec:
+    """The spec; `known` if it has a field that this version doesn't understand: the job goes on as it was."""
+    try:
+        return RLJobSpec.model_validate(spec)
+    except ValidationError as error:
+        log.warning("the edited spec can't be read, so nothing of it is followed", error=str(error))
+        return known

@@ -19,7 +19,7 @@ from longboat_runtime.driver.broker import Broker
 from longboat_runtime.driver.engines import EngineWatch
 from longboat_runtime.driver.evaluation import Evaluation
 from longboat_runtime.driver.flow import SampleFlow
-from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.job import Job, spec_changed
 from longboat_runtime.driver.lane import Task
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.resume import Beginning, begin
@@ -71,7 +71,7 @@ class Driver:
     async def run(self) -> Outcome:
         """Raises SpecProblem, Superseded, or what else ended the run; the next start goes on from the newest checkpoint."""
         async with asyncio.TaskGroup() as self._tasks:
-            for work in (self._watchdog.run(), self._engines.run(), self._suspension()):
+            for work in (self._watchdog.run(), self._engines.run(), self._suspension(), self._edits()):
                 self._spawn(work)
             outcome = await self._begin() or await self._rounds()
             for task in self._beside:
@@ -125,10 +125,14 @@ class Driver:
         for work in (self._flow.collect(self._evaluated), self._flow.send(), self._steps.overcommits.run()):
             self._spawn(work)
         self._happened(events.Started(self._view.step))
-        self._steps.introduce(self._view.step)
+        if self._job.spec.rounds.steps != self._view.steps:
+            self._happened(spec_changed(self._job.spec))
+        self._steps.introduce(self._boundary)
         self._working = self._spawn(self._steps.lane.run())
         while True:
             body = await self._inbox.get()
+            if body is Outcome.DONE and self._view.step < self._view.steps:
+                continue  # more steps were asked for meanwhile
             if isinstance(body, Outcome):
                 if body is not Outcome.DONE:
                     await self._suspend()
@@ -153,6 +157,9 @@ class Driver:
         """Keeps the event, and sets going what follows from it."""
         self._journal.keep(event)
         match event.body:
+            case events.SpecChanged() as changed:
+                self._steps.checkpoint_every = changed.checkpoint_every_steps
+                self._rooms.checkpoints.keep = changed.checkpoint_keep
             case events.Generated(sample=sample):
                 self._grade_if_it_counts(sample)
             case events.Graded(kind=GradeKind.GRADER_ERROR, message=message):
@@ -211,12 +218,21 @@ class Driver:
         self._reporter.exported(EXPORT_DIRECTORY)
 
     def _reported(self, record: Record) -> None:
-        if record.step == self._job.spec.rounds.steps:
+        if record.step >= self._view.steps:
             self._inbox.put_nowait(Outcome.DONE)
 
     async def _suspension(self) -> None:
         await self._broker.suspended()
         self._interrupt(Outcome.SUSPENDED)
+
+    async def _edits(self) -> None:
+        """Follows edits of the spec: what rounds and checkpoints go by from the step boundary on, a limit at once."""
+        spec = self._job.spec
+        while True:
+            before, spec = spec, await self._broker.edited(spec)
+            self._engines.limit = spec.failure_policy.max_rollout_restarts
+            if spec_changed(spec) != spec_changed(before):
+                self._inbox.put_nowait(spec_changed(spec))
 
     def _interrupt(self, outcome: Outcome) -> None:
         """Has the run end with `outcome`: at once while it starts, else at the step boundary."""

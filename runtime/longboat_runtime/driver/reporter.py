@@ -145,7 +145,7 @@ class Reporter:
             incarnation=self._job.incarnation,
             state=self._state,
             step=view.step if view else before.step if before else 0,
-            steps=self._job.spec.rounds.steps,
+            steps=view.steps if view else self._job.spec.rounds.steps,
             stage=str(foremost) if foremost else None,
             reward=self._text("critic/score/mean", ".4g", before.reward if before else None),
             accuracy=self._text("val/accuracy/mean", ".4g", before.accuracy if before else None),

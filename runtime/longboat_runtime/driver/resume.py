@@ -51,7 +51,7 @@ async def begin(job: Job, rooms: Rooms) -> Beginning:
     info = loading.result()
     log.info("model is loaded", parameters=info.parameters, max_length=info.max_length, attention=info.attention)
     if manifest is None:
-        ledger, lengths = Ledger(job.spec.algorithm.group_size), LengthHistory()
+        ledger, lengths = Ledger(job.spec.algorithm.group_size, job.spec.rounds.steps), LengthHistory()
         evaluated, identity, resumes = None, job.identity, None
     else:
         await rooms.trainer.restore(manifest.model)

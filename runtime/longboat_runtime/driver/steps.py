@@ -69,6 +69,7 @@ class Steps:
         self.lane = Lane()
         self.saved: Manifest | None = None
         self._engines = 0
+        self.checkpoint_every = job.spec.checkpoint.every_steps
 
     def go_on(self, journal: Journal, saved: Manifest | None, evaluated: Evaluated | None) -> None:
         """Where the driver begins."""
@@ -86,13 +87,19 @@ class Steps:
 
     def finish(self, boundary: Boundary) -> None:
         """Queues what follows a commit: a checkpoint if it is time for one, and the report."""
-        step, last = boundary.step, boundary.step == self._spec.rounds.steps
-        if last or step % self._spec.checkpoint.every_steps == 0:
+        step, last = boundary.step, boundary.step >= self._journal.view.steps
+        if last or step % self.checkpoint_every == 0:
             self.lane.put(step, Task.SAVE, partial(self.save, boundary, needed=last))
         self.lane.put(step, Task.REPORT, partial(self._report, step, timed=True))
 
-    def introduce(self, step: int) -> None:
-        """Queues the record of what is known before this driver's first step: first publication and evaluation."""
+    def introduce(self, boundary: Boundary) -> None:
+        """Queues the record of what is known before this driver's first step: first publication and evaluation.
+
+        Where the job begins behind its last step (a checkpoint of another job that had made more), it is saved at once.
+        """
+        step = boundary.step
+        if step >= self._journal.view.steps and self.saved is None:
+            self.lane.put(step, Task.SAVE, partial(self.save, boundary, needed=True))
         self.lane.put(step, Task.REPORT, partial(self._report, step, timed=False))
 
     async def _train(self, step: int, number: int) -> None:
@@ -106,7 +113,9 @@ class Steps:
         samples, reports = list(batch.values()), self._reporter.reports
         with self._stages.running(Stage.TRAIN):
             rewards = batch_rewards(self._spec.rewards, samples)
-            request = train_request(step, batch, rewards, self._algorithm, self._job.full_batch)
+            request = train_request(
+                step, self._journal.view.steps, batch, rewards, self._algorithm, self._job.full_batch
+            )
             reports.add(step, batch_metrics(samples, rewards, [sample.advantage for sample in request.samples]))
             reports.add(step, staleness(samples, step - 1))
             try:
@@ -208,7 +217,7 @@ class Steps:
             spec is None
             or self._evaluation is None
             or done
-            or not is_due(step, self._spec.rounds.steps, spec.every_steps)
+            or not is_due(step, self._journal.view.steps, spec.every_steps)
         ):
             return
         with self._stages.running(Stage.EVALUATE):

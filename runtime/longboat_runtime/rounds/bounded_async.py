@@ -27,7 +27,6 @@ class BoundedAsync:
     Nothing races: a round keeps the same prompts in whatever order samples finish.
     """
 
-    steps: int
     prompts_per_round: int
     group_size: int
     max_staleness: int
@@ -54,6 +53,6 @@ class BoundedAsync:
         return [next_round(view)] if self._may_open(view) else []
 
     def _may_open(self, view: View) -> bool:
-        if view.serving is None or opened_steps(view) >= self.steps:
+        if view.serving is None or opened_steps(view) >= view.steps:
             return False
         return opened_steps(view) - view.serving <= self.max_staleness

@@ -41,7 +41,6 @@ class ContinueUnfinished:
     and not replaced.
     """
 
-    steps: int
     prompts_per_round: int
     group_size: int
     prompt_overcommit: float
@@ -56,7 +55,7 @@ class ContinueUnfinished:
         if view.serving != view.step:
             return []
         if round_ is None:
-            return [next_round(view)] if view.step < self.steps else []
+            return [next_round(view)] if view.step < view.steps else []
         if again := make_again(view):
             return again
         return self._settle(view, round_) if round_.state is RoundState.OPEN else []
@@ -87,7 +86,7 @@ class ContinueUnfinished:
 
     def _fill(self, view: View, round_: RoundRecord) -> list[Decision]:
         """Carried groups first, oldest first."""
-        rest = self.prompts_per_round * (self.steps - view.step)
+        rest = self.prompts_per_round * (view.steps - view.step)
         count = min(overcommitted(self.prompts_per_round, self.prompt_overcommit, view.short_rounds), rest)
         carried = list(islice(view.carried, count))
         adopted = adopt(

@@ -56,6 +56,18 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class SpecChanged:
+    """From this step boundary on, the fields of the job's spec that may be edited while it runs have these values.
+
+    `steps` are the optimizer steps of the whole job.
+    """
+
+    steps: int
+    checkpoint_every_steps: int
+    checkpoint_keep: int
+
+
+@dataclass(frozen=True, slots=True)
 class Drawn:
     """Prompts were taken from the source. `position` is the number of prompts drawn before them.
 
@@ -283,6 +295,7 @@ class Published:
 
 Body = (
     Started
+    | SpecChanged
     | Drawn
     | RoundOpened
     | RacesSuspended

@@ -47,6 +47,13 @@ class Ledger(LedgerState):
         return True
 
     @_fold.register
+    def _(self, body: events.SpecChanged, seq: int) -> bool:
+        if body.steps < 1:
+            return False
+        self.steps = body.steps
+        return True
+
+    @_fold.register
     def _(self, body: events.Drawn, seq: int) -> bool:
         known = any(prompt in self.queue or prompt in self.groups for prompt in body.prompts)
         if body.position != self.drawn or known or len(set(body.prompts)) != len(body.prompts):

@@ -48,18 +48,28 @@ class RoundLoop:
     """A ledger and the policy that is asked after every event. `incarnation` is the number its events carry.
 
     `resting` has it fold what happens and decide nothing.
+
+    An edit of the spec counts from the step boundary on: one that comes while a step is made waits for its commit, and is folded
+    just before that. So the checkpoint of the step has it, and so has whatever the policy decides of the next one.
     """
 
     def __init__(self, policy: Policy, host: Host, ledger: Ledger, incarnation: int) -> None:
         self.policy, self.ledger, self.view, self.incarnation = policy, ledger, View(ledger), incarnation
         self.resting = False
         self._host = host
+        self._edit: events.SpecChanged | None = None
 
     def happened(self, body: Body) -> bool:
         """Folds what happened, and has the policy decide until it decides nothing more; False if it had no effect.
 
         Raises PolicyError if a decision is against the state of the ledger.
         """
+        if isinstance(body, events.SpecChanged) and not between_steps(self.view):
+            self._edit = body
+            return True
+        if isinstance(body, events.StepCommitted) and self._edit:
+            self._fold(self._edit)
+            self._edit = None
         event = self._fold(as_given_back(self.view, body))
         if event is None:
             return False
@@ -77,6 +87,11 @@ class RoundLoop:
             return None
         self._host.carry_out(event, effects)
         return event
+
+
+def between_steps(view: View) -> bool:
+    """No step is being made: the last one is done, no round is under way, or a driver has started and nothing serves yet (pure)."""
+    return view.step >= view.steps or not view.rounds or view.serving is None
 
 
 def as_given_back(view: View, body: Body) -> Body:

@@ -30,7 +30,7 @@ def races_of_a_period(spec: RLJobSpec) -> int:
 def open_policy(spec: RLJobSpec) -> Policy:
     """`spec.rounds.policy` with its knobs; those that hold quotas, for each quota apart."""
     rounds, algorithm = spec.rounds, resolve(spec.algorithm)
-    size = rounds.steps, rounds.prompts_per_round, algorithm.group_size
+    size = rounds.prompts_per_round, algorithm.group_size
     match rounds.policy:
         case RoundPolicyName.CONTINUE_UNFINISHED:
             overcommit = rounds.prompt_overcommit or PROMPT_OVERCOMMIT
@@ -45,9 +45,9 @@ def open_policy(spec: RLJobSpec) -> Policy:
             assert_never(unknown)
 
 
-def open_with(spec: RLJobSpec, factor: float, steps: int) -> Policy:
-    """The job's policy with another factor and number of steps, to see what it takes; without audits, which are the same with any."""
-    rounds = {"prompt_overcommit": factor, "steps": steps, "audit_every": None}
+def open_with(spec: RLJobSpec, factor: float) -> Policy:
+    """The job's policy with another factor, to see what it takes; without audits, which are the same with any."""
+    rounds = {"prompt_overcommit": factor, "audit_every": None}
     return open_policy(spec.model_copy(update={"rounds": spec.rounds.model_copy(update=rounds)}))
 
 
@@ -58,21 +58,20 @@ def _by_quotas(spec: RLJobSpec, rule: Callable[[RLJobSpec, int, Fraction], OneQu
         return rule(spec, rounds.prompts_per_round, Fraction(0))
     turns = phases(len(rounds.quotas))
     rules = {q.domain: rule(spec, q.prompts, phase) for q, phase in zip(rounds.quotas, turns, strict=True)}
-    return ByDomain(rounds.steps, rounds.prompts_per_round, algorithm.group_size, rules)
+    return ByDomain(rounds.prompts_per_round, algorithm.group_size, rules)
 
 
 def _synchronous(spec: RLJobSpec, prompts: int, phase: Fraction) -> OneQuota:
     """For so many prompts a round. Nothing is overcommitted, in whatever `phase`."""
     del phase
     algorithm = resolve(spec.algorithm)
-    return Synchronous(spec.rounds.steps, prompts, algorithm.group_size, algorithm.drop_zero_variance)
+    return Synchronous(prompts, algorithm.group_size, algorithm.drop_zero_variance)
 
 
 def _tail_batching(spec: RLJobSpec, prompts: int, phase: Fraction) -> OneQuota:
     """For so many prompts a round; `phase` as in `rules.overcommitted`."""
     rounds, algorithm = spec.rounds, resolve(spec.algorithm)
     return TailBatching(
-        rounds.steps,
         prompts,
         algorithm.group_size,
         prompt_overcommit=rounds.prompt_overcommit or PROMPT_OVERCOMMIT,

@@ -21,7 +21,6 @@ class OnPolicy(ABC):
     A step trains `prompts_per_round` prompts with `group_size` responses each.
     """
 
-    steps: int
     prompts_per_round: int
     group_size: int
 
@@ -30,7 +29,7 @@ class OnPolicy(ABC):
             return publication(view)
         round_ = next(iter(view.rounds.values()), None)
         if round_ is None:
-            return [self._open(view)] if view.step < self.steps else []
+            return [self._open(view)] if view.step < view.steps else []
         if decisions := recover(view):
             return decisions
         match event.body:

@@ -35,7 +35,7 @@ class PolicyError(Exception):
 class Policy(Protocol):
     """A rule without state of its own: what it needs to know is in the view, or is derived from it.
 
-    It is asked after every event from outside that had an effect (Started, Generated, Lost, Stopped, Paused,
+    It is asked after every event from outside that had an effect (Started, SpecChanged, Generated, Lost, Stopped, Paused,
     Graded, StepFailed, StepCommitted, Published).
     What it decides becomes events in this order, and it is asked again with the same event and the new state until it decides
     nothing more. So a policy compares what is with what should be, and need not remember what it has asked for.

@@ -39,12 +39,15 @@ def publication(view: View) -> list[Decision]:
 def next_work(view: View) -> list[Decision]:
     """What the trainer can do next, rounds in the order in which they were opened, each step on the published weights of the one before.
 
-    It publishes the last step, else makes one from the oldest round once that is closed.
+    It publishes the last step, else makes one from the oldest round once that is closed. Where an edit of the spec has lowered the
+    number of steps, rounds beyond it are left as they are.
     """
     if view.serving != view.step:
         return publication(view)
     oldest = next(iter(view.rounds.values()), None)
-    return [events.StepStarted(view.step + 1, oldest.number)] if oldest and oldest.trainable else []
+    if oldest is None or not oldest.trainable or view.step >= view.steps:
+        return []
+    return [events.StepStarted(view.step + 1, oldest.number)]
 
 
 def opened_steps(view: View) -> int:

@@ -16,6 +16,7 @@ from longboat_runtime.samples import PromptId, SampleId
 _SCALARS = (
     "seq",
     "incarnation",
+    "steps",
     "step",
     "serving",
     "publishing",

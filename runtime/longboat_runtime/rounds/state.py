@@ -21,6 +21,7 @@ from longboat_runtime.samples import GradeKind, PromptId, SampleId
 class LedgerState:
     """Read it through `view.View`; nothing but `Ledger.apply` changes it.
 
+    `steps` are the optimizer steps of the whole job, `step` those that are committed.
     `queue` maps prompts that wait for a launch to their next attempt, oldest first; `deferred_prompts` those of them that have
     been launched before to the attempt that was given up. `domains` are those of queued prompts and live groups that were drawn from
     one; `waiting` has what is queued by domain. `short_rounds` counts the short rounds opened so far, `races` those of
@@ -30,8 +31,9 @@ class LedgerState:
     before; `overcommit_since` counts the races that were opened before it was.
     """
 
-    def __init__(self, group_size: int) -> None:
+    def __init__(self, group_size: int, steps: int = 0) -> None:
         self.group_size = group_size
+        self.steps = steps
         self.seq = 0
         self.incarnation = 0
         self.step = 0

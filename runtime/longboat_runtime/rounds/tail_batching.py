@@ -66,7 +66,7 @@ class TailBatching(OneQuota):
 
     def _later(self, view: View) -> int:
         """Prompts that the rounds after this one train."""
-        return self.prompts_per_round * (self.steps - view.step - 1)
+        return self.prompts_per_round * (view.steps - view.step - 1)
 
     def answer(self, view: View, part: PartRecord, body: events.Body) -> Decision | None:
         match body:
@@ -108,7 +108,7 @@ class TailBatching(OneQuota):
 
     def _replacement(self, view: View, part: PartRecord, count: int) -> Launch:
         """For groups that were dropped, or given up with the weights that began them. The last round takes what is deferred."""
-        last = view.step + 1 >= self.steps
+        last = view.step + 1 >= view.steps
         queued = tuple(islice(view.deferred, count)) if part.kind is RoundKind.LONG or last else ()
         fresh = self._fresh(view, count - len(queued))
         return self._launch(part, (*queued, *fresh), count)

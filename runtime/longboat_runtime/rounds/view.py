@@ -21,6 +21,11 @@ class View:
         return self._ledger.step
 
     @property
+    def steps(self) -> int:
+        """Optimizer steps of the whole job, as its spec has it since the last step boundary."""
+        return self._ledger.steps
+
+    @property
     def serving(self) -> int | None:
         """The weight version that serves; None between a driver's start and its first publication."""
         return self._ledger.serving

@@ -45,7 +45,7 @@ def choose(
     prompts: Sequence[PromptLengths],
     longest: int,
     site: Site,
-    policy: Callable[[float, int], Policy],
+    policy: Callable[[float], Policy],
     *,
     present: float,
     prompts_per_round: int,
@@ -54,7 +54,7 @@ def choose(
 ) -> Choice:
     """The factor of PERIODS that minimises (n_short T_short + T_long) / (n_short + 1), the mean of a period's rounds.
 
-    Among equals `pick` chooses. `policy(factor, steps)` is the job's own with that factor and number of steps. Lengths follow the
+    Among equals `pick` chooses. `policy(factor)` is the job's own with that factor. Lengths follow the
     audit's distribution of first launches of `prompts` (none longer than `longest`), that of their domain where the policy draws by domain;
     steps follow the site's curve. A long round's seconds depend on few prompts, so windows differ a lot from each other:
     several are made from this one by resampling prompts, and all factors are compared on the same ones. A factor above 1 is
@@ -69,7 +69,7 @@ def choose(
             # Whole periods, at least one; the end of the job, where the queue is drained, is not in sight.
             steps = max(1, rounds // period) * period
             outcomes[factor].append(
-                simulate(policy(factor, 4 * steps), group_size, site, window, source=window.draw, most_steps=steps)
+                simulate(policy(factor), group_size, site, window, 4 * steps, source=window.draw, most_steps=steps)
             )
     seconds = {factor: [outcome.rollout_per_round for outcome in found] for factor, found in outcomes.items()}
     tokens = {factor: max(outcome.tokens_most for outcome in found) for factor, found in outcomes.items()}

@@ -87,17 +87,18 @@ def simulate(
     group_size: int,
     site: Site,
     lengths: LengthDistribution,
+    steps: int,
     *,
     source: Source = number_prompts,
     most_steps: float = inf,
     outside: Mapping[int, Body] | None = None,
 ) -> SimulatedRun:
-    """Runs the job to the end of its policy, or until `most_steps` are committed.
+    """Runs a job of so many `steps` to its end, or until `most_steps` are committed.
 
     A function of its arguments: the same run every time. `outside` are events from outside by the number of the round, each of which
     comes right after that round was opened. Raises ValueError if no step was made.
     """
-    run = Simulation(policy, group_size, site, lengths, source, outside or {})
+    run = Simulation(policy, group_size, site, lengths, steps, source, outside or {})
     while run.ledger.step < most_steps and run.proceed():
         pass
     if not run.steps:
@@ -114,10 +115,11 @@ class Simulation:
         group_size: int,
         site: Site,
         lengths: LengthDistribution,
+        steps: int,
         source: Source,
         outside: Mapping[int, Body],
     ) -> None:
-        self._loop = RoundLoop(policy, self, Ledger(group_size), 1)
+        self._loop = RoundLoop(policy, self, Ledger(group_size, steps), 1)
         self.ledger, self.view = self._loop.ledger, self._loop.view
         self._site, self._lengths, self._source, self._outside = site, lengths, source, outside
         self.engines = {name: SimulatedEngine(name, site.max_sequences, site.curve) for name in site.names}

@@ -67,7 +67,7 @@ class TrainerRank:
         minibatches = [
             [self._batch(request, plan, samples, members) for members in ranks[self.rank]] for ranks in plan.minibatches
         ]
-        return TrainReport(request.step, self.updates.run(request.step, minibatches))
+        return TrainReport(request.step, self.updates.run(request.step, request.steps, minibatches))
 
     def probe(self, ids: Sequence[int]) -> list[float]:
         """Log-probs, at temperature 1, of `ids[1:]`, each given those before it."""

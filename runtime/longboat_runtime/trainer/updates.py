@@ -34,8 +34,8 @@ class Updates:
         self.optimizer = build_optimizer(spec.trainer.optimizer, self.parameters)
         self.loss_scale = FLOAT16_SCALE if spec.model.dtype is DType.FLOAT16 else 1.0
 
-    def run(self, step: int, minibatches: Sequence[Sequence[SampleBatch]]) -> dict[str, float]:
-        """One update for each minibatch; returns metrics. Every rank gives equally many batches in each.
+    def run(self, step: int, steps: int, minibatches: Sequence[Sequence[SampleBatch]]) -> dict[str, float]:
+        """One update for each minibatch of step `step` of `steps`; returns metrics. Every rank gives equally many batches in each.
 
         Raises SpecProblem if a gradient is not finite; updates of earlier minibatches have then been made.
         """
@@ -43,7 +43,7 @@ class Updates:
         old = self._old_logprobs(minibatches)
         reference = [self._frozen_logprobs(self.reference, batches) for batches in minibatches]
         prepared = time.monotonic()
-        rate = learning_rate(self.spec.trainer.optimizer, step, self.spec.rounds.steps)
+        rate = learning_rate(self.spec.trainer.optimizer, step, steps)
         set_learning_rate(self.optimizer, rate)
         norms: list[float] = []
         parts: list[dict[str, Tensor]] = []

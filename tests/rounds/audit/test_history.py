@@ -19,7 +19,7 @@ PERIOD = 3  # two short rounds and a long one
 
 def run(steps: int, seed: int = 1) -> list[Event]:
     """Engines give back what they were told to stop before anything else happens."""
-    world = World(TailBatching(steps, PROMPTS, GROUP, prompt_overcommit=1.5, sample_overcommit=1.5), GROUP)
+    world = World(TailBatching(PROMPTS, GROUP, prompt_overcommit=1.5, sample_overcommit=1.5), GROUP, steps=steps)
     world.start()
     pick = random.Random(seed).choice
 
@@ -65,7 +65,7 @@ def test_first_launches_later_attempts_and_what_was_trained() -> None:
 
 
 def test_what_finished_while_it_was_being_stopped_is_not_cut() -> None:
-    world = World(TailBatching(PERIOD, PROMPTS, GROUP, prompt_overcommit=1.5, sample_overcommit=1.5), GROUP)
+    world = World(TailBatching(PROMPTS, GROUP, prompt_overcommit=1.5, sample_overcommit=1.5), GROUP, steps=PERIOD)
     world.start()
 
     def give_back_and_pick(samples: Sequence[SampleId]) -> SampleId:
@@ -81,7 +81,7 @@ def test_what_finished_while_it_was_being_stopped_is_not_cut() -> None:
 
 
 def test_prompts_of_audit_rounds_are_known() -> None:
-    world = World(TailBatching(40, PROMPTS, GROUP, 1.5, 1.0, audit_every=3), GROUP)
+    world = World(TailBatching(PROMPTS, GROUP, 1.5, 1.0, audit_every=3), GROUP, steps=40)
     world.start()
     world.run()
     history = folded(world.log)

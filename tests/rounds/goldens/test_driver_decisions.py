@@ -79,7 +79,7 @@ class DriverLoop:
         self.log: list[Event] = []
         self._root, self._site, self._incarnation = root, Site(root, spec), 0
         self._group_size = resolve(spec.algorithm).group_size
-        self._committed: tuple[dict[str, Any], int] = (to_snapshot(Ledger(self._group_size)), 0)
+        self._committed: tuple[dict[str, Any], int] = (to_snapshot(Ledger(self._group_size, spec.rounds.steps)), 0)
 
     def start(self) -> None:
         self.entries.append({"start": True})

@@ -1,0 +1,231 @@
+"""Every field that may be edited while a job runs is followed: by its driver, by the operator, or by both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longboat_crds.base import Role
+from longboat_crds.fixed import FREE
+from longboat_crds.job import RLJobSpec
+from longboat_crds.reasons import Reason
+from longboat_crds.status import Phase
+from longboat_runtime.driver.loop import Outcome
+from longboat_runtime.interfaces import FleetState
+from longboat_runtime.problems import spec_problem_in
+from longboat_runtime.samples import LostSample, SampleId
+from tests.crds.test_fixed import leaves
+from tests.driver.fakes import Site, make_spec
+from tests.driver.runs import saved_steps, trained, until
+from tests.operator_plan.simulated_cluster import SimulatedCluster, runtime_of, spec_of
+
+Check = Callable[[Path], None]
+FIELDS = [leaf for leaf in leaves(RLJobSpec) if any(leaf == path or leaf.startswith(f"{path}.") for path in FREE)]
+CHECKS: dict[str, Check] = {}
+SLOW = SampleId(0, 0, 0, 0)
+
+
+def of(*fields: str) -> Callable[[Check], Check]:
+    """Registers what shows that an edit of these fields is followed."""
+
+    def register(check: Check) -> Check:
+        CHECKS.update(dict.fromkeys(fields, check))
+        return check
+
+    return register
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_an_edit_of_a_running_job_is_followed(field: str, tmp_path: Path) -> None:
+    assert field in CHECKS, "free, and nothing shows that anybody follows it"
+    CHECKS[field](tmp_path)
+
+
+def test_there_is_no_check_of_a_field_that_is_not_free() -> None:
+    assert CHECKS.keys() <= set(FIELDS)
+
+
+# --- The driver ---------------------------------------------------------------------------------------------------
+
+
+def drive(root: Path, then: Callable[[Site], None], **edit: dict[str, Any]) -> Site:
+    """A job of five steps to its end, edited while its first round waits for a response. `then` happens once the driver knows."""
+    site = Site(root, make_spec())
+
+    async def edited() -> Outcome:
+        driver = site.driver()
+        site.fleet.hang = {SLOW}
+        job = asyncio.create_task(driver.run())
+        await until(lambda: site.fleet.running.keys() == site.fleet.hang, job)
+        site.broker.edit(**edit)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        then(site)
+        return await job
+
+    assert asyncio.run(edited()) is Outcome.DONE
+    return site
+
+
+def go_on(site: Site) -> None:
+    """The response is made again, and comes this time."""
+    site.fleet.hang.clear()
+    site.fleet.done.put_nowait(LostSample(SLOW, "its engine is gone"))
+
+
+@of("rounds.steps")
+def steps(root: Path) -> None:
+    site = drive(root, go_on, rounds={"steps": 7})
+    assert [step for step, _ in trained(site)] == [1, 2, 3, 4, 5, 6, 7]
+
+
+@of("checkpoint.everySteps")
+def every_steps(root: Path) -> None:
+    drive(root, go_on, checkpoint={"every_steps": 3})
+    assert saved_steps(root) == [3, 5]
+
+
+@of("checkpoint.keep")
+def keep(root: Path) -> None:
+    drive(root, go_on, checkpoint={"keep": 1})
+    assert saved_steps(root) == [5]
+
+
+# --- The operator -------------------------------------------------------------------------------------------------
+
+
+def running(**spec: Any) -> SimulatedCluster:
+    cluster = SimulatedCluster(spec_of(**spec))
+    cluster.up()
+    cluster.train(7, checkpoint={"incarnation": 1, "step": 4})
+    cluster.settle()
+    assert cluster.status.phase is Phase.RUNNING
+    return cluster
+
+
+def reason(cluster: SimulatedCluster) -> tuple[Phase | None, str | None]:
+    cluster.settle()
+    return cluster.status.phase, cluster.status.reason
+
+
+@of("failurePolicy.maxDriverRestarts", "failurePolicy.maxRewardRestarts", "failurePolicy.maxTrainerRestarts")
+def restarts(root: Path) -> None:
+    for role in (Role.DRIVER, Role.REWARD, Role.TRAINER):
+        cluster = running()
+        cluster.edit(failurePolicy={f"max{role.title()}Restarts": 0})
+        cluster.crash(f"sums-{role}-0-a0")
+        assert reason(cluster) == (Phase.FAILED, Reason.RESTART_LIMIT_EXCEEDED)
+
+
+@of("failurePolicy.maxRolloutRestarts")
+def rollout_restarts(root: Path) -> None:
+    """Of pods by the operator, of engines in pods that live by the driver."""
+    cluster = running()
+    cluster.edit(failurePolicy={"maxRolloutRestarts": 0})
+    cluster.crash("sums-rollout-0-a0")
+    assert reason(cluster) == (Phase.FAILED, Reason.RESTART_LIMIT_EXCEEDED)
+    with pytest.raises(ExceptionGroup) as failed:
+        drive(root, an_engine_dies, failure_policy={"max_rollout_restarts": 0})
+    problem = spec_problem_in(failed.value)
+    assert problem
+    assert problem.reason == Reason.RESTART_LIMIT_EXCEEDED
+
+
+def an_engine_dies(site: Site) -> None:
+    site.fleet.become(FleetState(("engine-0",), deaths=1, last_death="out of memory"))
+
+
+@of("failurePolicy.backoffSeconds")
+def backoff(root: Path) -> None:
+    cluster = running()
+    cluster.edit(failurePolicy={"backoffSeconds": 60})
+    assert [seconds for seconds in (30, 40) if replaced_within(cluster, seconds)] == [40]
+
+
+@of("failurePolicy.maxBackoffSeconds")
+def longest_backoff(root: Path) -> None:
+    cluster = running(failurePolicy={"backoffSeconds": 60, "maxBackoffSeconds": 300})
+    assert replaced_within(cluster, 61)
+    cluster.start_all()
+    cluster.edit(failurePolicy={"maxBackoffSeconds": 60})
+    assert replaced_within(cluster, 61), "the second wait would be 120 s"
+
+
+def replaced_within(cluster: SimulatedCluster, seconds: float) -> bool:
+    """Whether a rollout pod that is gone has a successor by then."""
+    before = {pod["metadata"]["name"] for pod in cluster.pods(Role.ROLLOUT)}
+    if len(before) == 2:
+        cluster.delete_pod(min(before), grace=0)
+        cluster.settle()
+    cluster.advance(seconds)
+    cluster.settle()
+    return len(cluster.pods(Role.ROLLOUT)) == 2
+
+
+@of("failurePolicy.startDeadlineSeconds")
+def start_deadline(root: Path) -> None:
+    cluster = SimulatedCluster()
+    cluster.settle()
+    cluster.edit(failurePolicy={"startDeadlineSeconds": 30})
+    cluster.advance(31)
+    assert reason(cluster) == (Phase.FAILED, Reason.START_DEADLINE_EXCEEDED)
+
+
+@of("checkpoint.graceSeconds", "suspend")
+def suspension(root: Path) -> None:
+    cluster = running(checkpoint={"graceSeconds": 120})
+    cluster.edit(suspend=True)
+    cluster.settle()
+    cluster.edit(checkpoint={"graceSeconds": 30})
+    cluster.advance(31)
+    cluster.settle()
+    cluster.end_deleted()
+    assert reason(cluster) == (Phase.SUSPENDED, Reason.NO_CHECKPOINT_IN_TIME)
+
+
+@of("checkpoint.reclaimPolicy")
+def reclaim_policy(root: Path) -> None:
+    cluster = running()
+    cluster.edit(checkpoint={"reclaimPolicy": "Delete"})
+    cluster.settle()
+    cluster.delete_job()
+    assert not cluster.children["PersistentVolumeClaim"]
+
+
+@of("rollout.replicas")
+def replicas(root: Path) -> None:
+    cluster = running()
+    cluster.edit(rollout={"replicas": 5})
+    cluster.settle()
+    assert len(cluster.pods(Role.ROLLOUT)) == 5
+
+
+@of("runtimeRef.renewOnResume")
+def renewal(root: Path) -> None:
+    cluster = running()
+    cluster.edit(suspend=True)
+    cluster.train(0, "Suspended")
+    cluster.settle()
+    cluster.end_deleted()
+    cluster.settle()
+    cluster.runtime = runtime_of(image="longboat:2")
+    cluster.edit(runtimeRef={"renewOnResume": True}, suspend=False)
+    cluster.settle()
+    assert {container["image"] for pod in cluster.pods() for container in pod["spec"]["containers"]} == {"longboat:2"}
+
+
+@of("ttlSecondsAfterFinished")
+def time_to_live(root: Path) -> None:
+    cluster = running()
+    cluster.edit(ttlSecondsAfterFinished=3600)
+    cluster.train(93, "Succeeded")
+    cluster.settle()
+    cluster.end_deleted()
+    cluster.edit(ttlSecondsAfterFinished=60)
+    cluster.advance(61)
+    cluster.settle()
+    assert cluster.job is None
