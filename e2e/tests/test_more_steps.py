@@ -18,7 +18,7 @@ from longboat_runtime.timeline.log import newest
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 RATE = 1e-4
-FIRST, SECOND, LAST = 10, 12, 14
+FIRST, SECOND, LAST = 20, 22, 24
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def test_a_job_ends_at_the_number_of_steps_that_its_spec_has_at_the_end(new_job:
     assert (status["training"]["step"], status["checkpoint"]["step"]) == (LAST, LAST)
     (restart,) = [record for record in status["restartHistory"] if record["role"] == "driver"]
     assert not restart["counted"]
-    assert "rounds.steps was raised to 14" in restart["message"]
+    assert "rounds.steps was raised to 24" in restart["message"]
     began = horizons(job)
     assert [*began] == [*range(1, LAST + 1)]
     assert (began[1], began[SECOND], began[SECOND + 1]) == (FIRST, SECOND, LAST)
