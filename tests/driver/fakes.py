@@ -1,4 +1,7 @@
-"""Rooms in memory: deterministic engines, graders and a trainer, with failures on request."""
+"""Rooms in memory: deterministic engines, graders and a trainer, with failures on request.
+
+Over 400 lines: a fake for each thing that a driver speaks to, which all stand on the same site.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 from hypothesis import given
@@ -75,3 +77,10 @@ def test_shares_are_disjoint_and_within_the_affinity(
         taken += got.cpus
     assert len(taken) == len(set(taken))
     assert set(taken) <= cpus
+
+
+def test_nothing_that_an_engine_needs_before_its_environment_imports_torch() -> None:
+    """OpenMP reads its number of threads when it is loaded."""
+    modules = "longboat_runtime.rollout.actor, longboat_runtime.rollout.factory, longboat_runtime.weights.handover"
+    program = f"import sys, {modules}; sys.exit(bool({{'torch', 'vllm'}} & {{*sys.modules}}))"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

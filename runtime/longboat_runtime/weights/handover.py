@@ -9,8 +9,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from longboat_runtime.weights.bucket import Bucket
+if TYPE_CHECKING:
+    from longboat_runtime.weights.bucket import Bucket
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the point is shared memory
 PREFIX = "longboat-weights-"
