@@ -34,7 +34,7 @@ def fates(root: Path) -> dict[str, Any]:
     steps = [body for body in bodies if isinstance(body, events.StepCommitted)]
     ended = Counter(prompt for step in steps for prompt in {sample.prompt for sample in step.samples})
     ended.update(body.prompt for body in bodies if isinstance(body, events.GroupDropped))
-    trained = {sample: step.step for step in steps for sample in step.samples}
+    trained = {sample: step.step for step in steps if not step.dropped for sample in step.samples}
     generated = {body.sample: body for body in bodies if isinstance(body, events.Generated) and body.sample in trained}
     ends = {sample: [0, *(span.end for span in body.spans)] for sample, body in generated.items()}
     ledger = replay(root, end)

@@ -321,9 +321,18 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _DEGRADED,
     ),
     Reason.LOSS_NOT_FINITE: _run(
-        "Loss or gradient norm became NaN or infinite; the step was not committed.",
-        "Lower trainer.optimizer.learningRate, or use model.dtype BFloat16 or Float32.",
+        "The gradient of minibatches was NaN or infinite, so all trainer ranks skipped them. The job fails once all minibatches of "
+        "trainer.maxSkippedSteps steps in a row were skipped.",
+        "Lower trainer.optimizer.learningRate, or use model.dtype BFloat16 or Float32, in a job that resumes from the claim "
+        "(checkpoint.resumeFrom).",
         _DEGRADED,
+        _FAILED,
+    ),
+    Reason.WEIGHTS_NOT_FINITE: _run(
+        "Weights of the model are NaN, or too large for model.dtype: as they were read from model.path or from a checkpoint, or after "
+        "a step, which was not committed.",
+        "The message says which. Correct the model; or lower trainer.optimizer.learningRate, or use model.dtype BFloat16 or Float32, "
+        "in a job that resumes from the claim (checkpoint.resumeFrom).",
         _FAILED,
     ),
     Reason.CHECKPOINT_CORRUPT: _run(

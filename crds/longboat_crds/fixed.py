@@ -38,6 +38,7 @@ WHILE_SUSPENDED = (
     "rounds.stageDeadlineSeconds",
     "trainer.deterministic",
     "trainer.gradientCheckpointing",
+    "trainer.maxSkippedSteps",
     "trainer.maxTokensPerBin",
 )
 WITH_RENEWAL = ("runtimeRef.kind", "runtimeRef.name")

@@ -84,6 +84,7 @@ class Reason(StrEnum):
     GRADER_ERRORS = "GraderErrors"
     LENGTH_BIAS = "LengthBias"
     LOSS_NOT_FINITE = "LossNotFinite"
+    WEIGHTS_NOT_FINITE = "WeightsNotFinite"
     CHECKPOINT_CORRUPT = "CheckpointCorrupt"
     EXPORT_FAILED = "ExportFailed"
 

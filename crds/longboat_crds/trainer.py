@@ -49,6 +49,12 @@ class TrainerSpec(ApiModel):
         le=64,
         description="Optimizer updates a step is split into, each of whole groups, which rounds.seed shuffles; 1 is strictly on-policy.",
     )
+    max_skipped_steps: int = Field(
+        3,
+        ge=1,
+        le=1_000_000,
+        description="A minibatch whose gradient is not finite is skipped; so many steps in a row in which all are fail the job.",
+    )
     gradient_checkpointing: bool = Field(
         False, description="Compute activations again in the backward pass: less memory, more time."
     )

@@ -175,10 +175,20 @@ class TrainRequest:
 
 @dataclass(frozen=True, slots=True)
 class TrainReport:
-    """Scalars of one optimizer step by verl's names (`actor/pg_loss`, `actor/grad_norm`, ...)."""
+    """Scalars of one optimizer step by verl's names (`actor/pg_loss`, `actor/grad_norm`, ...).
+
+    Of its `minibatches`, so many were `skipped` by all ranks alike, since their gradient was not finite.
+    """
 
     step: int
     metrics: Mapping[str, float]
+    minibatches: int = 1
+    skipped: int = 0
+
+    @property
+    def trained(self) -> bool:
+        """The weights may have changed."""
+        return self.skipped < self.minibatches
 
 
 # `ModelInfo.attention` of a model whose samples go through it one after another, without padding.
@@ -201,7 +211,10 @@ class TrainerGroup(Protocol):
     async def load(self) -> ModelInfo: ...
 
     async def train(self, request: TrainRequest) -> TrainReport:
-        """Computes and applies the step on all ranks. Not durable and not published until the driver says so."""
+        """Computes and applies the step on all ranks. Not durable and not published until the driver says so.
+
+        Raises SpecProblem (WeightsNotFinite) if that has made weights that are not finite.
+        """
 
     async def publish(self, version: int) -> WeightPublication: ...
 

@@ -1,4 +1,4 @@
-"""Random interleavings of finish, abort, pause, lost, grade, doubled, late, restart and edits of the spec, under all policies.
+"""Random interleavings of finish, abort, pause, lost, grade, doubled, late, skipped, restart and edits of the spec, under all policies.
 
     python -m tests.rounds.interleavings 10000
 
@@ -34,7 +34,7 @@ from longboat_runtime.rounds.rules import MOST_ENGINE_DEATHS, phases
 from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
 from longboat_runtime.rounds.synchronous import Synchronous
 from longboat_runtime.rounds.tail_batching import TailBatching
-from longboat_runtime.samples import GradeKind, SampleId
+from longboat_runtime.samples import GradeKind, PromptId, SampleId
 from tests.rounds.policies import Racing
 from tests.rounds.world import World, replay
 
@@ -137,6 +137,12 @@ class Interleavings(RuleBasedStateMachine):
     @rule()
     def train(self) -> None:
         self.world.train()
+
+    @precondition(lambda self: self.world.training)
+    @rule(all_of_them=st.booleans())
+    def skip(self, all_of_them: bool) -> None:
+        """The gradients of a step, or of some minibatches of it, are not finite."""
+        self.world.train(skipped=1, dropped=events.DropReason.NOT_FINITE if all_of_them else None)
 
     @rule()
     def publish(self) -> None:
@@ -243,8 +249,14 @@ class Interleavings(RuleBasedStateMachine):
         for prompt, attempt in self.kept:
             group = ledger.group(prompt, attempt)
             lost_data = any(isinstance(e.body, events.Lost) and e.body.sample.prompt == prompt for e in self.world.log)
-            assert group is not None or self.world.fate.get(prompt) == "trained" or lost_data
+            skipped = self._skipped(prompt)
+            assert group is not None or self.world.fate.get(prompt) == "trained" or lost_data or skipped
         self.kept |= {(g.prompt, g.attempt) for g in ledger.groups.values() if g.state is State.KEPT}
+
+    def _skipped(self, prompt: PromptId) -> bool:
+        """It was in a step that trained nothing."""
+        steps = [event.body for event in self.world.log if isinstance(event.body, events.StepCommitted)]
+        return any(sample.prompt == prompt for step in steps if step.dropped for sample in step.samples)
 
     @invariant()
     def no_sample_kills_engines_for_ever(self) -> None:

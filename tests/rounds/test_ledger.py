@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import json
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DropReason, Event
-from longboat_runtime.rounds.ledger import Ledger
+from longboat_runtime.rounds.ledger import Ledger, skipped_in_a_row
 from longboat_runtime.rounds.policy import PolicyError
 from longboat_runtime.rounds.records import State
 from longboat_runtime.rounds.rules import next_round
+from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
 from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan
 from tests.rounds.world import World
@@ -97,6 +102,57 @@ def test_a_commit_names_exactly_the_kept_samples() -> None:
     assert add(ledger, events.StepCommitted(1, 1, 1, batch))
     assert not ledger.groups
     assert not ledger.rounds
+
+
+KEPT = (
+    *LAUNCHED,
+    *(generated(0), generated(1), graded(0), graded(1)),
+    events.GroupKept(PROMPT, 0),
+    events.RoundClosed(1),
+    events.StepStarted(1, 1),
+)
+BATCH = (SampleId(*PROMPT, 0, 0), SampleId(*PROMPT, 0, 1))
+
+
+def test_a_step_that_trained_nothing_drops_its_prompts_and_counts() -> None:
+    ledger = fold(*KEPT, events.StepCommitted(1, 1, 1, BATCH, 2, DropReason.NOT_FINITE))
+    assert (ledger.step, ledger.trained, ledger.dropped) == (1, 0, {DropReason.NOT_FINITE: 1})
+    assert not ledger.groups
+    assert not ledger.rounds
+    assert add(ledger, events.PublishStarted(1)), "under the number of the step, like any weights"
+
+
+def test_prompts_of_a_step_with_some_minibatches_skipped_are_trained() -> None:
+    ledger = fold(*KEPT, events.StepCommitted(1, 1, 1, BATCH, 1))
+    assert (ledger.trained, ledger.dropped, ledger.skipped_steps) == (1, {}, 0)
+
+
+@given(st.lists(st.sampled_from(["trained", "skipped", "empty"])))
+def test_skipped_steps_are_counted_in_a_row(steps: list[str]) -> None:
+    """A step without a batch says nothing of gradients."""
+    count = 0
+    for number, what in enumerate(steps, 1):
+        dropped = DropReason.NOT_FINITE if what == "skipped" else None
+        body = events.StepCommitted(number, number, number, () if what == "empty" else BATCH, dropped=dropped)
+        count = skipped_in_a_row(count, body)
+    told = [what for what in steps if what != "empty"]
+    assert count == len(told) - max((i for i, what in enumerate(told, 1) if what == "trained"), default=0)
+
+
+def test_skipped_steps_are_in_a_snapshot_and_another_job_begins_without() -> None:
+    ledger = fold(*KEPT, events.StepCommitted(1, 1, 1, BATCH, 1, DropReason.NOT_FINITE))
+    again = from_snapshot(json.loads(json.dumps(to_snapshot(ledger))))
+    assert again.skipped_steps == 1
+    again.start_over()
+    assert again.skipped_steps == 0
+
+
+def test_a_log_names_what_was_skipped_only_where_something_was() -> None:
+    plain = Event(1, 1, 0.0, events.StepCommitted(1, 1, 1, BATCH))
+    skipped = Event(1, 1, 0.0, events.StepCommitted(1, 1, 1, BATCH, 2, DropReason.NOT_FINITE))
+    assert not {"skipped", "dropped"} & plain.to_json().keys()
+    assert (skipped.to_json()["skipped"], skipped.to_json()["dropped"]) == (2, "not_finite")
+    assert [Event.from_json(one.to_json()) for one in (plain, skipped)] == [plain, skipped]
 
 
 def test_a_start_loses_what_ran_and_voids_the_step_that_was_computed() -> None:

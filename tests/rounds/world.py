@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import Event
+from longboat_runtime.rounds.events import DropReason, Event
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.loop import Effects, RoundLoop
 from longboat_runtime.rounds.policy import Policy
@@ -101,11 +101,12 @@ class World:
                 self.training.append(number)
             case events.PublishStarted(version=version):
                 self.publishing.append(version)
-            case events.StepCommitted(step=step, samples=samples):
-                self.batches[step] = samples
+            case events.StepCommitted(step=step, samples=samples, dropped=dropped):
+                if dropped is None:
+                    self.batches[step] = samples
                 for prompt in {sample.prompt for sample in samples}:
                     assert prompt not in self.fate, f"{prompt} was trained twice"
-                    self.fate[prompt] = "trained"
+                    self.fate[prompt] = "trained" if dropped is None else "dropped"
                 self.boundary = (
                     to_snapshot(self.ledger),
                     len(self.log),
@@ -184,7 +185,8 @@ class World:
         spans = self.drawn[sample]
         return self.record(events.Paused(sample, spans[-1].end if spans else 0, spans, "engine-0"))
 
-    def train(self) -> bool:
+    def train(self, *, skipped: int = 0, dropped: DropReason | None = None) -> bool:
+        """A step is done; the trainer has skipped so many minibatches, and `dropped` the batch if that was all of them."""
         if not self.training:
             return False
         round_ = self.ledger.rounds[self.training.pop(0)]
@@ -197,7 +199,8 @@ class World:
             "token versions in the log are those that were drawn"
         )
         self.oldest[step] = max((step - 1 - span.version for of in spans.values() for span in of), default=0)
-        return self.record(events.StepCommitted(step, step, round_.number, tuple(samples)))
+        dropped = dropped if samples else None
+        return self.record(events.StepCommitted(step, step, round_.number, tuple(samples), skipped, dropped))
 
     def publish(self) -> bool:
         if not self.publishing:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import RoundKind
+from longboat_runtime.rounds.events import DropReason, RoundKind
 from longboat_runtime.samples import PromptId
 from longboat_runtime.timeline.bars import Bar, Fate, Round, Timeline, Work
 from longboat_runtime.timeline.fold import fold
@@ -71,6 +73,19 @@ def test_a_round_tells_its_kind_its_prompts_and_its_tokens() -> None:
     assert (short.kept, short.deferred, short.dropped, short.tokens) == (1, 1, 1, 57)
     assert (long.kind, long.kept, long.deferred, long.step) == (RoundKind.LONG, 1, 0, 2)
     assert [bar.sample.attempt for bar in long.bars] == [1, 1]
+
+
+def test_a_step_that_trained_nothing_drops_what_its_round_kept() -> None:
+    nothing = {"skipped": 1, "dropped": DropReason.NOT_FINITE}
+    log = [
+        (time, replace(body, **nothing) if isinstance(body, events.StepCommitted) else body)
+        for time, body in [*start(), *short_round()]
+    ]
+    timeline = folded(*log)
+    (round_,) = timeline.rounds
+    assert (round_.kept, round_.deferred, round_.dropped) == (0, 1, 2)
+    assert shown(round_, A)[1] == (0, 2, 3, "e/2", 7, Fate.DROPPED)
+    assert [(span.work, span.done) for span in timeline.spans[1:2]] == [(Work.TRAIN, True)]
 
 
 def test_what_the_trainer_did_is_in_order() -> None:

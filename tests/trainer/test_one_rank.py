@@ -16,11 +16,14 @@ from transformers import AutoModelForCausalLM
 
 from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint import sharded
+from longboat_runtime.interfaces import TrainRequest
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.samples import FinishReason, GeneratedSample
 from longboat_runtime.trainer.batch import WeightedSample, build_batch
 from longboat_runtime.trainer.forward import frozen_logprobs
+from longboat_runtime.trainer.loss_scale import LossScale
 from longboat_runtime.trainer.rank import TrainerRank
+from longboat_runtime.trainer.sharding import not_finite
 from tests.support.tiny_model import build_tiny_model
 from tests.trainer.trainer_world import fetch_from, make_request, make_samples, make_spec, only_rank
 
@@ -236,14 +239,105 @@ def test_a_sample_longer_than_a_bin_names_field_and_cure(rank: TrainerRank) -> N
     assert problem.value.field == "spec.trainer.maxTokensPerBin"
 
 
-def test_a_gradient_that_is_not_finite_is_never_applied(rank: TrainerRank) -> None:
+def with_bad_sample(request: TrainRequest, position: int, advantage: float = math.inf) -> TrainRequest:
+    """The gradient of its minibatch is not finite."""
+    samples = [replace(one, advantage=advantage) if i == position else one for i, one in enumerate(request.samples)]
+    return replace(request, samples=tuple(samples))
+
+
+def updates_made(rank: TrainerRank) -> float:
+    return rank.updates.optimizer.state[next(iter(rank.updates.parameters.values()))]["step"].item()
+
+
+@pytest.mark.parametrize("advantage", [math.inf, math.nan])
+def test_a_gradient_that_is_not_finite_is_never_applied(rank: TrainerRank, tmp_path: Path, advantage: float) -> None:
+    """The weights stay, and the next step is what it would have been without it."""
+    sharded.write(rank.snapshot(), tmp_path / "start")
     before = weights(rank)
-    request = make_request(SAMPLES)
-    bad = replace(request, samples=(replace(request.samples[0], advantage=math.inf), *request.samples[1:]))
-    with pytest.raises(SpecProblem) as problem:
-        rank.train(bad, fetch_from(SAMPLES))
-    assert problem.value.reason == Reason.LOSS_NOT_FINITE
+    report = rank.train(with_bad_sample(make_request(SAMPLES), 0, advantage), fetch_from(SAMPLES))
+    assert (report.minibatches, report.skipped, report.trained) == (1, 1, False)
+    assert report.metrics["training/skipped_minibatches"] == 1.0
+    assert all(math.isfinite(value) for value in report.metrics.values())
     assert torch.equal(weights(rank), before)
+    rank.train(make_request(SAMPLES, step=2), fetch_from(SAMPLES))
+    after = weights(rank)
+    rank.restore(tmp_path / "start")
+    rank.train(make_request(SAMPLES, step=2), fetch_from(SAMPLES))
+    assert torch.equal(weights(rank), after)
+
+
+def test_minibatches_beside_a_skipped_one_are_trained(rank: TrainerRank) -> None:
+    rank.spec = rank.spec.model_copy(update={"trainer": rank.spec.trainer.model_copy(update={"minibatches": 3})})
+    before, made = weights(rank), updates_made(rank)
+    report = rank.train(with_bad_sample(make_request(SAMPLES), 4), fetch_from(SAMPLES))
+    assert (report.minibatches, report.skipped, report.trained) == (3, 1, True)
+    assert updates_made(rank) - made == 2
+    assert not torch.equal(weights(rank), before)
+    assert all(math.isfinite(value) for value in report.metrics.values())
+    assert report.metrics["actor/loss_tokens"] == sum(len(SAMPLES[i].token_ids) for i in (0, 1, 2, 3, 8)), (
+        "all but those of the bad one's group"
+    )
+
+
+def test_a_gradient_that_overflows_is_computed_again_at_half_the_scale(rank: TrainerRank, tmp_path: Path) -> None:
+    """The update is that of any other scale: powers of two change no digit."""
+    sharded.write(rank.snapshot(), tmp_path / "start")
+    rank.train(make_request(SAMPLES), fetch_from(SAMPLES))
+    expected = weights(rank)
+    rank.restore(tmp_path / "start")
+    rank.updates.loss_scale = LossScale(2.0**72, 5)
+    report = rank.train(make_request(SAMPLES), fetch_from(SAMPLES))
+    assert report.skipped == 0
+    assert 2.0**62 <= rank.updates.loss_scale.value < 2.0**72
+    assert rank.updates.loss_scale.good_updates == 1
+    assert report.metrics["actor/loss_scale"] == rank.updates.loss_scale.value
+    torch.testing.assert_close(weights(rank), expected, rtol=1e-6, atol=1e-9)
+
+
+def test_a_minibatch_is_skipped_after_ten_halvings(rank: TrainerRank, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[float] = []
+    accumulate = rank.updates.accumulate
+
+    def accumulate_and_note(*arguments: object) -> object:
+        tried.append(rank.updates.loss_scale.value)
+        return accumulate(*arguments)
+
+    monkeypatch.setattr(rank.updates, "accumulate", accumulate_and_note)
+    rank.updates.loss_scale = LossScale(2.0**16, 5)
+    assert rank.train(with_bad_sample(make_request(SAMPLES), 0), fetch_from(SAMPLES)).skipped == 1
+    assert tried == [2.0**exponent for exponent in range(16, 5, -1)]
+    assert rank.updates.loss_scale == LossScale(2.0**16, 0)
+
+
+def test_weights_that_are_not_finite_fail_the_job(rank: TrainerRank, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, parameter = list(rank.updates.parameters.items())[3]
+    step = rank.updates.optimizer.step
+
+    def step_and_break() -> None:
+        step()
+        parameter.to_local().data.view(-1)[-1] = math.nan
+
+    monkeypatch.setattr(rank.updates.optimizer, "step", step_and_break)
+    with pytest.raises(SpecProblem, match=f"{name} the first, have values after step 1") as problem:
+        rank.train(make_request(SAMPLES), fetch_from(SAMPLES))
+    assert (problem.value.reason, problem.value.fatal) == (Reason.WEIGHTS_NOT_FINITE, True)
+    assert problem.value.field == "spec.trainer.optimizer.learningRate"
+
+
+def test_weights_that_engines_would_get_as_infinite_are_not_finite(rank: TrainerRank) -> None:
+    with torch.no_grad():
+        next(iter(rank.updates.parameters.values())).to_local().view(-1)[0] = -65520.0
+    found = {dtype: len(not_finite(rank.updates.parameters, dtype)) for dtype in (torch.float16, torch.bfloat16)}
+    assert found == {torch.float16: 1, torch.bfloat16: 0}
+
+
+def test_a_checkpoint_with_weights_that_are_not_finite_is_refused(rank: TrainerRank, tmp_path: Path) -> None:
+    snapshot = rank.snapshot()
+    next(value for name, value in snapshot.items() if name.startswith("model.")).to_local().view(-1)[0] = math.nan
+    sharded.write(snapshot, tmp_path / "state")
+    with pytest.raises(SpecProblem, match="in the checkpoint") as problem:
+        rank.restore(tmp_path / "state")
+    assert (problem.value.reason, problem.value.field) == (Reason.WEIGHTS_NOT_FINITE, "spec.checkpoint.resumeFrom")
 
 
 def test_samples_cut_by_max_tokens_can_be_left_out(rank: TrainerRank) -> None:

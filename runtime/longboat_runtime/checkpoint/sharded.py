@@ -56,6 +56,11 @@ def read(tensors: Mapping[str, Tensor], directory: Path, group: dist.ProcessGrou
         ) from error
 
 
+def names(directory: Path) -> set[str]:
+    """What tensors `directory` holds. Raises OSError if that can't be read."""
+    return set(dcp.FileSystemReader(directory).read_metadata().state_dict_metadata)
+
+
 def _copy(tensor: Tensor, hosts: DeviceMesh) -> Tensor:
     if not isinstance(tensor, DTensor):
         return tensor.detach().cpu().clone()

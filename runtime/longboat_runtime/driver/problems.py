@@ -14,6 +14,7 @@ _FOREMOST_FIRST = (
     Reason.NO_GRADERS,
     Reason.ENGINE_REFUSED,
     Reason.CHECKPOINT_CORRUPT,
+    Reason.LOSS_NOT_FINITE,
     Reason.GRADER_ERRORS,
     Reason.LENGTH_BIAS,
 )

@@ -13,7 +13,7 @@ from longboat_crds.algorithm import resolve
 from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint.volume import volume_full
 from longboat_runtime.driver.audits import Audits
-from longboat_runtime.driver.batch import kept_samples, train_request
+from longboat_runtime.driver.batch import kept_samples, skip_problem, train_request
 from longboat_runtime.driver.boundary import Boundary, Evaluated
 from longboat_runtime.driver.evaluation import Evaluation, is_due
 from longboat_runtime.driver.job import Job
@@ -23,13 +23,14 @@ from longboat_runtime.driver.overcommits import Overcommits
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.rooms import Rooms
 from longboat_runtime.driver.stages import Stage
-from longboat_runtime.interfaces import Manifest, PublicationReport
+from longboat_runtime.interfaces import Manifest, PublicationReport, TrainReport
 from longboat_runtime.metrics.batch import batch_metrics, round_metrics, staleness
 from longboat_runtime.metrics.queue import queue_metrics
 from longboat_runtime.metrics.record import Record
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.combine import batch_rewards
 from longboat_runtime.rounds import events
+from longboat_runtime.rounds.events import DropReason
 from longboat_runtime.samples import GradeKind, SampleId
 from longboat_runtime.trainer.errors import TrainerLost
 
@@ -103,7 +104,11 @@ class Steps:
         self.lane.put(step, Task.REPORT, partial(self._report, step, timed=False))
 
     async def _train(self, step: int, number: int) -> None:
-        """Advantages and one optimizer step from what the round kept; without a sample to learn from, the weights stay."""
+        """Advantages and one optimizer step from what the round kept; without a sample to learn from, the weights stay.
+
+        So they do if no minibatch has a finite gradient. That step counts too and its weights get its number, but its prompts are
+        dropped.
+        """
         round_, waiting = self._journal.view.rounds[number], queue_metrics(self._journal.view, number)
         batch = kept_samples(self._journal.view, round_)
         if not batch and round_.grades.get(GradeKind.GRADER_ERROR) and len(round_.grades) == 1:
@@ -111,6 +116,7 @@ class Steps:
             last = self._reporter.problems.get(Reason.GRADER_ERRORS)
             raise SpecProblem(Reason.GRADER_ERRORS, "spec.rewards", message + (last.message if last else "unknown"))
         samples, reports = list(batch.values()), self._reporter.reports
+        report = TrainReport(step, {})
         with self._stages.running(Stage.TRAIN):
             rewards = batch_rewards(self._spec.rewards, samples)
             request = train_request(
@@ -121,15 +127,29 @@ class Steps:
             try:
                 if batch:
                     report = await self._surviving(step - 1, lambda: self._rooms.trainer.train(request))
-                    reports.add(step, report.metrics)
             except Exception:
                 if not await self._data_lost(step, number, set(batch)):
                     raise
                 return
+            if batch:
+                self._tell_skips(report)
+            reports.add(step, report.metrics)
+            dropped = None if report.trained else DropReason.NOT_FINITE
             # Not before: what engines stopped when the round was decided comes back meanwhile.
-            reports.add(step, round_metrics(round_, sum(sample.tokens for sample in samples)))
+            reports.add(step, round_metrics(round_, sum(sample.tokens for sample in samples), dropped))
             reports.add(step, waiting)
-        self._happened(events.StepCommitted(step, step, number, tuple(batch)))
+        self._happened(events.StepCommitted(step, step, number, tuple(batch), report.skipped, dropped))
+
+    def _tell_skips(self, report: TrainReport) -> None:
+        """Raises SpecProblem if too many steps in a row trained nothing."""
+        problem = skip_problem(report, self._journal.ledger.skipped_steps, self._spec.trainer.max_skipped_steps)
+        if problem is None:
+            self._reporter.problems.clear(Reason.LOSS_NOT_FINITE)
+            return
+        log.warning("minibatches were skipped", step=report.step, skipped=report.skipped, of=report.minibatches)
+        if problem.fatal:
+            raise problem
+        self._reporter.problems.put(Reason.LOSS_NOT_FINITE, problem.field, problem.message)
 
     async def _surviving(self, committed: int, work: Callable[[], Awaitable[T]]) -> T:
         """Does `work` on the trainer's state after step `committed`, once more if the trainer is lost and that state is not.

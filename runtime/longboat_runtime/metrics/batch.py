@@ -85,11 +85,13 @@ def staleness(samples: Sequence[SampleRecord], version: int) -> dict[str, float]
     }
 
 
-def round_metrics(round_: RoundRecord, kept_tokens: int) -> dict[str, float]:
+def round_metrics(round_: RoundRecord, kept_tokens: int, dropped: DropReason | None = None) -> dict[str, float]:
     """What became of everything the round launched, decided groups included. `kept_tokens` are the batch's response tokens.
 
-    `rollout/domains/DOMAIN/*` are there where domains have quotas.
+    `dropped` says why the batch was dropped in the end. `rollout/domains/DOMAIN/*` are there where domains have quotas.
     """
+    if dropped is not None:
+        round_, kept_tokens = round_.without_batch(dropped), 0
     grades = sum(round_.grades.values())
     made = round_.generated_tokens + round_.stopped_tokens
     return {

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan
 
@@ -31,6 +31,8 @@ class DropReason(StrEnum):
     """A sample could not be graded on several workers."""
     ENGINE_DEATHS = "engine_deaths"
     """A sample ran in several engines that died: made again, it would kill the next one."""
+    NOT_FINITE = "not_finite"
+    """The gradient of every minibatch of the prompt's step was not finite, so that nothing was trained."""
 
 
 # A group dropped for one of these is not replaced: the batch trains smaller, against the same denominator.
@@ -271,12 +273,18 @@ class StepFailed:
 
 @dataclass(frozen=True, slots=True)
 class StepCommitted:
-    """The optimizer step on all ranks is done. `version` is the weight version it made, `samples` the batch, sorted."""
+    """The optimizer step on all ranks is done. `version` is the weight version it made, `samples` the batch, sorted.
+
+    All ranks have skipped so many (`skipped`) of its minibatches, whose gradient was not finite. If that was all of them, `dropped`
+    says why the batch's prompts are given up for this epoch instead of trained; weights of `version` are those of the one before.
+    """
 
     step: int
     version: int
     round: int
     samples: tuple[SampleId, ...]
+    skipped: Annotated[int, Field(exclude_if=lambda count: not count)] = 0
+    dropped: Annotated[DropReason | None, Field(exclude_if=lambda reason: reason is None)] = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,13 @@ from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId
 STORED = (State.GENERATED, State.REWARDED, State.KEPT)
 
 
+def skipped_in_a_row(before: int, committed: events.StepCommitted) -> int:
+    """Steps in a row that trained nothing of their batch, after this one. A step without a batch neither adds to them nor ends them."""
+    if committed.dropped is not None:
+        return before + 1
+    return 0 if committed.samples else before
+
+
 class Ledger(LedgerState):
     """Folds events."""
 
@@ -348,7 +355,11 @@ class Ledger(LedgerState):
             self._forget(group)
             self.domains.pop(group.prompt, None)
         del self.rounds[body.round]
-        self.trained += len(kept)
+        if body.dropped is not None:
+            self.dropped[body.dropped] += len(kept)
+        else:
+            self.trained += len(kept)
+        self.skipped_steps = skipped_in_a_row(self.skipped_steps, body)
         self.step = body.step
         return True
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import BeforeValidator, PlainSerializer
 
@@ -193,6 +193,11 @@ class PartRecord:
     def undecided(self) -> int:
         return len(self.groups) - len(self.kept)
 
+    def without_batch(self, reason: DropReason) -> Self:
+        """The same once the batch is dropped."""
+        dropped = self.dropped | {reason: self.dropped.get(reason, 0) + len(self.kept)}
+        return replace(self, kept={}, dropped=dropped)
+
 
 @dataclass(slots=True)
 class RoundRecord(PartRecord):
@@ -216,6 +221,11 @@ class RoundRecord(PartRecord):
     generated_tokens: int = 0
     stopped_tokens: int = 0
     grades: dict[GradeKind, int] = field(default_factory=dict)
+
+    def without_batch(self, reason: DropReason) -> Self:
+        """The same once the batch is dropped, in every domain."""
+        parts = {domain: part.without_batch(reason) for domain, part in self.parts.items()}
+        return replace(PartRecord.without_batch(self, reason), parts=parts)
 
     def part(self, domain: str) -> PartRecord:
         """What became of the prompts of a domain."""

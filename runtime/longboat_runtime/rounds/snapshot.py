@@ -28,6 +28,7 @@ _SCALARS = (
     "overcommit_since",
     "drawn",
     "trained",
+    "skipped_steps",
 )
 _GIVEN_UP = TypeAdapter(list[GivenUp])
 _GROUPS = TypeAdapter(list[GroupRecord])

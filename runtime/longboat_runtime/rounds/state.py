@@ -28,7 +28,8 @@ class LedgerState:
     them that race, `calm_rounds` those to come that must not. `lost` are samples that nobody makes any more. `carried` are groups
     that wait for a round, oldest first; `between` counts what happens to them once the round they were in is trained, and is added
     to the next round. `counts` counts samples of live groups by state. `overcommit` is the factor chosen last, None
-    before; `overcommit_since` counts the races that were opened before it was.
+    before; `overcommit_since` counts the races that were opened before it was. `skipped_steps` are the last steps, in a row, whose
+    batch was dropped since nothing of it could be trained.
     """
 
     def __init__(self, group_size: int, steps: int = 0) -> None:
@@ -47,6 +48,7 @@ class LedgerState:
         self.overcommit_since = 0
         self.drawn = 0
         self.trained = 0
+        self.skipped_steps = 0
         self.dropped: Counter[DropReason] = Counter()
         self.deferred: Counter[DeferReason] = Counter()
         self.queue: dict[PromptId, int] = {}
@@ -137,7 +139,7 @@ class LedgerState:
         self._move(record, State.LOST)
 
     def start_over(self) -> None:
-        """Nothing is under way any more: unfinished groups wait for another attempt, before all others, and no round is open."""
+        """Another job begins here: unfinished groups wait for another attempt, before all others, no round is open, no step skipped."""
         unfinished = [*self.groups.values()]
         waiting = [(prompt, attempt, self.deferred_prompts.get(prompt)) for prompt, attempt in self.queue.items()]
         for prompt, _, _ in waiting:
@@ -148,6 +150,7 @@ class LedgerState:
         for prompt, attempt, given_up in waiting:
             self.enqueue(prompt, attempt, given_up)
         self.rounds.clear()
+        self.skipped_steps = 0
         self.between = RoundRecord(0, RoundKind.SHORT, version=-1)
 
     def _forget(self, group: GroupRecord) -> None:

@@ -84,8 +84,10 @@ class _Fold:
                     round_.step = step
             case events.StepFailed():
                 self._end(Work.TRAIN, time, done=False)
-            case events.StepCommitted():
+            case events.StepCommitted(samples=samples, dropped=dropped):
                 self._end(Work.TRAIN, time, done=True)
+                for prompt, attempt in {(s.prompt, s.attempt) for s in samples} if dropped else ():
+                    self._give_up(prompt, attempt, Fate.DROPPED, time)
             case events.PublishStarted(version=version):
                 self._working[Work.PUBLISH] = version, time
             case events.Published():

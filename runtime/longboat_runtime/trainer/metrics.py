@@ -20,7 +20,8 @@ TOKEN_MEANS = {
 def step_metrics(sums: Mapping[str, float], minibatches: int, kl_coefficient: float) -> dict[str, float]:
     """Metrics of one step from the sums over all ranks, bins and minibatches (names: `objective`).
 
-    `actor/pg_loss` and `actor/kl_loss` are means over minibatches; the others are means over the tokens in the loss.
+    `actor/pg_loss` and `actor/kl_loss` are means over the minibatches, of which none was skipped; the others are means over the
+    tokens in the loss.
     """
     tokens = max(sums["tokens"], 1.0)
     metrics = {name: sums[key] / tokens for name, key in TOKEN_MEANS.items()}

@@ -22,13 +22,17 @@ from longboat_runtime.trainer.attention import described, packs
 from longboat_runtime.trainer.batch import SampleBatch, WeightedSample, build_batch, token_sample
 from longboat_runtime.trainer.forward import frozen_logprobs
 from longboat_runtime.trainer.full_weights import full_weights
+from longboat_runtime.trainer.loss_scale import LossScale
 from longboat_runtime.trainer.model import longest_sequence
 from longboat_runtime.trainer.packing import SampleTooLong
-from longboat_runtime.trainer.sharding import TORCH_DTYPES, load_sharded, parameter_count
+from longboat_runtime.trainer.sharding import TORCH_DTYPES, load_sharded, not_finite, parameter_count
 from longboat_runtime.trainer.step_plan import SampleSize, StepPlan, plan_step
 from longboat_runtime.trainer.updates import Updates
 
 Fetch = Callable[[Sequence[SampleId]], list[GeneratedSample]]
+
+# What a checkpoint of Float16 holds of the loss scale.
+_SCALE, _GOOD_UPDATES = "loss_scale", "good_updates"
 
 
 class TrainerRank:
@@ -53,6 +57,7 @@ class TrainerRank:
             reference = load_sharded(self.spec.model, self.mesh).requires_grad_(False)
         self.model = model.train()
         self.updates = Updates(self.spec, model, reference)
+        self._check_weights("in the files", "spec.model.path", "give a model whose weights are finite numbers")
         return ModelInfo(
             parameter_count(model), longest, model.config.get_text_config().vocab_size, described(model.config)
         )
@@ -61,13 +66,20 @@ class TrainerRank:
         """One step. `fetch` gives samples by id, in order; a rank fetches a share and what its bins need besides.
 
         Raises, on all ranks alike, what `fetch` raised on any, and SpecProblem if a sample doesn't fit a bin (nothing has
-        changed then) or a gradient is not finite.
+        changed then) or weights are not finite after the step.
         """
         plan, samples = self._plan(request, fetch)
         minibatches = [
             [self._batch(request, plan, samples, members) for members in ranks[self.rank]] for ranks in plan.minibatches
         ]
-        return TrainReport(request.step, self.updates.run(request.step, request.steps, minibatches))
+        metrics, skipped = self.updates.run(request.step, request.steps, minibatches)
+        self._check_weights(
+            f"after step {request.step}",
+            "spec.trainer.optimizer.learningRate",
+            "lower the learning rate, or use model.dtype BFloat16 or Float32, in a new job that resumes from the claim "
+            "(checkpoint.resumeFrom)",
+        )
+        return TrainReport(request.step, metrics, len(minibatches), skipped)
 
     def probe(self, ids: Sequence[int]) -> list[float]:
         """Log-probs, at temperature 1, of `ids[1:]`, each given those before it."""
@@ -84,13 +96,29 @@ class TrainerRank:
         return sharded.snapshot(self._state(), self.hosts)
 
     def restore(self, directory: Path) -> None:
-        """Takes weights, optimizer and RNG state from a snapshot written by any number of ranks."""
+        """Takes weights, optimizer and RNG state from a snapshot written by any number of ranks.
+
+        Float16 takes its loss scale too, or begins with the first one if the snapshot was made in another number format. Raises
+        SpecProblem if it is of another model, or holds weights that are not finite.
+        """
         state = self._state()
+        if self.updates.loss_scale.adapts:
+            with process_group.together():
+                scaled = sharded.names(directory) >= {_SCALE, _GOOD_UPDATES}
+            if not scaled:
+                del state[_SCALE], state[_GOOD_UPDATES]
         sharded.read(state, directory)
         for of_parameter in self.updates.optimizer.state.values():
             of_parameter["step"].copy_(state["updates"])
         torch.set_rng_state(state["rng"])
-        self.updates.loss_scale = float(state["loss_scale"])
+        self.updates.loss_scale = LossScale.of(self.spec.model.dtype)
+        if _SCALE in state:
+            self.updates.loss_scale = LossScale(float(state[_SCALE]), int(state[_GOOD_UPDATES]))
+        self._check_weights(
+            f"in the checkpoint {directory}",
+            "spec.checkpoint.resumeFrom",
+            "resume from that of an earlier step (checkpoint.resumeFrom.step) in a new job",
+        )
 
     def _state(self) -> dict[str, Tensor]:
         state: dict[str, Tensor] = {}
@@ -101,8 +129,20 @@ class TrainerRank:
             state[f"exp_avg_sq.{name}"] = of_parameter["exp_avg_sq"]
             state["updates"] = of_parameter["step"].clone()
         state["rng"] = torch.get_rng_state()
-        state["loss_scale"] = torch.tensor(self.updates.loss_scale, dtype=torch.float64)
+        if (scale := self.updates.loss_scale).adapts:
+            state[_SCALE] = torch.tensor(scale.value, dtype=torch.float64)
+            state[_GOOD_UPDATES] = torch.tensor(scale.good_updates)
         return state
+
+    def _check_weights(self, where: str, field: str, cure: str) -> None:
+        """Raises SpecProblem, on all ranks, if weights are not finite numbers of the format that engines get. A collective."""
+        if bad := not_finite(self.updates.parameters, TORCH_DTYPES[self.spec.model.dtype]):
+            raise SpecProblem(
+                Reason.WEIGHTS_NOT_FINITE,
+                field,
+                f"{len(bad)} of the {len(self.updates.parameters)} weights, {bad[0]} the first, have values {where} that are not "
+                f"finite in {self.spec.model.dtype}; {cure}",
+            )
 
     def _plan(self, request: TrainRequest, fetch: Fetch) -> tuple[StepPlan, dict[int, GeneratedSample]]:
         share = range(self.rank, len(request.samples), self.world_size)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from longboat_crds.model import DType, ModelSpec
 from longboat_crds.reasons import Reason
@@ -91,6 +94,19 @@ def compute_policy(dtype: DType) -> MixedPrecisionPolicy:
     if dtype is DType.FLOAT32:
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=TORCH_DTYPES[dtype], reduce_dtype=torch.float32)
+
+
+@torch.no_grad()
+def not_finite(weights: Mapping[str, nn.Parameter], dtype: torch.dtype) -> list[str]:
+    """Names of weights with values that are no finite numbers in `dtype`, the same on all ranks. A collective."""
+    bad = torch.zeros(len(weights), device=next(iter(weights.values())).device)
+    for index, weight in enumerate(weights.values()):
+        part = weight.to_local() if isinstance(weight, DTensor) else weight
+        if part.numel():
+            # Of NaN it is NaN. Rounding keeps the order, so the largest value stands for all.
+            bad[index] = ~torch.linalg.vector_norm(part, float("inf")).to(dtype).isfinite()
+    dist.all_reduce(bad, dist.ReduceOp.MAX)
+    return [name for name, found in zip(weights, bad.tolist(), strict=True) if found]
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -11,17 +13,20 @@ from torch import Tensor, nn
 
 from longboat_crds.algorithm import resolve
 from longboat_crds.job import RLJobSpec
-from longboat_crds.model import DType
-from longboat_crds.reasons import Reason
-from longboat_runtime.problems import SpecProblem
 from longboat_runtime.trainer.batch import SampleBatch
 from longboat_runtime.trainer.forward import frozen_logprobs, response_logprobs
+from longboat_runtime.trainer.loss_scale import LossScale
 from longboat_runtime.trainer.metrics import is_maximum, step_metrics
 from longboat_runtime.trainer.objective import TokenLogprobs, objective
 from longboat_runtime.trainer.optimizer import build_optimizer, gradient_norm, learning_rate, set_learning_rate
 
-# Gradients of Float16 are computed times this, so that small ones don't vanish; halved for as long as an update overflows.
-FLOAT16_SCALE = 2.0**16
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One optimizer update that was made: the gradient's norm before clipping, and sums for metrics of each batch."""
+
+    norm: float
+    sums: list[dict[str, Tensor]]
 
 
 class Updates:
@@ -32,12 +37,13 @@ class Updates:
         self.algorithm = resolve(spec.algorithm)
         self.parameters = dict(model.named_parameters())
         self.optimizer = build_optimizer(spec.trainer.optimizer, self.parameters)
-        self.loss_scale = FLOAT16_SCALE if spec.model.dtype is DType.FLOAT16 else 1.0
+        self.loss_scale = LossScale.of(spec.model.dtype)
 
-    def run(self, step: int, steps: int, minibatches: Sequence[Sequence[SampleBatch]]) -> dict[str, float]:
-        """One update for each minibatch of step `step` of `steps`; returns metrics. Every rank gives equally many batches in each.
+    def run(self, step: int, steps: int, minibatches: Sequence[Sequence[SampleBatch]]) -> tuple[dict[str, float], int]:
+        """One update for each minibatch of step `step` of `steps` whose gradient is finite; returns metrics, and how many were skipped.
 
-        Raises SpecProblem if a gradient is not finite; updates of earlier minibatches have then been made.
+        Every rank gives equally many batches in each minibatch, and skips the same ones: the norm that decides is of the whole
+        gradient, and the same number on all ranks.
         """
         started = time.monotonic()
         old = self._old_logprobs(minibatches)
@@ -45,19 +51,17 @@ class Updates:
         prepared = time.monotonic()
         rate = learning_rate(self.spec.trainer.optimizer, step, steps)
         set_learning_rate(self.optimizer, rate)
-        norms: list[float] = []
-        parts: list[dict[str, Tensor]] = []
-        for index, batches in enumerate(minibatches):
-            norm, of_batches = self._update(step, batches, old[index], reference[index])
-            norms.append(norm)
-            parts += of_batches
-        metrics = step_metrics(_reduce(parts), len(minibatches), self.algorithm.kl_coefficient)
-        return metrics | {
-            "actor/grad_norm": sum(norms) / len(norms),
+        attempted = [self._update(batches, old[i], reference[i]) for i, batches in enumerate(minibatches)]
+        made = [update for update in attempted if update is not None]
+        skipped = len(attempted) - len(made)
+        metrics = self._metrics(made) | {
             "actor/lr": rate,
+            **({"actor/loss_scale": self.loss_scale.value} if self.loss_scale.adapts else {}),
+            "training/skipped_minibatches": float(skipped),
             "timing_s/old_log_prob": prepared - started,
             "timing_s/update_actor": time.monotonic() - prepared,
         }
+        return metrics, skipped
 
     def accumulate(
         self, batches: Sequence[SampleBatch], old: Sequence[Tensor | None], reference: Sequence[Tensor | None]
@@ -74,41 +78,38 @@ class Updates:
             before = old[index]
             logprobs = TokenLogprobs(new, new.detach() if before is None else before, reference[index], entropy)
             loss, of_batch = objective(logprobs, batch, self.algorithm)
-            (loss * self.loss_scale).backward()
+            (loss * self.loss_scale.value).backward()
             sums.append(of_batch)
         return sums
 
     def _update(
-        self,
-        step: int,
-        batches: Sequence[SampleBatch],
-        old: Sequence[Tensor | None],
-        reference: Sequence[Tensor | None],
-    ) -> tuple[float, list[dict[str, Tensor]]]:
-        """One optimizer update; returns the gradient norm before clipping, and sums for metrics."""
-        while True:
+        self, batches: Sequence[SampleBatch], old: Sequence[Tensor | None], reference: Sequence[Tensor | None]
+    ) -> Update | None:
+        """One optimizer update; None, with nothing changed, if the gradient isn't finite at any scale."""
+        before = self.loss_scale
+        for scale in before.attempts():
+            self.loss_scale = scale
             sums = self.accumulate(batches, old, reference)
             gradients = [parameter.grad for parameter in self.parameters.values()]
-            norm = float(gradient_norm(gradients)) / self.loss_scale
-            if torch.isfinite(torch.tensor(norm)):
-                break
+            norm = float(gradient_norm(gradients)) / scale.value
+            if math.isfinite(norm):
+                limit = self.spec.trainer.optimizer.max_grad_norm
+                torch._foreach_mul_(gradients, min(1.0, limit / (norm + 1e-6)) / scale.value)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+                self.loss_scale = scale.after_update()
+                return Update(norm, sums)
             self.optimizer.zero_grad()
-            self._lower_loss_scale(step)
-        limit = self.spec.trainer.optimizer.max_grad_norm
-        torch._foreach_mul_(gradients, min(1.0, limit / (norm + 1e-6)) / self.loss_scale)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return norm, sums
+        self.loss_scale = before.after_skip()
+        return None
 
-    def _lower_loss_scale(self, step: int) -> None:
-        if self.loss_scale == 1.0:
-            raise SpecProblem(
-                Reason.LOSS_NOT_FINITE,
-                "spec.trainer.optimizer.learningRate",
-                f"the gradient of step {step} is not finite; lower the learning rate or use model.dtype BFloat16 or "
-                "Float32, then resume",
-            )
-        self.loss_scale /= 2.0
+    def _metrics(self, made: Sequence[Update]) -> dict[str, float]:
+        """Of the updates that were made; none if none was. A collective."""
+        if not made:
+            return {}
+        sums = _reduce([sums for update in made for sums in update.sums])
+        metrics = step_metrics(sums, len(made), self.algorithm.kl_coefficient)
+        return metrics | {"actor/grad_norm": sum(update.norm for update in made) / len(made)}
 
     def _old_logprobs(self, minibatches: Sequence[Sequence[SampleBatch]]) -> Sequence[Sequence[Tensor | None]]:
         """Of the round's weights, before any update. A single minibatch needs none: see `accumulate`."""

@@ -64,6 +64,20 @@ def test_first_launches_later_attempts_and_what_was_trained() -> None:
         assert set(lengths.cut) <= {0, 1, 2, 3}
 
 
+def test_what_a_skipped_step_did_not_train_is_not_among_what_was_trained() -> None:
+    """A period ends with its long round, trained or not."""
+    world = World(TailBatching(PROMPTS, GROUP, prompt_overcommit=1.5, sample_overcommit=1.5), GROUP, steps=PERIOD)
+    world.start()
+    world.publish()
+    world.run_until_training()
+    batch = set(world.ledger.rounds[1].kept)
+    world.train(skipped=1, dropped=events.DropReason.NOT_FINITE)
+    world.run()
+    history = folded(world.log)
+    assert history.period == 1
+    assert {found.prompt for found in history.window() if not found.trained} == batch
+
+
 def test_what_finished_while_it_was_being_stopped_is_not_cut() -> None:
     world = World(TailBatching(PROMPTS, GROUP, prompt_overcommit=1.5, sample_overcommit=1.5), GROUP, steps=PERIOD)
     world.start()

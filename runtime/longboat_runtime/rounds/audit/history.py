@@ -85,8 +85,8 @@ class LengthHistory:
             case events.Stopped(sample=SampleId(attempt=0) as sample, tokens=tokens):
                 if history := self._prompts.get(sample.prompt):
                     history.cut[sample.index] = tokens
-            case events.StepCommitted(round=number, samples=samples):
-                for sample in samples:
+            case events.StepCommitted(round=number, samples=samples, dropped=dropped):
+                for sample in samples if dropped is None else ():
                     if history := self._prompts.get(sample.prompt):
                         history.trained.append(history.finished[sample.attempt][sample.index])
                 self._committed += 1
