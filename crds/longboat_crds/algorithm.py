@@ -8,6 +8,10 @@ from pydantic import Field
 from longboat_crds.base import ApiModel
 
 
+# The trainer's probability of a token counts at most so many times the engine's (https://fengyao.notion.site/off-policy-rl).
+IMPORTANCE_CAP = 2.0
+
+
 class AlgorithmName(StrEnum):
     """A preset of the knobs below; a knob that is given wins over the preset."""
 
@@ -46,6 +50,26 @@ class Aggregation(StrEnum):
     SEQUENCE_SUM = "SequenceSum"
 
 
+class ClipAgainst(StrEnum):
+    """The old policy of the clipped probability ratio, new / old.
+
+    Proximal: the weights at the beginning of the step; each token's loss is weighted by proximal / behaviour (importanceCap), where
+    the behaviour policy is the one that drew the token (decoupled PPO). With one minibatch the proximal policy is the model itself
+    and nothing is ever clipped. Behaviour: the policy that drew the token, by the engine's log-probability (PPO). It clips with one
+    minibatch too, and needs no importance weight.
+    """
+
+    PROXIMAL = "Proximal"
+    BEHAVIOUR = "Behaviour"
+
+
+class RatioBounds(ApiModel):
+    """Bounds on both sides of a ratio of probabilities."""
+
+    low: float = Field(gt=0.0, lt=1.0, description="Smallest ratio that stays.")
+    high: float = Field(gt=1.0, le=1000.0, description="Largest ratio that stays.")
+
+
 class AlgorithmSpec(ApiModel):
     """Loss and advantages. An unset knob takes the preset's value."""
 
@@ -66,12 +90,34 @@ class AlgorithmSpec(ApiModel):
         le=1000.0,
         description="Weight of the KL term to the starting model (k3 estimator); 0 leaves it out.",
     )
-    importance_cap: float = Field(
-        2.0,
+    clip_against: ClipAgainst | None = Field(
+        None,
+        description="Default: Proximal with rounds.policy Synchronous and TailBatching, Behaviour with ContinueUnfinished and "
+        "BoundedAsync.",
+    )
+    dual_clip: float | None = Field(
+        None,
+        gt=1.0,
+        le=1000.0,
+        description="Where the advantage is negative a token's loss is at most this times its advantage's size, however likely the "
+        "token has become (dual clip). Default: no limit.",
+    )
+    importance_cap: float | None = Field(
+        None,
         ge=0.0,
         le=1000.0,
-        description="Cap of the truncated importance weight, which is the trainer's probability of a token over the "
-        "engine's; 0 switches the correction off.",
+        description="With clipAgainst Proximal: cap of the truncated importance weight, which is the trainer's probability of a token "
+        f"over the engine's; 0 switches the correction off. Default: {IMPORTANCE_CAP:g}, or what importanceMask lets through.",
+    )
+    importance_mask: RatioBounds | None = Field(
+        None,
+        description="Leave tokens out of the loss whose probability by the trainer over the engine's is not within these bounds "
+        "(masked importance sampling). Default: none.",
+    )
+    sequence_mask: RatioBounds | None = Field(
+        None,
+        description="Leave whole responses out of the loss whose probability by the trainer over the engine's is not within these "
+        "bounds. Of long responses few pass: see docs/rounds.md. Default: none.",
     )
     drop_zero_variance: bool | None = Field(
         None, description="Drop groups whose rewards are all equal (DAPO's dynamic sampling). Default: the preset's."
@@ -120,7 +166,7 @@ PRESETS = {
 
 @dataclass(frozen=True, slots=True)
 class ResolvedAlgorithm:
-    """Every knob with its value. `importance_cap` is None when the correction is off."""
+    """Every knob with its value. `importance_cap` is None where tokens have no importance weight; masks and `dual_clip` may be None."""
 
     group_size: int
     advantage_baseline: AdvantageBaseline
@@ -128,15 +174,23 @@ class ResolvedAlgorithm:
     aggregation: Aggregation
     clip_low: float
     clip_high: float
+    clip_against: ClipAgainst
+    dual_clip: float | None
     kl_coefficient: float
     importance_cap: float | None
+    importance_mask: RatioBounds | None
+    sequence_mask: RatioBounds | None
     drop_zero_variance: bool
     mask_truncated: bool
 
 
-def resolve(spec: AlgorithmSpec) -> ResolvedAlgorithm:
-    """The knobs of `spec` where they are given, else those of its preset."""
+def resolve(spec: AlgorithmSpec, *, off_policy: bool = False) -> ResolvedAlgorithm:
+    """The knobs of `spec` where they are given, else those of its preset.
+
+    `off_policy`: the job's policy trains on tokens of older weights (`rounds.OFF_POLICY`), which has a say in the loss.
+    """
     preset = PRESETS[spec.name]
+    against = spec.clip_against or (ClipAgainst.BEHAVIOUR if off_policy else ClipAgainst.PROXIMAL)
     return ResolvedAlgorithm(
         group_size=spec.group_size,
         advantage_baseline=spec.advantage_baseline or preset.advantage_baseline,
@@ -144,8 +198,21 @@ def resolve(spec: AlgorithmSpec) -> ResolvedAlgorithm:
         aggregation=spec.aggregation or preset.aggregation,
         clip_low=preset.clip_low if spec.clip_low is None else spec.clip_low,
         clip_high=preset.clip_high if spec.clip_high is None else spec.clip_high,
+        clip_against=against,
+        dual_clip=spec.dual_clip,
         kl_coefficient=spec.kl_coefficient,
-        importance_cap=spec.importance_cap or None,
+        importance_cap=_importance_cap(spec, against),
+        importance_mask=spec.importance_mask,
+        sequence_mask=spec.sequence_mask,
         drop_zero_variance=preset.drop_zero_variance if spec.drop_zero_variance is None else spec.drop_zero_variance,
         mask_truncated=preset.mask_truncated if spec.mask_truncated is None else spec.mask_truncated,
     )
+
+
+def _importance_cap(spec: AlgorithmSpec, against: ClipAgainst) -> float | None:
+    """None: tokens have no weight. Against the behaviour policy the clipped ratio is the weight; within a mask none is truncated."""
+    if against is ClipAgainst.BEHAVIOUR:
+        return None
+    if spec.importance_cap is not None:
+        return spec.importance_cap or None
+    return spec.importance_mask.high if spec.importance_mask else IMPORTANCE_CAP

@@ -1,6 +1,6 @@
 """Rules between sections of `spec`. Pure."""
 
-from longboat_crds.algorithm import PRESETS, AdvantageBaseline, AdvantageScale
+from longboat_crds.algorithm import PRESETS, AdvantageBaseline, AdvantageScale, ClipAgainst
 from longboat_crds.expressions import (
     at_most,
     both,
@@ -19,7 +19,7 @@ from longboat_crds.expressions import (
     product,
 )
 from longboat_crds.reward_style import RewardStyle
-from longboat_crds.rounds import OvercommitMode, RoundPolicyName
+from longboat_crds.rounds import OFF_POLICY, OvercommitMode, RoundPolicyName
 from longboat_crds.rules import Rule
 
 MAX_SAMPLES_PER_ROUND = 65_536
@@ -55,7 +55,13 @@ _CHOOSES = both(
     equals(field("rounds.promptOvercommitMode"), constant(OvercommitMode.AUTO.value)),
 )
 _POLICY = field("rounds.policy")
-_OFF_POLICY = [RoundPolicyName.CONTINUE_UNFINISHED.value, RoundPolicyName.BOUNDED_ASYNC.value]
+_OFF_POLICY = [policy.value for policy in OFF_POLICY]
+_AGAINST_BEHAVIOUR = choose(
+    present("algorithm.clipAgainst"),
+    equals(field("algorithm.clipAgainst"), constant(ClipAgainst.BEHAVIOUR.value)),
+    one_of(_POLICY, _OFF_POLICY),
+)
+_ONE_MINIBATCH = equals(field("trainer.minibatches"), constant(1))
 # Fields of `rounds` that say something under some policies only.
 _OF_POLICIES = {
     "promptOvercommit": (RoundPolicyName.TAIL_BATCHING, RoundPolicyName.CONTINUE_UNFINISHED),
@@ -131,10 +137,41 @@ COHERENCE = (
         "rounds.promptOvercommit",
     ),
     Rule(
-        either(negation(one_of(_POLICY, _OFF_POLICY)), less_than(constant(0.0), field("algorithm.importanceCap"))),
+        either(negation(_AGAINST_BEHAVIOUR), negation(present("algorithm.importanceCap"))),
+        "caps the weight that goes with clipAgainst Proximal; against the behaviour policy (clipAgainst Behaviour, the default of "
+        "ContinueUnfinished and BoundedAsync) the clipped ratio is the weight: leave importanceCap out, or set clipAgainst to Proximal",
+        "algorithm.importanceCap",
+    ),
+    Rule(
+        either(
+            negation(one_of(_POLICY, _OFF_POLICY)),
+            if_present("algorithm.importanceCap", lambda cap: less_than(constant(0.0), cap)),
+        ),
         "ContinueUnfinished and BoundedAsync train on tokens of older weights, which the truncated importance weight corrects for: "
         "leave importanceCap out, or set it above 0",
         "algorithm.importanceCap",
+    ),
+    Rule(
+        either(negation(present("algorithm.importanceCap")), negation(present("algorithm.importanceMask"))),
+        "importanceMask leaves out what a cap would truncate: leave importanceCap out, or importanceMask",
+        "algorithm.importanceCap",
+    ),
+    Rule(
+        either(
+            negation(one_of(_POLICY, _OFF_POLICY)),
+            _AGAINST_BEHAVIOUR,
+            negation(_ONE_MINIBATCH),
+            present("algorithm.importanceMask"),
+        ),
+        "with one minibatch the proximal policy is the model itself and nothing is ever clipped, however old the tokens are: set "
+        "trainer.minibatches to 2 or more, give importanceMask, or set clipAgainst to Behaviour",
+        "algorithm.clipAgainst",
+    ),
+    Rule(
+        either(_AGAINST_BEHAVIOUR, negation(_ONE_MINIBATCH), negation(present("algorithm.dualClip"))),
+        "with one minibatch the ratio to the proximal policy is always 1, so dualClip never acts: set trainer.minibatches to 2 or "
+        "more, set clipAgainst to Behaviour, or leave dualClip out",
+        "algorithm.dualClip",
     ),
     Rule(
         either(negation(present("rounds.quotas")), negation(one_of(_POLICY, _OFF_POLICY))),

@@ -31,6 +31,10 @@ class RoundPolicyName(StrEnum):
     BOUNDED_ASYNC = "BoundedAsync"
 
 
+# They train on tokens of older weights.
+OFF_POLICY = (RoundPolicyName.CONTINUE_UNFINISHED, RoundPolicyName.BOUNDED_ASYNC)
+
+
 class OvercommitMode(StrEnum):
     """Fixed launches promptOvercommit times promptsPerRound prompts in every short round.
 

@@ -7,6 +7,11 @@ SCORER = {"spec.rewards": [{"name": "scorer", "style": "ReasoningGym"}]}
 
 DOMAINS = {"spec.dataset.columns.domain": "topic"}
 
+STALE = {"spec.rounds.policy": "BoundedAsync"}
+PROXIMAL = {"spec.algorithm.clipAgainst": "Proximal"}
+MINIBATCHES = {"spec.trainer.minibatches": 2}
+BOUNDS = {"low": 0.5, "high": 2}
+
 
 def quotas(**prompts: int) -> list[dict[str, Any]]:
     return [{"domain": domain, "prompts": count} for domain, count in prompts.items()]
@@ -91,7 +96,24 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     ({"spec.rounds.policy": "BoundedAsync", "spec.rounds.promptOvercommit": 1.5}, "spec.rounds.promptOvercommit"),
     ({"spec.algorithm.importanceCap": 0}, None),
     ({"spec.rounds.policy": "BoundedAsync", "spec.algorithm.importanceCap": 0}, "spec.algorithm.importanceCap"),
-    ({"spec.rounds.policy": "ContinueUnfinished", "spec.algorithm.importanceCap": 0.5}, None),
+    ({"spec.rounds.policy": "ContinueUnfinished", "spec.algorithm.importanceCap": 0.5}, "spec.algorithm.importanceCap"),
+    (STALE | PROXIMAL | MINIBATCHES | {"spec.algorithm.importanceCap": 0.5}, None),
+    (STALE | PROXIMAL | MINIBATCHES | {"spec.algorithm.importanceCap": 0}, "spec.algorithm.importanceCap"),
+    ({"spec.algorithm": {"importanceCap": 2, "importanceMask": BOUNDS}}, "spec.algorithm.importanceCap"),
+    ({"spec.algorithm.clipAgainst": "Behaviour"}, None),
+    ({"spec.algorithm": {"clipAgainst": "Behaviour", "importanceCap": 2}}, "spec.algorithm.importanceCap"),
+    (STALE | PROXIMAL, "spec.algorithm.clipAgainst"),
+    (STALE | PROXIMAL | MINIBATCHES, None),
+    (STALE | PROXIMAL | {"spec.algorithm.importanceMask": BOUNDS}, None),
+    (STALE | {"spec.algorithm.importanceMask": BOUNDS, "spec.algorithm.sequenceMask": BOUNDS}, None),
+    (PROXIMAL, None),
+    ({"spec.algorithm.dualClip": 3}, "spec.algorithm.dualClip"),
+    ({"spec.algorithm.dualClip": 3} | MINIBATCHES, None),
+    (STALE | {"spec.algorithm.dualClip": 3}, None),
+    (STALE | {"spec.algorithm.dualClip": 1}, "spec.algorithm.dualClip"),
+    (STALE | {"spec.algorithm.importanceMask": {"low": 1, "high": 2}}, "spec.algorithm.importanceMask.low"),
+    (STALE | {"spec.algorithm.importanceMask": {"low": 0.5, "high": 1}}, "spec.algorithm.importanceMask.high"),
+    (STALE | {"spec.algorithm.sequenceMask": {"low": 0.5}}, "spec.algorithm.sequenceMask.high"),
     (
         {
             "spec.rounds.policy": "TailBatching",

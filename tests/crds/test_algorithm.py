@@ -11,6 +11,8 @@ from longboat_crds.algorithm import (
     Aggregation,
     AlgorithmName,
     AlgorithmSpec,
+    ClipAgainst,
+    RatioBounds,
     resolve,
 )
 
@@ -66,6 +68,19 @@ def test_a_given_knob_wins_and_an_unset_one_is_the_presets(name: AlgorithmName, 
         "mask_truncated",
     ):
         assert getattr(resolved, knob) == knobs.get(knob, getattr(PRESETS[name], knob))
+
+
+def test_policies_with_older_weights_clip_against_the_behaviour_policy_unless_told_otherwise() -> None:
+    assert resolve(AlgorithmSpec()).clip_against is ClipAgainst.PROXIMAL
+    assert resolve(AlgorithmSpec(), off_policy=True).clip_against is ClipAgainst.BEHAVIOUR
+    assert resolve(AlgorithmSpec(), off_policy=True).importance_cap is None
+    proximal = resolve(AlgorithmSpec(clip_against=ClipAgainst.PROXIMAL), off_policy=True)
+    assert (proximal.clip_against, proximal.importance_cap) == (ClipAgainst.PROXIMAL, 2.0)
+
+
+def test_a_mask_takes_the_place_of_the_cap() -> None:
+    masked = resolve(AlgorithmSpec(importance_mask=RatioBounds(low=0.5, high=5.0)))
+    assert masked.importance_cap == 5.0
 
 
 def test_importance_cap_zero_is_off() -> None:

@@ -7,10 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from longboat_crds.algorithm import AdvantageBaseline, AdvantageScale, AlgorithmName, AlgorithmSpec, resolve
+from longboat_crds.algorithm import (
+    AdvantageBaseline,
+    AdvantageScale,
+    AlgorithmName,
+    AlgorithmSpec,
+    ClipAgainst,
+    RatioBounds,
+    resolve,
+)
 from longboat_crds.expressions import Expression, both, constant, either, equals, field, negation, present
 from longboat_crds.load import ApiError, load_job
 from longboat_crds.objects import RLJob
+from longboat_crds.rounds import OFF_POLICY, RoundPolicyName
 from longboat_crds.rules import Refusal, Rule
 from longboat_crds.yaml_text import dump
 from tests.crds.manifests import changed
@@ -75,6 +84,42 @@ def test_a_group_of_one_and_mixed_advantages_are_refused_exactly_where_the_resol
             RLJob.model_validate(body)
     else:
         RLJob.model_validate(body)
+
+
+@given(
+    policy=st.sampled_from(RoundPolicyName),
+    minibatches=st.integers(1, 2),
+    against=st.none() | st.sampled_from(ClipAgainst),
+    cap=st.none() | st.floats(0, 3),
+    mask=st.none() | st.just(RatioBounds(low=0.5, high=2.0)),
+    limit=st.none() | st.just(3.0),
+)
+def test_losses_are_refused_exactly_where_a_knob_would_not_act_or_nothing_holds_old_tokens(
+    policy: RoundPolicyName,
+    minibatches: int,
+    against: ClipAgainst | None,
+    cap: float | None,
+    mask: RatioBounds | None,
+    limit: float | None,
+) -> None:
+    spec = AlgorithmSpec(clip_against=against, importance_cap=cap, importance_mask=mask, dual_clip=limit)
+    stale = policy in OFF_POLICY
+    resolved = resolve(spec, off_policy=stale)
+    ratio_moves = minibatches > 1 or resolved.clip_against is ClipAgainst.BEHAVIOUR
+    refused = (
+        (cap and resolved.importance_cap != cap)
+        or (cap == 0 and resolved.clip_against is ClipAgainst.BEHAVIOUR)
+        or (cap is not None and mask is not None)
+        or (stale and not ratio_moves and mask is None)
+        or (stale and ratio_moves and resolved.clip_against is ClipAgainst.PROXIMAL and cap == 0)
+        or (limit is not None and not ratio_moves)
+    )
+    changes = {
+        "spec.algorithm": spec.to_json(),
+        "spec.rounds.policy": policy.value,
+        "spec.trainer.minibatches": minibatches,
+    }
+    assert (refused_at(changes) is not None) == bool(refused)
 
 
 def test_an_expression_is_cel_and_python() -> None:

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -68,3 +70,62 @@ def test_importance_weight_is_the_truncated_ratio_without_gradient(
     weight = losses.importance_weight(old, torch.tensor(engine), cap)
     np.testing.assert_allclose(weight.numpy(), np.minimum(np.exp(trainer - engine), cap), rtol=1e-10)
     assert not weight.requires_grad
+
+
+@given(logs, logs, advantage_arrays, st.floats(1.01, 10))
+def test_dual_clip_bounds_loss_and_gradient_of_negative_advantages_only(
+    new: FloatArray, old: FloatArray, advantages: FloatArray, limit: float
+) -> None:
+    logprobs, given = torch.tensor(new, requires_grad=True), torch.tensor(advantages)
+    ratio = losses.probability_ratio(logprobs, torch.tensor(old))
+    single = losses.policy_loss(ratio, given, 0.2, 0.2)
+    double = losses.dual_clip(single, given, limit)
+    double.sum().backward()
+    beyond = (given < 0) & (ratio > limit)
+    assert torch.equal(double[~beyond], single[~beyond])
+    assert (double[given < 0] <= limit * given[given < 0].abs()).all()
+    assert not logprobs.grad[beyond].any()
+    largest = max(limit, 1.2) * given.abs()
+    assert (logprobs.grad.abs() <= largest * (1 + 1e-9)).all(), "no token outweighs the others"
+
+
+@given(logs, logs, st.floats(0.1, 0.9), st.floats(1.1, 10))
+def test_an_importance_mask_keeps_the_ratios_within_its_bounds(
+    trainer: FloatArray, engine: FloatArray, low: float, high: float
+) -> None:
+    old = torch.tensor(trainer, requires_grad=True)
+    kept = losses.importance_mask(old, torch.tensor(engine), low, high)
+    assert kept.tolist() == [low <= math.exp(t - e) <= high for t, e in zip(trainer, engine, strict=True)]
+
+
+@given(logs, logs, st.floats(0.1, 0.9), st.floats(1.1, 10))
+def test_a_sequence_mask_keeps_or_leaves_out_whole_responses(
+    trainer: FloatArray, engine: FloatArray, low: float, high: float
+) -> None:
+    owners = [0, 0, 1, 2, 2, 2]
+    kept = losses.sequence_mask(torch.tensor(trainer), torch.tensor(engine), torch.tensor(owners), low, high)
+    totals = [math.fsum((trainer - engine)[[o == owner for o in owners]]) for owner in owners]
+    certain = [abs(total - math.log(bound)) > 1e-9 for total in totals for bound in (low, high)]
+    if all(certain):
+        assert kept.tolist() == [low <= math.exp(max(-20, min(20, total))) <= high for total in totals]
+
+
+@pytest.mark.parametrize(("share_of_half", "passing"), [(0.25, 0.85), (1.0, 0.5), (10.0, 0.07)])
+def test_half_of_all_responses_pass_the_sequence_mask_at_the_stated_product(
+    share_of_half: float, passing: float
+) -> None:
+    """Tokens' probabilities are those of a model that has moved a little from the one that drew them."""
+    generator = torch.Generator().manual_seed(0)
+    responses, tokens, vocabulary = 4000, 50, 8
+    engine = torch.randn(vocabulary, generator=generator, dtype=torch.float64).log_softmax(-1)
+    direction = torch.randn(vocabulary, generator=generator, dtype=torch.float64)
+    direction -= (engine.exp() * direction).sum()
+    spread = (engine.exp() * direction**2).sum()
+    wanted = share_of_half * losses.SEQUENCE_MASK_HALF / tokens
+    trainer = (engine + direction * (2 * wanted / spread).sqrt()).log_softmax(-1)
+    divergence = (engine.exp() * (engine - trainer)).sum().item()
+    assert divergence == pytest.approx(wanted, rel=0.15)
+    drawn = torch.multinomial(engine.exp(), responses * tokens, replacement=True, generator=generator)
+    owners = torch.arange(responses).repeat_interleave(tokens)
+    kept = losses.sequence_mask(trainer[drawn], engine[drawn], owners, 0.5, 2.0)
+    assert kept.double().mean().item() == pytest.approx(passing, abs=0.06)

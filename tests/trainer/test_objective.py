@@ -1,15 +1,27 @@
 """The loss of a batch under every preset, against a straightforward computation in numpy."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from longboat_crds.algorithm import Aggregation, AlgorithmName, AlgorithmSpec, ResolvedAlgorithm, resolve
+from longboat_crds.algorithm import (
+    Aggregation,
+    AlgorithmName,
+    AlgorithmSpec,
+    ClipAgainst,
+    RatioBounds,
+    ResolvedAlgorithm,
+    resolve,
+)
 from longboat_runtime.samples import GeneratedSample
+from longboat_runtime.trainer import losses
 from longboat_runtime.trainer.advantages import advantages
-from longboat_runtime.trainer.batch import WeightedSample, build_batch
+from longboat_runtime.trainer.batch import SampleBatch, WeightedSample, build_batch
 from longboat_runtime.trainer.metrics import step_metrics
 from longboat_runtime.trainer.objective import TokenLogprobs, objective
 from longboat_runtime.trainer.step_plan import SampleSize, plan_step
@@ -115,3 +127,132 @@ def test_metrics_are_means_over_the_tokens_that_count() -> None:
     assert metrics["training/rollout_probs_diff_max"] == pytest.approx(difference.max(), rel=1e-4)
     assert metrics["mismatch_kl/k1"] == pytest.approx((inside.logprobs - OLD[0]).mean(), rel=1e-4)
     assert "actor/kl_loss" not in metrics
+
+
+# Loss, gradient and sums of on-policy jobs, as they were before there was any other loss.
+RECORDED = json.loads((Path(__file__).parent / "on_policy_losses.json").read_text())
+ON_POLICY: dict[str, tuple[dict[str, Any], bool]] = {
+    "GRPO": ({}, True),
+    "GRPO minibatches": ({}, False),
+    "DAPO": ({"name": "DAPO", "importance_cap": 0}, False),
+    "Dr. GRPO with KL": ({"name": "DrGRPO", "kl_coefficient": 0.1, "importance_cap": 1.5}, False),
+}
+EVERY = tuple(range(len(SAMPLES)))
+
+
+def whole_batch(algorithm: ResolvedAlgorithm) -> SampleBatch:
+    """All samples, each with a weight of its own."""
+    values = advantages(REWARDS, GROUPS, algorithm)
+    entries = zip(SAMPLES, values, strict=True)
+    return build_batch(
+        [WeightedSample(sample, value, 0.01 * (i + 1)) for i, (sample, value) in enumerate(entries)],
+        torch.device("cpu"),
+    )
+
+
+def all_logprobs(algorithm: ResolvedAlgorithm, *, moved: bool = True) -> TokenLogprobs:
+    """Of NEW, with gradient, and OLD; not `moved`: the weights are still those of OLD."""
+    new = joined(NEW if moved else OLD, EVERY).requires_grad_()
+    reference = joined(REFERENCE, EVERY) if algorithm.kl_coefficient else None
+    return TokenLogprobs(new, joined(OLD, EVERY), reference, torch.ones(len(new)))
+
+
+@pytest.mark.parametrize("name", ON_POLICY)
+def test_on_policy_losses_are_what_they_were(name: str) -> None:
+    knobs, same = ON_POLICY[name]
+    algorithm, recorded = resolve(AlgorithmSpec.model_validate(knobs)), RECORDED[name]
+    batch, logprobs = whole_batch(algorithm), all_logprobs(algorithm, moved=not same)
+    loss, sums = objective(logprobs, batch, algorithm)
+    loss.backward()
+    # Exponentials differ between processors by their last bit.
+    assert loss.item() == pytest.approx(recorded["loss"], rel=1e-5)
+    np.testing.assert_allclose(logprobs.new.grad, recorded["gradient"], rtol=1e-5)
+    for key, value in recorded["sums"].items():
+        assert sums[key].item() == pytest.approx(value, rel=1e-5, abs=1e-6), key
+
+
+@pytest.mark.parametrize("name", ON_POLICY)
+def test_on_policy_losses_are_bit_for_bit_the_clipped_surrogate_times_the_capped_weight(name: str) -> None:
+    knobs, same = ON_POLICY[name]
+    algorithm = resolve(AlgorithmSpec.model_validate(knobs))
+    batch, logprobs = whole_batch(algorithm), all_logprobs(algorithm, moved=not same)
+    loss, _ = objective(logprobs, batch, algorithm)
+    loss.backward()
+    by_hand = all_logprobs(algorithm, moved=not same)
+    ratio = (by_hand.new - by_hand.old).clamp(-20, 20).exp()
+    clip = ratio.clamp(1.0 - algorithm.clip_low, 1.0 + algorithm.clip_high)
+    total = -torch.minimum(ratio * batch.advantages, clip * batch.advantages)
+    weight = torch.ones_like(total)
+    if algorithm.importance_cap:
+        weight = (by_hand.old - batch.engine_logprobs).clamp(-20, 20).exp().clamp(max=algorithm.importance_cap)
+    total = (total * weight * batch.weights).sum()
+    if by_hand.reference is not None:
+        total = total + algorithm.kl_coefficient * (losses.k3(by_hand.new, by_hand.reference) * batch.weights).sum()
+    total.backward()
+    assert loss.item() == total.item()
+    assert torch.equal(logprobs.new.grad, by_hand.new.grad)
+
+
+# The probability ratios of OLD to the engines' spread about 0.3 around 1.
+BAND = RatioBounds(low=0.8, high=1.3)
+LOSSES = [
+    {"clip_against": against, "dual_clip": limit, "importance_mask": mask, "sequence_mask": whole}
+    for against in ClipAgainst
+    for limit in (None, 1.25)
+    for mask in (None, BAND)
+    for whole in (None, BAND)
+]
+
+
+@pytest.mark.parametrize("knobs", LOSSES)
+def test_gradients_of_every_off_policy_loss(knobs: dict[str, Any]) -> None:
+    """-A * ratio * weight for every token, but 0 for those that are clipped or masked."""
+    algorithm = resolve(AlgorithmSpec(**knobs), off_policy=True)
+    batch, logprobs = whole_batch(algorithm), all_logprobs(algorithm)
+    loss, sums = objective(logprobs, batch, algorithm)
+    loss.backward()
+    new, old, engine = (np.concatenate(of).astype(np.float64) for of in (NEW, OLD, [s.logprobs for s in SAMPLES]))
+    behaviour = knobs["clip_against"] is ClipAgainst.BEHAVIOUR
+    ratio, shift = np.exp(new - (engine if behaviour else old)), np.exp(old - engine)
+    value = batch.advantages.numpy()
+    weight = np.ones_like(shift)
+    if not behaviour:
+        weight = shift if knobs["importance_mask"] else np.minimum(shift, 2.0)
+    clipped = ((ratio > 1.2) & (value > 0)) | ((ratio < 0.8) & (value < 0))
+    beyond = (ratio > (knobs["dual_clip"] or np.inf)) & (value < 0)
+    tokens = (shift >= 0.8) & (shift <= 1.3) if knobs["importance_mask"] else np.ones_like(clipped)
+    lengths = [len(sample.token_ids) for sample in SAMPLES]
+    wholes = [np.exp((o - s.logprobs).astype(np.float64).sum()) for o, s in zip(OLD, SAMPLES, strict=True)]
+    responses = [0.8 <= whole <= 1.3 if knobs["sequence_mask"] else True for whole in wholes]
+    kept = tokens & np.repeat(responses, lengths)
+    expected = np.where(kept & ~clipped & ~beyond, -value * ratio * weight, 0.0) * batch.weights.numpy()
+    np.testing.assert_allclose(logprobs.new.grad, expected, rtol=1e-4, atol=1e-9)
+    metrics = step_metrics({key: value.item() for key, value in sums.items()}, minibatches=1, kl_coefficient=0.0)
+    assert metrics["actor/pg_clipfrac"] == pytest.approx(clipped.mean())
+    assert metrics["actor/pg_clipfrac_lower"] == pytest.approx(beyond.mean())
+    assert metrics["rollout_corr/rollout_rs_masked_fraction"] == pytest.approx(1 - kept.mean())
+    assert metrics["rollout_corr/rollout_rs_seq_masked_fraction"] == pytest.approx(1 - np.mean(responses))
+    assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx((weight * kept).mean(), rel=1e-4)
+
+
+@pytest.mark.parametrize("knobs", LOSSES)
+def test_every_loss_has_the_plain_policy_gradient_on_the_weights_that_drew_the_tokens(knobs: dict[str, Any]) -> None:
+    algorithm = resolve(AlgorithmSpec(**knobs), off_policy=True)
+    batch = whole_batch(algorithm)
+    new = batch.engine_logprobs.clone().requires_grad_()
+    loss, sums = objective(
+        TokenLogprobs(new, batch.engine_logprobs, None, torch.zeros_like(new)), batch, algorithm
+    )
+    loss.backward()
+    assert torch.equal(new.grad, -batch.advantages * batch.weights)
+    assert sums["clipped"] == sums["clipped_lower"] == sums["masked"] == sums["masked_responses"] == 0
+
+
+def test_one_minibatch_clips_against_the_behaviour_policy_and_never_against_the_proximal_one() -> None:
+    clipped = {}
+    for against in ClipAgainst:
+        algorithm = resolve(AlgorithmSpec(clip_against=against), off_policy=True)
+        _, sums = objective(all_logprobs(algorithm, moved=False), whole_batch(algorithm), algorithm)
+        clipped[against] = sums["clipped"].item()
+    assert clipped[ClipAgainst.PROXIMAL] == 0
+    assert clipped[ClipAgainst.BEHAVIOUR] > 0

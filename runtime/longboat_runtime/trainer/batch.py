@@ -30,7 +30,7 @@ class SampleBatch:
     `position_ids` and `lengths` are None.
 
     `predicting` (K) are the positions, in the flattened `input_ids`, whose next token is a response token and `targets` (K) those
-    tokens. `advantages`, `weights` and `engine_logprobs` (K, float32) belong to the targets.
+    tokens. `owners` (K) numbers the samples that they are of, from 0. `advantages`, `weights` and `engine_logprobs` (K, float32) belong to the targets.
     """
 
     input_ids: Tensor
@@ -38,6 +38,7 @@ class SampleBatch:
     lengths: tuple[int, ...] | None
     predicting: Tensor
     targets: Tensor
+    owners: Tensor
     advantages: Tensor
     weights: Tensor
     engine_logprobs: Tensor
@@ -80,6 +81,7 @@ def build_batch(samples: Sequence[WeightedSample], device: torch.device, *, pack
         lengths=tuple(lengths) if packed else None,
         predicting=tensor(np.concatenate(predicting), torch.int64),
         targets=tensor(np.concatenate(responses), torch.int64),
+        owners=tensor(np.repeat(np.arange(len(counts)), counts), torch.int64),
         advantages=tensor(np.repeat(np.asarray(advantages, np.float32), counts), torch.float32),
         weights=tensor(np.repeat(np.asarray(weights, np.float32), counts), torch.float32),
         engine_logprobs=tensor(np.concatenate(engine), torch.float32),

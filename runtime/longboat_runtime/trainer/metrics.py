@@ -9,22 +9,25 @@ TOKEN_MEANS = {
     "actor/entropy": "entropy",
     "actor/ppo_kl": "ppo_kl",
     "actor/pg_clipfrac": "clipped",
+    "actor/pg_clipfrac_lower": "clipped_lower",
     "training/rollout_probs_diff_mean": "probs_diff",
     "mismatch_kl/k1": "mismatch_k1",
     "mismatch_kl/k3": "mismatch_k3",
     "rollout_corr/rollout_is_mean": "weight",
     "rollout_corr/rollout_is_ratio_fraction_high": "capped",
+    "rollout_corr/rollout_rs_masked_fraction": "masked",
 }
 
 
 def step_metrics(sums: Mapping[str, float], minibatches: int, kl_coefficient: float) -> dict[str, float]:
     """Metrics of one step from the sums over all ranks, bins and minibatches (names: `objective`).
 
-    `actor/pg_loss` and `actor/kl_loss` are means over the minibatches, of which none was skipped; the others are means over the
-    tokens in the loss.
+    `actor/pg_loss` and `actor/kl_loss` are means over the minibatches, of which none was skipped, `…seq_masked_fraction` is one of
+    responses in the loss; the others are means over the tokens in the loss.
     """
     tokens = max(sums["tokens"], 1.0)
     metrics = {name: sums[key] / tokens for name, key in TOKEN_MEANS.items()}
+    metrics["rollout_corr/rollout_rs_seq_masked_fraction"] = sums["masked_responses"] / max(sums["responses"], 1.0)
     metrics["training/rollout_probs_diff_max"] = sums["probs_diff_max"]
     metrics["actor/pg_loss"] = sums["pg_loss"] / minibatches
     metrics["actor/loss_tokens"] = sums["tokens"]

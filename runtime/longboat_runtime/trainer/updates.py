@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from longboat_crds.algorithm import resolve
 from longboat_crds.job import RLJobSpec
+from longboat_crds.rounds import OFF_POLICY
 from longboat_runtime.trainer.batch import SampleBatch
 from longboat_runtime.trainer.forward import frozen_logprobs, response_logprobs
 from longboat_runtime.trainer.loss_scale import LossScale
@@ -34,7 +35,7 @@ class Updates:
 
     def __init__(self, spec: RLJobSpec, model: nn.Module, reference: nn.Module | None) -> None:
         self.spec, self.model, self.reference = spec, model, reference
-        self.algorithm = resolve(spec.algorithm)
+        self.algorithm = resolve(spec.algorithm, off_policy=spec.rounds.policy in OFF_POLICY)
         self.parameters = dict(model.named_parameters())
         self.optimizer = build_optimizer(spec.trainer.optimizer, self.parameters)
         self.loss_scale = LossScale.of(spec.model.dtype)

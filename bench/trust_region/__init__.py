@@ -1,0 +1,21 @@
+"""Which loss holds when tokens are of older weights: trainings of the quickstart's model that collapse, and that don't.
+
+The trainer is the production one (losses, objective, advantages, optimizer, one FSDP2 rank); only rollout is replaced, by a sampler
+that draws with the model's own weights of so many steps ago and returns their log-probs, as an engine would. Every token of a
+round is as old as `maxStaleness` allows; those of a real BoundedAsync job mostly aren't.
+
+**A training has collapsed** if its reward, averaged over 5 consecutive steps, is more than 0.1 below the mean reward of the
+untrained model, or a gradient is not finite. (The reward of a step is the mean score of the responses it trains, 0 to 1. 5 steps are
+80 prompts, whose mean has a standard deviation of about 0.035 from one draw of prompts to another.) So a training that learns
+slowly, or that loses a part of what it has learned, has not collapsed: one that is worse than before it began has.
+
+The order of the measurement, fixed before it was made:
+
+1. `search`: the loss as it was before this choice (truncated importance weights, cap 2, one minibatch) in SETTINGS, mildest first,
+   on SEARCH_SEEDS, until it collapses in at least 6 of 12.
+2. `select`: every candidate there, on the same seeds. Chosen is the one that collapses least often; among equals the one whose
+   trained models answer most held-out prompts right.
+3. `confirm`: the chosen default there, on CONFIRMATION_SEEDS, which nothing before has used: at most 1 of 12 may collapse.
+4. `compare`: at the quickstart's rate, with the default maxStaleness, the share of right held-out answers less that of synchronous
+   training on the same prompts, on CONFIRMATION_SEEDS: the lower end of its 95 % interval is to be above -5 points.
+"""

@@ -1,0 +1,84 @@
+"""What is trained, in which order, and when a training has collapsed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from bench.rounds.tasks import QUICKSTART_RATE
+from longboat_crds.rounds import MAX_STALENESS
+
+SEARCH_SEEDS = range(12)
+CONFIRMATION_SEEDS = range(100, 112)
+
+STEPS = 30
+PROMPTS = 16
+
+WINDOW = 5
+LOSS = 0.1
+ENOUGH = 6
+
+
+class Setting(NamedTuple):
+    """What a loss has to stand."""
+
+    rate: float
+    staleness: int
+
+
+# Mildest first.
+SETTINGS = (
+    Setting(QUICKSTART_RATE, 2),
+    Setting(QUICKSTART_RATE, 4),
+    Setting(2 * QUICKSTART_RATE, 2),
+    Setting(2 * QUICKSTART_RATE, 4),
+    Setting(2 * QUICKSTART_RATE, 8),
+    Setting(4 * QUICKSTART_RATE, 4),
+    Setting(4 * QUICKSTART_RATE, 8),
+)
+USUAL = Setting(QUICKSTART_RATE, MAX_STALENESS)
+
+# Sections of a spec. `before` is the loss that policies with older weights had; `default` the one they have now.
+BEFORE, DEFAULT, SYNCHRONOUS = "before", "default", "Synchronous"
+CANDIDATES: dict[str, dict[str, dict[str, Any]]] = {
+    "Behaviour": {"algorithm": {"clipAgainst": "Behaviour"}},
+    "Behaviour, dual clip 3": {"algorithm": {"clipAgainst": "Behaviour", "dualClip": 3.0}},
+    "masked, 0.5 to 2": {"algorithm": {"importanceMask": {"low": 0.5, "high": 2.0}}},
+    "masked, 0.5 to 5": {"algorithm": {"importanceMask": {"low": 0.5, "high": 5.0}}},
+    "Proximal, 2 minibatches": {"trainer": {"minibatches": 2}},
+}
+ARMS: dict[str, dict[str, dict[str, Any]]] = {
+    BEFORE: {},
+    **CANDIDATES,
+    DEFAULT: {"rounds": {"policy": "BoundedAsync"}},
+    SYNCHRONOUS: {},
+}
+
+
+class Training(NamedTuple):
+    """One arm on one seed."""
+
+    phase: str
+    arm: str
+    setting: Setting
+    seed: int
+
+
+def collapsed(rewards: Sequence[float], untrained: float) -> bool:
+    """`rewards` of all steps so far; see the package's docstring."""
+    return any(
+        sum(rewards[first : first + WINDOW]) / WINDOW < untrained - LOSS for first in range(len(rewards) - WINDOW + 1)
+    )
+
+
+def search_ended(outcomes: Sequence[bool]) -> bool | None:
+    """Of the trainings of one setting so far, which collapsed: True, enough did; False, too few will; None, go on."""
+    if sum(outcomes) >= ENOUGH:
+        return True
+    left = len(SEARCH_SEEDS) - len(outcomes)
+    return False if sum(outcomes) + left < ENOUGH else None
+
+
+def best(collapses: Mapping[str, int], right: Mapping[str, float]) -> str:
+    """Of the candidates: the fewest collapses, then the most right answers."""
+    return min(collapses, key=lambda arm: (collapses[arm], -right[arm]))
