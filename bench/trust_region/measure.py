@@ -45,7 +45,10 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
     """Appends to `path`; says of each training what came of it."""
     known = known_lines(path)
     recorder = Recorder(path, steps=STEPS, prompts=PROMPTS, each=EACH)
-    with tempfile.TemporaryDirectory(prefix="longboat-bench-") as folder, open_bench(Path(folder), STEPS, PROMPTS) as bench:
+    with (
+        tempfile.TemporaryDirectory(prefix="longboat-bench-") as folder,
+        open_bench(Path(folder), STEPS, PROMPTS) as bench,
+    ):
         measurement = Measurement(bench, recorder, known)
         setting = measurement.search()
         if setting is not None:

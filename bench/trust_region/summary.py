@@ -130,8 +130,10 @@ def _confirm(lines: Lines) -> list[str]:
     return [
         "## Confirmation",
         "",
-        f"The default of off-policy rounds, at rate {setting.rate:g} and maxStaleness {setting.staleness}, on fresh seeds: "
-        f"{sum(line['collapsed'] for line in lines)} of {len(lines)} collapsed.",
+        (
+            f"The default of off-policy rounds, at rate {setting.rate:g} and maxStaleness {setting.staleness}, on fresh seeds: "
+            f"{sum(line['collapsed'] for line in lines)} of {len(lines)} collapsed."
+        ),
         "",
     ]
 

@@ -109,7 +109,9 @@ class Bench:
         steps: dict[str, list[float]] = {name: [] for name in ("reward", "right", "tokens", *RECORDED)}
         for step in range(1, spec.rounds.steps + 1):
             rows = sorted(chosen[(step - 1) * prompts : step * prompts])
-            answers = self._answers(versions[0], self.training, rows, spec.algorithm.group_size, (spec.rounds.seed, step))
+            answers = self._answers(
+                versions[0], self.training, rows, spec.algorithm.group_size, (spec.rounds.seed, step)
+            )
             try:
                 metrics = self._step(step, answers)
             except SpecProblem as problem:

@@ -7,7 +7,6 @@ from pydantic import Field
 
 from longboat_crds.base import ApiModel
 
-
 # The trainer's probability of a token counts at most so many times the engine's (https://fengyao.notion.site/off-policy-rl).
 IMPORTANCE_CAP = 2.0
 

@@ -30,7 +30,9 @@ END = 1
 def test_a_training_has_collapsed_once_five_steps_are_worse_than_the_untrained_model() -> None:
     learned = [0.5, 0.6, 0.7, 0.8, 0.9]
     assert not collapsed(learned, untrained=0.5)
-    assert not collapsed([*learned, 0.7, 0.6, 0.5, 0.45, 0.45], untrained=0.5), "it lost what it had learned, and no more"
+    assert not collapsed([*learned, 0.7, 0.6, 0.5, 0.45, 0.45], untrained=0.5), (
+        "it lost what it had learned, and no more"
+    )
     assert not collapsed([0.0, 0.0, 0.0, 0.0], untrained=0.5), "too few steps to say"
     assert collapsed([*learned, 0.4, 0.4, 0.4, 0.4, 0.39, 0.9], untrained=0.5)
 
@@ -64,12 +66,19 @@ def line(arm: str, seed: int, held_out: list[float], phase: str = "compare") -> 
 
 
 def test_a_collapsed_training_counts_as_without_right_answers() -> None:
-    lines = [line(SYNCHRONOUS, 1, [0.5, 1.0]), line(DEFAULT, 1, [0.5, 0.5]), line(SYNCHRONOUS, 2, [0.75]), line(DEFAULT, 2, [])]
+    lines = [
+        line(SYNCHRONOUS, 1, [0.5, 1.0]),
+        line(DEFAULT, 1, [0.5, 0.5]),
+        line(SYNCHRONOUS, 2, [0.75]),
+        line(DEFAULT, 2, []),
+    ]
     assert differences_of([*lines, line(DEFAULT, 3, [1.0])]) == {1: -0.25, 2: -0.75}
     candidates = [arm for arm in ARMS if arm not in (BEFORE, DEFAULT, SYNCHRONOUS)][:2]
     held = [line(arm, seed, [0.5 + 0.1 * place], "select") for place, arm in enumerate(candidates) for seed in (0, 1)]
     assert chosen(held) == candidates[1]
-    assert chosen([*held, line(candidates[1], 2, [], "select"), line(candidates[0], 2, [0.1], "select")]) == candidates[0]
+    assert (
+        chosen([*held, line(candidates[1], 2, [], "select"), line(candidates[0], 2, [0.1], "select")]) == candidates[0]
+    )
 
 
 @pytest.fixture(scope="module")

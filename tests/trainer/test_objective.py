@@ -240,9 +240,7 @@ def test_every_loss_has_the_plain_policy_gradient_on_the_weights_that_drew_the_t
     algorithm = resolve(AlgorithmSpec(**knobs), off_policy=True)
     batch = whole_batch(algorithm)
     new = batch.engine_logprobs.clone().requires_grad_()
-    loss, sums = objective(
-        TokenLogprobs(new, batch.engine_logprobs, None, torch.zeros_like(new)), batch, algorithm
-    )
+    loss, sums = objective(TokenLogprobs(new, batch.engine_logprobs, None, torch.zeros_like(new)), batch, algorithm)
     loss.backward()
     assert torch.equal(new.grad, -batch.advantages * batch.weights)
     assert sums["clipped"] == sums["clipped_lower"] == sums["masked"] == sums["masked_responses"] == 0

@@ -79,9 +79,7 @@ def importance_mask(old_logprobs: Tensor, engine_logprobs: Tensor, low: float, h
     return ((low <= ratio) & (ratio <= high)).detach()
 
 
-def sequence_mask(
-    old_logprobs: Tensor, engine_logprobs: Tensor, owners: Tensor, low: float, high: float
-) -> Tensor:
+def sequence_mask(old_logprobs: Tensor, engine_logprobs: Tensor, owners: Tensor, low: float, high: float) -> Tensor:
     """True for all tokens of a response whose probability trainer / engine, as a whole, lies within low and high.
 
     `owners[k]` numbers the response that token k belongs to. Liu, Li et al., "When Speed Kills Stability", section on
