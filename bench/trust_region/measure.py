@@ -21,6 +21,7 @@ from bench.trust_region.protocol import (
     DEFAULT,
     PROMPTS,
     SEARCH_SEEDS,
+    SELECTION_SEEDS,
     SETTINGS,
     STEPS,
     SYNCHRONOUS,
@@ -53,9 +54,9 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
         setting = measurement.search()
         if setting is not None:
             if "select" in arguments.phases:
-                measurement.all("select", [*CANDIDATES], setting, SEARCH_SEEDS)
+                measurement.all("select", [*CANDIDATES], setting, SELECTION_SEEDS)
             if "confirm" in arguments.phases:
-                measurement.all("confirm", [DEFAULT], setting, CONFIRMATION_SEEDS)
+                measurement.all("confirm", [DEFAULT, BEFORE], setting, CONFIRMATION_SEEDS)
         if "compare" in arguments.phases:
             measurement.all("compare", [SYNCHRONOUS, DEFAULT], USUAL, CONFIRMATION_SEEDS)
     recorder.close()

@@ -9,6 +9,7 @@ from bench.rounds.tasks import QUICKSTART_RATE
 from longboat_crds.rounds import MAX_STALENESS
 
 SEARCH_SEEDS = range(12)
+SELECTION_SEEDS = SEARCH_SEEDS[:6]
 CONFIRMATION_SEEDS = range(100, 112)
 
 STEPS = 30
@@ -30,11 +31,9 @@ class Setting(NamedTuple):
 SETTINGS = (
     Setting(QUICKSTART_RATE, 2),
     Setting(QUICKSTART_RATE, 4),
+    Setting(1.5 * QUICKSTART_RATE, 2),
     Setting(2 * QUICKSTART_RATE, 2),
     Setting(2 * QUICKSTART_RATE, 4),
-    Setting(2 * QUICKSTART_RATE, 8),
-    Setting(4 * QUICKSTART_RATE, 4),
-    Setting(4 * QUICKSTART_RATE, 8),
 )
 USUAL = Setting(QUICKSTART_RATE, MAX_STALENESS)
 
@@ -43,8 +42,10 @@ BEFORE, DEFAULT, SYNCHRONOUS = "before", "default", "Synchronous"
 CANDIDATES: dict[str, dict[str, dict[str, Any]]] = {
     "Behaviour": {"algorithm": {"clipAgainst": "Behaviour"}},
     "Behaviour, dual clip 3": {"algorithm": {"clipAgainst": "Behaviour", "dualClip": 3.0}},
+    "Behaviour, dual clip 3, masked, 0.5 to 2": {
+        "algorithm": {"clipAgainst": "Behaviour", "dualClip": 3.0, "importanceMask": {"low": 0.5, "high": 2.0}}
+    },
     "masked, 0.5 to 2": {"algorithm": {"importanceMask": {"low": 0.5, "high": 2.0}}},
-    "masked, 0.5 to 5": {"algorithm": {"importanceMask": {"low": 0.5, "high": 5.0}}},
     "Proximal, 2 minibatches": {"trainer": {"minibatches": 2}},
 }
 ARMS: dict[str, dict[str, dict[str, Any]]] = {

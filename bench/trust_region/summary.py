@@ -75,7 +75,7 @@ def _search(lines: Lines) -> list[str]:
         "|---|---|---|---|",
     ]
     for setting in SETTINGS:
-        found = [line for line in lines if Setting(*line["setting"]) == setting]
+        found = _at(lines, setting)
         if found:
             text.append(
                 f"| {setting.rate:g} | {setting.staleness} | {sum(line['collapsed'] for line in found)} | {len(found)} |"
@@ -84,29 +84,43 @@ def _search(lines: Lines) -> list[str]:
 
 
 def _select(lines: Lines, before: Lines) -> list[str]:
-    if not lines:
-        return []
-    setting = Setting(*lines[0]["setting"])
-    seeds = {line["seed"] for line in lines}
-    beside = [line for line in before if Setting(*line["setting"]) == setting and line["seed"] in seeds]
+    text: list[str] = []
+    for setting in SETTINGS:
+        own = _at(lines, setting)
+        if own:
+            seeds = {line["seed"] for line in own}
+            beside = [line for line in _at(before, setting) if line["seed"] in seeds]
+            text += [
+                "## Candidates" if not text else "",
+                "",
+                f"At rate {setting.rate:g} and maxStaleness {setting.staleness}, on the same seeds.",
+                "",
+                *_table([*beside, *own]),
+                "",
+            ]
+            if {line["arm"] for line in own} >= CANDIDATES.keys():
+                text += [f"Chosen by the rule: {chosen(own)}.", ""]
+    return text
+
+
+def _at(lines: Lines, setting: Setting) -> Lines:
+    return [line for line in lines if Setting(*line["setting"]) == setting]
+
+
+def _table(lines: Lines) -> list[str]:
+    """One row for each arm."""
     text = [
-        "## Candidates",
-        "",
-        f"At rate {setting.rate:g} and maxStaleness {setting.staleness}, on the same seeds.",
-        "",
         "| loss | collapsed | of seeds | right held-out answers of those that held, % | clipped, % | masked, % |",
         "|---|---|---|---|---|---|",
     ]
-    for arm in (BEFORE, *CANDIDATES):
-        own = [line for line in (*beside, *lines) if line["arm"] == arm]
-        if own:
-            held = [100 * float(np.mean(line["held_out"])) for line in own if line["held_out"]]
-            text.append(
-                f"| {arm} | {sum(line['collapsed'] for line in own)} | {len(own)} | "
-                f"{f'{np.mean(held):.1f} ({min(held):.1f} to {max(held):.1f})' if held else '-'} | "
-                f"{100 * _step_mean(own, 'clipped'):.1f} | {100 * _step_mean(own, 'masked'):.1f} |"
-            )
-    return [*text, "", f"Chosen by the rule: {chosen(lines)}.", ""]
+    for arm in dict.fromkeys(line["arm"] for line in lines):
+        own = [line for line in lines if line["arm"] == arm]
+        held = sorted(100 * float(np.mean(line["held_out"])) for line in own if line["held_out"])
+        text.append(
+            f"| {arm} | {sum(line['collapsed'] for line in own)} | {len(own)} | {', '.join(f'{right:.0f}' for right in held) or '-'} | "
+            f"{100 * _step_mean(own, 'clipped'):.1f} | {100 * _step_mean(own, 'masked'):.1f} |"
+        )
+    return text
 
 
 def chosen(lines: Lines) -> str:
@@ -130,10 +144,9 @@ def _confirm(lines: Lines) -> list[str]:
     return [
         "## Confirmation",
         "",
-        (
-            f"The default of off-policy rounds, at rate {setting.rate:g} and maxStaleness {setting.staleness}, on fresh seeds: "
-            f"{sum(line['collapsed'] for line in lines)} of {len(lines)} collapsed."
-        ),
+        f"At rate {setting.rate:g} and maxStaleness {setting.staleness}, on fresh seeds.",
+        "",
+        *_table(lines),
         "",
     ]
 
@@ -174,11 +187,9 @@ def _points(estimate: Estimate) -> str:
 
 def plot(trainings: Lines, untrained: float, path: Path) -> None:
     """The reward of each training over its steps: the former loss and the default where it is hard, and both arms where it is usual."""
-    hard = [line for line in trainings if line["phase"] == "search"][-1:]
-    setting = hard[0]["setting"] if hard else None
     panels = [
-        ("the former loss", [line for line in _of(trainings, "search") if line["setting"] == setting]),
-        ("the default", _of(trainings, "confirm")),
+        ("the former loss", [line for line in _of(trainings, "confirm") if line["arm"] == BEFORE]),
+        ("the default", [line for line in _of(trainings, "confirm") if line["arm"] == DEFAULT]),
         ("the default, usual setting", [line for line in _of(trainings, "compare") if line["arm"] == DEFAULT]),
         ("synchronous, usual rate", [line for line in _of(trainings, "compare") if line["arm"] == SYNCHRONOUS]),
     ]
