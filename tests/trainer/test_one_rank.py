@@ -125,6 +125,15 @@ def test_the_learning_rate_is_stretched_from_the_first_step_of_a_longer_job(
     assert rates == [pytest.approx(1e-3 * course(left)) for left in (6 / 20, 15 / 30)]
 
 
+def test_a_policy_with_older_weights_is_clipped_by_the_engines_log_probs_in_its_only_minibatch(directory: Path) -> None:
+    spec = make_spec(directory, rounds={"policy": "BoundedAsync"}, algorithm={"importanceCap": None})
+    with only_rank(spec) as rank:
+        metrics = rank.train(make_request(SAMPLES), fetch_from(SAMPLES)).metrics
+    assert metrics["actor/pg_clipfrac"] > 0
+    assert metrics["actor/ppo_kl"] == pytest.approx(metrics["mismatch_kl/k1"], rel=1e-4)
+    assert metrics["rollout_corr/rollout_is_mean"] == 1.0, "the clipped ratio is the weight"
+
+
 def test_engine_log_probs_equal_to_the_trainers_show_no_mismatch(rank: TrainerRank) -> None:
     exact = []
     for sample in SAMPLES:
