@@ -145,7 +145,8 @@ class Bench:
         samples = {answer.sample.id: answer.sample for answer in answers}
         entries = tuple(TrainSample(id_, value) for id_, value in zip(samples, values, strict=True))
         return self._rank.train(
-            TrainRequest(step, entries, len(entries)), lambda ids: [samples[id_] for id_ in ids]
+            TrainRequest(step, self._rank.updates.spec.rounds.steps, entries, len(entries)),
+            lambda ids: [samples[id_] for id_ in ids],
         ).metrics
 
     def _answers(
