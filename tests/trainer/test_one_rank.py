@@ -24,6 +24,7 @@ from longboat_runtime.trainer.forward import frozen_logprobs
 from longboat_runtime.trainer.loss_scale import LossScale
 from longboat_runtime.trainer.rank import TrainerRank
 from longboat_runtime.trainer.sharding import not_finite
+from longboat_runtime.trainer.updates import Updates
 from tests.support.tiny_model import build_tiny_model
 from tests.trainer.trainer_world import fetch_from, make_request, make_samples, make_spec, only_rank
 
@@ -125,9 +126,12 @@ def test_the_learning_rate_is_stretched_from_the_first_step_of_a_longer_job(
     assert rates == [pytest.approx(1e-3 * course(left)) for left in (6 / 20, 15 / 30)]
 
 
-def test_a_policy_with_older_weights_is_clipped_by_the_engines_log_probs_in_its_only_minibatch(directory: Path) -> None:
+def test_a_policy_with_older_weights_is_clipped_by_the_engines_log_probs_in_its_only_minibatch(
+    rank: TrainerRank, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = make_spec(directory, rounds={"policy": "BoundedAsync"}, algorithm={"importanceCap": None})
-    with only_rank(spec) as rank:
+    with monkeypatch.context() as patch:
+        patch.setattr(rank, "updates", Updates(spec, rank.model, None))
         metrics = rank.train(make_request(SAMPLES), fetch_from(SAMPLES)).metrics
     assert metrics["actor/pg_clipfrac"] > 0
     assert metrics["actor/ppo_kl"] == pytest.approx(metrics["mismatch_kl/k1"], rel=1e-4)
