@@ -91,8 +91,7 @@ def _select(lines: Lines, before: Lines) -> list[str]:
             seeds = {line["seed"] for line in own}
             beside = [line for line in _at(before, setting) if line["seed"] in seeds]
             text += [
-                "## Candidates" if not text else "",
-                "",
+                *([] if text else ["## Candidates", ""]),
                 f"At rate {setting.rate:g} and maxStaleness {setting.staleness}, on the same seeds.",
                 "",
                 *_table([*beside, *own]),
