@@ -145,6 +145,7 @@ COHERENCE = (
     Rule(
         either(
             negation(one_of(_POLICY, _OFF_POLICY)),
+            _AGAINST_BEHAVIOUR,
             if_present("algorithm.importanceCap", lambda cap: less_than(constant(0.0), cap)),
         ),
         "ContinueUnfinished and BoundedAsync train on tokens of older weights, which the truncated importance weight corrects for: "

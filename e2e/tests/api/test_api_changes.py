@@ -46,6 +46,7 @@ CHANGES: dict[str, Any] = {
     "rounds.stageDeadlineSeconds": 60,
     "trainer.deterministic": False,
     "trainer.gradientCheckpointing": True,
+    "trainer.maxSkippedSteps": 5,
     "trainer.maxTokensPerBin": 4096,
     "trainer.minibatches": 2,
     "trainer.optimizer": {"learningRate": 1e-4},
