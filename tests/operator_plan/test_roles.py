@@ -9,6 +9,8 @@ from longboat_crds.failure import FailurePolicySpec
 from longboat_crds.job import RLJobSpec
 from longboat_operator.pods.names import JobRef
 from longboat_operator.pods.roles import ROLES
+from longboat_operator.reading.view import PodView
+from longboat_operator.status.roles import RoleSurvey
 from tests.operator_plan.simulated_cluster import spec_of
 
 JOB = JobRef("research", "sums", "uid")
@@ -47,3 +49,11 @@ def test_as_many_pods_as_the_spec_asks_for() -> None:
 def test_the_limit_of_a_role_is_that_of_the_field_it_names(role: Role) -> None:
     policy = FailurePolicySpec.model_validate({ROLES[role].limit_field: 7})
     assert {other: ROLES[other].limit(policy) == 7 for other in Role} == {other: other is role for other in Role}
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_rounds_do_without_some_of_the_rollout_and_reward_pods_alone(role: Role) -> None:
+    raw = {"metadata": {}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    one_of_two = RoleSurvey(role, desired=2, pods=(PodView("p", "uid", 0, 0, raw),))
+    assert one_of_two.serves is (role in {Role.ROLLOUT, Role.REWARD})
+    assert not RoleSurvey(role, desired=2, pods=()).serves
