@@ -122,8 +122,8 @@ def test_a_job_goes_on_after_the_node_of_its_four_trainer_pods(
     told = [r for r in job.status()["restartHistory"] if r["pod"] in trainers]
     assert {(r["node"], r["counted"]) for r in told} == {(doomed.name, False)}
     found = fates_in(job)
+    # By another driver, or by the same one if the newest checkpoint was of the last step.
     assert (found["lost"], found["doubled"]) == ([], [])
-    assert found["incarnations"] > 1
 
 
 def test_a_driver_that_fails_at_its_first_step_for_ever_ends_its_job(failing: Job) -> None:
