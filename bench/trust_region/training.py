@@ -22,8 +22,7 @@ from bench.trust_region.sampler import Sampler
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.checkpoint import sharded
 from longboat_runtime.driver.evaluation import FULL_SCORE
-from longboat_runtime.interfaces import TrainRequest, TrainSample
-from longboat_runtime.problems import SpecProblem
+from longboat_runtime.interfaces import TrainReport, TrainRequest, TrainSample
 from longboat_runtime.reward.sample import RewardSample
 from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, VersionSpan
 from longboat_runtime.trainer import process_group
@@ -112,16 +111,15 @@ class Bench:
             answers = self._answers(
                 versions[0], self.training, rows, spec.algorithm.group_size, (spec.rounds.seed, step)
             )
-            try:
-                metrics = self._step(step, answers)
-            except SpecProblem as problem:
-                return {**steps, "collapsed": True, "failed": problem.message, "held_out": []}
+            report = self._step(spec, step, answers)
+            if report.skipped:
+                return {**steps, "collapsed": True, "failed": "a gradient is not finite", "held_out": []}
             versions.append(self._weights())
             steps["reward"].append(_mean([answer.score for answer in answers]))
             steps["right"].append(_mean([answer.score >= FULL_SCORE for answer in answers]))
             steps["tokens"].append(_mean([len(answer.sample.token_ids) for answer in answers]))
             for name, metric in RECORDED.items():
-                steps[name].append(metrics[metric])
+                steps[name].append(report.metrics[metric])
             if collapsed(steps["reward"]):
                 return {**steps, "collapsed": True, "failed": "", "held_out": []}
         return {**steps, "collapsed": False, "failed": "", "held_out": self.examine(versions[-1], each).right}
@@ -136,7 +134,7 @@ class Bench:
         shares = [_mean(right[first : first + each]) for first in range(0, len(right), each)]
         return Examination(_mean([answer.score for answer in answers]), shares)
 
-    def _step(self, step: int, answers: Sequence[Answer]) -> Mapping[str, float]:
+    def _step(self, spec: RLJobSpec, step: int, answers: Sequence[Answer]) -> TrainReport:
         values = advantages(
             [answer.score for answer in answers],
             [answer.sample.id.prompt for answer in answers],
@@ -144,10 +142,8 @@ class Bench:
         )
         samples = {answer.sample.id: answer.sample for answer in answers}
         entries = tuple(TrainSample(id_, value) for id_, value in zip(samples, values, strict=True))
-        return self._rank.train(
-            TrainRequest(step, self._rank.updates.spec.rounds.steps, entries, len(entries)),
-            lambda ids: [samples[id_] for id_ in ids],
-        ).metrics
+        request = TrainRequest(step, spec.rounds.steps, entries, len(entries))
+        return self._rank.train(request, lambda ids: [samples[id_] for id_ in ids])
 
     def _answers(
         self,
