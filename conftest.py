@@ -41,7 +41,8 @@ def pytest_configure() -> None:
 
     Threads of one computation wait for each other by spinning: on CPUs that others use too they take ten times as long.
     """
-    cpu = cpu_of(os.environ.get("PYTEST_XDIST_WORKER", f"gw{os.cpu_count()}"))
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    cpu = cpu_of(worker) if worker else None
     if cpu is not None:
         os.sched_setaffinity(0, {cpu})
 

@@ -141,6 +141,7 @@ class Reporter:
     def _training(self) -> Training:
         view, before, foremost = self._view, self._before, self.stages.foremost
         kinds = [round_.kind for round_ in view.rounds.values()] if view else []
+        speed = self._metrics.get("perf/tokens_per_second")
         return Training(
             incarnation=self._job.incarnation,
             state=self._state,
@@ -149,9 +150,7 @@ class Reporter:
             stage=str(foremost) if foremost else None,
             reward=self._text("critic/score/mean", ".4g", before.reward if before else None),
             accuracy=self._text("val/accuracy/mean", ".4g", before.accuracy if before else None),
-            tokens_per_second=round(speed)
-            if (speed := self._metrics.get("perf/tokens_per_second")) is not None
-            else None,
+            tokens_per_second=None if speed is None else round(speed),
             step_seconds=self._text("timing_s/step", ".1f"),
             weight_version=view.serving if view else None,
             parity=self._text("sync/parity_max", ".1e"),

@@ -50,8 +50,11 @@ def cut(groups: Sequence[PromptId], parts: int, seed: int, step: int) -> list[li
 
     order = sorted(set(groups), key=lambda group: (shuffled(group), group))
     runs = split(len(order), max(1, min(parts, len(order))))
-    minibatch = {order[place]: number for number, run in enumerate(runs) for place in run}
-    return [[i for i, group in enumerate(groups) if minibatch[group] == number] for number in range(len(runs))]
+    number_of = {order[place]: number for number, run in enumerate(runs) for place in run}
+    minibatches: list[list[int]] = [[] for _ in runs]
+    for position, group in enumerate(groups):
+        minibatches[number_of[group]].append(position)
+    return minibatches
 
 
 def plan_step(
