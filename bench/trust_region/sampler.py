@@ -32,7 +32,7 @@ class Sampler:
         self._cos, self._sin = angles.cos(), angles.sin()
 
     @torch.inference_mode()
-    def draw(self, prompts: Sequence[Sequence[int]], chance: torch.Generator) -> list[tuple[IntArray, FloatArray]]:
+    def draw(self, prompts: Sequence[Sequence[int]], generator: torch.Generator) -> list[tuple[IntArray, FloatArray]]:
         """Tokens and log-probs of one response to each prompt."""
         config, rows = self._config, len(prompts)
         ids = torch.tensor(prompts, dtype=torch.int64)
@@ -45,11 +45,11 @@ class Sampler:
         lengths = torch.full((rows,), self._longest)
         done = torch.zeros(rows, dtype=torch.bool)
         for position in range(self._longest):
-            laws = self._forward(ids, cache, length - ids.shape[1]).log_softmax(-1)
-            chosen = (laws - torch.empty_like(laws).exponential_(generator=chance).log()).argmax(-1)
+            distribution = self._forward(ids, cache, length - ids.shape[1]).log_softmax(-1)
+            chosen = (distribution - torch.empty_like(distribution).exponential_(generator=generator).log()).argmax(-1)
             live = running[~done]
             tokens[live, position] = chosen[~done]
-            logprobs[live, position] = laws.gather(-1, chosen[:, None])[:, 0][~done]
+            logprobs[live, position] = distribution.gather(-1, chosen[:, None])[:, 0][~done]
             ended = ~done & (chosen == self._end)
             lengths[running[ended]] = position + 1
             done |= ended

@@ -66,10 +66,13 @@ class CheckpointSpec(ApiModel):
         10,
         ge=1,
         le=10_000_000,
-        description="Steps from one checkpoint to the next; an edit counts from the step that is being made.",
+        description="Steps from one checkpoint to the next; an edit takes effect from the current step on.",
     )
     keep: int = Field(
-        2, ge=1, le=1000, description="Newest checkpoints that are kept; an edit counts when the next one is saved."
+        2,
+        ge=1,
+        le=1000,
+        description="Newest checkpoints that are kept; an edit takes effect when the next one is saved.",
     )
     grace_seconds: Seconds = Field(120, description="How long a suspend waits for a last checkpoint.")
     reclaim_policy: ReclaimPolicy = ReclaimPolicy.RETAIN

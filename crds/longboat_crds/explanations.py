@@ -60,7 +60,7 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     Reason.DRIVER_STARTING: _progress("Roles are ready and the driver loads the model or a checkpoint.", _RUNNING),
     Reason.TRAINING: _progress("Rounds are run.", _RUNNING),
     Reason.RESTARTING: _progress(
-        "A failed role is being replaced, or a driver that had ended when rounds.steps was raised; training goes on from what was kept.",
+        "A failed role is being replaced, or a driver that had ended when rounds.steps was raised; training resumes from what was saved.",
         _SCHEDULED,
         _RUNNING,
         _READY,

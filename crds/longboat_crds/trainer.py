@@ -53,13 +53,14 @@ class TrainerSpec(ApiModel):
         3,
         ge=1,
         le=1_000_000,
-        description="A minibatch whose gradient is not finite is skipped; so many steps in a row in which all are fail the job.",
+        description="A minibatch whose gradient is not finite is skipped. The job fails after this many steps in a row in which every "
+        "minibatch was skipped.",
     )
     gradient_checkpointing: bool = Field(
         False, description="Compute activations again in the backward pass: less memory, more time."
     )
     deterministic: bool | None = Field(
         None,
-        description="Compute with kernels that give the same bits each time, so that what docs/reproducibility.md promises of the "
-        "trainer holds. Default: true on CPUs, false on GPUs, where such kernels are slower.",
+        description="Use kernels that give the same bits each time, so that what docs/reproducibility.md promises of the trainer "
+        "holds. Default: true on CPUs, false on GPUs, where such kernels are slower.",
     )

@@ -162,7 +162,7 @@ class TrainSample:
 
 @dataclass(frozen=True, slots=True)
 class TrainRequest:
-    """One optimizer step of `steps`, which the learning rate is laid over.
+    """One optimizer step out of `steps`, over which the learning-rate schedule runs.
 
     `samples` are sorted by id; `denominator` is the constant number of samples of a full batch.
     """
@@ -177,7 +177,7 @@ class TrainRequest:
 class TrainReport:
     """Scalars of one optimizer step by verl's names (`actor/pg_loss`, `actor/grad_norm`, ...).
 
-    Of its `minibatches`, so many were `skipped` by all ranks alike, since their gradient was not finite.
+    `skipped` of its `minibatches` had a gradient that was not finite; all ranks skipped the same ones.
     """
 
     step: int
@@ -250,8 +250,8 @@ class Manifest:
 class Checkpoints(Protocol):
     """The complete checkpoints of all incarnations of a job, and the way to make another one.
 
-    `damaged` names those that `newest` passed over because their files are not as they were written, each with the cause. So many as
-    `keep` stay; an edit of it counts when the next one is saved.
+    `damaged` names those that `newest` passed over because their files are not as they were written, each with the cause. The newest
+    `keep` stay; a change of that number takes effect when the next one is saved.
     """
 
     damaged: tuple[str, ...]

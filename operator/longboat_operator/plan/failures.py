@@ -36,8 +36,8 @@ def said_by_driver(view: JobView) -> Finding | None:
 def stopped_short(view: JobView) -> bool:
     """Whether the driver that counts has ended its job and there are steps left to train.
 
-    Rule: `rounds.steps` may be raised until the job has succeeded, so also when its last step is trained and the driver doesn't look
-    any more. Another driver goes on then.
+    Rule: `rounds.steps` may be raised until the job has succeeded, even after its last step, when the driver no longer
+    looks. Another driver then continues.
     """
     ended = view.training is not None and view.training.state is TrainingState.SUCCEEDED
     return ended and view.step < view.spec.rounds.steps

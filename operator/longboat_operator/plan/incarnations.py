@@ -32,6 +32,6 @@ def revoked(current: Incarnation | None) -> Incarnation | None:
     """The number raised, answered to nobody.
 
     Rule: a resumed job's pods are new, so whatever the driver before them wrote, or still writes from a lost node, is
-    of an earlier start from now on. So is what a driver wrote that has ended and is replaced, as there are steps left.
+    of an earlier start from now on. So is what a driver wrote that has ended and is replaced because steps are left.
     """
     return current and Incarnation(number=current.number + 1, request=current.request)

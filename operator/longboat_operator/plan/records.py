@@ -84,7 +84,10 @@ def released(memory: RoleCount, pods: Sequence[PodView], keep: int = 0) -> RoleC
 
 
 def dismissed(memory: RoleCount, pods: Sequence[PodView], message: str, now: datetime) -> RoleCount:
-    """The driver's memory when another driver is to go on though it has not failed: its pods are replaced, told, and never counted."""
+    """The driver's memory when another driver is to continue although it has not failed.
+
+    Rule: its pods are replaced, which the restart history shows and no limit counts.
+    """
     news = tuple(
         RestartRecord(
             role=str(Role.DRIVER),

@@ -48,8 +48,9 @@ class EngineDeaths:
 class EngineWatch:
     """Tells of engines that don't serve, while they don't, and ends the job if they die too often.
 
-    `limit` (failurePolicy.maxRolloutRestarts) may be edited while the job runs. `publish_again` is told when none serves because the weights can't be fetched: their data may have gone with the trainer
-    that had it, which nobody else would notice while rounds wait.
+    `limit` (failurePolicy.maxRolloutRestarts) may be edited while the job runs. `publish_again` is called when none serves because
+    the weights can't be fetched: their data may have gone with the trainer that had it, which nobody else would notice while rounds
+    wait.
     """
 
     def __init__(self, job: Job, fleet: RolloutFleet, reporter: Reporter, publish_again: Callable[[], None]) -> None:

@@ -226,7 +226,7 @@ class Driver:
         self._interrupt(Outcome.SUSPENDED)
 
     async def _edits(self) -> None:
-        """Follows edits of the spec: what rounds and checkpoints go by from the step boundary on, a limit at once."""
+        """Follows edits of the spec: rounds and checkpoints from the next step boundary on, a limit at once."""
         spec = self._job.spec
         while True:
             before, spec = spec, await self._broker.edited(spec)

@@ -103,7 +103,10 @@ def read_model_config(config: EngineConfig) -> dict:
 
 
 def check_compiler(config: EngineConfig) -> None:
-    """On CPU vLLM compiles with g++, which images of pods rarely have; it would fail only after a minute, with a message that doesn't say so."""
+    """On CPU vLLM compiles with g++, which images of pods rarely have.
+
+    It would fail only after a minute, with a message that doesn't say so.
+    """
     if not config.enforce_eager and shutil.which("g++") is None:
         raise SpecProblem(
             Reason.SPEC_INVALID,

@@ -275,8 +275,9 @@ class StepFailed:
 class StepCommitted:
     """The optimizer step on all ranks is done. `version` is the weight version it made, `samples` the batch, sorted.
 
-    All ranks have skipped so many (`skipped`) of its minibatches, whose gradient was not finite. If that was all of them, `dropped`
-    says why the batch's prompts are given up for this epoch instead of trained; weights of `version` are those of the one before.
+    `skipped` is how many of its minibatches all ranks skipped because their gradient was not finite. If that was all of them,
+    `dropped` says why the batch's prompts are given up for this epoch instead of trained; the weights of `version` are then those of
+    the version before.
     """
 
     step: int

@@ -30,7 +30,8 @@ class SampleBatch:
     `position_ids` and `lengths` are None.
 
     `predicting` (K) are the positions, in the flattened `input_ids`, whose next token is a response token and `targets` (K) those
-    tokens. `owners` (K) numbers the samples that they are of, from 0. `advantages`, `weights` and `engine_logprobs` (K, float32) belong to the targets.
+    tokens. `owners` (K) numbers the samples that they are of, from 0. `advantages`, `weights` and `engine_logprobs` (K, float32)
+    belong to the targets.
     """
 
     input_ids: Tensor

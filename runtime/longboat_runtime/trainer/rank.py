@@ -183,7 +183,7 @@ class TrainerRank:
 
 
 def set_deterministic(wanted: bool | None, device: str) -> None:
-    """Has torch compute with kernels that give the same bits each time; `wanted` None: on CPUs.
+    """Makes torch use kernels that give the same bits each time, or not; `wanted` None means on CPUs only.
 
     Torch warns of operations that have no such kernel. cuBLAS needs workspaces of a fixed size for it, which it reads when it starts.
     """
