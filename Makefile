@@ -137,8 +137,9 @@ chaos: binaries images ## Random faults on real jobs, nothing may be lost (SEED=
 	@$(PYTHON) -m e2e.chaos $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(POLICY),--policy $(POLICY)) $(ARGS)
 
 .PHONY: generate
-generate: setup ## Write what is generated from the API models: CRDs, reference pages, parts of the chart
+generate: setup ## Write what is generated: CRDs, reference pages, parts of the chart, and of docs/extending.md a sample's states and way
 	$(PYTHON) -m longboat_crds.generate
+	$(PYTHON) -m tests.extending.page
 
 .PHONY: clean
 clean: ## Remove what was made in this checkout (the cache stays: see clean-cache)

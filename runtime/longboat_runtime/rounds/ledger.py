@@ -192,7 +192,7 @@ class Ledger(LedgerState):
             return False
         for sample, record in zip(body.samples, stopped, strict=True):
             self.lost.pop(sample, None)
-            self.rounds[self.groups[sample.prompt].round].surplus += 1
+            self._counters(self.groups[sample.prompt]).surplus += 1
             self._move(record, State.SURPLUS)
         return True
 
@@ -222,6 +222,8 @@ class Ledger(LedgerState):
     def _(self, body: events.GroupKept, seq: int) -> bool:
         group = self.group(body.prompt, body.attempt)
         if not group or group.state is not State.RUNNING or not group.rewarded or group.errors:
+            return False
+        if body.prompt in self.carried:
             return False
         group.state = State.KEPT
         for share in self._shares(group.prompt, self.rounds[group.round]):
