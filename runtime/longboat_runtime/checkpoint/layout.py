@@ -29,13 +29,16 @@ def parse(incarnation: str, step: str) -> Position | None:
     return Position(int(incarnation), int(match[1])) if match and incarnation.isdecimal() else None
 
 
-def removable(complete: Sequence[Position], partial: Iterable[Position], keep: int, saved: Position) -> list[Position]:
+def removable(
+    complete: Sequence[Position], partial: Iterable[Position], keep: int, saved: Position, newest: int
+) -> list[Position]:
     """What may go once `saved` is complete: all but the `keep` newest complete ones, and what nobody finished.
 
-    Nothing goes if a later incarnation has come up: it may depend on any of them. What is partial in it is its own business.
+    Nothing goes if a later incarnation has come up (`newest` is the highest of all): it may resume from any of them. What is
+    partial in it is its own business.
     """
-    every = [*complete, *partial]
-    if any(position.incarnation > saved.incarnation for position in every):
+    if newest > saved.incarnation:
         return []
+    every = [*complete, *partial]
     kept = set(sorted(complete)[-keep:]) | {saved}
     return sorted(set(every) - kept)

@@ -66,9 +66,9 @@ class CheckpointStore:
     ) -> Manifest:
         """One transaction: state, `write_model(directory / "trainer")`, and the manifest last. Then removes old checkpoints.
 
-        One that this incarnation has already completed is left as it is. Raises SpecProblem (CheckpointVolumeFull,
-        CheckpointVolumeNotWritable) or what `write_model` raised; earlier checkpoints are then untouched and nothing of this
-        one is left.
+        One at a time: the next begins when this has returned. One that this incarnation has already completed is left as it is.
+        Raises SpecProblem (CheckpointVolumeFull, CheckpointVolumeNotWritable) or what `write_model` raised; earlier checkpoints
+        are then untouched and nothing of this one is left.
         """
         position = Position(self.incarnation, step)
         directory = self.root / position.path
@@ -89,6 +89,9 @@ class CheckpointStore:
     def _begin(self, directory: Path, state: Mapping[str, Any]) -> None:
         files.remove_tree(directory)
         files.make_directory(directory)
+        # The incarnation's directory is there already: its log made it, and didn't sync that.
+        files.fsync_directory(self.root / INCARNATIONS)
+        files.fsync_directory(self.root)
         files.write_durably(directory / STATE, json.dumps(state).encode())
 
     def _finish(self, position: Position) -> None:
@@ -106,9 +109,13 @@ class CheckpointStore:
             log.warning("an unfinished checkpoint could not be removed", directory=str(directory), error=str(error))
 
     def _prune(self, saved: Position) -> None:
-        complete, partial = self._complete(), self._partial()
-        for position in removable(complete, partial, self.keep, saved):
-            files.remove_tree(self.root / position.path)
+        complete, partial, newest = self._complete(), self._partial(), max(self._incarnations())
+        try:
+            for position in removable(complete, partial, self.keep, saved, newest):
+                files.remove_tree(self.root / position.path)
+        except OSError as error:
+            # `saved` is complete all the same; what is left goes with the next one.
+            log.warning("an old checkpoint could not be removed", error=str(error))
 
     def _open(self, position: Position) -> Manifest:
         directory = self.root / position.path
@@ -123,6 +130,10 @@ class CheckpointStore:
 
     def _partial(self) -> list[Position]:
         return [position for position in self._positions() if not (self.root / position.path / manifest.NAME).exists()]
+
+    def _incarnations(self) -> list[int]:
+        """All that have come up: each has a directory from its start, for its log."""
+        return [int(path.name) for path in (self.root / INCARNATIONS).iterdir() if path.name.isdecimal()]
 
     def _positions(self) -> list[Position]:
         found = (parse(path.parent.name, path.name) for path in (self.root / INCARNATIONS).glob("*/step-*"))
