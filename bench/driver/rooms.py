@@ -50,7 +50,7 @@ class Fleet:
     """Answers everything that was asked for as soon as the driver waits: all of a round is in flight until then."""
 
     def __init__(self) -> None:
-        self._version = 0
+        self.version = 0
         self._running: dict[SampleId, SampleRequest] = {}
         self._done: list[FinishedSample] = []
         self._news = asyncio.Event()
@@ -59,6 +59,10 @@ class Fleet:
         if not self._running:
             asyncio.get_running_loop().call_soon(self._answer)
         self._running.update({request.id: request for request in requests})
+
+    def tokens(self, request: SampleRequest) -> int:
+        """How long its response is."""
+        return 1 + request.seed % 512
 
     def _answer(self) -> None:
         self._finish([*self._running], FinishReason.STOP)
@@ -69,8 +73,8 @@ class Fleet:
     def _finish(self, samples: Sequence[SampleId], reason: FinishReason) -> None:
         for sample in samples:
             request = self._running.pop(sample)
-            tokens = 1 + request.seed % 512
-            span = (VersionSpan(self._version, 0, tokens),)
+            tokens = self.tokens(request)
+            span = (VersionSpan(self.version, 0, tokens),)
             self._done.append(FinishedSample(sample, len(request.prompt_ids), tokens, reason, span, "engine-0"))
         self._news.set()
 
@@ -81,7 +85,7 @@ class Fleet:
         return done
 
     async def publish(self, publication: WeightPublication) -> PublicationReport:
-        self._version = publication.version
+        self.version = publication.version
         return PublicationReport(publication.version, 0.0, 0, 0.0, ("engine-0",))
 
     async def stats(self) -> list[EngineStats]:
@@ -124,7 +128,9 @@ class Trainer:
     async def publish(self, version: int) -> WeightPublication:
         return WeightPublication(version, "", None, (), ())
 
-    async def save(self, directory: Path) -> None: ...
+    async def snapshot(self) -> None: ...
+
+    async def write(self, directory: Path) -> None: ...
 
     async def restore(self, directory: Path) -> None: ...
 

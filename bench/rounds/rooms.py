@@ -35,7 +35,8 @@ class KeptTrainer:
         if self._info is None:
             self._info = await self._trainer.load()
             self._beginning.mkdir()
-            await self._trainer.save(self._beginning)
+            await self._trainer.snapshot()
+            await self._trainer.write(self._beginning)
         else:
             await self._trainer.restore(self._beginning)
         return self._info

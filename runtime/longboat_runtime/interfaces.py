@@ -218,8 +218,11 @@ class TrainerGroup(Protocol):
 
     async def publish(self, version: int) -> WeightPublication: ...
 
-    async def save(self, directory: Path) -> None:
-        """Writes model, optimizer and RNG state of all ranks; returns once files and directory are fsynced."""
+    async def snapshot(self) -> None:
+        """Copies model, optimizer and RNG state of all ranks into host memory, once a write of an earlier copy has ended."""
+
+    async def write(self, directory: Path) -> None:
+        """Writes the newest snapshot; returns once files and directory are fsynced. Steps may be computed meanwhile."""
 
     async def restore(self, directory: Path) -> None: ...
 
@@ -243,7 +246,7 @@ class Manifest:
 
     @property
     def model(self) -> Path:
-        """What `TrainerGroup.save` wrote and `restore` reads."""
+        """What `TrainerGroup.write` wrote and `restore` reads."""
         return self.directory / "trainer"
 
 

@@ -1,4 +1,4 @@
-"""Kills a saving process before each of its file operations and prints what the next one finds, as JSON lines.
+"""Kills a driver before each file operation of two checkpoints and prints what the next one finds, as JSON lines.
 
 Runs as a script of its own, since it forks and so must not have started threads. Each child is killed at one operation; then,
 for a loss of power, what it hadn't synced is taken away: names from directories, halves from files.
@@ -15,6 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from longboat_runtime.checkpoint.store import CheckpointStore
+from longboat_runtime.driver.boundary import Boundary
+from longboat_runtime.driver.eventlog import EventLog
+from longboat_runtime.driver.journal import Journal
+from longboat_runtime.rounds.audit.history import LengthHistory
+from longboat_runtime.rounds.ledger import Ledger
+from tests.driver.fakes import Site, make_spec
 
 KILLED = 9
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir"}
@@ -59,24 +65,21 @@ class Disk:
         os._exit(code)
 
 
-async def write_model(directory: Path) -> None:
-    """What trainers write, and sync themselves."""
-    write_ranks(directory)
-
-
-def write_ranks(directory: Path) -> None:
-    """Two files."""
-    directory.mkdir()
-    for rank in range(2):
-        with (directory / f"rank-{rank}").open("wb") as file:
-            file.write(os.urandom(1000))
-            file.flush()
-            os.fsync(file.fileno())
-
-
-def save(root: Path, incarnation: int, step: int) -> None:
-    """One checkpoint, of which the two newest are kept."""
-    asyncio.run(CheckpointStore(root, 2, incarnation).save(step, {"step": step}, write_model))
+async def save(root: Path, incarnation: int, *steps: int) -> None:
+    """Checkpoints of these steps, each written while the weights change; the two newest are kept."""
+    site = Site(root, make_spec(checkpoint={"keep": 2}))
+    site.incarnation = incarnation - 1
+    driver = site.driver()
+    log = EventLog(root, incarnation, {})
+    driver._steps.go_on(Journal(Ledger(2), LengthHistory(), log, audited=False), None, None)
+    async with asyncio.TaskGroup() as driver._tasks:
+        for step in steps:
+            site.trainer.weights = f"of step {step}"
+            await driver._steps.save(Boundary("job", {"step": step}, {}, {}, log.position), needed=False)
+            site.trainer.weights = "of a later step"
+        await driver._steps.written()
+    log.close()
+    site.reporter.reports.close()
 
 
 def lose_power(root: Path, before: dict[str, list[str]], notes: Path) -> None:
@@ -96,8 +99,7 @@ def lose_power(root: Path, before: dict[str, list[str]], notes: Path) -> None:
 def main(scratch: Path) -> None:
     """For each kind of death and each operation: die there, then look, then save again."""
     template = scratch / "template"
-    for step in (10, 20):
-        save(template, 1, step)
+    asyncio.run(save(template, 1, 10, 20))
     for power in (False, True):
         code, operation = KILLED, 0
         while code == KILLED:
@@ -109,16 +111,17 @@ def main(scratch: Path) -> None:
             child = os.fork()
             if child == 0:
                 disk = Disk(root, operation, notes)
-                save(root, 2, 30)
+                asyncio.run(save(root, 2, 30, 40))
                 disk.stop(0)
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             if power:
                 lose_power(root, before, notes)
             found = CheckpointStore(root, 2, 3).newest()
-            save(root, 3, 40)
+            weights = (found.model / "weights").read_text() if found else None
+            asyncio.run(save(root, 3, 50))
             left = sorted(str(path.relative_to(root)) for path in root.glob("incarnations/*/step-*"))
             line = {"power": power, "operation": operation, "died": code == KILLED, "left": left}
-            line["found"] = [found.incarnation, found.step, found.state["step"]] if found else None
+            line["found"] = [found.incarnation, found.step, found.state["ledger"]["step"], weights] if found else None
             print(json.dumps(line))
             shutil.rmtree(root)
 

@@ -241,7 +241,10 @@ class FakeRewards:
 
 @dataclass
 class FakeTrainer:
-    """Weights are a digest of everything that was trained. `crash` says at which step it dies, and whether after the update."""
+    """Weights are a digest of everything that was trained. `crash` says at which step it dies, and whether after the update.
+
+    A write of a checkpoint waits at `writing` and for `may_write`; the numbers of those that find no space are in `full`.
+    """
 
     store: FakeStore
     crash: tuple[int, str] | None = None
@@ -252,7 +255,12 @@ class FakeTrainer:
     attention: str = "packed"
     requests: list[TrainRequest] = field(default_factory=list)
     trained: dict[SampleId, GeneratedSample] = field(default_factory=dict)
-    saves: int = 0
+    writes: int = 0
+    snapshots: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.may_write = asyncio.Event()
+        self.may_write.set()
 
     async def load(self) -> ModelInfo:
         self.loads += 1
@@ -279,18 +287,27 @@ class FakeTrainer:
     async def publish(self, version: int) -> WeightPublication:
         return WeightPublication(version, self.weights, None, (), ())
 
-    async def save(self, directory: Path) -> None:
-        self.saves += 1
-        if self.saves in self.full:
+    async def snapshot(self) -> None:
+        self.snapshots.append(self.weights)
+
+    async def write(self, directory: Path) -> None:
+        self.writes += 1
+        if self.writes in self.full:
             raise OSError(28, "No space left on device")
-        await self.export(directory)
+        weights = self.snapshots[-1]
+        await self.may_write.wait()
+        assert weights == self.snapshots[-1], "there is one copy, and it is being written"
+        await self._write(directory, weights)
 
     async def restore(self, directory: Path) -> None:
         self.weights = (directory / "weights").read_text()
 
     async def export(self, directory: Path) -> None:
+        await self._write(directory, self.weights)
+
+    async def _write(self, directory: Path, weights: str) -> None:
         await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
-        (directory / "weights").write_text(self.weights)
+        (directory / "weights").write_text(weights)
 
     async def close(self) -> None: ...
 

@@ -10,9 +10,11 @@ from typing import Any
 
 from longboat_runtime.driver.eventlog import end_of, surviving
 from longboat_runtime.driver.loop import Outcome
+from longboat_runtime.driver.status import DriverStatus
+from longboat_runtime.interfaces import TrainReport, TrainRequest
 from longboat_runtime.rounds import events
 from longboat_runtime.samples import SampleId
-from tests.driver.fakes import Site, make_spec
+from tests.driver.fakes import Crash, Site, make_spec
 
 
 def history(site: Site) -> list[events.Body]:
@@ -33,6 +35,25 @@ def manifests(root: Path) -> list[dict[str, Any]]:
 
 def saved_steps(root: Path) -> list[int]:
     return [manifest["ledger"]["step"] for manifest in manifests(root)]
+
+
+def crash_once_saved(site: Site, step: int, saved: int) -> None:
+    """Ends the driver before it trains `step`, with the checkpoint of step `saved` complete."""
+    train, publish, complete = site.trainer.train, site.broker.publish, asyncio.Event()
+
+    def noted(status: DriverStatus) -> None:
+        publish(status)
+        if status.checkpoint and status.checkpoint.step == saved:
+            complete.set()
+
+    async def crashing(request: TrainRequest) -> TrainReport:
+        if request.step != step:
+            return await train(request)
+        await complete.wait()
+        raise Crash("a rank died")
+
+    site.broker.publish = noted
+    site.trainer.train = crashing
 
 
 async def finished(root: Path, **spec: Any) -> Site:

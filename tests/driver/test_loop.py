@@ -14,7 +14,7 @@ from longboat_runtime.problems import spec_problem_in
 from longboat_runtime.rounds.snapshot import to_snapshot
 from longboat_runtime.samples import SampleId
 from tests.driver.fakes import Crash, Site, make_spec
-from tests.driver.runs import finished, history, manifests, saved_steps, trained, until
+from tests.driver.runs import crash_once_saved, finished, history, manifests, saved_steps, trained, until
 
 
 async def test_a_job_trains_publishes_checkpoints_and_exports(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ async def test_evaluation_changes_nothing_about_training_and_is_not_repeated(tmp
     whole = await finished(tmp_path / "whole")
     site = Site(tmp_path / "evaluated", make_spec(evaluation={"every_steps": 1}))
     driver = site.driver()
-    site.trainer.crash = (3, "before")
+    crash_once_saved(site, step=3, saved=2)
     site.fleet.lose[SampleId(-1, 0, 0, 0)] = 1
     with pytest.raises(ExceptionGroup):
         await driver.run()
@@ -206,7 +206,7 @@ async def test_a_damaged_checkpoint_is_told_until_there_is_another_and_the_steps
     whole = await finished(tmp_path / "whole")
     site = Site(tmp_path / "damaged", make_spec())
     driver = site.driver()
-    site.trainer.crash = (5, "before")
+    crash_once_saved(site, step=5, saved=4)
     with pytest.raises(ExceptionGroup):
         await driver.run()
     newest = max((tmp_path / "damaged").rglob("step-*/state.json"))

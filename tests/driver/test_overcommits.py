@@ -16,7 +16,7 @@ from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rollout.step_times import StepTimes
 from longboat_runtime.rounds import events
 from tests.driver.fakes import Site, make_spec
-from tests.driver.runs import history, manifests
+from tests.driver.runs import crash_once_saved, history, manifests
 
 PROMPTS = 2
 ROUNDS = {
@@ -80,7 +80,7 @@ async def test_the_choice_survives_the_driver(tmp_path: Path) -> None:
     site = Site(tmp_path, make_spec(**ROUNDS))
     driver = driver_of(site)
     awaits_a_choice(driver, site, 30)
-    site.trainer.crash = (40, "after")
+    crash_once_saved(site, step=40, saved=38)
     with pytest.raises(ExceptionGroup):
         await driver.run()
     saved = manifests(tmp_path)[-1]["ledger"]

@@ -10,7 +10,7 @@ import pytest
 
 from longboat_runtime.driver.loop import Outcome
 from tests.driver.fakes import Site, make_spec
-from tests.driver.runs import trained
+from tests.driver.runs import crash_once_saved, trained
 
 STEPS, PROMPTS, GROUP = 7, 2, 2
 POLICIES: dict[str, dict[str, Any]] = {
@@ -34,7 +34,7 @@ async def test_each_prompt_is_trained_once_by_the_two_jobs(
 ) -> None:
     before = site_of(tmp_path / "first", first)
     driver = before.driver()
-    before.trainer.crash = (4, "before")
+    crash_once_saved(before, step=4, saved=3)
     with pytest.raises(ExceptionGroup):
         await driver.run()
     after = site_of(tmp_path / "second", second, adopted=before.root)

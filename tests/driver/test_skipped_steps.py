@@ -19,7 +19,7 @@ from longboat_runtime.problems import SpecProblem, spec_problem_in
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DropReason
 from tests.driver.fakes import Site, make_spec
-from tests.driver.runs import history, manifests
+from tests.driver.runs import crash_once_saved, history, manifests
 
 MINIBATCHES = 2
 
@@ -157,7 +157,7 @@ async def test_a_new_driver_goes_on_counting(tmp_path: Path) -> None:
     site = Site(tmp_path, allowing(make_spec(steps=6), 2))
     driver = site.driver()
     skip(site, {2})
-    site.trainer.crash = (3, "before")
+    crash_once_saved(site, step=3, saved=2)
     with pytest.raises(ExceptionGroup):
         await driver.run()
     assert (await failing(site, {3})).fatal

@@ -14,14 +14,14 @@ from longboat_crds.status import TrainingState
 from longboat_runtime.driver.eventlog import LogPosition, replay
 from longboat_runtime.driver.kubernetes_broker import KubernetesBroker
 from longboat_runtime.driver.loop import Driver, Outcome
-from longboat_runtime.interfaces import FleetState, TrainReport, TrainRequest
+from longboat_runtime.interfaces import FleetState, PublicationReport, TrainReport, TrainRequest, WeightPublication
 from longboat_runtime.metrics.record import Record
 from longboat_runtime.problems import spec_problem_in
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.snapshot import to_snapshot
 from longboat_runtime.samples import SampleId
 from tests.driver.fakes import Crash, Site, make_spec
-from tests.driver.runs import finished, history, manifests, saved_steps, trained, until
+from tests.driver.runs import crash_once_saved, finished, history, manifests, saved_steps, trained, until
 
 POLICIES = ({}, {"policy": "TailBatching"}, {"policy": "ContinueUnfinished"}, {"policy": "BoundedAsync"})
 every_policy = pytest.mark.parametrize("rounds", POLICIES, ids=lambda rounds: rounds.get("policy", "Synchronous"))
@@ -43,16 +43,16 @@ def at_step(site: Site, step: int, happen: Callable[[], object]) -> None:
 
 def once_saved(site: Site, number: int, happen: Callable[[], object]) -> None:
     """Something happens while this checkpoint is written, and the driver hears of it."""
-    save = site.trainer.save
+    write = site.trainer.write
 
-    async def saves(directory: Path) -> None:
-        if site.trainer.saves + 1 == number:
+    async def writes(directory: Path) -> None:
+        if site.trainer.writes + 1 == number:
             happen()
             for _ in range(10):
                 await asyncio.sleep(0)
-        await save(directory)
+        await write(directory)
 
-    site.trainer.save = saves
+    site.trainer.write = writes
 
 
 def before_report(driver: Driver, step: int, happen: Callable[[], object]) -> None:
@@ -160,6 +160,31 @@ async def test_fewer_steps_than_are_done_end_the_job_with_the_step_that_is_made(
 
 
 @every_policy
+async def test_fewer_steps_when_the_last_one_is_published_leave_nothing_unsaved(
+    tmp_path: Path, rounds: dict[str, str]
+) -> None:
+    """Step 3 was not the last one when it was committed, and step 2 is still being written."""
+    site = Site(tmp_path, make_spec(steps=9, **rounds))
+    driver = site.driver()
+    site.trainer.may_write.clear()
+    publish = site.fleet.publish
+
+    async def publishes(publication: WeightPublication) -> PublicationReport:
+        if publication.version == 3:
+            site.broker.edit(rounds={"steps": 3})
+            site.trainer.may_write.set()
+            for _ in range(10):
+                await asyncio.sleep(0)
+        return await publish(publication)
+
+    site.fleet.publish = publishes
+    assert await driver.run() is Outcome.DONE
+    last, _ = trained(site)[-1]
+    assert last in (3, 4), "a step that was being made is the last one"
+    assert saved_steps(tmp_path) == [2, last]
+
+
+@every_policy
 @pytest.mark.parametrize("steps", [3, 5, 7])
 async def test_a_job_that_resumes_goes_by_its_spec_as_it_then_is(
     tmp_path: Path, rounds: dict[str, str], steps: int
@@ -185,12 +210,12 @@ async def test_a_job_from_the_checkpoint_of_another_has_its_own_number_of_steps(
 
 async def test_after_an_edit_a_resumed_job_repeats_bit_for_bit(tmp_path: Path) -> None:
     weights = []
-    for name, crash in (("whole", None), ("broken", (6, "before"))):
+    for name, crashes in (("whole", False), ("broken", True)):
         site = Site(tmp_path / name, make_spec(steps=4))
         driver = site.driver()
         at_step(site, 3, lambda site=site: site.broker.edit(rounds={"steps": 7}))
-        site.trainer.crash = crash
-        if crash:
+        if crashes:
+            crash_once_saved(site, step=6, saved=4)
             with pytest.raises(ExceptionGroup) as died:
                 await driver.run()
             assert died.group_contains(Crash)

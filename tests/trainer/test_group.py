@@ -1,8 +1,11 @@
 """Trainer groups as the driver has them: actors on a Ray of their own."""
 
 import asyncio
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from longboat_crds.reasons import Reason
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
+from longboat_runtime.trainer.actor import TrainerActor
 from longboat_runtime.trainer.errors import TrainerLost
 from longboat_runtime.trainer.group import RayTrainerGroup
 from longboat_runtime.weights.payload import fetched
@@ -56,12 +60,35 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny_model(tmp_path_factory.mktemp("model"), hidden=64)
 
 
+class HeldWriter(TrainerActor):
+    """Writes nothing while there is a file `hold` beside the directory."""
+
+    @ray.method(concurrency_group="write")
+    def write(self, directory: Path) -> None:
+        while directory.with_name("hold").exists():
+            time.sleep(0.01)
+        super().write(directory)
+
+
+@contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """No rank writes into `directory` within the block."""
+    (directory / "hold").touch()
+    try:
+        yield
+    finally:
+        (directory / "hold").unlink()
+
+
 @pytest.fixture(scope="module")
-def group(store: StoreClient, model: Path) -> RayTrainerGroup:
+def group(store: StoreClient, model: Path) -> Iterator[RayTrainerGroup]:
     """Two ranks, loaded once: a test leaves them able to train."""
     group = RayTrainerGroup(make_spec(model, trainer={"replicas": 2}), store)
-    asyncio.run(group.load())
-    return group
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("longboat_runtime.trainer.group.TrainerActor", HeldWriter)
+        asyncio.run(group.load())
+        yield group
 
 
 async def test_a_group_trains_publishes_saves_restores_and_exports(
@@ -71,10 +98,15 @@ async def test_a_group_trains_publishes_saves_restores_and_exports(
     assert report.step == 1
     assert report.metrics["actor/grad_norm"] > 0
 
-    saving = asyncio.create_task(group.save(tmp_path / "trainer"))
-    publication = await group.publish(1)
-    await saving
-    await group.train(make_request(SAMPLES, step=2))
+    await group.snapshot()
+    with held(tmp_path):
+        writing = asyncio.create_task(group.write(tmp_path / "trainer"))
+        publication = await group.publish(1)
+        another = asyncio.create_task(group.snapshot())
+        await group.train(make_request(SAMPLES, step=2))
+        assert not another.done(), "there is one copy, and it is being written"
+    await writing
+    await another
     await group.restore(tmp_path / "trainer")
     again = await group.publish(1)
     assert again.checksum == publication.checksum
@@ -96,15 +128,44 @@ async def test_a_group_trains_publishes_saves_restores_and_exports(
     assert all(file.stat().st_mode & 0o444 == 0o444 for file in (tmp_path / "export").iterdir())
 
 
-async def test_a_killed_rank_is_told_and_the_group_starts_again_in_its_place(
+async def test_a_group_whose_ranks_live_writes_what_it_has_copied_before_it_is_lost(
     group: RayTrainerGroup, tmp_path: Path
 ) -> None:
     await group.train(make_request(SAMPLES))
-    await group.save(tmp_path / "trainer")
+    await group.snapshot()
     expected = await group.train(make_request(SAMPLES, step=2))
-    ray.kill(group._actors[1])
+    with held(tmp_path):
+        writing = asyncio.create_task(group.write(tmp_path / "trainer"))
+        failing = asyncio.create_task(group._call("train", "no request"))
+        done, _ = await asyncio.wait([failing], timeout=1)
+        assert not done
+    await writing
     with pytest.raises(TrainerLost):
-        await group.train(make_request(SAMPLES, step=3))
+        await failing
+    await group.load()
+    await group.restore(tmp_path / "trainer")
+    again = await group.train(make_request(SAMPLES, step=2))
+    assert again.metrics["actor/pg_loss"] == expected.metrics["actor/pg_loss"]
+    assert again.metrics["actor/grad_norm"] == expected.metrics["actor/grad_norm"]
+
+
+async def test_a_killed_rank_is_told_and_the_group_starts_again_in_its_place(
+    group: RayTrainerGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was being written is lost with it, and not waited for."""
+    await group.train(make_request(SAMPLES))
+    await group.snapshot()
+    await group.write(tmp_path / "trainer")
+    expected = await group.train(make_request(SAMPLES, step=2))
+    monkeypatch.setattr("longboat_runtime.trainer.group.ANSWER_SECONDS", 0.5)
+    await group.snapshot()
+    with held(tmp_path):
+        writing = asyncio.create_task(group.write(tmp_path / "another"))
+        ray.kill(group._actors[1])
+        with pytest.raises(TrainerLost):
+            await group.train(make_request(SAMPLES, step=3))
+        with pytest.raises(TrainerLost):
+            await writing
     with pytest.raises(TrainerLost):
         await group.train(make_request(SAMPLES, step=3))
     await group.load()
@@ -126,8 +187,9 @@ async def test_a_volume_that_cannot_be_written_leaves_the_trainer_as_it_was(
     group: RayTrainerGroup, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
+    await group.snapshot()
     with pytest.raises(OSError, match="file"):
-        await group.save(tmp_path / "file" / "trainer")
+        await group.write(tmp_path / "file" / "trainer")
     assert (await group.train(make_request(SAMPLES))).step == 1
 
 

@@ -23,7 +23,7 @@ from longboat_runtime.trainer.batch import WeightedSample, build_batch
 from longboat_runtime.trainer.forward import frozen_logprobs
 from longboat_runtime.trainer.loss_scale import LossScale
 from longboat_runtime.trainer.rank import TrainerRank
-from longboat_runtime.trainer.sharding import not_finite
+from longboat_runtime.trainer.sharding import not_finite, parameter_count
 from longboat_runtime.trainer.updates import Updates
 from tests.support.tiny_model import build_tiny_model
 from tests.trainer.trainer_world import fetch_from, make_request, make_samples, make_spec, only_rank
@@ -219,6 +219,14 @@ def test_a_snapshot_does_not_change_with_the_next_step(rank: TrainerRank, tmp_pa
     sharded.write(snapshot, tmp_path / "state")
     rank.restore(tmp_path / "state")
     assert torch.equal(weights(rank), before)
+
+
+def test_there_is_one_snapshot_of_twelve_bytes_for_each_parameter(rank: TrainerRank) -> None:
+    """In the same memory each time; besides, the random state and two numbers."""
+    kept = [{n: getattr(t, "_local_tensor", t).data_ptr() for n, t in rank.snapshot().items()} for _ in range(2)]
+    assert kept[0] == kept[1]
+    size = sum(tensor.nbytes for tensor in rank.snapshot().values())
+    assert 0 <= size - 12 * parameter_count(rank.model) < 10_000
 
 
 def test_weights_have_their_hugging_face_names_and_tied_ones_come_once(rank: TrainerRank, directory: Path) -> None:

@@ -22,9 +22,18 @@ from longboat_runtime.problems import SpecProblem
 
 
 @torch.no_grad()
-def snapshot(tensors: Mapping[str, Tensor], hosts: DeviceMesh) -> dict[str, Tensor]:
-    """Copies of this rank's parts in host memory, sharded as before: the originals may change while the copies are written."""
-    return {name: _copy(tensor, hosts) for name, tensor in tensors.items()}
+def snapshot(
+    tensors: Mapping[str, Tensor], hosts: DeviceMesh, earlier: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """Copies of this rank's parts in host memory, sharded as before: the originals may change while the copies are written.
+
+    Into the memory of an `earlier` snapshot of the same tensors, so that there is never a second one: fresh memory, which the
+    kernel has to clear first, would take more than twice as long.
+    """
+    earlier = earlier or {name: _empty(tensor, hosts) for name, tensor in tensors.items()}
+    for name, tensor in tensors.items():
+        _local(earlier[name]).copy_(_local(tensor))
+    return dict(earlier)
 
 
 def write(tensors: Mapping[str, Tensor], directory: Path, group: dist.ProcessGroup | None = None) -> None:
@@ -61,13 +70,19 @@ def names(directory: Path) -> set[str]:
     return set(dcp.FileSystemReader(directory).read_metadata().state_dict_metadata)
 
 
-def _copy(tensor: Tensor, hosts: DeviceMesh) -> Tensor:
+def _empty(tensor: Tensor, hosts: DeviceMesh) -> Tensor:
+    """Memory of the host for a copy of `tensor`."""
+    local = torch.empty_like(_local(tensor), device="cpu")
     if not isinstance(tensor, DTensor):
-        return tensor.detach().cpu().clone()
-    local = tensor.to_local().detach().to("cpu", copy=True)
+        return local
     return DTensor.from_local(
         local, hosts, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
     )
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """What this rank has of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _disk_error(error: CheckpointException) -> OSError | None:
@@ -77,7 +92,6 @@ def _disk_error(error: CheckpointException) -> OSError | None:
 
 def _no_space(tensors: Mapping[str, Tensor], directory: Path) -> OSError | None:
     """torch's archive writer hides the cause of a failed write. There is no space if what is left is less than this rank's parts."""
-    parts = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors.values())
-    if shutil.disk_usage(directory).free >= sum(part.nbytes for part in parts):
+    if shutil.disk_usage(directory).free >= sum(_local(tensor).nbytes for tensor in tensors.values()):
         return None
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))

@@ -60,7 +60,8 @@ class Driver:
         self._inbox: asyncio.Queue[events.Body | Outcome] = asyncio.Queue()
         self._flow = SampleFlow(job, rooms, reporter.stages, self._inbox.put_nowait, self._spawn)
         self._evaluation = self._held_out()
-        self._steps = Steps(job, rooms, reporter, self._evaluation, self._inbox.put_nowait, self._reported)
+        inbox = self._inbox.put_nowait
+        self._steps = Steps(job, rooms, reporter, self._evaluation, inbox, self._reported, self._spawn)
         self._watchdog = Watchdog(job, rooms, reporter)
         self._engines = EngineWatch(job, rooms.fleet, reporter, self._publish_again)
         self._beside: set[asyncio.Task[None]] = set()
@@ -135,7 +136,8 @@ class Driver:
                 continue  # more steps were asked for meanwhile
             if isinstance(body, Outcome):
                 if body is not Outcome.DONE:
-                    await self._suspend()
+                    await self._rest()
+                await self._save_boundary()
                 return body
             self._happened(body)
 
@@ -241,8 +243,8 @@ class Driver:
             self._starting.cancel()
         self._inbox.put_nowait(outcome)
 
-    async def _suspend(self) -> None:
-        """Lets a step that is being computed finish, gives up open rounds, and saves the last boundary."""
+    async def _rest(self) -> None:
+        """Lets a step that is being computed finish, and gives up open rounds."""
         self._loop.resting = True
         self._flow.abort([sample for group in self._view.groups.values() for sample in group.running])
         self._steps.lane.clear()
@@ -253,6 +255,10 @@ class Driver:
             body = self._inbox.get_nowait()
             if isinstance(body, events.StepCommitted):
                 self._happened(body)
+
+    async def _save_boundary(self) -> None:
+        """Saves the last boundary, unless it is: steps may have been lowered to one whose checkpoint nobody had to wait for."""
+        await self._steps.written()
         if self._boundary.step > (self._steps.saved.step if self._steps.saved else 0):
             await self._steps.save(self._boundary, needed=True)
 

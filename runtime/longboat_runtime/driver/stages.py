@@ -19,6 +19,8 @@ class Stage(StrEnum):
     CHECKPOINT = "checkpoint"
     GENERATE = "generate"
     REWARD = "reward"
+    WRITE = "write"
+    """Of a checkpoint, beside the others; `checkpoint` is what training waits for."""
 
 
 @dataclass(slots=True)

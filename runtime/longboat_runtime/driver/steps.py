@@ -1,11 +1,14 @@
-"""What the trainer does for each step, one thing at a time: train, publish and evaluate, save, report."""
+"""What the trainer does for each step, one thing at a time: train, publish and evaluate, save, report.
+
+A checkpoint is copied in its turn and written beside the steps that follow.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -46,11 +49,15 @@ _TIMINGS = {
     Stage.PUBLISH: "update_weights",
     Stage.EVALUATE: "testing",
     Stage.CHECKPOINT: "save_checkpoint",
+    Stage.WRITE: "write_checkpoint",
 }
 
 
 class Steps:
-    """Queues and does the work of steps, and tells the loop what came of it by `happened`; `reported` gets each record."""
+    """Queues and does the work of steps, and tells the loop what came of it by `happened`; `reported` gets each record.
+
+    `spawn` runs work beside the loop; an error in it ends the run.
+    """
 
     def __init__(
         self,
@@ -60,10 +67,11 @@ class Steps:
         evaluation: Evaluation | None,
         happened: Callable[[events.Body], None],
         reported: Callable[[Record], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         self._job, self._spec, self._rooms, self._reporter = job, job.spec, rooms, reporter
         self._stages, self._evaluation = reporter.stages, evaluation
-        self._happened, self._reported = happened, reported
+        self._happened, self._reported, self._spawn = happened, reported, spawn
         self._audits = Audits(job, rooms.source, reporter, happened)
         self.overcommits = Overcommits(job, rooms, reporter, happened)
         self._algorithm = resolve(job.spec.algorithm)
@@ -71,6 +79,7 @@ class Steps:
         self.saved: Manifest | None = None
         self._engines = 0
         self.checkpoint_every = job.spec.checkpoint.every_steps
+        self._writing: asyncio.Task[None] | None = None
 
     def go_on(self, journal: Journal, saved: Manifest | None, evaluated: Evaluated | None) -> None:
         """Where the driver begins."""
@@ -154,12 +163,13 @@ class Steps:
     async def _surviving(self, committed: int, work: Callable[[], Awaitable[T]]) -> T:
         """Does `work` on the trainer's state after step `committed`, once more if the trainer is lost and that state is not.
 
-        It is not if nothing was trained yet, or if the newest checkpoint is of just that step. Else TrainerLost ends the run, and
-        the next start goes back to the newest checkpoint.
+        It is not if nothing was trained yet, or if the newest checkpoint is of just that step; one that is being written is waited
+        for. Else TrainerLost ends the run, and the next start goes back to the newest checkpoint.
         """
         try:
             return await work()
         except TrainerLost as lost:
+            await self.written()
             if committed and (self.saved is None or self.saved.step != committed):
                 raise
             log.warning("the trainer is lost; its state is loaded again", step=committed, error=str(lost))
@@ -247,16 +257,36 @@ class Steps:
         self._reporter.remember(metrics)
 
     async def save(self, boundary: Boundary, *, needed: bool) -> None:
-        """A checkpoint of the boundary.
+        """A checkpoint of the boundary. What it holds is copied now; it is written beside the steps that follow.
 
-        A full volume is told and tried again at the next one: the newest complete checkpoint is untouched, and training can go
-        on. It ends the job only if this checkpoint is `needed` (the last step, a suspension), where going on would lose steps.
+        One is written at a time: the next waits for it. One that is `needed` (the last step, a suspension), where going on
+        without it would lose steps, has been written when this returns.
         """
         with self._stages.running(Stage.CHECKPOINT):
+            await self.written()
+            await self._rooms.trainer.snapshot()
+            state = boundary.to_state(self._evaluated, self._rooms.fleet.calibrations)
+            write = self._write(boundary.step, state, needed=needed)
+            if needed:
+                await write
+            else:
+                self._writing = self._spawn(write)
+
+    async def written(self) -> None:
+        """Waits for the checkpoint that is being written, whatever comes of it."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+
+    async def _write(self, step: int, state: Mapping[str, Any], *, needed: bool) -> None:
+        """Writes what was copied; the checkpoint counts, and is told, once its manifest is in place.
+
+        A full volume is told and tried again at the next one: the newest complete checkpoint is untouched, and training can go
+        on. It ends the job only if this checkpoint is `needed`.
+        """
+        with self._stages.running(Stage.WRITE):
             try:
                 await self._journal.log.sync()
-                state = boundary.to_state(self._evaluated, self._rooms.fleet.calibrations)
-                self.saved = await self._rooms.checkpoints.save(boundary.step, state, self._rooms.trainer.save)
+                self.saved = await self._rooms.checkpoints.save(step, state, self._rooms.trainer.write)
             except Exception as error:
                 problem = self._tell_full_volume(error)
                 if needed:

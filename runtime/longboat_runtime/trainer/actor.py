@@ -17,7 +17,7 @@ from longboat_runtime.stacks import thread_stacks
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Checkpoints are written while the next round is trained; `stacks` answers while another call hangs.
+# Checkpoints are written beside the steps that follow; `stacks` answers while another call hangs.
 CONCURRENCY_GROUPS = {"write": 1, "stacks": 1}
 
 
@@ -71,18 +71,15 @@ class TrainerActor:
         return None
 
     def snapshot(self) -> None:
-        """Copies the state into host memory, for `write`."""
+        """Copies the state into host memory, for `write`. Not while that is under way: there is one copy."""
         self._snapshot = self._trainer.snapshot()
 
     @ray.method(concurrency_group="write")
     def write(self, directory: Path) -> None:
-        """Writes the last snapshot and lets it go. Raises OSError."""
+        """Writes the last snapshot. Raises OSError."""
         from longboat_runtime.checkpoint import sharded
 
-        try:
-            sharded.write(self._snapshot, directory, self._writers)
-        finally:
-            self._snapshot = {}
+        sharded.write(self._snapshot, directory, self._writers)
 
     def restore(self, directory: Path) -> None:
         """Takes the state from a checkpoint. Raises SpecProblem if it is one of another model, and OSError."""

@@ -42,6 +42,7 @@ class RayTrainerGroup:
         self._spec, self._store = spec, store
         self._actors: list[Any] = []
         self._info: ModelInfo | None = None
+        self._writing: asyncio.Task[list[Any]] | None = None
 
     async def load(self) -> ModelInfo:
         """Starts the ranks and loads the model. Raises SpecProblem if it can't be trained as the spec says."""
@@ -69,10 +70,23 @@ class RayTrainerGroup:
         publication, *_ = await self._call("publish", version, probe_ids(self._info))
         return publication
 
-    async def save(self, directory: Path) -> None:
-        """Copies the state now; steps may follow while it is written."""
+    async def snapshot(self) -> None:
+        """See interfaces.TrainerGroup."""
+        await self._written()
         await self._call("snapshot")
-        await self._call("write", directory)
+
+    async def write(self, directory: Path) -> None:
+        """See interfaces.TrainerGroup."""
+        self._writing = asyncio.create_task(self._call("write", directory))
+        try:
+            await self._writing
+        finally:
+            self._writing = None
+
+    async def _written(self) -> None:
+        """Waits for the write that is under way, whatever comes of it; not for the one that asks."""
+        if self._writing is not None and self._writing is not asyncio.current_task():
+            await asyncio.wait([self._writing])
 
     async def restore(self, directory: Path) -> None:
         """See interfaces.TrainerGroup."""
@@ -97,7 +111,11 @@ class RayTrainerGroup:
         return await self._gather([getattr(actor, method).remote(*arguments) for actor in self._actors])
 
     async def _gather(self, answers: Sequence[Any]) -> list[Any]:
-        """Raises TrainerLost for every failure but those that all ranks have answered and that leave their state alone."""
+        """Raises TrainerLost for every failure but those that all ranks have answered and that leave their state alone.
+
+        Ranks are ended once a write that is under way has ended too: it has a copy of the state, which may be the one that the
+        job resumes from. If one of its ranks is gone it fails at once.
+        """
         if not answers:
             raise TrainerLost("the trainer is not loaded")
         waiting = [asyncio.ensure_future(_result(answer)) for answer in answers]
@@ -112,6 +130,7 @@ class RayTrainerGroup:
         failures = [error for error in errors if error is not None]
         if len(errors) == len(waiting) and all(isinstance(error, HARMLESS) for error in failures):
             raise failures[0]
+        await self._written()
         self._end()
         problem = next((error for error in failures if isinstance(error, SpecProblem)), None)
         if problem is not None:

@@ -58,6 +58,9 @@ class TrainerRank:
         self.model = model.train()
         self.updates = Updates(self.spec, model, reference)
         self._check_weights("in the files", "spec.model.path", "give a model whose weights are finite numbers")
+        self._snapshot: dict[str, Tensor] | None = None
+        # Its memory is taken now: a host that has too little fails before the first step.
+        self.snapshot()
         return ModelInfo(
             parameter_count(model), longest, model.config.get_text_config().vocab_size, described(model.config)
         )
@@ -92,8 +95,12 @@ class TrainerRank:
         return full_weights(self.model, TORCH_DTYPES[self.spec.model.dtype])
 
     def snapshot(self) -> dict[str, Tensor]:
-        """A copy in host memory of everything that `restore` brings back, for `checkpoint.sharded.write`."""
-        return sharded.snapshot(self._state(), self.hosts)
+        """A copy in host memory of everything that `restore` brings back, for `checkpoint.sharded.write`.
+
+        There is one: it takes the place of the copy before, which must not be written any more.
+        """
+        self._snapshot = sharded.snapshot(self._state(), self.hosts, self._snapshot)
+        return self._snapshot
 
     def restore(self, directory: Path) -> None:
         """Takes weights, optimizer and RNG state from a snapshot written by any number of ranks.

@@ -1,0 +1,254 @@
+"""Checkpoints are copied at the step boundary and written beside the steps that follow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longboat_crds.status import TrainingState
+from longboat_runtime.checkpoint.store import CheckpointStore
+from longboat_runtime.driver.eventlog import EventLog
+from longboat_runtime.driver.loop import Outcome
+from longboat_runtime.driver.stages import Stage
+from longboat_runtime.samples import SampleId
+from longboat_runtime.trainer.errors import TrainerLost
+from tests.driver.fakes import Site, make_spec
+from tests.driver.runs import finished, manifests, saved_steps, trained, until
+
+
+class Killed(BaseException):
+    """Ends the driver's process as far as these tests go: nothing that it would clean up is."""
+
+
+async def turns(count: int = 2000) -> None:
+    """Lets everything happen that can."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def holding(root: Path, **spec: Any) -> tuple[Site, asyncio.Task[Outcome]]:
+    """A driver that runs, whose trainer writes nothing until it may."""
+    site = Site(root, make_spec(**spec))
+    driver = site.driver()
+    site.trainer.may_write.clear()
+    return site, asyncio.create_task(driver.run())
+
+
+def weights_of(root: Path) -> dict[int, str]:
+    """By step, as they stand in complete checkpoints."""
+    found = sorted(root.glob("incarnations/*/*/manifest.json"))
+    return {
+        int(path.parent.name.removeprefix("step-")): (path.parent / "trainer" / "weights").read_text() for path in found
+    }
+
+
+async def test_steps_go_on_while_a_checkpoint_is_written_and_the_next_one_waits_for_it(tmp_path: Path) -> None:
+    whole = await finished(tmp_path / "whole", steps=6)
+    site, running = holding(tmp_path / "held", steps=6)
+    await until(lambda: Stage.CHECKPOINT in site.reporter.stages.active and site.reporter.step == 4, running)
+    await turns()
+    assert [request.step for request in site.trainer.requests] == [1, 2, 3, 4], (
+        "step 4 is due, and step 2 is being written"
+    )
+    assert site.trainer.snapshots == whole.trainer.snapshots[:1]
+    assert site.broker.status.training.stage == "checkpoint"
+    site.trainer.may_write.set()
+    assert await running is Outcome.DONE
+    assert saved_steps(site.root) == [2, 4, 6]
+    assert weights_of(site.root) == weights_of(whole.root), (
+        "those of the step, not of the one that was trained meanwhile"
+    )
+    assert manifests(site.root)[0]["ledger"] == manifests(whole.root)[0]["ledger"]
+
+
+async def test_a_checkpoint_is_told_when_its_manifest_is_in_place(tmp_path: Path) -> None:
+    site, running = holding(tmp_path)
+    told: list[int] = []
+    publish = site.broker.publish
+
+    def noted(status: Any) -> None:
+        if status.checkpoint:
+            assert (tmp_path / status.checkpoint.path / "manifest.json").is_file()
+            told.append(status.checkpoint.step)
+        publish(status)
+
+    site.broker.publish = noted
+    await until(lambda: site.reporter.step == 3, running)
+    assert told == []
+    assert saved_steps(tmp_path) == []
+    site.trainer.may_write.set()
+    assert await running is Outcome.DONE
+    assert list(dict.fromkeys(told)) == [2, 4, 5]
+
+
+@pytest.mark.parametrize("every", [2, 5])
+async def test_the_last_step_waits_for_what_is_written(tmp_path: Path, every: int) -> None:
+    """With every second step, that of step 2 and then its own."""
+    site, running = holding(tmp_path, steps=3, checkpoint={"every_steps": every})
+    await until(lambda: site.reporter.step == 3, running)
+    await turns()
+    assert site.broker.status.training.state is TrainingState.RUNNING
+    site.trainer.may_write.set()
+    assert await running is Outcome.DONE
+    assert saved_steps(tmp_path)[-1] == 3
+
+
+async def test_a_suspension_waits_for_what_is_written_and_saves_what_came_after(tmp_path: Path) -> None:
+    whole = await finished(tmp_path / "whole")
+    site, running = holding(tmp_path / "held")
+    site.fleet.hang = {SampleId(1, 2, 0, 1)}
+    await until(lambda: site.fleet.running.keys() == site.fleet.hang, running)
+    assert site.reporter.step == 3
+    site.broker.suspend()
+    await turns()
+    assert not running.done()
+    site.trainer.may_write.set()
+    assert await running is Outcome.SUSPENDED
+    assert saved_steps(site.root) == [2, 3]
+    assert await site.driver().run() is Outcome.DONE
+    assert trained(site) == trained(whole)
+    assert site.trainer.weights == whole.trainer.weights
+
+
+async def test_a_suspension_right_after_a_checkpoint_writes_no_other(tmp_path: Path) -> None:
+    site, running = holding(tmp_path)
+    site.fleet.hang = {SampleId(0, 4, 0, 0)}
+    await until(lambda: site.fleet.running.keys() == site.fleet.hang, running)
+    assert site.reporter.step == 2
+    site.broker.suspend()
+    await turns()
+    site.trainer.may_write.set()
+    assert await running is Outcome.SUSPENDED
+    assert (len(site.trainer.snapshots), site.trainer.writes, saved_steps(tmp_path)) == (1, 1, [2])
+
+
+async def test_a_lost_trainer_is_loaded_from_the_checkpoint_that_is_being_written(tmp_path: Path) -> None:
+    whole = await finished(tmp_path / "whole")
+    site, running = holding(tmp_path / "held")
+    site.trainer.lost = {3}
+    await until(lambda: not site.trainer.lost, running)
+    await turns()
+    assert site.trainer.loads == 1
+    site.trainer.may_write.set()
+    assert await running is Outcome.DONE
+    assert site.trainer.loads == 2
+    assert site.trainer.weights == whole.trainer.weights
+    assert len(site.fleet.requests) == len(whole.fleet.requests), "nothing is generated again"
+
+
+async def test_a_trainer_that_is_lost_with_what_it_writes_sends_the_job_back_to_the_newest_manifest(
+    tmp_path: Path,
+) -> None:
+    whole = await finished(tmp_path / "whole")
+    site, running = holding(tmp_path / "held")
+    site.trainer.may_write.set()
+    dead, write = asyncio.Event(), site.trainer.write
+
+    async def lost(directory: Path) -> None:
+        await write(directory)
+        if site.trainer.writes == 2:
+            await dead.wait()
+            raise TrainerLost("a trainer rank failed")
+
+    site.trainer.write, site.trainer.lost = lost, {5}
+    await until(lambda: not site.trainer.lost, running)
+    dead.set()
+    with pytest.raises(ExceptionGroup) as ended:
+        await running
+    assert ended.group_contains(TrainerLost)
+    assert saved_steps(site.root) == [2]
+    assert await site.driver().run() is Outcome.DONE
+    assert trained(site) == trained(whole)
+    assert site.trainer.weights == whole.trainer.weights
+
+
+@pytest.mark.parametrize(
+    ("part", "newest"),
+    [("_begin", 2), ("write", 2), ("_finish", 2), ("_prune", 4)],
+    ids=lambda value: str(value).strip("_"),
+)
+@pytest.mark.parametrize("after", [True, False], ids=["after it", "before it"])
+async def test_a_driver_that_is_killed_while_it_writes_goes_on_from_the_newest_manifest(
+    tmp_path: Path, part: str, newest: int, after: bool
+) -> None:
+    """In the checkpoint of step 4; what it had trained since is trained again, bit for bit."""
+    whole = await finished(tmp_path / "whole", steps=6)
+    site = Site(tmp_path / "killed", whole.spec)
+    driver = site.driver()
+    place = site.trainer if part == "write" else site.checkpoints
+    setattr(place, part, killing(getattr(place, part), after=after))
+    with pytest.raises(BaseExceptionGroup) as died:
+        await driver.run()
+    assert died.group_contains(Killed)
+    found = CheckpointStore(site.root, 2, 2).newest()
+    assert found is not None
+    assert found.step == (4 if (part, after) == ("_finish", True) else newest)
+    assert await site.driver(order=3).run() is Outcome.DONE
+    assert trained(site) == trained(whole)
+    assert site.trainer.weights == whole.trainer.weights
+
+
+def killing(method: Callable[..., Any], *, after: bool) -> Callable[..., Any]:
+    """As `method`, but the second call ends the process before or after its work."""
+    calls = []
+
+    def called() -> Any:
+        calls.append(None)
+        return len(calls) == 2
+
+    def plain(*arguments: Any) -> Any:
+        kill = called()
+        if kill and not after:
+            raise Killed
+        result = method(*arguments)
+        if kill:
+            raise Killed
+        return result
+
+    async def awaited(*arguments: Any) -> Any:
+        kill = called()
+        if kill and not after:
+            raise Killed
+        await method(*arguments)
+        if kill:
+            raise Killed
+
+    return awaited if asyncio.iscoroutinefunction(method) else plain
+
+
+async def test_what_happens_while_a_checkpoint_is_written_is_not_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evaluation is that of step 2, though the write begins only after that of step 3."""
+    site = Site(tmp_path, make_spec(evaluation={"every_steps": 1}))
+    driver, sync, begun, may = site.driver(), EventLog.sync, [], asyncio.Event()
+
+    async def held(log: EventLog) -> None:
+        if Stage.WRITE in site.reporter.stages.active and not begun:
+            begun.append(log)
+            await may.wait()
+        await sync(log)
+
+    monkeypatch.setattr(EventLog, "sync", held)
+    running = asyncio.create_task(driver.run())
+    await until(lambda: site.reporter.step == 4, running)
+    may.set()
+    assert await running is Outcome.DONE
+    first = manifests(tmp_path)[0]
+    assert (first["evaluated"]["step"], first["ledger"]["step"]) == (2, 2)
+
+
+async def test_a_write_that_hangs_is_a_stage_of_its_own(tmp_path: Path) -> None:
+    """The watchdog names it, and `status.training.stage` has what the step is busy with."""
+    site, running = holding(tmp_path, stage_deadline_seconds=100)
+    site.fleet.hang = {SampleId(0, 4, 0, 0)}
+    await until(lambda: site.fleet.running.keys() == site.fleet.hang, running)
+    assert site.reporter.stages.foremost is Stage.GENERATE
+    site.seconds += 101
+    assert site.reporter.stages.stuck(100).keys() == {Stage.GENERATE, Stage.WRITE}
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
