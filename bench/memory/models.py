@@ -9,15 +9,16 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-# The shapes of Qwen2.5: hidden size, intermediate size, layers, heads, key heads, tied embeddings.
+# The shapes of Qwen2.5, but the first two: hidden size, intermediate size, layers, heads, key heads, tied embeddings.
 SHAPES = {
     "tiny": (64, 128, 2, 4, 2, False),
+    "70M": (640, 2560, 8, 10, 2, True),
     "0.5B": (896, 4864, 24, 14, 2, True),
     "1.5B": (1536, 8960, 28, 12, 2, True),
     "3B": (2048, 11008, 36, 16, 2, True),
     "7B": (3584, 18944, 28, 28, 4, False),
 }
-VOCABULARY = {"tiny": 512}
+VOCABULARY = {"tiny": 512, "70M": 32768}
 LARGEST_FILE = 4 << 30
 
 
