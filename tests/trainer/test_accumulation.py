@@ -7,7 +7,6 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from bench.memory.allocations import Allocations
-from longboat_runtime.trainer.packing import Bin
 from longboat_runtime.trainer.rank import TrainerRank
 from tests.trainer.test_architectures import EXPERTS, SHAPE
 from tests.trainer.trainer_world import fetch_from, make_request, make_samples, make_spec, only_rank, run_ranks
@@ -20,13 +19,12 @@ RANKS = 4
 SECTIONS = {"rollout": {"sampling": {"maxTokens": 12}}, "trainer": {"maxTokensPerBin": 24}}
 
 
-def accumulate(rank: TrainerRank) -> list[tuple[Bin, ...]]:
-    """All of SAMPLES in several bins on every rank."""
+def accumulate(rank: TrainerRank) -> int:
+    """All of SAMPLES in several bins on every rank; says in how many."""
     request = make_request(SAMPLES)
-    plan, samples = rank._plan(request, fetch_from(SAMPLES))
-    batches = [rank._batch(request, plan, samples, members) for members in plan.minibatches[0][rank.rank]]
-    rank.updates.accumulate(batches, [None] * len(batches), [None] * len(batches))
-    return plan.minibatches[0]
+    batches = rank._minibatches(request, fetch_from(SAMPLES))[0]
+    rank.updates.accumulate(batches, None, None)
+    return len(batches)
 
 
 def record_gradients(rank: TrainerRank, directory: Path) -> None:
@@ -37,8 +35,7 @@ def record_gradients(rank: TrainerRank, directory: Path) -> None:
             trainer = SECTIONS["trainer"] | {"gradientCheckpointing": checkpointing}
             rank.spec = make_spec(model, **SECTIONS | {"trainer": trainer})
             rank.load()
-            bins = accumulate(rank)
-            assert all(len(of_rank) > 1 for of_rank in bins)
+            assert accumulate(rank) > 1
             found[f"{model.name}, {checkpointing=}"] = {
                 name: weight.grad.full_tensor() for name, weight in rank.updates.parameters.items()
             }
@@ -54,7 +51,7 @@ def record_memory(rank: TrainerRank, directory: Path) -> None:
             "largest": allocations.largest,
             "peak": allocations.peak,
             "held": allocations.held(),
-            "bins": len(bins[rank.rank]),
+            "bins": bins,
             "shards": sum(weight.to_local().nbytes for weight in rank.updates.parameters.values()),
             "layer": sum(weight.numel() * 4 for weight in rank.model.model.layers[0].parameters()),
         },

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from longboat_runtime.trainer.logprobs import chosen_logprobs
+from longboat_runtime.trainer.logprobs import CHUNK_ROWS, ChosenLogprobs
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -14,7 +14,7 @@ def test_values_and_gradient_are_those_of_log_softmax(temperature: float, rows: 
     reference = (logits / temperature).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
     (expected,) = torch.autograd.grad(reference @ direction, logits)
 
-    logprobs, entropy = chosen_logprobs(logits, targets, temperature, rows)
+    logprobs, entropy = ChosenLogprobs.apply(logits, targets, temperature, rows)
     (gradient,) = torch.autograd.grad(logprobs @ direction, logits)
 
     torch.testing.assert_close(logprobs, reference)
@@ -27,7 +27,7 @@ def test_bfloat16_logits_are_summed_in_float32() -> None:
     torch.manual_seed(0)
     logits = torch.randn(5, 1000).bfloat16().requires_grad_()
     targets = torch.arange(5)
-    logprobs, _ = chosen_logprobs(logits, targets)
+    logprobs, _ = ChosenLogprobs.apply(logits, targets, 1.0, CHUNK_ROWS)
     torch.testing.assert_close(logprobs, logits.float().log_softmax(-1)[torch.arange(5), targets])
     logprobs.sum().backward()
     assert logits.grad.dtype == torch.bfloat16
@@ -35,5 +35,5 @@ def test_bfloat16_logits_are_summed_in_float32() -> None:
 
 def test_impossible_tokens_have_no_entropy() -> None:
     logits = torch.tensor([[0.0, float("-inf"), 0.0]])
-    _, entropy = chosen_logprobs(logits, torch.tensor([0]))
+    _, entropy = ChosenLogprobs.apply(logits, torch.tensor([0]), 1.0, CHUNK_ROWS)
     assert entropy.item() == pytest.approx(torch.log(torch.tensor(2.0)).item())

@@ -23,7 +23,7 @@ from longboat_runtime.trainer import losses
 from longboat_runtime.trainer.advantages import advantages
 from longboat_runtime.trainer.batch import SampleBatch, WeightedSample, build_batch
 from longboat_runtime.trainer.metrics import step_metrics
-from longboat_runtime.trainer.objective import TokenLogprobs, objective
+from longboat_runtime.trainer.objective import TokenLogprobs, metric_sums, objective
 from longboat_runtime.trainer.step_plan import SampleSize, plan_step
 from tests.trainer.trainer_world import make_samples
 
@@ -89,8 +89,15 @@ def computed(algorithm: ResolvedAlgorithm, truncated: set[int], denominator: int
             )
             if not algorithm.kl_coefficient:
                 logprobs = replace(logprobs, reference=None)
-            total += objective(logprobs, batch, algorithm)[0].item()
+            total += objective(logprobs, batch, algorithm).total.item()
     return total
+
+
+def loss_and_sums(
+    logprobs: TokenLogprobs, batch: SampleBatch, algorithm: ResolvedAlgorithm
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    loss = objective(logprobs, batch, algorithm)
+    return loss.total, metric_sums(loss, logprobs, batch, algorithm)
 
 
 def joined(values: list[np.ndarray], members: tuple[int, ...]) -> torch.Tensor:
@@ -117,7 +124,7 @@ def test_metrics_are_means_over_the_tokens_that_count() -> None:
     inside, outside = SAMPLES[0], SAMPLES[1]
     batch = build_batch([weighted(inside, 0.25), weighted(outside, 0.0)], torch.device("cpu"))
     logprobs = TokenLogprobs(joined(NEW, (0, 1)), joined(OLD, (0, 1)), None, torch.ones(len(batch.targets)))
-    _, sums = objective(logprobs, batch, resolve(AlgorithmSpec()))
+    _, sums = loss_and_sums(logprobs, batch, resolve(AlgorithmSpec()))
     metrics = step_metrics({key: value.item() for key, value in sums.items()}, minibatches=1, kl_coefficient=0.0)
     difference = np.abs(np.exp(OLD[0]) - np.exp(inside.logprobs))
     assert metrics["actor/loss_tokens"] == len(inside.token_ids)
@@ -162,7 +169,7 @@ def test_on_policy_losses_are_what_they_were(name: str) -> None:
     knobs, same = ON_POLICY[name]
     algorithm, recorded = resolve(AlgorithmSpec.model_validate(knobs)), RECORDED[name]
     batch, logprobs = whole_batch(algorithm), all_logprobs(algorithm, moved=not same)
-    loss, sums = objective(logprobs, batch, algorithm)
+    loss, sums = loss_and_sums(logprobs, batch, algorithm)
     loss.backward()
     # Exponentials differ between processors by their last bit.
     assert loss.item() == pytest.approx(recorded["loss"], rel=1e-5)
@@ -176,7 +183,7 @@ def test_on_policy_losses_are_bit_for_bit_the_clipped_surrogate_times_the_capped
     knobs, same = ON_POLICY[name]
     algorithm = resolve(AlgorithmSpec.model_validate(knobs))
     batch, logprobs = whole_batch(algorithm), all_logprobs(algorithm, moved=not same)
-    loss, _ = objective(logprobs, batch, algorithm)
+    loss = objective(logprobs, batch, algorithm).total
     loss.backward()
     by_hand = all_logprobs(algorithm, moved=not same)
     ratio = (by_hand.new - by_hand.old).clamp(-20, 20).exp()
@@ -209,7 +216,7 @@ def test_gradients_of_every_off_policy_loss(knobs: dict[str, Any]) -> None:
     """-A * ratio * weight for every token, but 0 for those that are clipped or masked."""
     algorithm = resolve(AlgorithmSpec(**knobs), off_policy=True)
     batch, logprobs = whole_batch(algorithm), all_logprobs(algorithm)
-    loss, sums = objective(logprobs, batch, algorithm)
+    loss, sums = loss_and_sums(logprobs, batch, algorithm)
     loss.backward()
     new, old, engine = (np.concatenate(of).astype(np.float64) for of in (NEW, OLD, [s.logprobs for s in SAMPLES]))
     behaviour = knobs["clip_against"] is ClipAgainst.BEHAVIOUR
@@ -240,7 +247,7 @@ def test_every_loss_has_the_plain_policy_gradient_on_the_weights_that_drew_the_t
     algorithm = resolve(AlgorithmSpec(**knobs), off_policy=True)
     batch = whole_batch(algorithm)
     new = batch.engine_logprobs.clone().requires_grad_()
-    loss, sums = objective(TokenLogprobs(new, batch.engine_logprobs, None, torch.zeros_like(new)), batch, algorithm)
+    loss, sums = loss_and_sums(TokenLogprobs(new, batch.engine_logprobs, None, torch.zeros_like(new)), batch, algorithm)
     loss.backward()
     assert torch.equal(new.grad, -batch.advantages * batch.weights)
     assert sums["clipped"] == sums["clipped_lower"] == sums["masked"] == sums["masked_responses"] == 0
@@ -250,7 +257,7 @@ def test_one_minibatch_clips_against_the_behaviour_policy_and_never_against_the_
     clipped = {}
     for against in ClipAgainst:
         algorithm = resolve(AlgorithmSpec(clip_against=against), off_policy=True)
-        _, sums = objective(all_logprobs(algorithm, moved=False), whole_batch(algorithm), algorithm)
+        _, sums = loss_and_sums(all_logprobs(algorithm, moved=False), whole_batch(algorithm), algorithm)
         clipped[against] = sums["clipped"].item()
     assert clipped[ClipAgainst.PROXIMAL] == 0
     assert clipped[ClipAgainst.BEHAVIOUR] > 0

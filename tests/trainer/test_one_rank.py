@@ -67,7 +67,7 @@ def gradient(rank: TrainerRank, bins: Iterable[Iterable[int]]) -> Tensor:
         for positions in bins
     ]
     reference = [frozen_logprobs(rank.updates.reference, batch) for batch in batches]
-    rank.updates.accumulate(batches, [None] * len(batches), reference)
+    rank.updates.accumulate(batches, None, reference)
     result = whole([parameter.grad for parameter in rank.updates.parameters.values()])
     rank.updates.optimizer.zero_grad()
     return result

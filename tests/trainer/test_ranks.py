@@ -25,10 +25,9 @@ SECTIONS = {"algorithm": {"importanceCap": 2.0, "klCoefficient": 0.1}}
 def whole_gradient(rank: TrainerRank) -> torch.Tensor:
     """Of the first minibatch of SAMPLES, in float32."""
     request = make_request(SAMPLES)
-    plan, samples = rank._plan(request, fetch_from(SAMPLES))
-    batches = [rank._batch(request, plan, samples, members) for members in plan.minibatches[0][rank.rank]]
+    batches = rank._minibatches(request, fetch_from(SAMPLES))[0]
     reference = [frozen_logprobs(rank.updates.reference, batch) for batch in batches]
-    rank.updates.accumulate(batches, [None] * len(batches), reference)
+    rank.updates.accumulate(batches, None, reference)
     parts = [parameter.grad.full_tensor().flatten() for parameter in rank.updates.parameters.values()]
     rank.updates.optimizer.zero_grad()
     return torch.cat(parts)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from longboat_runtime.trainer.batch import SampleBatch
-from longboat_runtime.trainer.logprobs import chosen_logprobs
+from longboat_runtime.trainer.logprobs import CHUNK_ROWS, ChosenLogprobs
 
 
 def response_logprobs(model: nn.Module, batch: SampleBatch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -25,7 +25,8 @@ def response_logprobs(model: nn.Module, batch: SampleBatch, temperature: float =
         packing = {"position_ids": batch.position_ids, "packed_lengths": batch.lengths}
     with _head_at(model, batch.predicting):
         output = model(input_ids=batch.input_ids, use_cache=False, **packing)
-    return chosen_logprobs(output.logits[0], batch.targets, temperature)
+    logprobs, entropy = ChosenLogprobs.apply(output.logits[0], batch.targets, temperature, CHUNK_ROWS)
+    return logprobs, entropy
 
 
 @contextmanager

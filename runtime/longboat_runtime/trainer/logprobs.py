@@ -11,8 +11,12 @@ from torch import Tensor
 CHUNK_ROWS = 512
 
 
-class _ChosenLogprobs(torch.autograd.Function):
-    """log softmax(logits / temperature) of one token a row, and the entropy of each row (without gradient).
+class ChosenLogprobs(torch.autograd.Function):
+    """`apply(logits, targets, temperature, rows)` gives natural log-probabilities of one token a row, and entropies in nats.
+
+    `logits` (K, vocabulary) of any float type are divided by `temperature`; `targets` (K) are the tokens. Both results are (K)
+    and float32; the entropy carries no gradient. `rows` bounds how many rows are held in float32 at once: CHUNK_ROWS where
+    nothing speaks for another number.
 
     Nothing of the size of the logits is kept besides the logits: their gradient is computed from them again.
     """
@@ -44,13 +48,3 @@ class _ChosenLogprobs(torch.autograd.Function):
             gradient.scatter_add_(-1, targets[part, None], scale)
             result[part] = gradient.to(logits.dtype)
         return result, None, None, None
-
-
-def chosen_logprobs(
-    logits: Tensor, targets: Tensor, temperature: float = 1.0, rows: int = CHUNK_ROWS
-) -> tuple[Tensor, Tensor]:
-    """Natural log-probabilities (K) of `targets` (K) under `logits` (K, vocabulary), and entropies (K) in nats; float32.
-
-    `rows` bounds how many rows are held in float32 at once. The entropy carries no gradient.
-    """
-    return _ChosenLogprobs.apply(logits, targets, temperature, rows)

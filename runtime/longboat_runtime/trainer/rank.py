@@ -26,7 +26,7 @@ from longboat_runtime.trainer.loss_scale import LossScale
 from longboat_runtime.trainer.model import longest_sequence
 from longboat_runtime.trainer.packing import SampleTooLong
 from longboat_runtime.trainer.sharding import TORCH_DTYPES, load_sharded, not_finite, parameter_count
-from longboat_runtime.trainer.step_plan import SampleSize, StepPlan, plan_step
+from longboat_runtime.trainer.step_plan import SampleSize, plan_step
 from longboat_runtime.trainer.updates import Updates
 
 Fetch = Callable[[Sequence[SampleId]], list[GeneratedSample]]
@@ -71,10 +71,7 @@ class TrainerRank:
         Raises, on all ranks alike, what `fetch` raised on any, and SpecProblem if a sample doesn't fit a bin (nothing has
         changed then) or weights are not finite after the step.
         """
-        plan, samples = self._plan(request, fetch)
-        minibatches = [
-            [self._batch(request, plan, samples, members) for members in ranks[self.rank]] for ranks in plan.minibatches
-        ]
+        minibatches = self._minibatches(request, fetch)
         metrics, skipped = self.updates.run(request.step, request.steps, minibatches)
         self._check_weights(
             f"after step {request.step}",
@@ -151,11 +148,18 @@ class TrainerRank:
                 f"finite in {self.spec.model.dtype}; {cure}",
             )
 
-    def _plan(self, request: TrainRequest, fetch: Fetch) -> tuple[StepPlan, dict[int, GeneratedSample]]:
-        share = range(self.rank, len(request.samples), self.world_size)
+    def _minibatches(self, request: TrainRequest, fetch: Fetch) -> list[list[SampleBatch]]:
+        """This rank's batches of every minibatch. Each rank reads a share of the samples to say how long they are, then what it lacks."""
+        packed, share = packs(self.model), range(self.rank, len(request.samples), self.world_size)
         samples = self._fetch(request, fetch, share)
         gathered: list[dict[int, SampleSize]] = [{} for _ in range(self.world_size)]
-        dist.all_gather_object(gathered, {position: _size(sample) for position, sample in samples.items()})
+        sizes = {
+            position: SampleSize(
+                len(sample.prompt_ids), len(sample.token_ids), sample.finish_reason is FinishReason.LENGTH
+            )
+            for position, sample in samples.items()
+        }
+        dist.all_gather_object(gathered, sizes)
         sizes = {position: size for of_rank in gathered for position, size in of_rank.items()}
         try:
             plan = plan_step(
@@ -169,24 +173,22 @@ class TrainerRank:
                 capacity=self.spec.trainer.max_tokens_per_bin,
                 ranks=self.world_size,
                 minibatches=self.spec.trainer.minibatches,
-                packed=packs(self.model),
+                packed=packed,
             )
         except SampleTooLong as error:
             raise _bin_problem(error.tokens, error.capacity) from error
-        missing = [position for position in plan.positions(self.rank) if position not in samples]
-        return plan, samples | self._fetch(request, fetch, missing)
+        mine = [ranks[self.rank] for ranks in plan.minibatches]
+        needed = {i for bins in mine for members in bins for i in members}
+        samples |= self._fetch(request, fetch, sorted(needed - samples.keys()))
+        weighted = {i: WeightedSample(samples[i], request.samples[i].advantage, plan.weights[i]) for i in needed}
+        batches = [[[weighted[i] for i in members] for members in bins] for bins in mine]
+        return [[build_batch(batch, self.device, packed=packed) for batch in bins] for bins in batches]
 
     def _fetch(self, request: TrainRequest, fetch: Fetch, positions: Sequence[int]) -> dict[int, GeneratedSample]:
         """Samples by position; an error on any rank is raised on all, so that none waits for the others."""
         with process_group.together():
             samples = fetch([request.samples[position].id for position in positions])
         return dict(zip(positions, samples, strict=True))
-
-    def _batch(
-        self, request: TrainRequest, plan: StepPlan, samples: dict[int, GeneratedSample], members: Sequence[int]
-    ) -> SampleBatch:
-        entries = [WeightedSample(samples[i], request.samples[i].advantage, plan.weights[i]) for i in members]
-        return build_batch(entries, self.device, packed=packs(self.model))
 
 
 def set_deterministic(wanted: bool | None, device: str) -> None:
@@ -201,10 +203,6 @@ def set_deterministic(wanted: bool | None, device: str) -> None:
     # Whatever is allocated here is written before it is read. Filling it first is a pass over memory for every tensor, and over
     # 512 MiB for every publication, however small the model.
     torch.utils.deterministic.fill_uninitialized_memory = False
-
-
-def _size(sample: GeneratedSample) -> SampleSize:
-    return SampleSize(len(sample.prompt_ids), len(sample.token_ids), sample.finish_reason is FinishReason.LENGTH)
 
 
 def _bin_problem(needed: int, capacity: int) -> SpecProblem:

@@ -32,10 +32,6 @@ class StepPlan:
     minibatches: tuple[tuple[tuple[Bin, ...], ...], ...]
     weights: tuple[float, ...]
 
-    def positions(self, rank: int) -> list[int]:
-        """All samples a rank needs, in order."""
-        return sorted(p for ranks in self.minibatches for members in ranks[rank] for p in members)
-
 
 def cut(groups: Sequence[PromptId], parts: int, seed: int, step: int) -> list[list[int]]:
     """The minibatches of a step: ascending positions of samples, given the group that each is of.
@@ -44,11 +40,8 @@ def cut(groups: Sequence[PromptId], parts: int, seed: int, step: int) -> list[li
     such as those of one domain, are spread over all minibatches. Neither the order of the samples nor the number of ranks matters.
     Minibatches differ by one group at most; there are fewer than `parts` if there are fewer groups, but at least one.
     """
-
-    def shuffled(group: PromptId) -> bytes:
-        return blake2b("/".join(map(str, (seed, step, *group))).encode(), digest_size=8).digest()
-
-    order = sorted(set(groups), key=lambda group: (shuffled(group), group))
+    names = {group: "/".join(map(str, (seed, step, *group))).encode() for group in groups}
+    order = sorted(names, key=lambda group: (blake2b(names[group], digest_size=8).digest(), group))
     runs = split(len(order), max(1, min(parts, len(order))))
     number_of = {order[place]: number for number, run in enumerate(runs) for place in run}
     minibatches: list[list[int]] = [[] for _ in runs]

@@ -18,7 +18,7 @@ from longboat_runtime.trainer.batch import SampleBatch
 from longboat_runtime.trainer.forward import frozen_logprobs, response_logprobs
 from longboat_runtime.trainer.loss_scale import LossScale
 from longboat_runtime.trainer.metrics import is_maximum, step_metrics
-from longboat_runtime.trainer.objective import TokenLogprobs, objective
+from longboat_runtime.trainer.objective import TokenLogprobs, metric_sums, objective
 from longboat_runtime.trainer.optimizer import build_optimizer, gradient_norm, learning_rate, set_learning_rate
 
 
@@ -47,12 +47,16 @@ class Updates:
         gradient, and the same number on all ranks.
         """
         started = time.monotonic()
-        old = self._old_logprobs(minibatches)
-        reference = [self._frozen_logprobs(self.reference, batches) for batches in minibatches]
+        # Of the round's weights, before any update. A single minibatch needs none: see `accumulate`.
+        old = self._frozen(self.model, minibatches) if len(minibatches) > 1 else None
+        reference = self._frozen(self.reference, minibatches) if self.reference else None
         prepared = time.monotonic()
         rate = learning_rate(self.spec.trainer.optimizer, step, steps)
         set_learning_rate(self.optimizer, rate)
-        attempted = [self._update(batches, old[i], reference[i]) for i, batches in enumerate(minibatches)]
+        attempted = [
+            self._update(batches, old[i] if old else None, reference[i] if reference else None)
+            for i, batches in enumerate(minibatches)
+        ]
         made = [update for update in attempted if update is not None]
         skipped = len(attempted) - len(made)
         metrics = self._metrics(made) | {
@@ -65,26 +69,26 @@ class Updates:
         return metrics, skipped
 
     def accumulate(
-        self, batches: Sequence[SampleBatch], old: Sequence[Tensor | None], reference: Sequence[Tensor | None]
+        self, batches: Sequence[SampleBatch], old: Sequence[Tensor] | None, reference: Sequence[Tensor] | None
     ) -> list[dict[str, Tensor]]:
         """Adds the gradients of `batches`, summed over ranks, to the shards; returns each one's sums for metrics.
 
         Every backward pass reduces and scatters each unit's gradient as soon as it is whole, so a rank never holds more of
-        them than a unit or two besides its shards. `old[i]` None: the weights are still those of the round, so old log-probs
-        are those of this very pass.
+        them than a unit or two besides its shards. Without `old` the weights are still those of the round, so old log-probs are
+        those of this very pass.
         """
         sums = []
         for index, batch in enumerate(batches):
             new, entropy = response_logprobs(self.model, batch, self.spec.rollout.sampling.temperature)
-            before = old[index]
-            logprobs = TokenLogprobs(new, new.detach() if before is None else before, reference[index], entropy)
-            loss, of_batch = objective(logprobs, batch, self.algorithm)
-            (loss * self.loss_scale.value).backward()
-            sums.append(of_batch)
+            before = old[index] if old else new.detach()
+            logprobs = TokenLogprobs(new, before, reference[index] if reference else None, entropy)
+            loss = objective(logprobs, batch, self.algorithm)
+            sums.append(metric_sums(loss, logprobs, batch, self.algorithm))
+            (loss.total * self.loss_scale.value).backward()
         return sums
 
     def _update(
-        self, batches: Sequence[SampleBatch], old: Sequence[Tensor | None], reference: Sequence[Tensor | None]
+        self, batches: Sequence[SampleBatch], old: Sequence[Tensor] | None, reference: Sequence[Tensor] | None
     ) -> Update | None:
         """One optimizer update; None, with nothing changed, if the gradient isn't finite at any scale."""
         before = self.loss_scale
@@ -112,17 +116,10 @@ class Updates:
         metrics = step_metrics(sums, len(made), self.algorithm.kl_coefficient)
         return metrics | {"actor/grad_norm": sum(update.norm for update in made) / len(made)}
 
-    def _old_logprobs(self, minibatches: Sequence[Sequence[SampleBatch]]) -> Sequence[Sequence[Tensor | None]]:
-        """Of the round's weights, before any update. A single minibatch needs none: see `accumulate`."""
-        if len(minibatches) == 1:
-            return [[None] * len(minibatches[0])]
-        return [self._frozen_logprobs(self.model, batches) for batches in minibatches]
-
-    def _frozen_logprobs(self, model: nn.Module | None, batches: Sequence[SampleBatch]) -> Sequence[Tensor | None]:
-        if model is None:
-            return [None] * len(batches)
+    def _frozen(self, model: nn.Module, minibatches: Sequence[Sequence[SampleBatch]]) -> list[list[Tensor]]:
+        """Log-probs of every batch by the model as it is now."""
         temperature = self.spec.rollout.sampling.temperature
-        return [frozen_logprobs(model, batch, temperature) for batch in batches]
+        return [[frozen_logprobs(model, batch, temperature) for batch in batches] for batches in minibatches]
 
 
 def _reduce(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
