@@ -31,7 +31,7 @@ def load_scorer(reward: RewardFunction, field: str, config_maps: Path = CONFIG_M
 
         return gym_scorer(reward.parameters, field)
     function = load_function(reward, field, config_maps)
-    adapter = {RewardStyle.LONGBOAT: _longboat, RewardStyle.VERL: _verl, RewardStyle.TRL: _trl}[reward.style]
+    adapter = _ADAPTERS[reward.style]
     _check_signature(function, reward, adapter(_EXAMPLE), field)
 
     def score(sample: RewardSample) -> RewardResult | None:
@@ -75,10 +75,6 @@ def _check_signature(function: Callable[..., Any], reward: RewardFunction, argum
         ) from error
 
 
-def _longboat(sample: RewardSample) -> Arguments:
-    return (sample,), {}
-
-
 def _verl(sample: RewardSample) -> Arguments:
     columns = sample.columns
     return (), {
@@ -100,6 +96,13 @@ def _trl(sample: RewardSample) -> Arguments:
         return (), {"prompts": [sample.prompt], "completions": [sample.text], **columns}
     answer = [{"role": "assistant", "content": sample.text}]
     return (), {"prompts": [list(sample.messages)], "completions": [answer], **columns}
+
+
+_ADAPTERS: Mapping[RewardStyle, Callable[[RewardSample], Arguments]] = {
+    RewardStyle.LONGBOAT: lambda sample: ((sample,), {}),
+    RewardStyle.VERL: _verl,
+    RewardStyle.TRL: _trl,
+}
 
 
 def _accepted(function: Callable[..., Any], named: dict[str, Any]) -> dict[str, Any]:

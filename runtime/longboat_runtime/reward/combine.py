@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -21,7 +22,7 @@ def applicable(rewards: Sequence[RewardSpec], domain: str) -> list[RewardSpec]:
 def combine(rewards: Sequence[RewardSpec], outcomes: Mapping[str, Outcome]) -> Grade:
     """The weighted sum of the functions' scores (outcomes by reward name).
 
-    A grader error makes the whole a grader error, without a score. A timeout makes it a timeout: in `parts` the functions that timed
+    A grader error makes the whole a grader error, without a score; so does a sum that is no finite number. A timeout makes it a timeout: in `parts` the functions that timed
     out have None; they count with their `timeoutScore`, those without one as `batch_rewards` says. Functions that don't apply are
     left out; if none applies that is an error of the job's rewards, told as a grader error.
     """
@@ -32,23 +33,23 @@ def combine(rewards: Sequence[RewardSpec], outcomes: Mapping[str, Outcome]) -> G
             GradeKind.GRADER_ERROR, 0.0, 0.0, "no reward function applies to this row: add one without `domains`"
         )
     kind = next(kind for kind in _WORST_FIRST if any(outcome.kind is kind for _, outcome in counted))
-    failed = kind is OutcomeKind.GRADER_ERROR
-    return Grade(
-        kind=GradeKind(kind.value),
-        score=0.0 if failed else sum(reward.weight * _score(reward, outcome) for reward, outcome in counted),
-        seconds=sum(outcome.seconds for _, outcome in counted),
-        message="; ".join(f"{reward.name}: {outcome.message}" for reward, outcome in counted if outcome.message),
-        parts={
-            reward.name: None if outcome.kind is OutcomeKind.TIMEOUT else outcome.score
-            for reward, outcome in counted
-            if outcome.kind is not OutcomeKind.GRADER_ERROR
-        },
-    )
-
-
-def _score(reward: RewardSpec, outcome: Outcome) -> float:
-    """What is known before the batch is: nothing of a timeout without `timeoutScore`."""
-    return (reward.timeout_score or 0.0) if outcome.kind is OutcomeKind.TIMEOUT else outcome.score
+    seconds = sum(outcome.seconds for _, outcome in counted)
+    message = "; ".join(f"{reward.name}: {outcome.message}" for reward, outcome in counted if outcome.message)
+    parts = {
+        reward.name: None if outcome.kind is OutcomeKind.TIMEOUT else outcome.score
+        for reward, outcome in counted
+        if outcome.kind is not OutcomeKind.GRADER_ERROR
+    }
+    if kind is OutcomeKind.GRADER_ERROR:
+        return Grade(GradeKind.GRADER_ERROR, 0.0, seconds, message, parts)
+    # What is known before the batch is: nothing of a timeout without `timeoutScore`.
+    known = [
+        (reward, reward.timeout_score if parts[reward.name] is None else parts[reward.name]) for reward, _ in counted
+    ]
+    score = sum(reward.weight * (part or 0.0) for reward, part in known)
+    if not math.isfinite(score):
+        return Grade(GradeKind.GRADER_ERROR, 0.0, seconds, f"the reward is {score}, which is no finite number", {})
+    return Grade(GradeKind(kind.value), score, seconds, message, parts)
 
 
 class Graded(Protocol):

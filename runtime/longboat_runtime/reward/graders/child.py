@@ -12,7 +12,6 @@ from longboat_runtime.reward.adapters import Scorer
 from longboat_runtime.reward.graders import frames
 from longboat_runtime.reward.graders.sandbox import Sandbox
 from longboat_runtime.reward.outcome import Outcome, OutcomeKind
-from longboat_runtime.reward.result import RewardResult
 from longboat_runtime.reward.sample import RewardSample
 
 # Longest message of an outcome, so that a frame fits into a pipe and nothing blocks.
@@ -59,16 +58,13 @@ def _arrange_files(answer: int, output: IO[bytes]) -> None:
 
 def _graded(score: Scorer, sample: RewardSample) -> Outcome:
     try:
-        return _outcome(score(sample))
+        result = score(sample)
+        if result is None:
+            return Outcome(OutcomeKind.NOT_APPLICABLE)
+        return Outcome(OutcomeKind.SCORED if result.format_ok else OutcomeKind.WRONG_FORMAT, float(result.score))
     # SystemExit and the like also come from graded code, and end nothing but this grade.
     except BaseException as error:  # noqa: BLE001
         return Outcome(OutcomeKind.GRADER_ERROR, message=describe(error))
-
-
-def _outcome(result: RewardResult | None) -> Outcome:
-    if result is None:
-        return Outcome(OutcomeKind.NOT_APPLICABLE)
-    return Outcome(OutcomeKind.SCORED if result.format_ok else OutcomeKind.WRONG_FORMAT, float(result.score))
 
 
 def describe(error: BaseException) -> str:
