@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,12 +147,14 @@ class Source:
     def __init__(self) -> None:
         self._drawn = 0
 
-    def draw(self, count: int, domain: str = "") -> list[Row]:
+    def draw(self, count: int, domain: str = "") -> list[PromptId]:
         first, self._drawn = self._drawn, self._drawn + count
-        return [self.row(0, number) for number in range(first, first + count)]
+        return [PromptId(0, number) for number in range(first, first + count)]
 
-    def row(self, epoch: int, row: int) -> Row:
-        return Row(PromptId(epoch, row), "", (1, 2, 3, 4))
+    def row(self, prompt: PromptId) -> Row:
+        return Row(prompt, "", (1, 2, 3, 4))
+
+    def forget(self, prompts: Iterable[PromptId]) -> None: ...
 
     def domain(self, row: int) -> str:
         return ""

@@ -5,13 +5,22 @@ The driver runs one asyncio loop. Everything here is called from that loop; impl
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from longboat_runtime.rollout.step_times import StepTimes
-from longboat_runtime.samples import FinishedSample, GeneratedSample, Grade, LostSample, Row, SampleId, SampleRequest
+from longboat_runtime.samples import (
+    FinishedSample,
+    GeneratedSample,
+    Grade,
+    LostSample,
+    PromptId,
+    Row,
+    SampleId,
+    SampleRequest,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,11 +303,14 @@ class PromptSource(Protocol):
     def skipped(self) -> int | None:
         """Rows that are never drawn because they are too long, as far as they are known; None if such rows fail the job."""
 
-    def draw(self, count: int, domain: str = "") -> list[Row]:
-        """The next rows of a domain (of all rows where the job has no quotas); wraps into a new epoch with its own permutation."""
+    def draw(self, count: int, domain: str = "") -> list[PromptId]:
+        """The next prompts of a domain (of all rows where the job has no quotas); wraps into a new epoch with its own permutation."""
 
-    def row(self, epoch: int, row: int) -> Row:
-        """The row again, for a relaunch or after a restart."""
+    def row(self, prompt: PromptId) -> Row:
+        """The row of a prompt. It is kept until `forget`, and can be had again after that."""
+
+    def forget(self, prompts: Iterable[PromptId]) -> None:
+        """The rows of these prompts aren't needed for now."""
 
     def domain(self, row: int) -> str:
         """The domain of a row; empty if rows have none."""

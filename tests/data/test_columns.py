@@ -2,17 +2,7 @@ import datetime
 import json
 from decimal import Decimal
 
-import pytest
-
-from longboat_runtime.data.columns import lookup, plain
-
-
-def test_nested_values_are_found_by_path() -> None:
-    record = {"reward_model": {"ground_truth": "42"}, "a.b": 1}
-    assert lookup(record, "reward_model.ground_truth") == "42"
-    assert lookup(record, "a.b") == 1
-    with pytest.raises(KeyError, match=r"reward_model\.nothing"):
-        lookup(record, "reward_model.nothing")
+from longboat_runtime.data.columns import plain
 
 
 def test_plain_values_survive_json() -> None:

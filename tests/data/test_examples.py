@@ -32,7 +32,8 @@ def job() -> RLJobSpec:
 def test_reasoning_gym_example_asks_and_scores(job: RLJobSpec, tmp_path: Path) -> None:
     model = ModelSpec(path=str(build_tiny_model(tmp_path, max_length=1024)), dtype=DType.FLOAT32)
     max_tokens = job.rollout.sampling.max_tokens
-    trained: list[Row] = open_source(job.dataset, model, max_tokens).draw(64)
+    source = open_source(job.dataset, model, max_tokens)
+    trained: list[Row] = [source.row(prompt) for prompt in source.draw(64)]
     held_out = list(open_evaluation(job.dataset, model, max_tokens))
     assert len(held_out) == 256
     assert not {row.columns["question"] for row in trained} & {row.columns["question"] for row in held_out}

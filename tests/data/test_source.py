@@ -17,10 +17,15 @@ from longboat_crds.reasons import Reason
 from longboat_crds.rounds import DomainQuota
 from longboat_runtime.data.source import TablePrompts, open_evaluation, open_source
 from longboat_runtime.problems import SpecProblem
-from longboat_runtime.samples import PromptId
+from longboat_runtime.samples import PromptId, Row
 from tests.support.tiny_model import build_tiny_model
 
 Rows = list[Mapping[str, Any]]
+
+
+def drawn_rows(source: TablePrompts, count: int, domain: str = "") -> list[Row]:
+    """The next rows."""
+    return [source.row(prompt) for prompt in source.draw(count, domain)]
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +53,12 @@ def test_rows_of_jsonl_become_prompts(open_rows: Callable[..., TablePrompts]) ->
         columns={"groundTruth": "answer.value", "domain": "kind"},
         shuffle=False,
     )
-    first, second = source.draw(2)
+    first, second = drawn_rows(source, 2)
     assert (first.text, first.ground_truth, first.domain) == ("1+1=", 2, "sum")
     assert (second.text, second.ground_truth, second.domain) == ("2*3=", 6, "product")
     assert len(first.token_ids) == 4
     assert first.columns["answer"] == {"value": 2}
-    assert source.row(0, 1) == second
+    assert source.row(PromptId(0, 1)) == second
 
 
 def test_parquet_and_several_files_are_numbered_through(model: ModelSpec, tmp_path: Path) -> None:
@@ -63,7 +68,7 @@ def test_parquet_and_several_files_are_numbered_through(model: ModelSpec, tmp_pa
     spec = DatasetSpec.model_validate(
         {"files": {"paths": [str(p) for p in paths], "format": "Parquet"}, "shuffle": False}
     )
-    rows = open_source(spec, model, 32).draw(4)
+    rows = drawn_rows(open_source(spec, model, 32), 4)
     assert [(row.prompt.epoch, row.prompt.row, row.text) for row in rows] == [
         (0, 0, "a"),
         (0, 1, "b"),
@@ -74,23 +79,23 @@ def test_parquet_and_several_files_are_numbered_through(model: ModelSpec, tmp_pa
 
 
 def test_chat_messages_use_the_chat_template(open_rows: Callable[..., TablePrompts]) -> None:
-    (row,) = open_rows([{"prompt": [{"role": "user", "content": "hi"}]}]).draw(1)
+    (row,) = drawn_rows(open_rows([{"prompt": [{"role": "user", "content": "hi"}]}]), 1)
     assert row.text == "<user>hi<assistant>"
     assert len(row.token_ids) == 4
 
 
 def test_prompt_template_sees_all_columns(open_rows: Callable[..., TablePrompts]) -> None:
-    (row,) = open_rows([{"a": 1, "b": 2}], promptTemplate="{{ a }}+{{ b }}=").draw(1)
+    (row,) = drawn_rows(open_rows([{"a": 1, "b": 2}], promptTemplate="{{ a }}+{{ b }}="), 1)
     assert row.text == "1+2="
 
 
 def test_restart_goes_on_with_the_next_row(open_rows: Callable[..., TablePrompts]) -> None:
     rows = [{"prompt": str(i)} for i in range(7)]
     whole, first, resumed = (open_rows(rows, shuffleSeed=5) for _ in range(3))
-    expected = whole.draw(20)
-    begun = first.draw(9)
+    expected = drawn_rows(whole, 20)
+    begun = drawn_rows(first, 9)
     resumed.restore(json.loads(json.dumps(first.state())))
-    assert begun + resumed.draw(11) == expected
+    assert begun + drawn_rows(resumed, 11) == expected
     changed = open_rows(rows[:6], shuffleSeed=5)
     with pytest.raises(SpecProblem, match=r"made with 7 rows.*now there are 6 rows"):
         changed.restore(first.state())
@@ -105,23 +110,23 @@ def quotas(*domains: str) -> list[DomainQuota]:
 
 
 def test_every_domain_is_drawn_by_itself_in_the_order_of_the_seed(open_rows: Callable[..., TablePrompts]) -> None:
-    rows = [row.prompt.row for row in open_rows(TOPICS, shuffleSeed=5).draw(9)]
+    rows = [row.prompt.row for row in drawn_rows(open_rows(TOPICS, shuffleSeed=5), 9)]
     source = open_rows(TOPICS, shuffleSeed=5, quotas=quotas("a", "b"), **BY_TOPIC)
-    a, b = source.draw(3, "a"), source.draw(6, "b")
+    a, b = drawn_rows(source, 3, "a"), drawn_rows(source, 6, "b")
     assert [row.prompt.row for row in a] == [row for row in rows if row % 3 == 0]
     assert [row.prompt.row for row in b] == [row for row in rows if row % 3]
     assert {row.domain for row in a} == {"a"}
-    assert [row.prompt.epoch for row in source.draw(4, "a")] == [1, 1, 1, 2]
-    assert [row.prompt.epoch for row in source.draw(1, "b")] == [1], "its epoch ends when its own rows do"
+    assert [row.prompt.epoch for row in drawn_rows(source, 4, "a")] == [1, 1, 1, 2]
+    assert [row.prompt.epoch for row in drawn_rows(source, 1, "b")] == [1], "its epoch ends when its own rows do"
 
 
 def test_cursors_of_domains_are_kept(open_rows: Callable[..., TablePrompts]) -> None:
     open_ = partial(open_rows, TOPICS, shuffleSeed=5, quotas=quotas("a", "b"), **BY_TOPIC)
     whole, first, resumed = open_(), open_(), open_()
-    expected = whole.draw(7, "a"), whole.draw(9, "b")
-    begun = first.draw(2, "a"), first.draw(5, "b")
+    expected = drawn_rows(whole, 7, "a"), drawn_rows(whole, 9, "b")
+    begun = drawn_rows(first, 2, "a"), drawn_rows(first, 5, "b")
     resumed.restore(json.loads(json.dumps(first.state())))
-    assert (begun[0] + resumed.draw(5, "a"), begun[1] + resumed.draw(4, "b")) == expected
+    assert (begun[0] + drawn_rows(resumed, 5, "a"), begun[1] + drawn_rows(resumed, 4, "b")) == expected
     with pytest.raises(SpecProblem, match="quotas of a, b; now there are some of no domain") as caught:
         open_rows(TOPICS, shuffleSeed=5).restore(first.state())
     assert caught.value.field == "spec.rounds.quotas"
@@ -152,7 +157,7 @@ def test_a_reasoning_gym_task_is_one_domain(model: ModelSpec) -> None:
         {"reasoningGym": gym, "columns": {"domain": "domain"}, "promptTemplate": "{{ metadata.expression }}="}
     )
     source = open_source(spec, model, 16, quotas("chain_sum"))
-    assert {row.domain for row in source.draw(5, "chain_sum")} == {"chain_sum"}
+    assert {row.domain for row in drawn_rows(source, 5, "chain_sum")} == {"chain_sum"}
     with pytest.raises(SpecProblem, match="'chain_sum'"):
         open_source(spec, model, 16, quotas("sums"))
 
@@ -178,7 +183,7 @@ def test_reasoning_gym_rows_name_their_origin(model: ModelSpec) -> None:
             "promptTemplate": "{{ metadata.expression }}=",
         }
     )
-    (row,) = open_source(spec, model, 32).draw(1)
+    (row,) = drawn_rows(open_source(spec, model, 32), 1)
     assert row.domain == "chain_sum"
     assert int(row.ground_truth) == eval(row.text[:-1])  # noqa: S307 - an arithmetic expression of the task
     assert row.columns["reasoning_gym"]["row"] == row.prompt.row
@@ -199,7 +204,7 @@ def test_held_out_rows_that_are_trained_are_refused(model: ModelSpec, seed: int,
             open_evaluation(spec, model, 16)
         assert caught.value.field == "spec.dataset.evaluation.reasoningGym.seed"
         return
-    trained = {row.text for row in open_source(spec, model, 16).draw(20)}
+    trained = {row.text for row in drawn_rows(open_source(spec, model, 16), 20)}
     assert not trained & {row.text for row in open_evaluation(spec, model, 16)}
 
 
@@ -303,7 +308,7 @@ def test_rows_that_are_too_long_are_never_drawn_and_all_others_once_an_epoch(
     open_rows: Callable[..., TablePrompts],
 ) -> None:
     source = open_rows(MIXED, **SKIP)
-    prompts = [row.prompt for row in source.draw(24)]
+    prompts = [row.prompt for row in drawn_rows(source, 24)]
     for epoch, drawn in ((0, prompts[:8]), (1, prompts[8:16]), (2, prompts[16:])):
         assert sorted(drawn) == [PromptId(epoch, row) for row in range(12) if row % 3]
     assert source.skipped == 4
@@ -313,8 +318,8 @@ def test_rows_that_are_skipped_change_nothing_about_the_order_of_the_others(
     open_rows: Callable[..., TablePrompts],
 ) -> None:
     whole = open_rows([{"prompt": "short"}] * 12)
-    expected = [row.prompt for row in whole.draw(36) if row.prompt.row % 3]
-    assert [row.prompt for row in open_rows(MIXED, **SKIP).draw(24)] == expected
+    expected = [row.prompt for row in drawn_rows(whole, 36) if row.prompt.row % 3]
+    assert [row.prompt for row in drawn_rows(open_rows(MIXED, **SKIP), 24)] == expected
     assert whole.skipped is None
 
 
@@ -322,18 +327,18 @@ def test_rows_that_are_skipped_change_nothing_about_the_order_of_the_others(
 def test_a_restart_skips_what_was_skipped_and_goes_on_with_the_next_row(
     open_rows: Callable[..., TablePrompts], drawn: int
 ) -> None:
-    expected = open_rows(MIXED, **SKIP).draw(24)
+    expected = drawn_rows(open_rows(MIXED, **SKIP), 24)
     first, resumed = open_rows(MIXED, **SKIP), open_rows(MIXED, **SKIP)
-    begun = first.draw(drawn)
+    begun = drawn_rows(first, drawn)
     resumed.restore(json.loads(json.dumps(first.state())))
-    assert begun + resumed.draw(24 - drawn) == expected
+    assert begun + drawn_rows(resumed, 24 - drawn) == expected
     assert resumed.skipped == 4
 
 
 def test_domains_skip_their_own_rows(open_rows: Callable[..., TablePrompts]) -> None:
     source = open_rows(MIXED, quotas=quotas("a", "b"), columns={"domain": "topic"}, **SKIP)
     for domain, odd in (("a", 0), ("b", 1)):
-        rows = [row.prompt.row for row in source.draw(4, domain)]
+        rows = [row.prompt.row for row in drawn_rows(source, 4, domain)]
         assert sorted(rows) == [row for row in range(12) if row % 3 and row % 2 == odd]
 
 
@@ -354,23 +359,23 @@ SUMS = {
 
 
 def test_generated_rows_are_skipped_as_they_come_and_counted_once(model: ModelSpec) -> None:
-    lengths = {row.prompt.row: len(row.token_ids) for row in open_source(DatasetSpec(**SUMS), model, 1).draw(40)}
+    lengths = {row.prompt.row: len(row.token_ids) for row in drawn_rows(open_source(DatasetSpec(**SUMS), model, 1), 40)}
     spec, fitting = DatasetSpec(**SUMS, **SKIP), sorted(row for row, length in lengths.items() if length <= 20)
     assert 0 < len(fitting) < 40
     source, resumed = (open_source(spec, model, 64 - 20) for _ in range(2))
     assert source.skipped == 0
-    assert sorted(row.prompt.row for row in source.draw(len(fitting))) == fitting
-    source.draw(1)
+    assert sorted(row.prompt.row for row in drawn_rows(source, len(fitting))) == fitting
+    drawn_rows(source, 1)
     assert source.skipped == 40 - len(fitting)
     resumed.restore(json.loads(json.dumps(source.state())))
-    assert resumed.draw(2 * len(fitting)) == source.draw(2 * len(fitting))
+    assert drawn_rows(resumed, 2 * len(fitting)) == drawn_rows(source, 2 * len(fitting))
     assert resumed.skipped == source.skipped == 40 - len(fitting)
 
 
 def test_generated_rows_that_are_all_too_long_end_the_job(model: ModelSpec) -> None:
     spec = DatasetSpec.model_validate({"reasoningGym": {"task": "chain_sum", "size": 64}, **SKIP})
     with pytest.raises(SpecProblem, match="64 rows, one after another, have more than 3 tokens") as problem:
-        open_source(spec, model, 61).draw(1)
+        drawn_rows(open_source(spec, model, 61), 1)
     assert problem.value.reason is Reason.DATASET_EMPTY
 
 

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -317,14 +317,16 @@ class FakeSource:
         self.rows, self.positions = rows, Counter[str]()
         self.skipped: int | None = None
 
-    def draw(self, count: int, domain: str = "") -> list[Row]:
+    def draw(self, count: int, domain: str = "") -> list[PromptId]:
         rows = [row for row in range(self.rows) if domain in ("", self.domain(row))]
         first = self.positions[domain]
         self.positions[domain] += count
-        return [self.row(number // len(rows), rows[number % len(rows)]) for number in range(first, first + count)]
+        return [PromptId(number // len(rows), rows[number % len(rows)]) for number in range(first, first + count)]
 
-    def row(self, epoch: int, row: int) -> Row:
-        return Row(PromptId(epoch, row), f"prompt {row}", (row,), self.domain(row))
+    def row(self, prompt: PromptId) -> Row:
+        return Row(prompt, f"prompt {prompt.row}", (prompt.row,), self.domain(prompt.row))
+
+    def forget(self, prompts: Iterable[PromptId]) -> None: ...
 
     def domain(self, row: int) -> str:
         return "odd" if row % 2 else "even"

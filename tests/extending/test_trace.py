@@ -4,13 +4,15 @@ from tests.extending import way
 from tests.extending.page import PAGE, part
 from tests.extending.trace import counts
 
-MOST_FILES = 40
+MOST_HOPS, MOST_FILES, MOST_ENTRIES = 70, 40, 5
 
 
 def test_a_samples_way() -> None:
     found = way.followed()
-    _, files, _ = counts(found)
+    hops, files, entries = counts(found)
     told = way.told(found)
     print(told)
     assert part(PAGE.read_text(), "way") == told, "docs/extending.md is stale: run `make generate`"
+    assert hops <= MOST_HOPS
     assert files <= MOST_FILES
+    assert entries <= MOST_ENTRIES, "into driver"

@@ -141,9 +141,10 @@ def response(sample: SampleId) -> str:
 async def _follow(directory: Path) -> list[Hop | str]:
     spec = _spec(directory)
     source, store = open_source(spec.dataset, spec.model, MAX_TOKENS), FakeStore()
-    [row] = open_source(spec.dataset, spec.model, MAX_TOKENS).draw(1)
-    sample = SampleId(*row.prompt, 0, 0)
-    assert row.prompt.row, "the trainer gives its own test samples the name of row 0"
+    rows = open_source(spec.dataset, spec.model, MAX_TOKENS)
+    [prompt] = rows.draw(1)
+    row, sample = rows.row(prompt), SampleId(*prompt, 0, 0)
+    assert prompt.row, "the trainer gives its own test samples the name of row 0"
     rooms = Rooms(
         store,
         Engines(store, InOrder()),

@@ -247,10 +247,11 @@ class Interleavings(RuleBasedStateMachine):
     def kept_groups_are_never_unseated(self) -> None:
         ledger = self.world.ledger
         for prompt, attempt in self.kept:
-            group = ledger.group(prompt, attempt)
+            group = ledger.groups.get(prompt)
             lost_data = any(isinstance(e.body, events.Lost) and e.body.sample.prompt == prompt for e in self.world.log)
             skipped = self._skipped(prompt)
-            assert group is not None or self.world.fate.get(prompt) == "trained" or lost_data or skipped
+            kept = group is not None and group.attempt == attempt
+            assert kept or self.world.fate.get(prompt) == "trained" or lost_data or skipped
         self.kept |= {(g.prompt, g.attempt) for g in ledger.groups.values() if g.state is State.KEPT}
 
     def _skipped(self, prompt: PromptId) -> bool:

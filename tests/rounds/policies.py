@@ -9,7 +9,7 @@ from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DeferReason, DropReason, Event
 from longboat_runtime.rounds.policy import Decision, Launch
 from longboat_runtime.rounds.records import GroupRecord, RoundRecord, RoundState, State
-from longboat_runtime.rounds.rules import deferred, dropped, kept, next_round, publication, recover
+from longboat_runtime.rounds.rules import deferred, dropped, next_round, publication, recover
 from longboat_runtime.rounds.view import View
 
 
@@ -18,7 +18,8 @@ def judge(group: GroupRecord | None) -> Decision | None:
         return None
     if group.errors:
         return dropped(group, DropReason.GRADER_ERROR)
-    return kept(group) if group.rewarded and group.state is not State.KEPT else None
+    complete = group.rewarded and group.state is not State.KEPT
+    return events.GroupKept(group.prompt, group.attempt) if complete else None
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,9 @@ class Racing:
         if decisions := recover(view):
             return decisions
         if round_.state is not RoundState.OPEN:
-            verdict = judge(view.group(event.body.sample.prompt)) if isinstance(event.body, events.Graded) else None
+            verdict = (
+                judge(view.groups.get(event.body.sample.prompt)) if isinstance(event.body, events.Graded) else None
+            )
             return [verdict] if verdict else [events.StepStarted(view.step + 1, round_.number)] * round_.trainable
         if missing := self.prompts_per_round + 1 - round_.launched:
             queued = tuple(view.queue)[:missing]
@@ -45,7 +48,7 @@ class Racing:
         return self._stop_surplus(view, round_) or self._choose(view, round_)
 
     def _stop_surplus(self, view: View, round_: RoundRecord) -> list[Decision]:
-        for group in map(view.group, round_.completed):
+        for group in map(view.groups.get, round_.completed):
             ids = zip(group.sample_ids, group.samples, strict=True)
             running = tuple(i for i, s in ids if s.state is State.RUNNING and not s.counts)
             if running:
@@ -59,7 +62,7 @@ class Racing:
                 return [dropped(view.groups[prompt], DropReason.GRADER_ERROR)]
         winners = list(round_.completed)[: self.prompts_per_round]
         for prompt in winners:
-            if verdict := judge(view.group(prompt)):
+            if verdict := judge(view.groups.get(prompt)):
                 return [verdict]
         filled = len(winners) == min(self.prompts_per_round, len(round_.groups))
         if not filled or any(prompt not in round_.kept for prompt in winners):

@@ -1,4 +1,4 @@
-"""Columns of a row: looking them up, and values that can travel as JSON. Pure."""
+"""Columns of a row: their names, and values that can travel as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -8,18 +8,6 @@ import difflib
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any
-
-
-def lookup(record: Mapping[str, Any], path: str) -> Any:
-    """The column named `path`, or a value inside one (`reward_model.ground_truth`). Raises KeyError if there is none."""
-    if path in record:
-        return record[path]
-    value: Any = record
-    for part in path.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            raise KeyError(path)
-        value = value[part]
-    return value
 
 
 def suggestion(name: str, available: Iterable[str]) -> str:

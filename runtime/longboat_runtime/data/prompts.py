@@ -13,7 +13,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from longboat_crds.dataset import DatasetSpec
 from longboat_crds.model import ModelSpec
 from longboat_crds.reasons import Reason
-from longboat_runtime.data.columns import lookup, suggestion
+from longboat_runtime.data.columns import suggestion
 from longboat_runtime.model_config import language_model
 from longboat_runtime.problems import SpecProblem
 
@@ -112,16 +112,25 @@ _TEMPLATE_ERRORS = (jinja2.TemplateError, ArithmeticError, AttributeError, Looku
 _SPECIAL_TOKENS = 8
 
 
-def column(record: Mapping[str, Any], path: str, field: str, place: str) -> Any:
-    """The column; raises a SpecProblem that names the existing ones."""
-    try:
-        return lookup(record, path)
-    except KeyError:
-        raise SpecProblem(
-            Reason.DATASET_COLUMN_MISSING,
-            field,
-            f"No column {path!r} in {place}.{suggestion(path, record)} It has {', '.join(record) or 'none'}.",
-        ) from None
+def column(record: Mapping[str, Any], path: str | None, field: str, place: str) -> Any:
+    """The column named `path`, or a value inside one (`reward_model.ground_truth`); None where the spec names none.
+
+    Raises a SpecProblem that names the existing columns.
+    """
+    if path is None:
+        return None
+    if path in record:
+        return record[path]
+    value: Any = record
+    for part in path.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            raise SpecProblem(
+                Reason.DATASET_COLUMN_MISSING,
+                field,
+                f"No column {path!r} in {place}.{suggestion(path, record)} It has {', '.join(record) or 'none'}.",
+            )
+        value = value[part]
+    return value
 
 
 def _compile(template: str | None) -> jinja2.Template | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,7 @@ class TablePrompts:
                 if self._too_long.issuperset(own.nonzero()[0].tolist()):
                     raise self._nothing_left(f"all {own.sum()} rows of domain {domain!r}")
         self._cursors = dict.fromkeys(self._rows, Cursor())
+        self._kept: dict[PromptId, Row] = {}
 
     def __len__(self) -> int:
         return len(self._table)
@@ -80,18 +81,18 @@ class TablePrompts:
         """Rows that are too long: of files all there are, of generated ones those met so far. None if such rows fail the job."""
         return self._skipped if self._skips else None
 
-    def draw(self, count: int, domain: str = "") -> list[Row]:
-        """The next `count` rows of a domain, which has a quota; without quotas, of all."""
-        rows: list[Row] = []
+    def draw(self, count: int, domain: str = "") -> list[PromptId]:
+        """The next `count` prompts of a domain, which has a quota; without quotas, of all."""
+        prompts: list[PromptId] = []
         skipped = 0
-        while len(rows) < count:
-            drawn, self._cursors[domain] = draw(self._rows[domain], self._cursors[domain], count - len(rows))
-            found = [row for prompt in drawn if (row := self._fitting(prompt))]
-            rows += found
+        while len(prompts) < count:
+            drawn, self._cursors[domain] = draw(self._rows[domain], self._cursors[domain], count - len(prompts))
+            found = [prompt for prompt in drawn if self._fits(prompt)]
+            prompts += found
             skipped = 0 if found else skipped + len(drawn)
             if self._generated and skipped >= min(len(self._table), _SKIPPED_AT_ONCE):
                 raise self._nothing_left(f"{skipped} rows, one after another,")
-        return rows
+        return prompts
 
     def first(self, count: int) -> list[Row]:
         """The first `count` rows as they stand in the table, or as many as there are."""
@@ -99,22 +100,24 @@ class TablePrompts:
         for number in range(len(self._table)):
             if len(found) == count:
                 break
-            if row := self._fitting(PromptId(0, number)):
-                found.append(row)
+            if self._fits(prompt := PromptId(0, number)):
+                found.append(self.row(prompt))
         if not found:
             raise self._nothing_left(f"all {len(self._table)} rows")
         return found
 
-    def _fitting(self, prompt: PromptId) -> Row | None:
-        """The prompt; None if it is skipped. Raises SpecProblem."""
+    def _fits(self, prompt: PromptId) -> bool:
+        """False if the prompt is skipped. Raises SpecProblem if it can't be launched for another reason."""
         if prompt.row not in self._too_long:
             try:
-                return self.row(prompt.epoch, prompt.row)
+                self.row(prompt)
             except SpecProblem as problem:
                 self._skip(prompt.row, problem)
+            else:
+                return True
         # The first epoch has every row once.
         self._skipped += self._generated and prompt.epoch == 0
-        return None
+        return False
 
     def _skip(self, row: int, problem: SpecProblem) -> None:
         """Notes that the row is too long, if that is the problem; raises it if not, or if such rows fail the job."""
@@ -130,19 +133,19 @@ class TablePrompts:
             "spec.rollout.sampling.maxTokens, raise spec.model.maxLength, or take rows with shorter prompts.",
         )
 
-    def row(self, epoch: int, row: int) -> Row:
-        """The row as a prompt of `epoch`. Raises SpecProblem if it can't be launched."""
-        record, place = self._table.record(row), self._table.place(row)
-        text, special = self._prompts.text(record, place)
-        domain, ground_truth = self._meanings(record, place)
-        return Row(
-            prompt=PromptId(epoch, row),
-            text=text,
-            token_ids=self._prompts.tokens(text, special, place),
-            domain=domain,
-            ground_truth=ground_truth,
-            columns=record,
-        )
+    def row(self, prompt: PromptId) -> Row:
+        """The row of a prompt; made once and kept until `forget`. Raises SpecProblem if it can't be launched."""
+        if prompt not in self._kept:
+            record, place = self._table.record(prompt.row), self._table.place(prompt.row)
+            text, special = self._prompts.text(record, place)
+            token_ids = self._prompts.tokens(text, special, place)
+            self._kept[prompt] = Row(prompt, text, token_ids, *self._meanings(record, place), record)
+        return self._kept[prompt]
+
+    def forget(self, prompts: Iterable[PromptId]) -> None:
+        """The rows of these prompts aren't needed for now."""
+        for prompt in prompts:
+            self._kept.pop(prompt, None)
 
     def domain(self, row: int) -> str:
         """The row's domain; empty if rows have none."""
@@ -152,14 +155,9 @@ class TablePrompts:
 
     def _meanings(self, record: Mapping[str, Any], place: str) -> tuple[str, Any]:
         """Domain and ground truth of a row."""
-        names = self._columns
-        domain = column(record, names.domain, "spec.dataset.columns.domain", place) if names.domain else ""
-        truth = (
-            column(record, names.ground_truth, "spec.dataset.columns.groundTruth", place)
-            if names.ground_truth
-            else None
-        )
-        return str(domain), truth
+        domain = column(record, self._columns.domain, "spec.dataset.columns.domain", place)
+        truth = column(record, self._columns.ground_truth, "spec.dataset.columns.groundTruth", place)
+        return (str(domain) if self._columns.domain else ""), truth
 
     def state(self) -> Mapping[str, Any]:
         """The cursors by domain, and what the order rests on."""

@@ -140,7 +140,7 @@ class Files:
         return table.place(inner)
 
 
-def open_files(source: FilesSource, field: str) -> Files:
+def open_files(source: FilesSource, field: str) -> Table:
     """Opens and checks all files; `field` is the spec path of `source`, for errors. Raises SpecProblem."""
     readers: dict[FileFormat, type[JsonLines] | type[Parquet]] = {
         FileFormat.JSONL: JsonLines,
@@ -164,7 +164,7 @@ def open_files(source: FilesSource, field: str) -> Files:
                 at,
                 f"{path} can't be read ({error.strerror}). Let the pod's user (or its fsGroup) read it.",
             ) from error
-    files = Files(tables)
+    files = Files(tables) if len(tables) > 1 else tables[0]
     if len(files) == 0:
         raise SpecProblem(
             Reason.DATASET_EMPTY, f"{field}.paths", f"No rows in {', '.join(source.paths)}. Name files that have some."

@@ -3,39 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from longboat_crds.algorithm import ResolvedAlgorithm
 from longboat_crds.reasons import Reason
-from longboat_runtime.interfaces import TrainReport, TrainRequest, TrainSample
+from longboat_crds.rewards import RewardSpec
+from longboat_runtime.interfaces import TrainReport, TrainSample
 from longboat_runtime.problems import SpecProblem
+from longboat_runtime.reward.combine import batch_rewards
 from longboat_runtime.rounds.records import RoundRecord, SampleRecord
 from longboat_runtime.rounds.view import View
-from longboat_runtime.samples import PromptId, SampleId
+from longboat_runtime.samples import SampleId
 from longboat_runtime.trainer.advantages import advantages
 
 
-def kept_samples(view: View, round_: RoundRecord) -> dict[SampleId, SampleRecord]:
-    """The batch, sorted by id: the order in which samples are packed."""
-    groups = [group for prompt in sorted(round_.kept) if (group := view.group(prompt))]
-    return {sample: group.samples[sample.index] for group in groups for sample in sorted(group.counted_ids)}
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The samples of a step, sorted by id: the order in which they are packed. `rewards` and `advantages` are in the same order."""
+
+    records: Mapping[SampleId, SampleRecord]
+    rewards: Sequence[float]
+    advantages: Sequence[float]
+
+    @property
+    def samples(self) -> tuple[TrainSample, ...]:
+        """What the trainer is given."""
+        return tuple(map(TrainSample, self.records, self.advantages))
 
 
-def train_request(
-    step: int,
-    steps: int,
-    batch: Mapping[SampleId, SampleRecord],
-    rewards: Sequence[float],
-    algorithm: ResolvedAlgorithm,
-    full_batch: int,
-) -> TrainRequest:
-    """Step `step` of `steps`, with the advantages of the batch from its `rewards`, in the same order.
-
-    `full_batch` is the number of samples of a step that lost none: the constant denominator.
-    """
-    groups: Sequence[PromptId] = [sample.prompt for sample in batch]
-    values = advantages(rewards, groups, algorithm)
-    samples = tuple(TrainSample(sample, value) for sample, value in zip(batch, values, strict=True))
-    return TrainRequest(step, steps, samples, full_batch)
+def kept_batch(view: View, round_: RoundRecord, rewards: Sequence[RewardSpec], algorithm: ResolvedAlgorithm) -> Batch:
+    """What the round kept, with what it is worth by the job's `rewards` and `algorithm`."""
+    groups = [view.groups[prompt] for prompt in sorted(round_.kept)]
+    records = {sample: group.samples[sample.index] for group in groups for sample in sorted(group.counted_ids)}
+    worth = batch_rewards(rewards, list(records.values()))
+    return Batch(records, worth, advantages(worth, [sample.prompt for sample in records], algorithm))
 
 
 def skip_problem(report: TrainReport, skipped_steps: int, limit: int) -> SpecProblem | None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,9 +16,7 @@ from longboat_runtime.samples import (
     FinishedSample,
     FinishReason,
     Grade,
-    GradeKind,
     LostSample,
-    PromptId,
     Row,
     SampleId,
     SampleRequest,
@@ -33,7 +30,7 @@ Heard = events.Generated | events.Stopped | events.Paused | events.Lost
 
 
 class SampleFlow:
-    """Draws, launches, stops, grades and discards samples, and tells the loop what came of it by `happened`.
+    """Launches, stops, grades and discards samples, and tells the loop what came of it by `happened`.
 
     `spawn` runs a coroutine beside the loop. `identity` goes into seeds. What is asked of the fleet reaches it in order.
     """
@@ -48,36 +45,25 @@ class SampleFlow:
     ) -> None:
         self._rooms, self._stages, self._happened, self._spawn = rooms, stages, happened, spawn
         self._seed, self._sampling = job.spec.rounds.seed, job.sampling
-        self._rows: dict[PromptId, Row] = {}
         self._orders: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         self._grading = 0
         self._stopping: set[SampleId] = set()
         self._pausing: set[SampleId] = set()
         self.identity = job.identity
 
-    def draw(self, count: int, domain: str) -> list[PromptId]:
-        """The next prompts of a domain of the source."""
-        rows = self._rooms.source.draw(count, domain)
-        self._rows.update((row.prompt, row) for row in rows)
-        return [row.prompt for row in rows]
-
     def seed(self, sample: SampleId) -> int:
         """The seed of a sample of this job."""
         return sample_seed(self.identity, self._seed, sample)
 
-    def launch(self, samples: Iterable[SampleId]) -> None:
-        """Has engines make these samples."""
-        self.resume(dict.fromkeys(samples, ()))
-
-    def resume(self, begun: Mapping[SampleId, tuple[VersionSpan, ...]]) -> None:
-        """Has engines go on with these samples, of whose first tokens the store has such spans."""
-        requests = [self._request(sample, spans) for sample, spans in begun.items()]
+    def launch(self, begun: Mapping[SampleId, tuple[VersionSpan, ...]]) -> None:
+        """Has engines make these samples, behind the first tokens that the store has of them, in such spans."""
+        requests = []
+        for sample, spans in begun.items():
+            prompt_ids = self._rooms.source.row(sample.prompt).token_ids
+            seed = sample_seed(self.identity, self._seed, sample, spans[-1].end if spans else 0)
+            requests.append(SampleRequest(sample, prompt_ids, seed, self._sampling, begun=spans))
         if requests:
             self._orders.put_nowait(partial(self._rooms.fleet.submit, requests))
-
-    def _request(self, sample: SampleId, begun: tuple[VersionSpan, ...]) -> SampleRequest:
-        seed = sample_seed(self.identity, self._seed, sample, begun[-1].end if begun else 0)
-        return SampleRequest(sample, self._row(sample.prompt).token_ids, seed, self._sampling, begun=begun)
 
     def abort(self, samples: Sequence[SampleId]) -> None:
         """Has engines stop these samples; what they made of them is discarded when it comes."""
@@ -91,19 +77,10 @@ class SampleFlow:
             self._pausing.update(samples)
             self._orders.put_nowait(partial(self._rooms.fleet.abort, samples))
 
-    def grade(self, sample: SampleId) -> None:
-        """Has a stored sample graded."""
-        self._spawn(self._grade(sample))
-
     def discard(self, samples: Sequence[SampleId]) -> None:
         """Has the store forget these samples."""
         if samples:
             self._spawn(self._rooms.store.delete(samples))
-
-    def forget(self, prompts: Iterable[PromptId]) -> None:
-        """These rows are not needed for now; the source has them."""
-        for prompt in prompts:
-            self._rows.pop(prompt, None)
 
     async def send(self) -> None:
         """Carries out what is asked of the fleet, one order after the other, forever."""
@@ -133,15 +110,16 @@ class SampleFlow:
 
     async def grade_held_out(self, sample: SampleId, row: Row) -> Grade:
         """Grades a stored held-out sample and discards it. Raises KeyError if the store has lost it."""
-        grade = checked(await self._rooms.rewards.grade(sample, row))
+        grade = await self._rooms.rewards.grade(sample, row)
         await self._rooms.store.delete([sample])
         return grade
 
-    async def _grade(self, sample: SampleId) -> None:
+    async def grade(self, sample: SampleId) -> None:
+        """Grades a stored sample."""
         self._grading += 1
         self._stages.set(Stage.REWARD, True)
         try:
-            grade = checked(await self._rooms.rewards.grade(sample, self._row(sample.prompt)))
+            grade = await self._rooms.rewards.grade(sample, self._rooms.source.row(sample.prompt))
         except KeyError:
             self._happened(events.Lost(sample, "the store has lost its data"))
         else:
@@ -152,11 +130,6 @@ class SampleFlow:
             self._grading -= 1
             self._stages.move(Stage.REWARD)
             self._stages.set(Stage.REWARD, self._grading > 0)
-
-    def _row(self, prompt: PromptId) -> Row:
-        if prompt not in self._rows:
-            self._rows[prompt] = self._rooms.source.row(*prompt)
-        return self._rows[prompt]
 
 
 def as_event(item: FinishedSample | LostSample, *, stopping: bool, pausing: bool) -> Heard:
@@ -175,11 +148,3 @@ def as_event(item: FinishedSample | LostSample, *, stopping: bool, pausing: bool
     return events.Generated(
         item.id, item.prompt_tokens, item.tokens, item.finish_reason, tuple(item.spans), item.engine
     )
-
-
-def checked(grade: Grade) -> Grade:
-    """The grade; a score that is no finite number is a grader error."""
-    if math.isfinite(grade.score):
-        return grade
-    message = f"the reward is {grade.score}, which is no finite number"
-    return Grade(GradeKind.GRADER_ERROR, 0.0, grade.seconds, message, {})

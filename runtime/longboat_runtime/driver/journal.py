@@ -4,25 +4,17 @@ from __future__ import annotations
 
 from longboat_runtime.driver.eventlog import EventLog
 from longboat_runtime.rounds.audit.history import LengthHistory
-from longboat_runtime.rounds.events import Event
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.view import View
 
 
 class Journal:
-    """Keeps every event that the ledger has folded.
+    """`lengths` are kept where rounds make periods (`audited`): else none would ever be forgotten.
 
-    Lengths are kept where rounds make periods (`audited`): else none would ever be forgotten. `late` counts what was told and
-    had no effect; it gets no number and isn't logged.
+    `late` counts what was told and had no effect; it gets no number and isn't logged.
     """
 
     def __init__(self, ledger: Ledger, lengths: LengthHistory, log: EventLog, *, audited: bool) -> None:
         self.ledger, self.view, self.lengths, self.log = ledger, View(ledger), lengths, log
-        self._audited = audited
+        self.audited = audited
         self.late = 0
-
-    def keep(self, event: Event) -> None:
-        """Folds the event into the history of lengths and appends it to the log."""
-        if self._audited:
-            self.lengths.fold(event.body)
-        self.log.append(event)

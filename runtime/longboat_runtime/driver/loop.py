@@ -34,7 +34,7 @@ from longboat_runtime.rounds.events import Event
 from longboat_runtime.rounds.loop import Effects, RoundLoop
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.records import State
-from longboat_runtime.samples import FinishedSample, GradeKind, LostSample, PromptId, SampleId
+from longboat_runtime.samples import FinishedSample, GradeKind, LostSample
 
 # Below the checkpoint directory.
 EXPORT_DIRECTORY = "export"
@@ -56,7 +56,8 @@ class Driver:
         self, job: Job, rooms: Rooms, policy: Policy, reporter: Reporter, broker: Broker, clock: Callable[[], float]
     ) -> None:
         self._job, self._rooms, self._policy = job, rooms, policy
-        self._reporter, self._broker, self._clock = reporter, broker, clock
+        self._reporter, self._broker = reporter, broker
+        self.now, self.draw = clock, rooms.source.draw
         self._inbox: asyncio.Queue[events.Body | Outcome] = asyncio.Queue()
         self._flow = SampleFlow(job, rooms, reporter.stages, self._inbox.put_nowait, self._spawn)
         self._evaluation = self._held_out()
@@ -149,34 +150,34 @@ class Driver:
             return
         self._reporter.stages.set(Stage.GENERATE, self._view.counts[State.RUNNING] > 0)
 
-    def now(self) -> float:
-        return self._clock()
-
-    def draw(self, count: int, domain: str) -> list[PromptId]:
-        return self._flow.draw(count, domain)
-
     def carry_out(self, event: Event, effects: Effects) -> None:
-        """Keeps the event, and sets going what follows from it."""
-        self._journal.keep(event)
+        """Logs the event, and sets going what follows from it."""
+        if self._journal.audited:
+            self._journal.lengths.fold(event.body)
+        self._journal.log.append(event)
         match event.body:
             case events.SpecChanged() as changed:
                 self._steps.checkpoint_every = changed.checkpoint_every_steps
                 self._rooms.checkpoints.keep = changed.checkpoint_keep
             case events.Generated(sample=sample):
-                self._grade_if_it_counts(sample)
+                record = self._view.sample(sample)
+                if record and record.state is State.GENERATED:
+                    self._spawn(self._flow.grade(sample))
+                else:
+                    self._flow.discard([sample])
             case events.Graded(kind=GradeKind.GRADER_ERROR, message=message):
                 self._reporter.problems.put(Reason.GRADER_ERRORS, "spec.rewards", message or "A grader failed.")
             case events.Stopped(sample=sample, finished=True):
                 self._flow.discard([sample])
             case events.Launched(prompt=prompt):
-                self._flow.launch(self._view.groups[prompt].sample_ids)
+                self._flow.launch(dict.fromkeys(self._view.groups[prompt].sample_ids, ()))
             case events.Relaunched(sample=sample):
-                self._flow.launch([sample])
+                self._flow.launch({sample: ()})
             case events.Resumed(samples=samples):
-                self._flow.resume({i: record.begun for i in samples if (record := self._view.sample(i))})
+                self._flow.launch({i: record.begun for i in samples if (record := self._view.sample(i))})
             case events.GroupDropped(prompt=prompt) | events.GroupDeferred(prompt=prompt):
                 self._flow.discard(effects.given_up)
-                self._flow.forget([prompt])
+                self._rooms.source.forget([prompt])
             case events.StepStarted(step=step, round=number):
                 self._steps.train(step, number)
             case events.StepCommitted() as committed:
@@ -192,15 +193,8 @@ class Driver:
         journal = self._journal
         self._boundary = take(self._flow.identity, journal.ledger, source, journal.lengths, position)
         self._flow.discard(body.samples)
-        self._flow.forget({sample.prompt for sample in body.samples})
+        self._rooms.source.forget({sample.prompt for sample in body.samples})
         self._steps.finish(self._boundary)
-
-    def _grade_if_it_counts(self, sample: SampleId) -> None:
-        record = self._view.sample(sample)
-        if record and record.state is State.GENERATED:
-            self._flow.grade(sample)
-        else:
-            self._flow.discard([sample])
 
     def _discard_if_unwanted(self, body: events.Body) -> None:
         """Data that comes late, of a sample that is no part of a live group any more."""

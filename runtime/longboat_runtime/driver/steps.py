@@ -16,7 +16,7 @@ from longboat_crds.algorithm import resolve
 from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint.volume import volume_full
 from longboat_runtime.driver.audits import Audits
-from longboat_runtime.driver.batch import kept_samples, skip_problem, train_request
+from longboat_runtime.driver.batch import kept_batch, skip_problem
 from longboat_runtime.driver.boundary import Boundary, Evaluated
 from longboat_runtime.driver.evaluation import Evaluation, is_due
 from longboat_runtime.driver.job import Job
@@ -26,12 +26,11 @@ from longboat_runtime.driver.overcommits import Overcommits
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.rooms import Rooms
 from longboat_runtime.driver.stages import Stage
-from longboat_runtime.interfaces import Manifest, PublicationReport, TrainReport
+from longboat_runtime.interfaces import Manifest, PublicationReport, TrainReport, TrainRequest
 from longboat_runtime.metrics.batch import batch_metrics, round_metrics, staleness
 from longboat_runtime.metrics.queue import queue_metrics
 from longboat_runtime.metrics.record import Record
 from longboat_runtime.problems import SpecProblem
-from longboat_runtime.reward.combine import batch_rewards
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DropReason
 from longboat_runtime.samples import GradeKind, SampleId
@@ -113,41 +112,42 @@ class Steps:
         self.lane.put(step, Task.REPORT, partial(self._report, step, timed=False))
 
     async def _train(self, step: int, number: int) -> None:
+        with self._stages.running(Stage.TRAIN):
+            await self._surviving(step - 1, partial(self._compute, step, number))
+
+    async def _compute(self, step: int, number: int) -> None:
         """Advantages and one optimizer step from what the round kept; without a sample to learn from, the weights stay.
 
         So they do if no minibatch has a finite gradient. That step counts too and its weights get its number, but its prompts are
         dropped.
         """
-        round_, waiting = self._journal.view.rounds[number], queue_metrics(self._journal.view, number)
-        batch = kept_samples(self._journal.view, round_)
-        if not batch and round_.grades.get(GradeKind.GRADER_ERROR) and len(round_.grades) == 1:
+        view, reports = self._journal.view, self._reporter.reports
+        round_, waiting = view.rounds[number], queue_metrics(view, number)
+        batch = kept_batch(view, round_, self._spec.rewards, self._algorithm)
+        if not batch.records and round_.grades.get(GradeKind.GRADER_ERROR) and len(round_.grades) == 1:
             message = "No sample of the round could be graded. Correct the reward function; its last error: "
             last = self._reporter.problems.get(Reason.GRADER_ERRORS)
             raise SpecProblem(Reason.GRADER_ERRORS, "spec.rewards", message + (last.message if last else "unknown"))
-        samples, reports = list(batch.values()), self._reporter.reports
+        request = TrainRequest(step, view.steps, batch.samples, self._job.full_batch)
         report = TrainReport(step, {})
-        with self._stages.running(Stage.TRAIN):
-            rewards = batch_rewards(self._spec.rewards, samples)
-            request = train_request(
-                step, self._journal.view.steps, batch, rewards, self._algorithm, self._job.full_batch
-            )
-            reports.add(step, batch_metrics(samples, rewards, [sample.advantage for sample in request.samples]))
-            reports.add(step, staleness(samples, step - 1))
-            try:
-                if batch:
-                    report = await self._surviving(step - 1, lambda: self._rooms.trainer.train(request))
-            except Exception:
-                if not await self._data_lost(step, number, set(batch)):
-                    raise
-                return
-            if batch:
-                self._tell_skips(report)
-            reports.add(step, report.metrics)
-            dropped = None if report.trained else DropReason.NOT_FINITE
-            # Not before: what engines stopped when the round was decided comes back meanwhile.
-            reports.add(step, round_metrics(round_, sum(sample.tokens for sample in samples), dropped))
-            reports.add(step, waiting)
-        self._happened(events.StepCommitted(step, step, number, tuple(batch), report.skipped, dropped))
+        try:
+            if batch.records:
+                report = await self._rooms.trainer.train(request)
+        except TrainerLost:
+            raise
+        except Exception:
+            if not await self._data_lost(step, number, set(batch.records)):
+                raise
+            return
+        if batch.records:
+            self._tell_skips(report)
+        dropped = None if report.trained else DropReason.NOT_FINITE
+        records = list(batch.records.values())
+        reports.add(step, batch_metrics(records, batch.rewards, batch.advantages))
+        reports.add(step, {**staleness(records, step - 1), **report.metrics, **waiting})
+        # Not before: what engines stopped when the round was decided comes back meanwhile.
+        reports.add(step, round_metrics(round_, sum(record.tokens for record in records), dropped))
+        self._happened(events.StepCommitted(step, step, number, tuple(batch.records), report.skipped, dropped))
 
     def _tell_skips(self, report: TrainReport) -> None:
         """Raises SpecProblem if too many steps in a row trained nothing."""

@@ -36,7 +36,7 @@ class BoundedAsync:
         match event.body:
             # Said once, so it is answered whatever serves.
             case events.Graded(sample=sample) if judged := judge(
-                view.group(sample.prompt), drop_zero_variance=self.drop_zero_variance
+                view.groups.get(sample.prompt), drop_zero_variance=self.drop_zero_variance
             ):
                 return [judged]
         if work := next_work(view):

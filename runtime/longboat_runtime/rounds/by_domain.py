@@ -36,31 +36,31 @@ class ByDomain(OnPolicy):
             return next_round(view, RoundKind.LONG)
         return next_round(view, racing=any(rule.racing(there) for rule, there in each))
 
-    def _answer(self, view: View, round_: RoundRecord, body: events.Body) -> Decision | None:
+    def answer(self, view: View, round_: RoundRecord, body: events.Body) -> Decision | None:
         answers = (
             self.rules[domain].answer(view.within(domain), round_.part(domain), body)
             for domain in self._concerned(view, body)
         )
         return next((answer for answer in answers if answer), None)
 
-    def _settle(self, view: View, round_: RoundRecord, body: events.Body) -> Sequence[Decision]:
-        if decisions := self._lacking(view, round_, self._concerned(view, body)):
+    def settle(self, view: View, round_: RoundRecord, body: events.Body) -> Sequence[Decision]:
+        if decisions := self._lacking(view, round_, body, self._concerned(view, body)):
             return decisions
         if round_.undecided:
             return []
-        return self._lacking(view, round_, self.rules) or [events.RoundClosed(round_.number)]
+        return self._lacking(view, round_, body, self.rules) or [events.RoundClosed(round_.number)]
 
     def _concerned(self, view: View, body: events.Body) -> Iterable[str]:
         """Domains whose part of the round the event may have changed; all of them for a prompt that was given up by it."""
         domain = view.domain(body.sample.prompt) if isinstance(body, _OF_A_SAMPLE) else ""
         return (domain,) if domain else self.rules
 
-    def _lacking(self, view: View, round_: RoundRecord, domains: Iterable[str]) -> list[Decision]:
+    def _lacking(self, view: View, round_: RoundRecord, body: events.Body, domains: Iterable[str]) -> list[Decision]:
         """All that these domains ask for, but for the round's end."""
         decisions: list[Decision] = [
             replace(decision, domain=domain) if isinstance(decision, Launch) else decision
             for domain in domains
-            for decision in self.rules[domain].settle(view.within(domain), round_.part(domain))
+            for decision in self.rules[domain].settle(view.within(domain), round_.part(domain), body)
             if not isinstance(decision, events.RoundClosed)
         ]
         return _longest_first(view, decisions) if round_.kind is RoundKind.LONG else decisions

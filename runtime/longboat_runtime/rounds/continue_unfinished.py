@@ -13,7 +13,7 @@ from itertools import islice
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import Event
 from longboat_runtime.rounds.policy import Decision, Launch
-from longboat_runtime.rounds.records import RoundRecord, RoundState
+from longboat_runtime.rounds.records import RoundRecord
 from longboat_runtime.rounds.rules import (
     adopt,
     judge_racing,
@@ -58,7 +58,7 @@ class ContinueUnfinished:
             return [next_round(view)] if view.step < view.steps else []
         if again := make_again(view):
             return again
-        return self._settle(view, round_) if round_.state is RoundState.OPEN else []
+        return self._settle(view, round_) if round_.open else []
 
     def _answer(self, view: View, round_: RoundRecord, body: events.Body) -> Decision | None:
         """What is said only once, so it is answered whatever serves."""

@@ -106,8 +106,13 @@ class Ledger(LedgerState):
 
     @_fold.register
     def _(self, body: events.Launched, seq: int) -> bool:
-        round_ = self._open_round(body.round)
-        if not round_ or self.queue.get(body.prompt) != body.attempt or body.samples < self.group_size:
+        round_ = self.rounds.get(body.round)
+        if (
+            not round_
+            or not round_.open
+            or self.queue.get(body.prompt) != body.attempt
+            or body.samples < self.group_size
+        ):
             return False
         self._dequeue(body.prompt)
         samples = [SampleRecord(index) for index in range(body.samples)]
@@ -220,8 +225,10 @@ class Ledger(LedgerState):
 
     @_fold.register
     def _(self, body: events.GroupKept, seq: int) -> bool:
-        group = self.group(body.prompt, body.attempt)
-        if not group or group.state is not State.RUNNING or not group.rewarded or group.errors:
+        group = self.groups.get(body.prompt)
+        if not group or group.attempt != body.attempt or group.state is not State.RUNNING:
+            return False
+        if not group.rewarded or group.errors:
             return False
         if body.prompt in self.carried:
             return False
@@ -234,11 +241,11 @@ class Ledger(LedgerState):
 
     @_fold.register
     def _(self, body: events.GroupCarried, seq: int) -> bool:
-        group = self.group(body.prompt, body.attempt)
-        if not group or group.state is not State.RUNNING or body.prompt in self.carried:
+        group = self.groups.get(body.prompt)
+        if not group or group.attempt != body.attempt or group.state is not State.RUNNING:
             return False
-        round_ = self._open_round(group.round)
-        if not round_:
+        round_ = self.rounds.get(group.round)
+        if not round_ or not round_.open or body.prompt in self.carried:
             return False
         for share in self._shares(body.prompt, round_):
             share.groups.pop(body.prompt, None)
@@ -262,8 +269,10 @@ class Ledger(LedgerState):
 
     @_fold.register
     def _(self, body: events.GroupAdopted, seq: int) -> bool:
-        group, round_ = self.group(body.prompt, body.attempt), self._open_round(body.round)
-        if not group or not round_ or body.prompt not in self.carried:
+        group, round_ = self.groups.get(body.prompt), self.rounds.get(body.round)
+        if not group or group.attempt != body.attempt or body.prompt not in self.carried:
+            return False
+        if not round_ or not round_.open:
             return False
         del self.carried[body.prompt]
         group.round = body.round
@@ -286,8 +295,8 @@ class Ledger(LedgerState):
 
     def _given_up(self, prompt: PromptId, attempt: int) -> GroupRecord | None:
         """Takes out a group that is undecided, or kept with data that is gone, unless it is being trained; else None."""
-        group = self.group(prompt, attempt)
-        if not group or (group.state is State.KEPT and group.rewarded and not group.errors):
+        group = self.groups.get(prompt)
+        if not group or group.attempt != attempt or (group.state is State.KEPT and group.rewarded and not group.errors):
             return None
         round_ = self._counters(group)
         if round_.state is RoundState.TRAINING and prompt not in self.carried:
@@ -323,8 +332,8 @@ class Ledger(LedgerState):
 
     @_fold.register
     def _(self, body: events.RoundClosed, seq: int) -> bool:
-        round_ = self._open_round(body.round)
-        if not round_ or round_.undecided:
+        round_ = self.rounds.get(body.round)
+        if not round_ or not round_.open or round_.undecided:
             return False
         round_.state = RoundState.CLOSED
         return True

@@ -5,14 +5,14 @@ The driver, the simulator and the property tests put their own engines, graders 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import Body, Event
 from longboat_runtime.rounds.ledger import Ledger
-from longboat_runtime.rounds.policy import Decision, Launch, Policy, PolicyError
+from longboat_runtime.rounds.policy import Launch, Policy, PolicyError
 from longboat_runtime.rounds.records import State
 from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import PromptId, SampleId
@@ -62,7 +62,8 @@ class RoundLoop:
     def happened(self, body: Body) -> bool:
         """Folds what happened, and has the policy decide until it decides nothing more; False if it had no effect.
 
-        Raises PolicyError if a decision is against the state of the ledger.
+        A response that finished while it was being stopped counts for nothing, and its length is known: it is `Stopped`, and
+        `finished`. Raises PolicyError if a decision is against the state of the ledger.
         """
         if isinstance(body, events.SpecChanged) and not between_steps(self.view):
             self._edit = body
@@ -70,17 +71,26 @@ class RoundLoop:
         if isinstance(body, events.StepCommitted) and self._edit:
             self._fold(self._edit)
             self._edit = None
-        event = self._fold(as_given_back(self.view, body))
-        if event is None:
-            return False
-        while not self.resting and (decisions := self.policy.decide(self.view, event)):
+        if isinstance(body, events.Generated) and self.view.awaits(body.sample):
+            body = events.Stopped(body.sample, body.tokens, body.engine, finished=True)
+        event = self._fold(body)
+        while event and not self.resting and (decisions := self.policy.decide(self.view, event)):
             for decision in decisions:
-                for decided in bodies(self.view, decision, self._host.draw):
+                for decided in self._launches(decision) if isinstance(decision, Launch) else (decision,):
                     if self._fold(decided) is None:
                         raise PolicyError(f"{decision} is against the state of the ledger")
-        return True
+        return event is not None
+
+    def _launches(self, launch: Launch) -> Iterator[Body]:
+        """Its events, in order. Each is folded before the next one is asked for."""
+        drawn = tuple(self._host.draw(launch.fresh, launch.domain)) if launch.fresh else ()
+        if drawn:
+            yield events.Drawn(self.view.drawn, drawn, launch.domain)
+        for prompt in (*launch.queued, *drawn):
+            yield events.Launched(launch.round, prompt, self.view.queue.get(prompt, -1), launch.samples)
 
     def _fold(self, body: Body) -> Event | None:
+        """The event, once it is folded and carried out; None if it had no effect."""
         event = Event(self.ledger.seq + 1, self.incarnation, self._host.now(), body)
         effects = effects_of(self.view, body)
         if not self.ledger.apply(event):
@@ -94,39 +104,16 @@ def between_steps(view: View) -> bool:
     return view.step >= view.steps or not view.rounds or view.serving is None
 
 
-def as_given_back(view: View, body: Body) -> Body:
-    """A response that finished while it was being stopped counts for nothing, and its length is known: it is `Stopped` and `finished`.
-
-    Anything else is itself (pure).
-    """
-    if isinstance(body, events.Generated) and view.awaits(body.sample):
-        return events.Stopped(body.sample, body.tokens, body.engine, finished=True)
-    return body
-
-
-def bodies(view: View, decision: Decision, draw: Callable[[int, str], Sequence[PromptId]]) -> Iterator[Body]:
-    """The events of a decision, in order. Each is folded before the next one is asked for.
-
-    `draw(n, domain)` takes the next n prompts of a domain, or of all where it is empty.
-    """
-    if not isinstance(decision, Launch):
-        yield decision
-        return
-    drawn = tuple(draw(decision.fresh, decision.domain)) if decision.fresh else ()
-    if drawn:
-        yield events.Drawn(view.drawn, drawn, decision.domain)
-    for prompt in (*decision.queued, *drawn):
-        yield events.Launched(decision.round, prompt, view.queue.get(prompt, -1), decision.samples)
-
-
 def effects_of(view: View, body: Body) -> Effects:
     """What folding `body`, which has not been folded yet, does to samples that are under way (pure)."""
     match body:
         case events.Aborted(samples=samples):
             running = (s for s in samples if (record := view.sample(s)) and record.state is State.RUNNING)
             return Effects(stop=tuple(running))
-        case events.GroupDeferred(prompt=prompt) | events.GroupDropped(prompt=prompt) if group := view.group(prompt):
+        case events.GroupDeferred(prompt=prompt) | events.GroupDropped(prompt=prompt) if group := view.groups.get(
+            prompt
+        ):
             return Effects(stop=group.running, given_up=tuple(group.sample_ids))
-        case events.GroupCarried(prompt=prompt) if group := view.group(prompt):
+        case events.GroupCarried(prompt=prompt) if group := view.groups.get(prompt):
             return Effects(pause=group.running)
     return Effects()

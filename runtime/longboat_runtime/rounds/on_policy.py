@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DeferReason, Event, RoundKind
 from longboat_runtime.rounds.policy import Decision
-from longboat_runtime.rounds.records import PartRecord, RoundRecord, RoundState
+from longboat_runtime.rounds.records import PartRecord, RoundRecord
 from longboat_runtime.rounds.rules import deferred, next_round, off_version, publication, recover
 from longboat_runtime.rounds.view import View
 
@@ -35,22 +35,22 @@ class OnPolicy(ABC):
         match event.body:
             case events.Generated(sample=sample) if off_version(view, sample):
                 return [deferred(view.groups[sample.prompt], DeferReason.OFF_VERSION)]
-        if answer := self._answer(view, round_, event.body):
+        if answer := self.answer(view, round_, event.body):
             return [answer]
         if round_.trainable:
             return [events.StepStarted(view.step + 1, round_.number)]
-        return self._settle(view, round_, event.body) if round_.state is RoundState.OPEN else []
+        return self.settle(view, round_, event.body) if round_.open else []
 
     @abstractmethod
     def _open(self, view: View) -> events.RoundOpened:
         """The next round."""
 
     @abstractmethod
-    def _answer(self, view: View, round_: RoundRecord, body: events.Body) -> Decision | None:
+    def answer(self, view: View, round_: RoundRecord, body: events.Body) -> Decision | None:
         """What the event itself calls for."""
 
     @abstractmethod
-    def _settle(self, view: View, round_: RoundRecord, body: events.Body) -> Sequence[Decision]:
+    def settle(self, view: View, round_: RoundRecord, body: events.Body) -> Sequence[Decision]:
         """What an open round lacks, or its end, now that this has happened."""
 
 
@@ -78,16 +78,10 @@ class OneQuota(OnPolicy):
         """What the event itself calls for."""
 
     @abstractmethod
-    def settle(self, view: View, part: PartRecord) -> Sequence[Decision]:
-        """What the quota lacks, or the round's end."""
+    def settle(self, view: View, part: PartRecord, body: events.Body) -> Sequence[Decision]:
+        """What the quota lacks, or the round's end, now that this has happened."""
 
     def _open(self, view: View) -> events.RoundOpened:
         if self.due(view) or self.urgent(view):
             return next_round(view, RoundKind.LONG)
         return next_round(view, racing=self.racing(view))
-
-    def _answer(self, view: View, round_: RoundRecord, body: events.Body) -> Decision | None:
-        return self.answer(view, round_, body)
-
-    def _settle(self, view: View, round_: RoundRecord, body: events.Body) -> Sequence[Decision]:
-        return self.settle(view, round_)

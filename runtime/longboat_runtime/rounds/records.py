@@ -232,5 +232,9 @@ class RoundRecord(PartRecord):
         return self.parts.get(domain) or PartRecord(self.number, self.kind, self.racing)
 
     @property
+    def open(self) -> bool:
+        return self.state is RoundState.OPEN
+
+    @property
     def trainable(self) -> bool:
         return self.state is RoundState.CLOSED and not self.missing

@@ -79,28 +79,20 @@ def phases(count: int) -> list[Fraction]:
 def settle_whole(
     view: View, part: PartRecord, prompts: int, group_size: int, *, drop_zero_variance: bool
 ) -> Sequence[Decision]:
-    """Fills an open round with `prompts` groups of `group_size` responses, waits for all, and closes it once every group is decided."""
-    if missing := _missing(part, prompts, drop_zero_variance=drop_zero_variance):
+    """Fills an open round with `prompts` groups of `group_size` responses, waits for all, and closes it once every group is decided.
+
+    With `drop_zero_variance` each group that was dropped for that is replaced, within MAX_DRAWS_PER_ROUND.
+    """
+    wanted = prompts
+    if drop_zero_variance:
+        wanted = min(prompts + part.dropped.get(DropReason.ZERO_VARIANCE, 0), prompts * MAX_DRAWS_PER_ROUND)
+    if missing := wanted - (part.launched - sum(part.deferred.values())):
         queued = tuple(islice(view.queue, missing))
         return [Launch(part.number, group_size, queued, missing - len(queued))]
     return [] if part.undecided else [events.RoundClosed(part.number)]
 
 
-def _missing(part: PartRecord, prompts: int, *, drop_zero_variance: bool) -> int:
-    """Prompts to launch: those of the round and one for each dropped for zero variance, less those that were launched."""
-    wanted = prompts
-    if drop_zero_variance:
-        redrawn = wanted + part.dropped.get(DropReason.ZERO_VARIANCE, 0)
-        wanted = min(redrawn, wanted * MAX_DRAWS_PER_ROUND)
-    return wanted - (part.launched - sum(part.deferred.values()))
-
-
 # --- What becomes of a group --------------------------------------------------------------------------------------
-
-
-def kept(group: GroupRecord) -> events.GroupKept:
-    """The group is part of the batch."""
-    return events.GroupKept(group.prompt, group.attempt)
 
 
 def dropped(group: GroupRecord, reason: DropReason) -> events.GroupDropped:
@@ -123,12 +115,12 @@ def judge(group: GroupRecord | None, *, drop_zero_variance: bool) -> events.Grou
         return None
     if drop_zero_variance and group.zero_variance:
         return dropped(group, DropReason.ZERO_VARIANCE)
-    return kept(group)
+    return events.GroupKept(group.prompt, group.attempt)
 
 
 def off_version(view: View, sample: SampleId) -> bool:
     """The sample has tokens of other weights than its round's."""
-    group, record = view.group(sample.prompt), view.sample(sample)
+    group, record = view.groups.get(sample.prompt), view.sample(sample)
     if group is None or record is None:
         return False
     version = view.rounds[group.round].version
@@ -156,11 +148,11 @@ def judge_racing(
 
     Only complete groups are judged. With `drop_zero_variance` those beyond the first `wanted` wait for an earlier one to be dropped.
     """
-    group = view.group(prompt)
+    group = view.groups.get(prompt)
     if group is None:
         # It was dropped a moment ago, so another one may count.
         prompts = islice(part.completed, wanted)
-        judged = (judge_complete(view.group(prompt), drop_zero_variance=drop_zero_variance) for prompt in prompts)
+        judged = (judge_complete(view.groups.get(prompt), drop_zero_variance=drop_zero_variance) for prompt in prompts)
         return next((found for found in judged if found), None)
     if group.round != part.number or prompt not in part.groups:
         return None

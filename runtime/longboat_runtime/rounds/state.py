@@ -10,7 +10,6 @@ from longboat_runtime.rounds.records import (
     GroupRecord,
     PartRecord,
     RoundRecord,
-    RoundState,
     SampleRecord,
     State,
     Waiting,
@@ -64,12 +63,10 @@ class LedgerState:
 
     def sample(self, sample: SampleId) -> SampleRecord | None:
         """The record of a sample of a live group and of its current attempt."""
-        group = self.group(sample.prompt, sample.attempt)
-        return group.samples[sample.index] if group and 0 <= sample.index < len(group.samples) else None
-
-    def group(self, prompt: PromptId, attempt: int) -> GroupRecord | None:
-        group = self.groups.get(prompt)
-        return group if group and group.attempt == attempt else None
+        group = self.groups.get(sample.prompt)
+        if group is None or group.attempt != sample.attempt or not 0 <= sample.index < len(group.samples):
+            return None
+        return group.samples[sample.index]
 
     def awaits(self, sample: SampleId) -> bool:
         """An engine was told to stop this sample, and hasn't given it back."""
@@ -82,10 +79,6 @@ class LedgerState:
         self.counts[record.state] -= 1
         self.counts[state] += 1
         record.state = state
-
-    def _open_round(self, number: int) -> RoundRecord | None:
-        found = self.rounds.get(number)
-        return found if found and found.state is RoundState.OPEN else None
 
     def enqueue(self, prompt: PromptId, attempt: int, given_up: GivenUp | None = None) -> None:
         """The prompt waits for a launch as this attempt; `given_up` is the one before."""

@@ -28,10 +28,10 @@ class Synchronous(OneQuota):
     def answer(self, view: View, part: PartRecord, body: events.Body) -> Decision | None:
         match body:
             case events.Graded(sample=sample):
-                return judge(view.group(sample.prompt), drop_zero_variance=self.drop_zero_variance)
+                return judge(view.groups.get(sample.prompt), drop_zero_variance=self.drop_zero_variance)
         return None
 
-    def settle(self, view: View, part: PartRecord) -> Sequence[Decision]:
+    def settle(self, view: View, part: PartRecord, body: events.Body) -> Sequence[Decision]:
         """Fills the quota; the round may end once every group is decided."""
         return settle_whole(
             view, part, self.prompts_per_round, self.group_size, drop_zero_variance=self.drop_zero_variance

@@ -70,14 +70,14 @@ class TailBatching(OneQuota):
 
     def answer(self, view: View, part: PartRecord, body: events.Body) -> Decision | None:
         match body:
-            case events.Generated(sample=sample) if extra := _running_extras(view.group(sample.prompt)):
+            case events.Generated(sample=sample) if extra := _running_extras(view.groups.get(sample.prompt)):
                 return events.Aborted(extra)
             case events.Graded(sample=sample):
                 wanted = places(part, self.prompts_per_round)
                 return judge_racing(view, part, sample.prompt, wanted, drop_zero_variance=self.drop_zero_variance)
         return None
 
-    def settle(self, view: View, part: PartRecord) -> Sequence[Decision]:
+    def settle(self, view: View, part: PartRecord, body: events.Body) -> Sequence[Decision]:
         """Launches, ends the race once it is decided, and lets the round end when every group is."""
         if not part.launched:
             return [self._first_launch(view, part)]

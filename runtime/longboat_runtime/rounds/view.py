@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from longboat_runtime.rounds.ledger import Ledger
-from longboat_runtime.rounds.records import GivenUp, GroupRecord, RoundRecord, RoundState, SampleRecord, State, Waiting
+from longboat_runtime.rounds.records import GivenUp, GroupRecord, RoundRecord, RoundState, State, Waiting
 from longboat_runtime.samples import PromptId, SampleId
 
 
@@ -14,6 +14,7 @@ class View:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
+        self.sample, self.awaits = ledger.sample, ledger.awaits
 
     @property
     def step(self) -> int:
@@ -117,18 +118,6 @@ class View:
         """The live (undecided or kept) groups by prompt, oldest launch first."""
         return self._ledger.groups
 
-    def group(self, prompt: PromptId) -> GroupRecord | None:
-        """The live (undecided or kept) group of a prompt."""
-        return self._ledger.groups.get(prompt)
-
-    def sample(self, sample: SampleId) -> SampleRecord | None:
-        """A sample of a live group; None if its attempt is over."""
-        return self._ledger.sample(sample)
-
-    def awaits(self, sample: SampleId) -> bool:
-        """An engine was told to stop this sample, and hasn't given it back."""
-        return self._ledger.awaits(sample)
-
     def domain(self, prompt: PromptId) -> str:
         """The domain that a queued prompt or one with a live group was drawn from; empty if from none."""
         return self._ledger.domains.get(prompt, "")
@@ -138,7 +127,7 @@ class View:
         return DomainView(self._ledger, domain)
 
     def open_rounds(self) -> Iterator[RoundRecord]:
-        return (round_ for round_ in self._ledger.rounds.values() if round_.state is RoundState.OPEN)
+        return (round_ for round_ in self._ledger.rounds.values() if round_.open)
 
 
 class DomainView(View):

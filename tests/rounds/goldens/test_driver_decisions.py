@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from longboat_runtime.rounds.events import Body, Event, Started
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.loop import RoundLoop
 from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
-from longboat_runtime.samples import PromptId, SampleId
+from longboat_runtime.samples import SampleId
 from tests.driver.fakes import Site
 from tests.rounds.goldens.record import job, plain
 from tests.rounds.goldens.test_decisions import Entry, recorded, replay
@@ -27,15 +28,12 @@ from tests.rounds.world import World
 
 
 class Flow:
-    """Stands for the driver's samples: it says what prompts are drawn, and notes what engines are asked to stop."""
+    """Stands for the driver's samples, and notes what engines are asked to stop."""
 
     identity = "job"
 
     def __init__(self, loop: DriverLoop) -> None:
         self._loop = loop
-
-    def draw(self, count: int, domain: str) -> list[PromptId]:
-        return World.draw(self._loop, count, domain)  # type: ignore[arg-type]
 
     def abort(self, samples: Sequence[SampleId]) -> None:
         self._loop.entries[-1]["stop"] += [list(sample) for sample in samples]
@@ -58,13 +56,13 @@ def _nothing(*_: object) -> None:
     pass
 
 
-class NotedJournal(Journal):
+class NotedLog(EventLog):
     """Tells the loop of every event."""
 
     loop: DriverLoop
 
-    def keep(self, event: Event) -> None:
-        super().keep(event)
+    def append(self, event: Event) -> None:
+        super().append(event)
         self.loop.log.append(event)
         self.loop.entries[-1]["events"].append(plain(event.body))
 
@@ -88,11 +86,12 @@ class DriverLoop:
         self._driver: Any = self._site.driver()
         self._incarnation += 1
         ledger, lengths = from_snapshot(snapshot), LengthHistory()
-        log = EventLog(self._root, self._incarnation, snapshot)
-        journal = NotedJournal(ledger, lengths, log, audited=False)
-        journal.loop = self
+        log = NotedLog(self._root, self._incarnation, snapshot)
+        log.loop = self
+        journal = Journal(ledger, lengths, log, audited=False)
         driver = self._driver
         driver._flow, driver._steps, driver._journal, driver._view = Flow(self), Steps(), journal, journal.view
+        driver._spawn, driver.draw = _nothing, partial(World.draw, self)
         driver._loop = RoundLoop(self._site.policy, driver, ledger, self._incarnation)
         driver._boundary = take("job", ledger, {}, lengths, log.position)
         self.record(Started(ledger.step))
