@@ -17,21 +17,21 @@ from typing import Any
 import numpy as np
 import structlog
 
-from bench.driver.rooms import Fleet, Rewards, Source
+from bench.driver.components import Fleet, Rewards, Source
 from bench.memory.models import SHAPES, VOCABULARY, build_model
 from bench.record import Recorder
 from longboat_crds.job import RLJobSpec
 from longboat_crds.load import load_job
 from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.driver.broker import LocalBroker
+from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.loop import Driver, Outcome
+from longboat_runtime.driver.loop import Driver, RunOutcome
 from longboat_runtime.driver.reporter import Reporter
-from longboat_runtime.driver.rooms import Rooms
-from longboat_runtime.driver.stages import Stages
+from longboat_runtime.driver.stages import StageClock
 from longboat_runtime.interfaces import Manifest, TrainerGroup, TrainReport, TrainRequest, WeightPublication
 from longboat_runtime.metrics.reports import Reports
-from longboat_runtime.rounds.named import open_policy
+from longboat_runtime.rounds.policies import open_policy
 from longboat_runtime.samples import FinishReason, GeneratedSample, SampleRequest, VersionSpan
 from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
@@ -233,11 +233,11 @@ async def _train(spec: RLJobSpec, root: Path, vocabulary: int) -> Times:
             checkpoints = TimedStore(root, spec.checkpoint.keep, 1)
             checkpoints.times = times
             fleet = StoringFleet(store, spec.rollout.sampling.max_tokens, vocabulary)
-            rooms = Rooms(store, fleet, Rewards(), trainer, Source(), checkpoints)
+            components = Components(store, fleet, Rewards(), trainer, Source(), checkpoints)
             job = Job("bench", spec, root, 1)
-            reporter = Reporter(job, LocalBroker(1), Reports([], time.time), Stages(time.monotonic), time.time)
-            driver = Driver(job, rooms, open_policy(spec), reporter, LocalBroker(1), time.time)
-            if await driver.run() is not Outcome.DONE:
+            reporter = Reporter(job, LocalBroker(1), Reports([], time.time), StageClock(time.monotonic), time.time)
+            driver = Driver(job, components, open_policy(spec), reporter, LocalBroker(1), time.time)
+            if await driver.run() is not RunOutcome.DONE:
                 raise RuntimeError("the job did not run to its end")
             await trainer.close()
         finally:

@@ -12,22 +12,22 @@ from pathlib import Path
 
 import structlog
 
-from bench.driver.rooms import rooms
+from bench.driver.components import components
 from bench.record import Recorder
 from longboat_crds.job import RLJobSpec
 from longboat_crds.load import load_job
 from longboat_runtime.driver.broker import LocalBroker
 from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.loop import Driver, Outcome
+from longboat_runtime.driver.loop import Driver, RunOutcome
 from longboat_runtime.driver.reporter import Reporter
-from longboat_runtime.driver.stages import Stages
+from longboat_runtime.driver.stages import StageClock
 from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import Event
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.loop import Effects, RoundLoop
-from longboat_runtime.rounds.named import open_policy
-from longboat_runtime.rounds.records import State
+from longboat_runtime.rounds.policies import open_policy
+from longboat_runtime.rounds.records import SampleState
 from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan
 
 GROUP = 8
@@ -118,7 +118,7 @@ class Instant:
                 self._make(samples)
             case events.Generated(sample=sample):
                 record = self.view.sample(sample)
-                if record is not None and record.state is State.GENERATED:
+                if record is not None and record.state is SampleState.GENERATED:
                     self._asked.append(events.Graded(sample, GradeKind.SCORED, float(sample.index % 2), 0.0))
             case events.StepStarted(step=step, round=number):
                 kept = sorted(id_ for p in self.view.rounds[number].kept for id_ in self.ledger.groups[p].counted_ids)
@@ -152,10 +152,10 @@ def loop_costs(spec: RLJobSpec) -> dict[str, float]:
     """CPU microseconds a trained sample through the driver's whole loop, its log on a disk included."""
     with tempfile.TemporaryDirectory(prefix="longboat-bench-") as folder:
         job = Job("bench", spec, Path(folder), 1)
-        reporter = Reporter(job, LocalBroker(1), Reports([], time.time), Stages(time.monotonic), time.time)
-        driver = Driver(job, rooms(job.root), open_policy(spec), reporter, LocalBroker(1), time.time)
+        reporter = Reporter(job, LocalBroker(1), Reports([], time.time), StageClock(time.monotonic), time.time)
+        driver = Driver(job, components(job.root), open_policy(spec), reporter, LocalBroker(1), time.time)
         began = time.process_time()
-        if asyncio.run(driver.run()) is not Outcome.DONE:
+        if asyncio.run(driver.run()) is not RunOutcome.DONE:
             raise RuntimeError("the job did not run to its end")
         seconds = time.process_time() - began
     return {"loop_us": 1e6 * seconds / (spec.rounds.steps * job.full_batch)}

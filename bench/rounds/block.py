@@ -6,21 +6,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.rounds.rooms import block_rooms, quiet
+from bench.rounds.components import block_components, quiet
 from bench.rounds.tasks import Task
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.driver.broker import LocalBroker
+from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.eventlog import end_of, surviving
 from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.loop import Driver, Outcome
+from longboat_runtime.driver.loop import Driver, RunOutcome
 from longboat_runtime.driver.reporter import Reporter
-from longboat_runtime.driver.rooms import Rooms
-from longboat_runtime.driver.stages import Stages
+from longboat_runtime.driver.stages import StageClock
 from longboat_runtime.metrics.record import JsonLines, Record, read_records
 from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.rollout.step_times import StepTimes
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.named import open_policy
+from longboat_runtime.rounds.policies import open_policy
 from longboat_runtime.samples import PromptId, SampleId
 from longboat_runtime.simulate.curve import merged
 
@@ -28,22 +28,22 @@ from longboat_runtime.simulate.curve import merged
 _APART = ("timing_s/testing", "timing_s/save_checkpoint")
 
 
-async def run_block(task: Task, spec: RLJobSpec, rooms: Rooms, root: Path) -> tuple[Job, dict[str, Any]]:
+async def run_block(task: Task, spec: RLJobSpec, components: Components, root: Path) -> tuple[Job, dict[str, Any]]:
     """Runs the job into `root`; the block's raw values."""
     job = Job("bench", spec, root, 1)
-    before = await step_times(rooms)
+    before = await step_times(components)
     reports = Reports([JsonLines(job.home / "metrics.jsonl")], time.time)
     broker = LocalBroker(1)
-    reporter = Reporter(job, broker, reports, Stages(time.monotonic), time.time)
+    reporter = Reporter(job, broker, reports, StageClock(time.monotonic), time.time)
     began = time.monotonic()
-    driver = Driver(job, block_rooms(rooms, job, task), open_policy(spec), reporter, broker, time.time)
-    if await driver.run() is not Outcome.DONE:
+    driver = Driver(job, block_components(components, job, task), open_policy(spec), reporter, broker, time.time)
+    if await driver.run() is not RunOutcome.DONE:
         raise RuntimeError("the block did not run to its end")
     reports.close()
-    await quiet(rooms)
+    await quiet(components)
     curve = {
         str(batch): [times.steps - before.get(batch, NONE).steps, times.seconds - before.get(batch, NONE).seconds]
-        for batch, times in sorted((await step_times(rooms)).items())
+        for batch, times in sorted((await step_times(components)).items())
     }
     log = [event.body for event in surviving(root, end_of(root, 1))]
     return job, {"wall": time.monotonic() - began, "curve": curve, **steps(read_records(root)), **fates(log)}
@@ -52,9 +52,9 @@ async def run_block(task: Task, spec: RLJobSpec, rooms: Rooms, root: Path) -> tu
 NONE = StepTimes(0, 0.0)
 
 
-async def step_times(rooms: Rooms) -> dict[int, StepTimes]:
+async def step_times(components: Components) -> dict[int, StepTimes]:
     """Of all engines since they started."""
-    return merged(stats.step_times for stats in await rooms.fleet.stats())
+    return merged(stats.step_times for stats in await components.fleet.stats())
 
 
 def steps(records: list[Record]) -> dict[str, list[float]]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.evaluation import FULL_SCORE, evaluation_id
 from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.rooms import Rooms
 from longboat_runtime.rounds.seeds import sample_seed
 from longboat_runtime.samples import FinishedSample, Row, SampleRequest
 
 
-async def answers(rooms: Rooms, job: Job, rows: Sequence[Row], each: int) -> list[tuple[int, int, int]]:
+async def answers(components: Components, job: Job, rows: Sequence[Row], each: int) -> list[tuple[int, int, int]]:
     """(row, tokens, right) of `each` answers to each of `rows`. `right` is 1 or 0."""
     asked = {evaluation_id(0, row, index): row for row in rows for index in range(each)}
-    await rooms.fleet.submit(
+    await components.fleet.submit(
         [
             SampleRequest(sample, row.token_ids, sample_seed("held-out", 0, sample), job.sampling, evaluation=True)
             for sample, row in asked.items()
@@ -23,15 +23,15 @@ async def answers(rooms: Rooms, job: Job, rows: Sequence[Row], each: int) -> lis
     )
     waiting, grading = set(asked), []
     while waiting:
-        for finished in await rooms.fleet.finished():
+        for finished in await components.fleet.finished():
             if finished.id not in waiting or not isinstance(finished, FinishedSample):
                 raise RuntimeError(f"{finished} instead of a held-out answer")
             waiting.remove(finished.id)
-            grading.append(asyncio.create_task(_graded(rooms, finished, asked[finished.id])))
+            grading.append(asyncio.create_task(_graded(components, finished, asked[finished.id])))
     return sorted(await asyncio.gather(*grading))
 
 
-async def _graded(rooms: Rooms, finished: FinishedSample, row: Row) -> tuple[int, int, int]:
-    grade = await rooms.rewards.grade(finished.id, row)
-    await rooms.store.delete([finished.id])
+async def _graded(components: Components, finished: FinishedSample, row: Row) -> tuple[int, int, int]:
+    grade = await components.rewards.grade(finished.id, row)
+    await components.store.delete([finished.id])
     return row.prompt.row, finished.tokens, int(grade.score >= FULL_SCORE)

@@ -50,24 +50,24 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 async def _measure(task: Task, arguments: argparse.Namespace, recorder: Recorder, folder: Path) -> None:
     from bench.rounds.block import run_block
+    from bench.rounds.components import task_components
     from bench.rounds.held_out import answers
-    from bench.rounds.rooms import task_rooms
 
     began = time.monotonic()
     task.prepare(folder)
     prompts = arguments.prompts or task.prompts
     warm = task.spec(BASELINE, folder, steps=WARM_UP, prompts=prompts, seed=99)
-    async with task_rooms(task, warm, folder) as rooms:
-        await run_block(task, warm, rooms, folder / "warm-up")
+    async with task_components(task, warm, folder) as components:
+        await run_block(task, warm, components, folder / "warm-up")
         _say(f"{task.name}: ready", began)
         for seed in range(arguments.seeds):
             for arm in arguments.arms or task.arms:
                 began = time.monotonic()
                 spec = task.spec(arm, folder, steps=arguments.steps or task.steps, prompts=prompts, seed=seed)
                 root = folder / f"{arm}-{seed}"
-                job, values = await run_block(task, spec, rooms, root)
+                job, values = await run_block(task, spec, components, root)
                 asked = task.learns and arm in LEARNING
-                held_out = await answers(rooms, job, rooms.evaluation, arguments.held_out) if asked else []
+                held_out = await answers(components, job, components.evaluation, arguments.held_out) if asked else []
                 shutil.rmtree(root)
                 recorder.write(
                     "block", task=task.name, arm=arm, seed=seed, load=os.getloadavg()[0], held_out=held_out, **values

@@ -19,7 +19,7 @@ from longboat_runtime.rollout.step_times import StepTimes
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.audit.first_launches import complete
 from longboat_runtime.rounds.audit.lengths import PromptLengths
-from longboat_runtime.rounds.named import open_policy
+from longboat_runtime.rounds.policies import open_policy
 from longboat_runtime.samples import PromptId
 from longboat_runtime.simulate.curve import StepCurve, merged
 from longboat_runtime.simulate.lengths import FirstLaunchDistribution, LengthDistribution

@@ -1,4 +1,4 @@
-"""Protocols between the rooms of the runtime: what the driver may ask of each, and nothing else.
+"""Protocols between the components of the runtime: what the driver may ask of each, and nothing else.
 
 The driver runs one asyncio loop. Everything here is called from that loop; implementations hide Ray behind it.
 """
@@ -287,10 +287,10 @@ class Checkpoints(Protocol):
 
 @runtime_checkable
 class Inspectable(Protocol):
-    """A room that can say where its processes hang. Fleet, pool and trainer group implement it where they can."""
+    """A component that can say where its processes hang. Fleet, pool and trainer group implement it where they can."""
 
     async def stacks(self) -> Mapping[str, str]:
-        """`stacks.thread_stacks()` of every process of the room, by name (`engine-0`, `trainer-1`).
+        """`stacks.thread_stacks()` of every process of the component, by name (`engine-0`, `trainer-1`).
 
         Actors answer from a concurrency group of their own, so that one that is stuck in a call answers too.
         """

@@ -1,4 +1,4 @@
-"""Names and shapes of prompts and samples, shared by all rooms of the runtime. Pure.
+"""Names and shapes of prompts and samples, shared by all components of the runtime. Pure.
 
 A prompt's identity is (epoch, dataset row), never its text. `attempt` counts launches of the prompt's group, `index` the
 samples of one attempt.

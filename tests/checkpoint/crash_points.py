@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from longboat_runtime.checkpoint.store import CheckpointStore
-from longboat_runtime.driver.boundary import Boundary
 from longboat_runtime.driver.eventlog import EventLog
-from longboat_runtime.driver.journal import Journal
+from longboat_runtime.driver.run_state import RunState, StepBoundary
 from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.ledger import Ledger
 from tests.driver.fakes import Site, make_spec
@@ -71,11 +70,11 @@ async def save(root: Path, incarnation: int, *steps: int) -> None:
     site.incarnation = incarnation - 1
     driver = site.driver()
     log = EventLog(root, incarnation, {})
-    driver._steps.go_on(Journal(Ledger(2), LengthHistory(), log, audited=False), None, None)
+    driver._steps.go_on(RunState(Ledger(2), LengthHistory(), log, audited=False), None, None)
     async with asyncio.TaskGroup() as driver._tasks:
         for step in steps:
             site.trainer.weights = f"of step {step}"
-            await driver._steps.save(Boundary("job", {"step": step}, {}, {}, log.position), needed=False)
+            await driver._steps.save(StepBoundary("job", {"step": step}, {}, {}, log.position), needed=False)
             site.trainer.weights = "of a later step"
         await driver._steps.written()
     log.close()

@@ -14,7 +14,7 @@ from longboat_crds.fixed import FREE
 from longboat_crds.job import RLJobSpec
 from longboat_crds.reasons import Reason
 from longboat_crds.status import Phase
-from longboat_runtime.driver.loop import Outcome
+from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.interfaces import FleetState
 from longboat_runtime.problems import spec_problem_in
 from longboat_runtime.samples import LostSample, SampleId
@@ -56,7 +56,7 @@ def drive(root: Path, then: Callable[[Site], None], **edit: dict[str, Any]) -> S
     """A job of five steps to its end, edited while its first round waits for a response. `then` happens once the driver knows."""
     site = Site(root, make_spec())
 
-    async def edited() -> Outcome:
+    async def edited() -> RunOutcome:
         driver = site.driver()
         site.fleet.hang = {SLOW}
         job = asyncio.create_task(driver.run())
@@ -67,7 +67,7 @@ def drive(root: Path, then: Callable[[Site], None], **edit: dict[str, Any]) -> S
         then(site)
         return await job
 
-    assert asyncio.run(edited()) is Outcome.DONE
+    assert asyncio.run(edited()) is RunOutcome.DONE
     return site
 
 

@@ -1,4 +1,4 @@
-"""Rooms in memory: deterministic engines, graders and a trainer, with failures on request.
+"""Components in memory: deterministic engines, graders and a trainer, with failures on request.
 
 Over 400 lines: a fake for each thing that a driver speaks to, which all stand on the same site.
 """
@@ -21,11 +21,11 @@ from longboat_crds.job import RLJobSpec
 from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.driver.assembly import AdoptingStore
 from longboat_runtime.driver.broker import LocalBroker
+from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.loop import Driver
 from longboat_runtime.driver.reporter import Reporter
-from longboat_runtime.driver.rooms import Rooms
-from longboat_runtime.driver.stages import Stages
+from longboat_runtime.driver.stages import StageClock
 from longboat_runtime.driver.status import DriverStatus
 from longboat_runtime.interfaces import (
     EngineStats,
@@ -38,7 +38,7 @@ from longboat_runtime.interfaces import (
 )
 from longboat_runtime.metrics.record import JsonLines
 from longboat_runtime.metrics.reports import Reports
-from longboat_runtime.rounds.named import open_policy
+from longboat_runtime.rounds.policies import open_policy
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.samples import (
     FinishedSample,
@@ -393,7 +393,7 @@ class Site:
         self.incarnation = 0
 
     def driver(self, order: int = 0, previous: DriverStatus | None = None) -> Driver:
-        """The next incarnation with new rooms; `order` seeds the order in which things finish."""
+        """The next incarnation with new components; `order` seeds the order in which things finish."""
         self.incarnation += 1
         self.store = FakeStore()
         self.fleet = FakeFleet(self.store, random.Random(order))
@@ -403,7 +403,9 @@ class Site:
         self.checkpoints = self._checkpoints()
         held_out = [Row(PromptId(0, row), f"test {row}", (100 + row,), "") for row in range(3)]
         evaluation = tuple(held_out) if self.spec.dataset.evaluation else ()
-        rooms = Rooms(self.store, self.fleet, self.rewards, self.trainer, self.source, self.checkpoints, evaluation)
+        components = Components(
+            self.store, self.fleet, self.rewards, self.trainer, self.source, self.checkpoints, evaluation
+        )
         job = Job("job-uid", self.spec, self.root, self.incarnation)
         self.broker = EditedBroker(self.incarnation, self.spec)
         self.broker.previous = previous or DriverStatus()
@@ -412,10 +414,10 @@ class Site:
             job,
             self.broker,
             Reports([JsonLines(job.home / "metrics.jsonl")], self.clock),
-            Stages(self.clock),
+            StageClock(self.clock),
             self.clock,
         )
-        return Driver(job, rooms, self.policy, self.reporter, self.broker, self.clock)
+        return Driver(job, components, self.policy, self.reporter, self.broker, self.clock)
 
     def _checkpoints(self) -> CheckpointStore:
         keep = self.spec.checkpoint.keep

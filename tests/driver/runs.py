@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from longboat_runtime.driver.eventlog import end_of, surviving
-from longboat_runtime.driver.loop import Outcome
+from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.driver.status import DriverStatus
 from longboat_runtime.interfaces import TrainReport, TrainRequest
 from longboat_runtime.rounds import events
@@ -58,7 +58,7 @@ def crash_once_saved(site: Site, step: int, saved: int) -> None:
 
 async def finished(root: Path, **spec: Any) -> Site:
     site = Site(root, make_spec(**spec))
-    assert await site.driver().run() is Outcome.DONE
+    assert await site.driver().run() is RunOutcome.DONE
     return site
 
 

@@ -12,7 +12,7 @@ import pytest
 from longboat_crds.status import TrainingState
 from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.driver.eventlog import EventLog
-from longboat_runtime.driver.loop import Outcome
+from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.driver.stages import Stage
 from longboat_runtime.samples import SampleId
 from longboat_runtime.trainer.errors import TrainerLost
@@ -30,7 +30,7 @@ async def turns(count: int = 2000) -> None:
         await asyncio.sleep(0)
 
 
-def holding(root: Path, **spec: Any) -> tuple[Site, asyncio.Task[Outcome]]:
+def holding(root: Path, **spec: Any) -> tuple[Site, asyncio.Task[RunOutcome]]:
     """A driver that runs, whose trainer writes nothing until it may."""
     site = Site(root, make_spec(**spec))
     driver = site.driver()
@@ -57,7 +57,7 @@ async def test_steps_go_on_while_a_checkpoint_is_written_and_the_next_one_waits_
     assert site.trainer.snapshots == whole.trainer.snapshots[:1]
     assert site.broker.status.training.stage == "checkpoint"
     site.trainer.may_write.set()
-    assert await running is Outcome.DONE
+    assert await running is RunOutcome.DONE
     assert saved_steps(site.root) == [2, 4, 6]
     assert weights_of(site.root) == weights_of(whole.root), (
         "those of the step, not of the one that was trained meanwhile"
@@ -81,7 +81,7 @@ async def test_a_checkpoint_is_told_when_its_manifest_is_in_place(tmp_path: Path
     assert told == []
     assert saved_steps(tmp_path) == []
     site.trainer.may_write.set()
-    assert await running is Outcome.DONE
+    assert await running is RunOutcome.DONE
     assert list(dict.fromkeys(told)) == [2, 4, 5]
 
 
@@ -93,7 +93,7 @@ async def test_the_last_step_waits_for_what_is_written(tmp_path: Path, every: in
     await turns()
     assert site.broker.status.training.state is TrainingState.RUNNING
     site.trainer.may_write.set()
-    assert await running is Outcome.DONE
+    assert await running is RunOutcome.DONE
     assert saved_steps(tmp_path)[-1] == 3
 
 
@@ -107,9 +107,9 @@ async def test_a_suspension_waits_for_what_is_written_and_saves_what_came_after(
     await turns()
     assert not running.done()
     site.trainer.may_write.set()
-    assert await running is Outcome.SUSPENDED
+    assert await running is RunOutcome.SUSPENDED
     assert saved_steps(site.root) == [2, 3]
-    assert await site.driver().run() is Outcome.DONE
+    assert await site.driver().run() is RunOutcome.DONE
     assert trained(site) == trained(whole)
     assert site.trainer.weights == whole.trainer.weights
 
@@ -122,7 +122,7 @@ async def test_a_suspension_right_after_a_checkpoint_writes_no_other(tmp_path: P
     site.broker.suspend()
     await turns()
     site.trainer.may_write.set()
-    assert await running is Outcome.SUSPENDED
+    assert await running is RunOutcome.SUSPENDED
     assert (len(site.trainer.snapshots), site.trainer.writes, saved_steps(tmp_path)) == (1, 1, [2])
 
 
@@ -134,7 +134,7 @@ async def test_a_lost_trainer_is_loaded_from_the_checkpoint_that_is_being_writte
     await turns()
     assert site.trainer.loads == 1
     site.trainer.may_write.set()
-    assert await running is Outcome.DONE
+    assert await running is RunOutcome.DONE
     assert site.trainer.loads == 2
     assert site.trainer.weights == whole.trainer.weights
     assert len(site.fleet.requests) == len(whole.fleet.requests), "nothing is generated again"
@@ -161,7 +161,7 @@ async def test_a_trainer_that_is_lost_with_what_it_writes_sends_the_job_back_to_
         await running
     assert ended.group_contains(TrainerLost)
     assert saved_steps(site.root) == [2]
-    assert await site.driver().run() is Outcome.DONE
+    assert await site.driver().run() is RunOutcome.DONE
     assert trained(site) == trained(whole)
     assert site.trainer.weights == whole.trainer.weights
 
@@ -187,7 +187,7 @@ async def test_a_driver_that_is_killed_while_it_writes_goes_on_from_the_newest_m
     found = CheckpointStore(site.root, 2, 2).newest()
     assert found is not None
     assert found.step == (4 if (part, after) == ("_finish", True) else newest)
-    assert await site.driver(order=3).run() is Outcome.DONE
+    assert await site.driver(order=3).run() is RunOutcome.DONE
     assert trained(site) == trained(whole)
     assert site.trainer.weights == whole.trainer.weights
 
@@ -237,7 +237,7 @@ async def test_what_happens_while_a_checkpoint_is_written_is_not_in_it(
     running = asyncio.create_task(driver.run())
     await until(lambda: site.reporter.step == 4, running)
     may.set()
-    assert await running is Outcome.DONE
+    assert await running is RunOutcome.DONE
     first = manifests(tmp_path)[0]
     assert (first["evaluated"]["step"], first["ledger"]["step"]) == (2, 2)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from longboat_crds.reasons import Reason
 from longboat_runtime.driver.engines import EngineDeaths
-from longboat_runtime.driver.loop import Outcome
+from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.interfaces import FleetState
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.problems import spec_problem_in
@@ -81,7 +81,7 @@ async def test_refused_engines_degrade_the_job_while_others_serve(tmp_path: Path
     site.fleet.become(FleetState(("a", "b"), deaths=1, last_death="engine a died: out of memory"))
     await until(lambda: reason() is None, running)
     site.broker.suspend()
-    assert await running is Outcome.SUSPENDED
+    assert await running is RunOutcome.SUSPENDED
 
 
 async def test_a_prompt_that_engines_die_with_is_dropped_and_the_job_ends(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ async def test_a_prompt_that_engines_die_with_is_dropped_and_the_job_ends(tmp_pa
     driver = site.driver()
     killer = SampleId(0, 1, 0, 1)
     site.fleet.kill = {killer}
-    assert await driver.run() is Outcome.DONE
+    assert await driver.run() is RunOutcome.DONE
     given_up = [body for body in history(site) if isinstance(body, events.GroupDropped)]
     assert given_up == [events.GroupDropped(PromptId(0, 1), 0, DropReason.ENGINE_DEATHS)]
     assert sum(request.id == killer for request in site.fleet.requests) == 3
@@ -102,7 +102,7 @@ async def test_a_held_out_sample_that_engines_die_with_is_left_out(tmp_path: Pat
     site = Site(tmp_path, make_spec(steps=1, evaluation={"every_steps": 1}))
     driver = site.driver()
     site.fleet.kill = {SampleId(-1, 0, 0, 0)}
-    assert await driver.run() is Outcome.DONE
+    assert await driver.run() is RunOutcome.DONE
     assert "val/score/mean" in read_records(tmp_path)[0].metrics
 
 
@@ -110,10 +110,10 @@ async def test_the_calibration_of_the_gate_outlives_the_driver(tmp_path: Path) -
     site = Site(tmp_path, make_spec())
     driver = site.driver()
     site.fleet.calibrations["bfloat16/2"] = 0.03
-    assert await driver.run() is Outcome.DONE
+    assert await driver.run() is RunOutcome.DONE
     assert manifests(tmp_path)[-1]["calibrations"] == {"bfloat16/2": 0.03}
     driver = site.driver()
-    assert await driver.run() is Outcome.DONE
+    assert await driver.run() is RunOutcome.DONE
     assert site.fleet.calibrations == {"bfloat16/2": 0.03}
 
 
@@ -135,4 +135,4 @@ async def test_weights_that_no_engine_can_fetch_are_published_again(tmp_path: Pa
     site.fleet.become(FleetState((), unreached={"a": "no route to host"}, fetches=3))
     await until(lambda: site.fleet.published == [0, 0, 0], running)
     site.broker.suspend()
-    assert await running is Outcome.SUSPENDED
+    assert await running is RunOutcome.SUSPENDED

@@ -7,7 +7,7 @@ import pytest
 
 from longboat_crds.status import TrainingState
 from longboat_runtime.driver.eventlog import LogPosition, end_of, replay, surviving
-from longboat_runtime.driver.loop import Outcome
+from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.interfaces import ModelInfo, TrainReport, TrainRequest
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.problems import spec_problem_in
@@ -85,7 +85,7 @@ async def test_a_driver_that_dies_repeats_the_same_events(tmp_path: Path, step: 
     with pytest.raises(ExceptionGroup) as died:
         await driver.run()
     assert died.group_contains(Crash)
-    assert await site.driver(order=6).run() is Outcome.DONE
+    assert await site.driver(order=6).run() is RunOutcome.DONE
     assert trained(site) == trained(whole)
     assert site.trainer.weights == whole.trainer.weights
     assert site.trainer.requests[-1] == whole.trainer.requests[-1]
@@ -131,11 +131,11 @@ async def test_suspend_keeps_the_last_boundary(tmp_path: Path) -> None:
     await until(lambda: site.fleet.running.keys() == site.fleet.hang, running)
     assert site.fleet.version == 3
     site.broker.suspend()
-    assert await running is Outcome.SUSPENDED
+    assert await running is RunOutcome.SUSPENDED
     assert site.broker.status.training.state is TrainingState.SUSPENDED
     assert (site.broker.status.checkpoint.step, site.broker.status.training.step) == (3, 3)
     assert site.fleet.aborted == [SampleId(1, 2, 0, 1)]
-    assert await site.driver().run() is Outcome.DONE
+    assert await site.driver().run() is RunOutcome.DONE
     assert trained(site) == trained(whole)
     assert site.trainer.weights == whole.trainer.weights
 
@@ -153,9 +153,9 @@ async def test_suspended_while_pods_are_missing(tmp_path: Path) -> None:
     running = asyncio.create_task(driver.run())
     await until(lambda: site.broker.status.training and site.broker.status.training.stage == "start", running)
     site.broker.suspend()
-    assert await running is Outcome.SUSPENDED
+    assert await running is RunOutcome.SUSPENDED
     assert site.broker.status.training.state is TrainingState.SUSPENDED
-    assert await site.driver().run() is Outcome.DONE
+    assert await site.driver().run() is RunOutcome.DONE
 
 
 async def test_suspend_lets_a_step_that_is_computed_finish(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ async def test_suspend_lets_a_step_that_is_computed_finish(tmp_path: Path) -> No
         return await train(request)
 
     site.trainer.train = train_while_suspended
-    assert await driver.run() is Outcome.SUSPENDED
+    assert await driver.run() is RunOutcome.SUSPENDED
     assert site.broker.status.checkpoint.step == 1
     assert site.fleet.published == [0]
 
@@ -215,7 +215,7 @@ async def test_a_damaged_checkpoint_is_told_until_there_is_another_and_the_steps
     seen = []
     publish = site.broker.publish
     site.broker.publish = lambda status: (seen.append(status), publish(status))
-    assert await driver.run() is Outcome.DONE
+    assert await driver.run() is RunOutcome.DONE
     (problem,) = {(p.reason, p.field, p.message) for status in seen if (p := status.problem)}
     assert problem[:2] == ("CheckpointCorrupt", "spec.checkpoint")
     assert newest.parent.name in problem[2]
@@ -230,7 +230,7 @@ async def test_a_full_volume_is_told_and_tried_again(tmp_path: Path) -> None:
     seen = []
     publish = site.broker.publish
     site.broker.publish = lambda status: (seen.append(status), publish(status))
-    assert await driver.run() is Outcome.DONE
+    assert await driver.run() is RunOutcome.DONE
     problems = {status.problem.reason for status in seen if status.problem}
     assert problems == {"CheckpointVolumeFull"}
     assert not any(status.problem.fatal for status in seen if status.problem)
@@ -281,4 +281,4 @@ async def test_a_later_start_shows_what_the_earlier_one_left_until_it_knows_bett
         5, left.training.reward, left.training.accuracy,
     )  # fmt: skip
     assert shown.checkpoint == left.checkpoint
-    assert await driver.run() is Outcome.DONE
+    assert await driver.run() is RunOutcome.DONE

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from longboat_crds.status import TrainingState
-from longboat_runtime.driver.loop import Outcome
+from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.interfaces import TrainReport, TrainRequest
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.problems import spec_problem_in
@@ -43,7 +43,7 @@ async def test_data_lost_before_training_is_made_and_graded_again(tmp_path: Path
         return await train(request)
 
     site.trainer.train = train_after_loss
-    assert await driver.run() is Outcome.DONE
+    assert await driver.run() is RunOutcome.DONE
     assert site.rewards.graded[lost] == 2
     assert site.trainer.weights == whole.trainer.weights
 
@@ -54,7 +54,7 @@ async def test_a_lost_trainer_computes_the_step_again_from_the_same_state(tmp_pa
     site = Site(tmp_path / "broken", whole.spec)
     driver = site.driver()
     site.trainer.lost = {1, 3}
-    assert await driver.run() is Outcome.DONE
+    assert await driver.run() is RunOutcome.DONE
     assert site.trainer.loads == 3
     assert site.trainer.weights == whole.trainer.weights
     assert len(site.fleet.requests) == len(whole.fleet.requests)
@@ -69,7 +69,7 @@ async def test_a_lost_trainer_whose_state_is_gone_ends_the_run(tmp_path: Path) -
     with pytest.raises(ExceptionGroup) as ended:
         await driver.run()
     assert ended.group_contains(TrainerLost)
-    assert await site.driver().run() is Outcome.DONE
+    assert await site.driver().run() is RunOutcome.DONE
     assert trained(site) == trained(whole)
     assert site.trainer.weights == whole.trainer.weights
 
@@ -81,7 +81,7 @@ async def test_a_driver_that_is_stopped_saves_and_leaves_the_state(tmp_path: Pat
     running = asyncio.create_task(driver.run())
     await until(lambda: site.fleet.running.keys() == site.fleet.hang, running)
     driver.stop()
-    assert await running is Outcome.STOPPED
+    assert await running is RunOutcome.STOPPED
     assert saved_steps(tmp_path) == [1]
     assert site.broker.status.training.state is TrainingState.RUNNING
 
@@ -97,7 +97,7 @@ async def test_a_part_of_a_sample_never_stands_in_for_the_whole(tmp_path: Path) 
     await until(lambda: site.fleet.running.keys() == site.fleet.hang, running)
     site.fleet.hang = set()
     await site.fleet.abort([given_up])
-    assert await running is Outcome.DONE
+    assert await running is RunOutcome.DONE
     assert site.trainer.weights == whole.trainer.weights
 
 
@@ -161,6 +161,6 @@ async def test_a_step_without_anything_to_learn_leaves_the_weights(tmp_path: Pat
     site = Site(tmp_path, make_spec(steps=2, algorithm={"drop_zero_variance": True}))
     driver = site.driver()
     site.rewards.flat = 0.5
-    assert await driver.run() is Outcome.DONE
+    assert await driver.run() is RunOutcome.DONE
     assert not site.trainer.requests
     assert read_records(tmp_path)[-1].metrics["rollout/dropped_groups/zero_variance"] == 20

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from longboat_runtime.driver.loop import Driver, Outcome
+from longboat_runtime.driver.loop import Driver, RunOutcome
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.seeds import sample_seed
@@ -52,7 +52,7 @@ async def test_every_prompt_is_trained_once_with_the_versions_that_drew_it(
             await driver.run()
         seen |= site.trainer.trained
         driver = start(site, order + 10)
-    assert await driver.run() is Outcome.DONE
+    assert await driver.run() is RunOutcome.DONE
     seen |= site.trainer.trained
     batches = trained(site)
     prompts = [prompt for _, samples in batches for prompt in {sample.prompt for sample in samples}]
@@ -72,7 +72,7 @@ async def test_every_prompt_is_trained_once_with_the_versions_that_drew_it(
 
 async def test_unfinished_responses_go_on_behind_their_tokens(tmp_path: Path) -> None:
     site = site_of(tmp_path, CONTINUE)
-    assert await start(site).run() is Outcome.DONE
+    assert await start(site).run() is RunOutcome.DONE
     paused = {body.sample: body for body in bodies(site, events.Paused)}
     resumed = [sample for body in bodies(site, events.Resumed) for sample in body.samples]
     assert set(paused) == set(resumed)
@@ -92,7 +92,7 @@ async def test_unfinished_responses_go_on_behind_their_tokens(tmp_path: Path) ->
 
 async def test_metrics_tell_what_was_carried_and_how_old_tokens_are(tmp_path: Path) -> None:
     site = site_of(tmp_path, CONTINUE)
-    assert await start(site).run() is Outcome.DONE
+    assert await start(site).run() is RunOutcome.DONE
     steps = [record.metrics for record in read_records(tmp_path)][1:]
     carried = [metrics["rollout/carried_groups"] for metrics in steps]
     adopted = [metrics["rollout/adopted_groups"] for metrics in steps]
@@ -109,7 +109,7 @@ async def test_metrics_tell_what_was_carried_and_how_old_tokens_are(tmp_path: Pa
 
 async def test_rollout_runs_ahead_and_grades_are_heard_meanwhile(tmp_path: Path) -> None:
     site = site_of(tmp_path, ASYNC)
-    assert await start(site).run() is Outcome.DONE
+    assert await start(site).run() is RunOutcome.DONE
     log = history(site)
     open_rounds = most = 0
     for body in log:

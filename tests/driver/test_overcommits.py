@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from longboat_runtime.driver import overcommits
-from longboat_runtime.driver.aside import AsideFailed
-from longboat_runtime.driver.loop import Driver, Outcome
+from longboat_runtime.driver.background_process import BackgroundFailed
+from longboat_runtime.driver.loop import Driver, RunOutcome
 from longboat_runtime.driver.overcommits import is_due
 from longboat_runtime.interfaces import EngineStats, TrainReport, TrainRequest
 from longboat_runtime.metrics.record import read_records
@@ -40,7 +40,7 @@ def driver_of(site: Site, steps: int = 1000, seconds: float = 10.0, **arguments:
 
 
 def awaits_a_choice(driver: Driver, site: Site, step: int) -> None:
-    """The trainer stops before `step` until a factor is chosen: rounds of these rooms take less time than the choice."""
+    """The trainer stops before `step` until a factor is chosen: rounds of these components take less time than the choice."""
     chosen, train = asyncio.Event(), site.trainer.train
     overcommits = driver._steps.overcommits
     happened = overcommits._happened
@@ -66,7 +66,7 @@ async def test_a_factor_is_chosen_and_told(tmp_path: Path, first_factor: float |
     site = Site(tmp_path, make_spec(**{**ROUNDS, "prompt_overcommit": first_factor}))
     driver = driver_of(site)
     awaits_a_choice(driver, site, 30)
-    assert await driver.run() is Outcome.DONE
+    assert await driver.run() is RunOutcome.DONE
     first, *_ = choices(site)
     assert set(first.predicted) == {"1", "1.125", "1.25", "1.5"}
     assert format(first.factor, "g") in first.predicted
@@ -96,26 +96,26 @@ async def test_the_choice_survives_the_driver(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["Fixed", None])
 async def test_a_fixed_factor_stays(tmp_path: Path, mode: str | None) -> None:
     site = Site(tmp_path, make_spec(**{**ROUNDS, "steps": 9, "prompt_overcommit_mode": mode}))
-    assert await driver_of(site).run() is Outcome.DONE
+    assert await driver_of(site).run() is RunOutcome.DONE
     assert not choices(site)
 
 
 async def test_nothing_is_chosen_before_engines_have_shown_what_a_step_takes(tmp_path: Path) -> None:
     site = Site(tmp_path, make_spec(**{**ROUNDS, "steps": 9}))
-    assert await driver_of(site, steps=5).run() is Outcome.DONE
+    assert await driver_of(site, steps=5).run() is RunOutcome.DONE
     assert not choices(site)
 
 
 async def test_a_choice_that_fails_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = []
 
-    async def aside(work: object) -> None:
+    async def in_background(work: object) -> None:
         failed.append(work)
-        raise AsideFailed("exit status 1")
+        raise BackgroundFailed("exit status 1")
 
-    monkeypatch.setattr(overcommits, "aside", aside)
+    monkeypatch.setattr(overcommits, "in_background", in_background)
     site = Site(tmp_path, make_spec(**{**ROUNDS, "steps": 9}))
-    assert await driver_of(site).run() is Outcome.DONE
+    assert await driver_of(site).run() is RunOutcome.DONE
     assert failed
     assert not choices(site)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from longboat_runtime.driver.loop import Outcome
+from longboat_runtime.driver.loop import RunOutcome
 from tests.driver.fakes import Site, make_spec
 from tests.driver.runs import crash_once_saved, trained
 
@@ -44,7 +44,7 @@ async def test_each_prompt_is_trained_once_by_the_two_jobs(
         with pytest.raises(ExceptionGroup):
             await driver.run()
         driver = after.driver(order=8)
-    assert await driver.run() is Outcome.DONE
+    assert await driver.run() is RunOutcome.DONE
     batches = [*(of for of in trained(before) if of[0] <= 3), *trained(after)]
     assert [step for step, _ in batches] == [*range(1, STEPS + 1)]
     assert all(len(samples) == PROMPTS * GROUP for _, samples in batches)

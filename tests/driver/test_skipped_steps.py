@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.driver.batch import skip_problem
-from longboat_runtime.driver.loop import Outcome
+from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.driver.status import DriverStatus
 from longboat_runtime.interfaces import TrainReport, TrainRequest
 from longboat_runtime.metrics.record import read_records
@@ -73,7 +73,7 @@ async def test_a_step_that_trained_nothing_drops_its_prompts_and_the_job_goes_on
     site = Site(tmp_path, make_spec(**rounds))
     driver = site.driver()
     skip(site, {2, 4})
-    assert await driver.run() is Outcome.DONE
+    assert await driver.run() is RunOutcome.DONE
     reasons = [body.dropped for body in commits(site)]
     assert reasons == [None, DropReason.NOT_FINITE, None, DropReason.NOT_FINITE, None]
     assert [request.step for request in site.trainer.requests] == [1, 3, 5]
@@ -95,7 +95,7 @@ async def test_the_weights_of_a_skipped_step_are_served_under_its_number(tmp_pat
 
     site.fleet.publish = publish_and_note
     skip(site, {2})
-    assert await driver.run() is Outcome.DONE
+    assert await driver.run() is RunOutcome.DONE
     assert list(weights) == [0, 1, 2, 3]
     assert weights[0] != weights[1] == weights[2] != weights[3]
     (_, _, third) = commits(site)
@@ -108,7 +108,7 @@ async def test_a_skipped_step_is_in_its_record_and_in_the_status(tmp_path: Path)
     site = Site(tmp_path, make_spec(steps=2, quotas=quotas))
     driver = site.driver()
     skip(site, {2})
-    assert await driver.run() is Outcome.DONE
+    assert await driver.run() is RunOutcome.DONE
     trained, skipped = (record.metrics for record in read_records(tmp_path)[1:])
     assert (trained["rollout/kept_groups"], trained["rollout/dropped_groups/not_finite"]) == (2, 0)
     assert (skipped["rollout/kept_groups"], skipped["rollout/dropped_groups/not_finite"]) == (0, 2)
@@ -131,7 +131,7 @@ async def test_a_step_with_some_minibatches_skipped_trains_its_prompts(tmp_path:
         publish(status)
 
     site.broker.publish = publish_and_note
-    assert await driver.run() is Outcome.DONE, "it isn't counted as a step that trained nothing"
+    assert await driver.run() is RunOutcome.DONE, "it isn't counted as a step that trained nothing"
     assert [(body.skipped, body.dropped) for body in commits(site)] == [(1, None)] * 3 + [(0, None)]
     assert any("1 of 2 minibatches of step 3" in message for message in told)
     assert site.broker.status.problem is None, "it is over"

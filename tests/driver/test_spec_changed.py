@@ -13,7 +13,7 @@ from longboat_crds.job import RLJobSpec
 from longboat_crds.status import TrainingState
 from longboat_runtime.driver.eventlog import LogPosition, replay
 from longboat_runtime.driver.kubernetes_broker import KubernetesBroker
-from longboat_runtime.driver.loop import Driver, Outcome
+from longboat_runtime.driver.loop import Driver, RunOutcome
 from longboat_runtime.interfaces import FleetState, PublicationReport, TrainReport, TrainRequest, WeightPublication
 from longboat_runtime.metrics.record import Record
 from longboat_runtime.problems import spec_problem_in
@@ -86,7 +86,7 @@ async def test_more_steps_while_the_job_runs(tmp_path: Path, rounds: dict[str, s
     site = Site(tmp_path, make_spec(steps=4, **rounds))
     driver = site.driver()
     at_step(site, 2, lambda: site.broker.edit(rounds={"steps": 7}))
-    assert await driver.run() is Outcome.DONE
+    assert await driver.run() is RunOutcome.DONE
     assert [len(samples) for _, samples in trained(site)] == [4] * 7
     assert changes(site) == [(1, events.SpecChanged(7, 2, 10))], "before the commit of the step that was being made"
     assert horizons(site) == [(1, 4), (2, 4), (3, 7), (4, 7), (5, 7), (6, 7), (7, 7)]
@@ -103,7 +103,7 @@ async def test_more_steps_while_the_last_one_is_made(tmp_path: Path, rounds: dic
     site = Site(tmp_path, make_spec(steps=3, **rounds))
     driver = site.driver()
     at_step(site, 3, lambda: site.broker.edit(rounds={"steps": 5}))
-    assert await driver.run() is Outcome.DONE
+    assert await driver.run() is RunOutcome.DONE
     assert [step for step, _ in trained(site)] == [1, 2, 3, 4, 5]
     assert saved_steps(tmp_path) == [2, 4, 5], "step 3 was not the last one any more"
 
@@ -118,7 +118,7 @@ async def test_more_steps_when_the_last_one_is_committed(tmp_path: Path, rounds:
     else:
         # Both wait in the inbox: the edit, and behind it the end of the job.
         before_report(driver, 3, lambda: driver._inbox.put_nowait(events.SpecChanged(5, 2, 10)))
-    assert await driver.run() is Outcome.DONE
+    assert await driver.run() is RunOutcome.DONE
     assert [step for step, _ in trained(site)] == [1, 2, 3, 4, 5]
     assert saved_steps(tmp_path) == [2, 3, 4, 5]
     assert changes(site) == [(3, events.SpecChanged(5, 2, 10))]
@@ -135,11 +135,11 @@ async def test_more_steps_behind_the_end_are_left_to_the_next_driver(tmp_path: P
     def edit() -> None:
         site.broker.edit(rounds={"steps": 5})
 
-    assert await driver.run() is Outcome.DONE
+    assert await driver.run() is RunOutcome.DONE
     status = site.broker.status.training
     assert (status.state, status.step, status.steps) == (TrainingState.SUCCEEDED, 3, 3), "which the operator sees"
     site.spec = make_spec(steps=5)
-    assert await site.driver().run() is Outcome.DONE
+    assert await site.driver().run() is RunOutcome.DONE
     assert [step for step, _ in trained(site)] == [1, 2, 3, 4, 5]
     assert horizons(site) == [(4, 5), (5, 5)]
     assert changes(site) == [(3, events.SpecChanged(5, 2, 10))]
@@ -152,7 +152,7 @@ async def test_fewer_steps_than_are_done_end_the_job_with_the_step_that_is_made(
     site = Site(tmp_path, make_spec(steps=9, **rounds))
     driver = site.driver()
     at_step(site, 3, lambda: site.broker.edit(rounds={"steps": 1}))
-    assert await driver.run() is Outcome.DONE
+    assert await driver.run() is RunOutcome.DONE
     assert [step for step, _ in trained(site)] == [1, 2, 3]
     assert saved_steps(tmp_path) == [2, 3]
     status = site.broker.status.training
@@ -178,7 +178,7 @@ async def test_fewer_steps_when_the_last_one_is_published_leave_nothing_unsaved(
         return await publish(publication)
 
     site.fleet.publish = publishes
-    assert await driver.run() is Outcome.DONE
+    assert await driver.run() is RunOutcome.DONE
     last, _ = trained(site)[-1]
     assert last in (3, 4), "a step that was being made is the last one"
     assert saved_steps(tmp_path) == [2, last]
@@ -192,7 +192,7 @@ async def test_a_job_that_resumes_goes_by_its_spec_as_it_then_is(
     """Behind its last step there is nothing more to do, and the job has succeeded."""
     site = await finished(tmp_path, steps=5, **rounds)
     site.spec = make_spec(steps=steps, **rounds)
-    assert await site.driver().run() is Outcome.DONE
+    assert await site.driver().run() is RunOutcome.DONE
     assert [step for step, _ in trained(site)] == [*range(1, max(5, steps) + 1)]
     assert changes(site) == ([] if steps == 5 else [(5, events.SpecChanged(steps, 2, 10))])
     assert site.broker.status.training.state is TrainingState.SUCCEEDED
@@ -202,7 +202,7 @@ async def test_a_job_that_resumes_goes_by_its_spec_as_it_then_is(
 async def test_a_job_from_the_checkpoint_of_another_has_its_own_number_of_steps(tmp_path: Path, steps: int) -> None:
     before = await finished(tmp_path / "first", steps=4)
     after = Site(tmp_path / "second", make_spec(steps=steps), adopted=before.root)
-    assert await after.driver().run() is Outcome.DONE
+    assert await after.driver().run() is RunOutcome.DONE
     assert [step for step, _ in trained(after)] == [*range(5, steps + 1)]
     assert after.broker.status.checkpoint.step == max(4, steps)
     assert after.broker.status.checkpoint.export is not None
@@ -221,7 +221,7 @@ async def test_after_an_edit_a_resumed_job_repeats_bit_for_bit(tmp_path: Path) -
             assert died.group_contains(Crash)
             site.spec = make_spec(steps=7)
             driver = site.driver(order=3)
-        assert await driver.run() is Outcome.DONE
+        assert await driver.run() is RunOutcome.DONE
         weights.append(site.trainer.weights)
         assert horizons(site)[-3:] == [(5, 7), (6, 7), (7, 7)]
     assert weights[0] == weights[1]
@@ -231,7 +231,7 @@ async def test_an_edit_of_what_no_running_job_follows_is_no_event(tmp_path: Path
     site = Site(tmp_path, make_spec())
     driver = site.driver()
     at_step(site, 2, lambda: site.broker.edit(checkpoint={"grace_seconds": 7}))
-    assert await driver.run() is Outcome.DONE
+    assert await driver.run() is RunOutcome.DONE
     assert changes(site) == []
 
 
@@ -239,7 +239,7 @@ async def test_checkpoints_are_made_and_kept_as_the_spec_says_now(tmp_path: Path
     site = Site(tmp_path, make_spec(steps=9))
     driver = site.driver()
     at_step(site, 5, lambda: site.broker.edit(checkpoint={"every_steps": 3, "keep": 2}))
-    assert await driver.run() is Outcome.DONE
+    assert await driver.run() is RunOutcome.DONE
     assert saved_steps(tmp_path) == [6, 9], "of 2, 4, 6 and 9"
     assert changes(site) == [(4, events.SpecChanged(9, 3, 2))]
 
@@ -260,7 +260,7 @@ async def test_the_limit_of_engines_that_die_is_that_of_the_spec_now(tmp_path: P
         assert spec_problem_in(failed.value).field == "spec.failurePolicy.maxRolloutRestarts"
     else:
         site.broker.suspend()
-        assert await running is Outcome.SUSPENDED
+        assert await running is RunOutcome.SUSPENDED
 
 
 class StoredJob:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from longboat_runtime.driver.loop import Outcome
+from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DeferReason, RoundKind
@@ -35,7 +35,7 @@ async def test_every_prompt_that_is_launched_is_trained_once(
         with pytest.raises(ExceptionGroup):
             await driver.run()
         driver = site.driver(order + 10)
-    assert await driver.run() is Outcome.DONE
+    assert await driver.run() is RunOutcome.DONE
     batches = [samples for _, samples in trained(site)]
     prompts = [prompt for samples in batches for prompt in {sample.prompt for sample in samples}]
     assert [len(samples) for samples in batches] == [PROMPTS * GROUP] * STEPS
@@ -60,7 +60,7 @@ async def test_quotas_hold_in_every_step_also_after_a_death(
         with pytest.raises(ExceptionGroup):
             await driver.run()
         driver = site.driver(10)
-    assert await driver.run() is Outcome.DONE
+    assert await driver.run() is RunOutcome.DONE
     prompts = [{sample.prompt for sample in samples} for _, samples in trained(site)]
     assert [sorted(site.source.domain(prompt.row) for prompt in step) for step in prompts] == [
         ["even", "even", "odd"]
@@ -82,7 +82,7 @@ async def test_quotas_hold_in_every_step_also_after_a_death(
 
 async def test_rounds_are_short_until_a_round_is_deferred(tmp_path: Path) -> None:
     site = Site(tmp_path, make_spec(**ROUNDS))
-    assert await site.driver().run() is Outcome.DONE
+    assert await site.driver().run() is RunOutcome.DONE
     kinds = [body.kind for body in history(site) if isinstance(body, events.RoundOpened)]
     assert kinds == [RoundKind.SHORT, RoundKind.SHORT, RoundKind.LONG] * 3
 
@@ -90,7 +90,7 @@ async def test_rounds_are_short_until_a_round_is_deferred(tmp_path: Path) -> Non
 async def test_status_has_the_last_rounds_and_what_they_cost(tmp_path: Path) -> None:
     site = Site(tmp_path, make_spec(**ROUNDS))
     driver = site.driver()
-    assert await driver.run() is Outcome.DONE
+    assert await driver.run() is RunOutcome.DONE
     rounds = site.broker.status.training.recent_rounds
     assert [(summary.step, summary.kind, summary.deferred) for summary in rounds][:3] == [
         (1, "Short", 1),
@@ -118,7 +118,7 @@ async def test_lengths_are_audited_at_the_end_of_a_period(tmp_path: Path, crash:
         with pytest.raises(ExceptionGroup):
             await driver.run()
         driver = site.driver(previous=site.broker.status)
-    assert await driver.run() is Outcome.DONE
+    assert await driver.run() is RunOutcome.DONE
     audited = {r.step: r.metrics for r in read_records(tmp_path) if "tail/length_bias/prompts" in r.metrics}
     assert sorted(audited) == list(range(3, 61, 3))
     last = audited[60]
@@ -138,7 +138,7 @@ async def test_too_much_bias_suspends_races_for_a_period_and_says_so(tmp_path: P
     site.fleet.shortest_first = True
     told = []
     site.broker.publish = told.append
-    assert await driver.run() is Outcome.DONE
+    assert await driver.run() is RunOutcome.DONE
     reasons = [status.problem and status.problem.reason for status in told]
     assert "LengthBias" in reasons
     suspended = [body for body in history(site) if isinstance(body, events.RacesSuspended)]
@@ -152,7 +152,7 @@ async def test_too_much_bias_suspends_races_for_a_period_and_says_so(tmp_path: P
 async def test_audit_rounds_are_compared_with_what_is_trained(tmp_path: Path) -> None:
     rounds = {**ROUNDS, "prompts_per_round": 8, "steps": 70, "audit_every": 4}
     site = Site(tmp_path, make_spec(**rounds))
-    assert await site.driver().run() is Outcome.DONE
+    assert await site.driver().run() is RunOutcome.DONE
     records = [r.metrics for r in read_records(tmp_path) if "tail/audit_rounds/mean_ratio" in r.metrics]
     last = records[-1]
     assert last["tail/audit_rounds/prompts"] >= 40
@@ -163,7 +163,7 @@ async def test_audit_rounds_are_compared_with_what_is_trained(tmp_path: Path) ->
 
 async def test_what_finishes_while_it_is_stopped_is_known_whole_and_not_kept_in_the_store(tmp_path: Path) -> None:
     site = Site(tmp_path, make_spec(**{**ROUNDS, "steps": 60}))
-    assert await site.driver().run() is Outcome.DONE
+    assert await site.driver().run() is RunOutcome.DONE
     late = [body for body in history(site) if isinstance(body, events.Stopped) and body.finished]
     assert late
     assert all(body.tokens == site.fleet.likely.get(body.sample) for body in late)
@@ -173,6 +173,6 @@ async def test_what_finishes_while_it_is_stopped_is_known_whole_and_not_kept_in_
 @pytest.mark.parametrize("rounds", [{"policy": "Synchronous"}, {"policy": "TailBatching", "prompt_overcommit": 1.0}])
 async def test_without_long_rounds_no_lengths_pile_up(tmp_path: Path, rounds: dict) -> None:
     site = Site(tmp_path, make_spec(**rounds, steps=6, prompts_per_round=PROMPTS))
-    assert await site.driver().run() is Outcome.DONE
+    assert await site.driver().run() is RunOutcome.DONE
     lengths = manifests(tmp_path)[-1]["lengths"]
     assert (lengths["period"], lengths["rounds"], lengths["prompts"]) == (0, [], [])

@@ -24,7 +24,7 @@ async def test_a_stage_that_hangs_is_named_with_stacks_until_it_moves(tmp_path: 
     site.fleet.stacks = stacks
     running = asyncio.create_task(driver.run())
     await until(lambda: site.reporter.samples == "2 kept, 1 rewarded, 1 running", running)
-    watchdog = Watchdog(driver._job, driver._rooms, site.reporter)
+    watchdog = Watchdog(driver._job, driver._components, site.reporter)
     await watchdog.look()
     assert site.broker.status.problem is None
     site.seconds += 101
@@ -45,7 +45,7 @@ async def test_a_stage_that_hangs_is_named_with_stacks_until_it_moves(tmp_path: 
     await running
 
 
-async def test_a_room_that_does_not_answer_is_said_to(tmp_path: Path) -> None:
+async def test_a_component_that_does_not_answer_is_said_to(tmp_path: Path) -> None:
     site = Site(tmp_path, make_spec(stage_deadline_seconds=1))
     driver = site.driver()
 
@@ -55,14 +55,14 @@ async def test_a_room_that_does_not_answer_is_said_to(tmp_path: Path) -> None:
     site.trainer.stacks = broken
     site.reporter.stages.set(Stage.TRAIN, True)
     site.seconds += 2
-    await Watchdog(driver._job, driver._rooms, site.reporter).look()
+    await Watchdog(driver._job, driver._components, site.reporter).look()
     assert "trainer: ...gave no stacks: ConnectionError('the actor is gone')" in site.broker.status.problem.message
 
 
 async def test_that_no_grader_answers_is_told_until_one_does(tmp_path: Path) -> None:
     site = Site(tmp_path, make_spec())
     driver = site.driver()
-    watchdog = Watchdog(driver._job, driver._rooms, site.reporter)
+    watchdog = Watchdog(driver._job, driver._components, site.reporter)
     site.reporter.stages.set(Stage.START, True)
     site.rewards.serving = False
     await watchdog.look()

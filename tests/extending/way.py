@@ -18,11 +18,11 @@ from longboat_crds.job import RLJobSpec
 from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.data.source import open_source
 from longboat_runtime.driver.broker import LocalBroker
+from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.loop import Driver, Outcome
+from longboat_runtime.driver.loop import Driver, RunOutcome
 from longboat_runtime.driver.reporter import Reporter
-from longboat_runtime.driver.rooms import Rooms
-from longboat_runtime.driver.stages import Stages
+from longboat_runtime.driver.stages import StageClock
 from longboat_runtime.interfaces import ModelInfo, TrainReport, TrainRequest
 from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.reward.adapters import load_scorer
@@ -32,7 +32,7 @@ from longboat_runtime.reward.graders.child import _graded
 from longboat_runtime.reward.outcome import Outcome as RewardOutcome
 from longboat_runtime.reward.sample import RewardSample
 from longboat_runtime.reward.worker import GradeRequest, RewardWorker
-from longboat_runtime.rounds.named import open_policy
+from longboat_runtime.rounds.policies import open_policy
 from longboat_runtime.samples import FinishReason, GeneratedSample, Grade, Row, SampleId, SampleRequest, VersionSpan
 from longboat_runtime.trainer import process_group
 from longboat_runtime.trainer.rank import TrainerRank
@@ -145,7 +145,7 @@ async def _follow(directory: Path) -> list[Hop | str]:
     [prompt] = rows.draw(1)
     row, sample = rows.row(prompt), SampleId(*prompt, 0, 0)
     assert prompt.row, "the trainer gives its own test samples the name of row 0"
-    rooms = Rooms(
+    components = Components(
         store,
         Engines(store, InOrder()),
         Worker(spec, store),
@@ -155,14 +155,14 @@ async def _follow(directory: Path) -> list[Hop | str]:
     )
     job, broker = Job("job", spec, directory / "job", 1), LocalBroker(1)
     clock = asyncio.get_running_loop().time
-    reporter = Reporter(job, broker, Reports([], clock), Stages(clock), clock)
+    reporter = Reporter(job, broker, Reports([], clock), StageClock(clock), clock)
     trace = Trace(Followed(sample, (row.text, response(sample))), "objective", STANDS)
     try:
         with trace.following():
-            outcome = await Driver(job, rooms, open_policy(spec), reporter, broker, clock).run()
+            outcome = await Driver(job, components, open_policy(spec), reporter, broker, clock).run()
     finally:
         process_group.leave()
-    assert outcome is Outcome.DONE
+    assert outcome is RunOutcome.DONE
     return trace.way
 
 

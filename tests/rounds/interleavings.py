@@ -29,7 +29,7 @@ from longboat_runtime.rounds.by_domain import ByDomain
 from longboat_runtime.rounds.continue_unfinished import ContinueUnfinished
 from longboat_runtime.rounds.events import Event
 from longboat_runtime.rounds.policy import Policy
-from longboat_runtime.rounds.records import RoundState, State
+from longboat_runtime.rounds.records import RoundState, SampleState
 from longboat_runtime.rounds.rules import MOST_ENGINE_DEATHS, phases
 from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
 from longboat_runtime.rounds.synchronous import Synchronous
@@ -73,21 +73,21 @@ class Interleavings(RuleBasedStateMachine):
         self.fixed: dict = {}
         self.kept: set = set()
 
-    def _some(self, data: st.DataObject, state: State) -> SampleId:
+    def _some(self, data: st.DataObject, state: SampleState) -> SampleId:
         return data.draw(st.sampled_from(self.world.samples(state)))
 
-    def _has(self, state: State) -> bool:
+    def _has(self, state: SampleState) -> bool:
         return bool(self.world.samples(state))
 
-    @precondition(lambda self: self._has(State.RUNNING))
+    @precondition(lambda self: self._has(SampleState.RUNNING))
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
-        assert self.world.finish(self._some(data, State.RUNNING))
+        assert self.world.finish(self._some(data, SampleState.RUNNING))
 
-    @precondition(lambda self: self._has(State.GENERATED))
+    @precondition(lambda self: self._has(SampleState.GENERATED))
     @rule(data=st.data(), kind=st.sampled_from([GradeKind.SCORED] * 6 + list(GradeKind)))
     def grade(self, data: st.DataObject, kind: GradeKind) -> None:
-        assert self.world.grade(self._some(data, State.GENERATED), kind)
+        assert self.world.grade(self._some(data, SampleState.GENERATED), kind)
 
     @precondition(lambda self: self.world.pausing)
     @rule(data=st.data(), finished=st.booleans())
@@ -98,20 +98,22 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule(
         data=st.data(),
-        state=st.sampled_from([State.RUNNING, State.PAUSED, State.GENERATED, State.REWARDED, State.KEPT]),
+        state=st.sampled_from(
+            [SampleState.RUNNING, SampleState.PAUSED, SampleState.GENERATED, SampleState.REWARDED, SampleState.KEPT]
+        ),
     )
-    def lose(self, data: st.DataObject, state: State) -> None:
+    def lose(self, data: st.DataObject, state: SampleState) -> None:
         if self._has(state):
             assert self.world.lose(self._some(data, state))
 
-    @precondition(lambda self: self._has(State.RUNNING))
+    @precondition(lambda self: self._has(SampleState.RUNNING))
     @rule(data=st.data(), deaths=st.integers(1, MOST_ENGINE_DEATHS))
     def kill_engines(self, data: st.DataObject, deaths: int) -> None:
         """One engine after another dies with a sample, as long as it is made again."""
-        sample = self._some(data, State.RUNNING)
+        sample = self._some(data, SampleState.RUNNING)
         for _ in range(deaths):
             record = self.world.ledger.sample(sample)
-            if record and record.state is State.RUNNING:
+            if record and record.state is SampleState.RUNNING:
                 assert self.world.lose(sample, engine_died=True)
 
     @precondition(lambda self: self.world.stopping)
@@ -177,13 +179,13 @@ class Interleavings(RuleBasedStateMachine):
             return pausing
         record = self.world.ledger.sample(body.sample)
         if isinstance(body, events.Graded):
-            return record is not None and record.state is State.GENERATED
-        return record is not None and (record.state is State.RUNNING or pausing)
+            return record is not None and record.state is SampleState.GENERATED
+        return record is not None and (record.state is SampleState.RUNNING or pausing)
 
     @rule()
     def from_older_incarnation(self) -> None:
         before = to_snapshot(self.world.ledger)
-        for sample in self.world.samples(State.RUNNING):
+        for sample in self.world.samples(SampleState.RUNNING):
             body = events.Lost(sample, "said by a driver that is gone")
             assert not self.world.ledger.apply(Event(self.world.ledger.seq + 1, self.world.incarnation - 1, 0.0, body))
         assert to_snapshot(self.world.ledger) == before
@@ -252,7 +254,7 @@ class Interleavings(RuleBasedStateMachine):
             skipped = self._skipped(prompt)
             kept = group is not None and group.attempt == attempt
             assert kept or self.world.fate.get(prompt) == "trained" or lost_data or skipped
-        self.kept |= {(g.prompt, g.attempt) for g in ledger.groups.values() if g.state is State.KEPT}
+        self.kept |= {(g.prompt, g.attempt) for g in ledger.groups.values() if g.state is SampleState.KEPT}
 
     def _skipped(self, prompt: PromptId) -> bool:
         """It was in a step that trained nothing."""
@@ -266,7 +268,7 @@ class Interleavings(RuleBasedStateMachine):
             e.body.sample for e in self.world.log if isinstance(e.body, events.Lost) and e.body.engine_died
         )
         assert max(deaths.values(), default=0) <= MOST_ENGINE_DEATHS
-        assert not any(deaths[sample] == MOST_ENGINE_DEATHS for sample in self.world.samples(State.RUNNING))
+        assert not any(deaths[sample] == MOST_ENGINE_DEATHS for sample in self.world.samples(SampleState.RUNNING))
         killers = {sample.prompt for sample, count in deaths.items() if count == MOST_ENGINE_DEATHS}
         dropped = [e.body for e in self.world.log if isinstance(e.body, events.GroupDropped)]
         assert {body.prompt for body in dropped if body.reason is events.DropReason.ENGINE_DEATHS} <= killers
@@ -289,9 +291,11 @@ class Interleavings(RuleBasedStateMachine):
                     assert list(getattr(part, index)) == whole
             if round_.parts:
                 assert round_.launched == sum(part.launched for part in round_.parts.values())
-        assert set(ledger.lost) == set(self.world.samples(State.LOST))
+        assert set(ledger.lost) == set(self.world.samples(SampleState.LOST))
         assert set(ledger.carried) <= set(ledger.groups)
-        paused = [g.sample_id(s.index) for g in ledger.groups.values() for s in g.samples if s.state is State.PAUSED]
+        paused = [
+            g.sample_id(s.index) for g in ledger.groups.values() for s in g.samples if s.state is SampleState.PAUSED
+        ]
         waiting = {sample for sample in paused if not ledger.sample(sample).resumable}
         assert waiting == set(self.world.pausing)
         for group in ledger.groups.values():
@@ -299,10 +303,10 @@ class Interleavings(RuleBasedStateMachine):
             assert (group.graded, group.errors) == (len(kinds), kinds.count(GradeKind.GRADER_ERROR))
         for round_ in ledger.rounds.values():
             data = [s.state for p in round_.kept for s in ledger.groups[p].samples if s.counts]
-            assert round_.missing == len(data) - data.count(State.KEPT)
+            assert round_.missing == len(data) - data.count(SampleState.KEPT)
             live = {g.prompt for g in ledger.groups.values() if g.round == round_.number}
             assert set(round_.groups) == live - set(ledger.carried)
-            kept = {p for p in round_.groups if ledger.groups[p].state is State.KEPT}
+            kept = {p for p in round_.groups if ledger.groups[p].state is SampleState.KEPT}
             assert set(round_.kept) == kept
             assert round_.state is RoundState.OPEN or not round_.undecided
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DeferReason, DropReason, Event
 from longboat_runtime.rounds.policy import Decision, Launch
-from longboat_runtime.rounds.records import GroupRecord, RoundRecord, RoundState, State
+from longboat_runtime.rounds.records import GroupRecord, RoundRecord, RoundState, SampleState
 from longboat_runtime.rounds.rules import deferred, dropped, next_round, publication, recover
 from longboat_runtime.rounds.view import View
 
@@ -18,7 +18,7 @@ def judge(group: GroupRecord | None) -> Decision | None:
         return None
     if group.errors:
         return dropped(group, DropReason.GRADER_ERROR)
-    complete = group.rewarded and group.state is not State.KEPT
+    complete = group.rewarded and group.state is not SampleState.KEPT
     return events.GroupKept(group.prompt, group.attempt) if complete else None
 
 
@@ -50,7 +50,7 @@ class Racing:
     def _stop_surplus(self, view: View, round_: RoundRecord) -> list[Decision]:
         for group in map(view.groups.get, round_.completed):
             ids = zip(group.sample_ids, group.samples, strict=True)
-            running = tuple(i for i, s in ids if s.state is State.RUNNING and not s.counts)
+            running = tuple(i for i, s in ids if s.state is SampleState.RUNNING and not s.counts)
             if running:
                 return [events.Aborted(running)]
         return []

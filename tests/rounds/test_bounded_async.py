@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.bounded_async import BoundedAsync
-from longboat_runtime.rounds.records import State
+from longboat_runtime.rounds.records import SampleState
 from longboat_runtime.samples import VersionSpan
 from tests.rounds.test_tail_batching import bodies
 from tests.rounds.world import World
@@ -39,7 +39,7 @@ def test_rounds_are_opened_as_far_ahead_as_allowed() -> None:
 def test_responses_go_on_with_new_weights() -> None:
     world = started(steps=3, prompts=1, group_size=2)
     world.publish()
-    first, second, *ahead = world.samples(State.RUNNING)
+    first, second, *ahead = world.samples(SampleState.RUNNING)
     for sample in (first, second):
         world.finish(sample)
         world.grade(sample)
@@ -52,7 +52,7 @@ def test_responses_go_on_with_new_weights() -> None:
 def test_later_rounds_wait_for_earlier_ones() -> None:
     world = started(steps=4, prompts=1, group_size=1)
     world.publish()
-    first, second = world.samples(State.RUNNING)
+    first, second = world.samples(SampleState.RUNNING)
     world.finish(second)
     world.grade(second)
     assert not world.training
@@ -65,7 +65,7 @@ def test_grades_are_answered_while_nothing_serves() -> None:
     """A driver starts again with samples of the driver before that are being graded: nobody says their grades twice."""
     world = started(steps=2, prompts=1, group_size=1)
     world.publish()
-    first, second = world.samples(State.RUNNING)
+    first, second = world.samples(SampleState.RUNNING)
     for sample in (first, second):
         world.finish(sample)
     world.grade(first)
@@ -91,9 +91,9 @@ def test_no_trained_token_is_older_than_the_bound(prompts: int, steps: int, boun
     chance = random.Random(seed)
     while world.ledger.step < steps:
         moves = [world.train, world.publish]
-        if running := world.samples(State.RUNNING):
+        if running := world.samples(SampleState.RUNNING):
             moves.append(lambda: world.finish(chance.choice(running)))
-        if generated := world.samples(State.GENERATED):
+        if generated := world.samples(SampleState.GENERATED):
             moves.append(lambda: world.grade(chance.choice(generated)))
         if chance.random() < 0.02 and (known := running + generated):
             moves.append(lambda: world.lose(chance.choice(known)))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.by_domain import ByDomain
 from longboat_runtime.rounds.events import DropReason, RoundKind
-from longboat_runtime.rounds.records import State
+from longboat_runtime.rounds.records import SampleState
 from longboat_runtime.rounds.rules import phases
 from longboat_runtime.rounds.synchronous import Synchronous
 from longboat_runtime.rounds.tail_batching import TailBatching
@@ -106,7 +106,7 @@ def test_a_domain_with_its_quota_ends_alone() -> None:
     """Its slow prompts are stopped then and there, while another domain still races."""
     world = started(20, tail_batching({"b": 2, "c": 2}, 1, overcommit=1.5))
     world.publish()
-    b = [sample for sample in world.samples(State.RUNNING) if world.domain_of(sample.row) == "b"]
+    b = [sample for sample in world.samples(SampleState.RUNNING) if world.domain_of(sample.row) == "b"]
     assert len(b) == 3
     world.finish(b[0])
     assert not world.stopping
@@ -132,7 +132,7 @@ def test_a_queue_of_more_than_two_quotas_forces_a_long_round_that_others_fill_up
     world = started(30, tail_batching({"b": 1, "c": 2}, 1, overcommit=1.1))
     world.publish()
     while len(world.view.within("b").deferred) <= 2:
-        sample = next(sample for sample in world.samples(State.RUNNING) if world.domain_of(sample.row) == "b")
+        sample = next(sample for sample in world.samples(SampleState.RUNNING) if world.domain_of(sample.row) == "b")
         world.finish(sample, version=99)
     deferred = list(world.view.within("b").deferred)
     world.run_until_training()
@@ -181,9 +181,9 @@ def test_what_dynamic_sampling_drops_is_replaced_in_its_domain_and_never_queued(
 def test_a_grader_error_makes_its_domain_train_smaller() -> None:
     world = started(1, tail_batching({"b": 2, "c": 1}, 1))
     world.publish()
-    for sample in world.samples(State.RUNNING):
+    for sample in world.samples(SampleState.RUNNING):
         world.finish(sample)
-    first = next(sample for sample in world.samples(State.GENERATED) if world.domain_of(sample.row) == "b")
+    first = next(sample for sample in world.samples(SampleState.GENERATED) if world.domain_of(sample.row) == "b")
     world.grade(first, GradeKind.GRADER_ERROR)
     world.run()
     assert trained(world) == [Counter(b=1, c=1)]
@@ -223,9 +223,9 @@ def test_a_driver_killed_at_any_event_loses_and_doubles_nothing(drop: bool) -> N
         world = started(6, tail_batching(quotas, 2, 1.5, drop_zero_variance=drop))
         pick = random.Random(1).choice
         while len(world.log) < length:
-            if running := world.samples(State.RUNNING):
+            if running := world.samples(SampleState.RUNNING):
                 world.finish(pick(running))
-            elif generated := world.samples(State.GENERATED):
+            elif generated := world.samples(SampleState.GENERATED):
                 world.grade(pick(generated))
             elif not (world.train() or world.publish()):
                 break

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.continue_unfinished import ContinueUnfinished
 from longboat_runtime.rounds.events import DropReason
-from longboat_runtime.rounds.records import State
+from longboat_runtime.rounds.records import SampleState
 from longboat_runtime.samples import GradeKind, PromptId, SampleId, VersionSpan
 from tests.rounds.test_tail_batching import bodies
 from tests.rounds.world import World
@@ -29,7 +29,7 @@ def started(
 
 def next_round(world: World) -> None:
     """Trains what is kept, publishes, and opens the next round."""
-    while generated := world.samples(State.GENERATED):
+    while generated := world.samples(SampleState.GENERATED):
         world.grade(generated[0])
     assert world.train()
     assert world.publish()
@@ -39,7 +39,7 @@ def test_a_round_ends_with_its_first_complete_prompts_and_the_others_go_on() -> 
     world = started(steps=4, prompts=2, group_size=2)
     world.publish()
     slow = PromptId(0, 1)
-    for sample in [s for s in world.samples(State.RUNNING) if s.prompt != slow]:
+    for sample in [s for s in world.samples(SampleState.RUNNING) if s.prompt != slow]:
         world.finish(sample)
     assert list(world.view.carried) == [slow]
     assert world.pausing == [SampleId(0, 1, 0, 0), SampleId(0, 1, 0, 1)]
@@ -83,10 +83,10 @@ def test_what_is_given_back_late_goes_on_when_it_comes() -> None:
     early, late = world.pausing
     world.paused(early)
     next_round(world)
-    assert world.view.sample(early).state is State.RUNNING
-    assert world.view.sample(late).state is State.PAUSED
+    assert world.view.sample(early).state is SampleState.RUNNING
+    assert world.view.sample(late).state is SampleState.PAUSED
     world.paused(late)
-    assert world.view.sample(late).state is State.RUNNING
+    assert world.view.sample(late).state is SampleState.RUNNING
 
 
 def test_a_round_counts_the_tokens_that_it_made_and_throws_none_away() -> None:
@@ -135,7 +135,7 @@ def test_grading_never_decides_what_is_kept(seed: int) -> None:
         world = started(4, 3, 2, 2.0)
         rank = lambda sample: random.Random(f"{seed} {sample}").random()  # noqa: E731
         while True:
-            running, generated = world.samples(State.RUNNING), world.samples(State.GENERATED)
+            running, generated = world.samples(SampleState.RUNNING), world.samples(SampleState.GENERATED)
             if world.pausing:
                 world.paused(world.pausing[0])
             elif generated and not (order is not None and running and order.random() < 0.7):
@@ -176,10 +176,10 @@ def test_carried_tokens_survive_a_driver_if_the_store_does(stored: bool) -> None
     world = started(steps=4, prompts=2, group_size=2)
     world.publish()
     slow = SampleId(0, 1, 0, 1)
-    for sample in [s for s in world.samples(State.RUNNING) if s != slow][:5]:
+    for sample in [s for s in world.samples(SampleState.RUNNING) if s != slow][:5]:
         world.finish(sample)
     world.paused(slow)
-    while generated := world.samples(State.GENERATED):
+    while generated := world.samples(SampleState.GENERATED):
         world.grade(generated[0])
     world.train()
     world.start()
@@ -187,7 +187,7 @@ def test_carried_tokens_survive_a_driver_if_the_store_does(stored: bool) -> None
         for sample in (slow, SampleId(0, 1, 0, 0)):
             world.lose(sample)
     world.publish()
-    assert world.view.sample(slow).state is State.RUNNING
+    assert world.view.sample(slow).state is SampleState.RUNNING
     world.finish(slow)
     begun = (VersionSpan(0, 0, 1), VersionSpan(1, 1, 5)) if stored else (VersionSpan(1, 0, 4),)
     assert world.view.sample(slow).spans == begun

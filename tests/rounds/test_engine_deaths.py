@@ -11,7 +11,7 @@ from longboat_runtime.rounds.bounded_async import BoundedAsync
 from longboat_runtime.rounds.continue_unfinished import ContinueUnfinished
 from longboat_runtime.rounds.events import DropReason, Event
 from longboat_runtime.rounds.policy import Policy
-from longboat_runtime.rounds.records import State
+from longboat_runtime.rounds.records import SampleState
 from longboat_runtime.rounds.rules import MOST_ENGINE_DEATHS
 from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
 from longboat_runtime.rounds.synchronous import Synchronous
@@ -41,10 +41,10 @@ def dropped(world: World) -> list[events.GroupDropped]:
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
 def test_the_third_death_drops_the_group_with_its_reason(policy: Policy) -> None:
     world = world_of(policy)
-    killer, beside = world.samples(State.RUNNING)[:2]
+    killer, beside = world.samples(SampleState.RUNNING)[:2]
     for deaths in range(1, MOST_ENGINE_DEATHS):
         world.lose(killer, engine_died=True)
-        assert killer in world.samples(State.RUNNING), f"made again after {deaths} deaths"
+        assert killer in world.samples(SampleState.RUNNING), f"made again after {deaths} deaths"
     world.lose(killer, engine_died=True)
     assert dropped(world) == [events.GroupDropped(killer.prompt, 0, DropReason.ENGINE_DEATHS)]
     assert beside in world.stopping, "what else runs of the group is stopped"
@@ -57,10 +57,10 @@ def test_the_third_death_drops_the_group_with_its_reason(policy: Policy) -> None
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
 def test_lost_pods_and_lost_data_are_not_held_against_a_sample(policy: Policy) -> None:
     world = world_of(policy)
-    sample = world.samples(State.RUNNING)[0]
+    sample = world.samples(SampleState.RUNNING)[0]
     for _ in range(2 * MOST_ENGINE_DEATHS):
         world.lose(sample)
-    assert sample in world.samples(State.RUNNING)
+    assert sample in world.samples(SampleState.RUNNING)
     assert not dropped(world)
 
 

@@ -10,7 +10,7 @@ from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DropReason, Event
 from longboat_runtime.rounds.ledger import Ledger, skipped_in_a_row
 from longboat_runtime.rounds.policy import PolicyError
-from longboat_runtime.rounds.records import State
+from longboat_runtime.rounds.records import SampleState
 from longboat_runtime.rounds.rules import next_round
 from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
 from longboat_runtime.rounds.view import View
@@ -51,7 +51,7 @@ def test_the_first_samples_by_number_count_and_the_rest_are_surplus() -> None:
     ledger = fold(*LAUNCHED, generated(2), generated(0), generated(1))
     group = ledger.groups[PROMPT]
     assert group.counted == [2, 0]
-    assert [s.state for s in group.samples] == [State.GENERATED, State.SURPLUS, State.GENERATED]
+    assert [s.state for s in group.samples] == [SampleState.GENERATED, SampleState.SURPLUS, SampleState.GENERATED]
     assert not add(ledger, graded(1)), "a surplus sample is not graded"
 
 
@@ -61,7 +61,7 @@ def test_a_sample_keeps_its_seat_while_it_is_made_again() -> None:
     for index in (0, 1, 2):
         assert add(ledger, generated(index))
     assert ledger.groups[PROMPT].counted == [2, 0]
-    assert ledger.groups[PROMPT].samples[1].state is State.SURPLUS
+    assert ledger.groups[PROMPT].samples[1].state is SampleState.SURPLUS
 
 
 def test_a_group_with_a_grader_error_cannot_be_kept() -> None:
@@ -160,7 +160,7 @@ def test_a_start_loses_what_ran_and_voids_the_step_that_was_computed() -> None:
     assert ledger.apply(Event(ledger.seq + 1, 2, 0.0, events.Started(0)))
     assert ledger.serving is None
     assert list(ledger.lost) == [SampleId(*PROMPT, 0, 1), SampleId(*PROMPT, 0, 2)]
-    assert ledger.groups[PROMPT].samples[0].state is State.GENERATED
+    assert ledger.groups[PROMPT].samples[0].state is SampleState.GENERATED
 
 
 def test_mistakes_of_policies_are_errors() -> None:

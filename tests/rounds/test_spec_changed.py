@@ -13,7 +13,7 @@ from longboat_runtime.rounds.bounded_async import BoundedAsync
 from longboat_runtime.rounds.by_domain import ByDomain
 from longboat_runtime.rounds.continue_unfinished import ContinueUnfinished
 from longboat_runtime.rounds.policy import Policy
-from longboat_runtime.rounds.records import State
+from longboat_runtime.rounds.records import SampleState
 from longboat_runtime.rounds.snapshot import from_snapshot
 from longboat_runtime.rounds.synchronous import Synchronous
 from longboat_runtime.rounds.tail_batching import TailBatching
@@ -126,9 +126,9 @@ def test_whenever_steps_are_raised_everything_drawn_is_trained(policy: Policy, s
         moves = [world.train, world.publish]
         if left:
             moves.append(lambda: world.edit(world.wanted + left.pop()))
-        if running := world.samples(State.RUNNING):
+        if running := world.samples(SampleState.RUNNING):
             moves += [lambda: world.finish(chance.choice(running))] * 3
-        if generated := world.samples(State.GENERATED):
+        if generated := world.samples(SampleState.GENERATED):
             moves += [lambda: world.grade(chance.choice(generated))] * 3
         if world.pausing:
             moves.append(lambda: world.paused(chance.choice(world.pausing)))

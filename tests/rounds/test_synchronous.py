@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DropReason
-from longboat_runtime.rounds.records import State
+from longboat_runtime.rounds.records import SampleState
 from longboat_runtime.rounds.rules import MAX_DRAWS_PER_ROUND
 from longboat_runtime.rounds.snapshot import to_snapshot
 from longboat_runtime.rounds.synchronous import Synchronous
@@ -45,9 +45,9 @@ def test_the_next_round_waits_for_the_publication() -> None:
     world.grade(SampleId(0, 0, 0, 0))
     world.train()
     assert world.ledger.step == 1
-    assert not world.samples(State.RUNNING)
+    assert not world.samples(SampleState.RUNNING)
     world.publish()
-    assert world.samples(State.RUNNING) == [SampleId(0, 1, 0, 0)]
+    assert world.samples(SampleState.RUNNING) == [SampleId(0, 1, 0, 0)]
 
 
 @given(seed=st.integers(0, 10_000), drop=st.booleans())
@@ -68,7 +68,7 @@ def test_reward_latency_does_not_choose_samples(first: int, second: int) -> None
     for seed in (first, second):
         world, order, grading = started(3, Racing(2, 2)), random.Random(7), random.Random(seed)
         while world.ledger.step < 3:
-            running, generated = world.samples(State.RUNNING), world.samples(State.GENERATED)
+            running, generated = world.samples(SampleState.RUNNING), world.samples(SampleState.GENERATED)
             undecided = [s for s in running if not world.ledger.groups[s.prompt].completed]
             if undecided:
                 world.finish(order.choice(sorted(undecided)))
@@ -83,7 +83,7 @@ def test_reward_latency_does_not_choose_samples(first: int, second: int) -> None
 def test_a_grader_error_drops_the_group_and_the_batch_is_smaller() -> None:
     world = started(1, Synchronous(prompts_per_round=2, group_size=2))
     world.publish()
-    for sample in world.samples(State.RUNNING):
+    for sample in world.samples(SampleState.RUNNING):
         world.finish(sample)
     world.grade(SampleId(0, 0, 0, 1), GradeKind.GRADER_ERROR)
     assert world.fate == {(0, 0): "dropped"}
@@ -96,7 +96,7 @@ def test_a_grader_error_drops_the_group_and_the_batch_is_smaller() -> None:
 def test_timeouts_wrong_answers_and_errors_are_counted_apart() -> None:
     world = started(1, Synchronous(prompts_per_round=1, group_size=4))
     world.publish()
-    for sample in world.samples(State.RUNNING):
+    for sample in world.samples(SampleState.RUNNING):
         world.finish(sample)
     for index, kind in enumerate([GradeKind.TIMEOUT, GradeKind.SCORED, GradeKind.WRONG_FORMAT]):
         world.grade(SampleId(0, 0, 0, index), kind)
@@ -132,7 +132,7 @@ def test_a_lost_sample_is_made_again_under_its_name() -> None:
     sample = SampleId(0, 0, 0, 1)
     world.lose(sample)
     assert bodies(world, events.Relaunched) == [events.Relaunched(sample)]
-    assert sample in world.samples(State.RUNNING)
+    assert sample in world.samples(SampleState.RUNNING)
     world.run()
     assert world.batches[1] == (SampleId(0, 0, 0, 0), sample)
 
@@ -143,7 +143,7 @@ def test_kept_data_that_is_lost_while_training_is_made_and_graded_again() -> Non
     world.run_until_training()
     sample = SampleId(0, 0, 0, 0)
     assert world.lose(sample)
-    assert world.samples(State.LOST) == [sample], "the trainer may have read it before"
+    assert world.samples(SampleState.LOST) == [sample], "the trainer may have read it before"
     assert world.train()
     assert len(bodies(world, events.StepFailed)) == 1
     assert world.finish(sample)
@@ -157,7 +157,7 @@ def test_tokens_of_other_weights_are_not_trained() -> None:
     world = started(1, Synchronous(prompts_per_round=1, group_size=2))
     world.publish()
     world.finish(SampleId(0, 0, 0, 0), version=5)
-    assert world.samples(State.RUNNING) == [SampleId(0, 0, 1, 0), SampleId(0, 0, 1, 1)]
+    assert world.samples(SampleState.RUNNING) == [SampleId(0, 0, 1, 0), SampleId(0, 0, 1, 1)]
     world.run()
     assert {s.attempt for s in world.batches[1]} == {1}
 
@@ -169,9 +169,9 @@ def test_a_restart_repeats_the_same_events(events_lived_through: int) -> None:
     whole, broken = started(4, policy), started(4, policy)
     whole.run()
     for _ in range(events_lived_through):
-        if running := broken.samples(State.RUNNING):
+        if running := broken.samples(SampleState.RUNNING):
             broken.finish(running[-1])
-        elif generated := broken.samples(State.GENERATED):
+        elif generated := broken.samples(SampleState.GENERATED):
             broken.grade(generated[-1])
         else:
             assert broken.train() or broken.publish()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DeferReason, RoundKind
-from longboat_runtime.rounds.records import State
+from longboat_runtime.rounds.records import SampleState
 from longboat_runtime.rounds.tail_batching import TailBatching
 from longboat_runtime.samples import GradeKind, PromptId, SampleId
 from tests.rounds.world import World
@@ -112,7 +112,7 @@ def test_grading_never_decides_what_is_kept(seed: int, errors: bool) -> None:
         world = started(4, tail_batching(3, 2, 1.5, 1.5))
         rank = lambda sample: random.Random(f"{seed} {sample}").random()  # noqa: E731
         while True:
-            running, generated = world.samples(State.RUNNING), world.samples(State.GENERATED)
+            running, generated = world.samples(SampleState.RUNNING), world.samples(SampleState.GENERATED)
             late = order is not None and running and order.random() < 0.7
             if generated and not late:
                 sample = generated[0] if order is None else order.choice(generated)
@@ -139,13 +139,13 @@ def test_a_surplus_response_is_stopped_and_never_waited_for() -> None:
 def test_a_long_round_begins_with_what_got_furthest() -> None:
     world = started(30, tail_batching(prompts_per_round=2, group_size=1, prompt_overcommit=1.5))
     while kinds(world).count(RoundKind.LONG) == 0:
-        if running := world.samples(State.RUNNING):
+        if running := world.samples(SampleState.RUNNING):
             world.finish(running[-1])
             for number, sample in enumerate(list(world.stopping)):
                 tokens = 10 * len(world.view.deferred) + number
                 assert world.record(events.Stopped(sample, tokens, "engine-0"))
             world.stopping.clear()
-        elif generated := world.samples(State.GENERATED):
+        elif generated := world.samples(SampleState.GENERATED):
             world.grade(generated[0])
         else:
             assert world.train() or world.publish()
@@ -216,9 +216,9 @@ def test_without_overcommit_it_is_the_synchronous_policy() -> None:
 def test_audit_rounds_race_in_no_way_and_leave_the_flow_of_the_others_as_it_is(prompts: int, audit_every: int) -> None:
     world = started(200, TailBatching(prompts, 2, 1.25, sample_overcommit=1.5, audit_every=audit_every))
     while world.ledger.step < 100:
-        if world.view.rounds and (running := world.samples(State.RUNNING)):
+        if world.view.rounds and (running := world.samples(SampleState.RUNNING)):
             world.finish(running[0])
-        elif generated := world.samples(State.GENERATED):
+        elif generated := world.samples(SampleState.GENERATED):
             world.grade(generated[0])
         else:
             assert world.train() or world.publish()
@@ -265,7 +265,7 @@ def test_each_chosen_factor_has_its_share_of_long_rounds(prompts: int, factors: 
     for number, factor in enumerate([1.25, *factors]):
         assert number == 0 or world.record(chosen(factor))
         while world.ledger.step < stretch * (number + 1):
-            running, generated = world.samples(State.RUNNING), world.samples(State.GENERATED)
+            running, generated = world.samples(SampleState.RUNNING), world.samples(SampleState.GENERATED)
             if running or generated:
                 world.finish(pick(running)) if running else world.grade(pick(generated))
             else:

@@ -1,4 +1,4 @@
-"""A driver without rooms: folds events, asks the policy, and lets a test decide when what finishes."""
+"""A driver without components: folds events, asks the policy, and lets a test decide when what finishes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from longboat_runtime.rounds.events import DropReason, Event
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.loop import Effects, RoundLoop
 from longboat_runtime.rounds.policy import Policy
-from longboat_runtime.rounds.records import State
+from longboat_runtime.rounds.records import SampleState
 from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
 from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan
 
@@ -136,7 +136,7 @@ class World:
 
     # What engines, graders and the trainer have in hand.
 
-    def samples(self, state: State) -> list[SampleId]:
+    def samples(self, state: SampleState) -> list[SampleId]:
         return [
             group.sample_id(sample.index)
             for group in self.ledger.groups.values()
@@ -206,13 +206,13 @@ class World:
         if not self.publishing:
             return False
         if self.ledger.serving is not None:
-            for sample in self.samples(State.RUNNING):
+            for sample in self.samples(SampleState.RUNNING):
                 self._draw(sample, 1)
         return self.record(events.Published(self.publishing.pop(0)))
 
     def run_until_training(self) -> None:
         while not self.training:
-            running, generated = self.samples(State.RUNNING), self.samples(State.GENERATED)
+            running, generated = self.samples(SampleState.RUNNING), self.samples(SampleState.GENERATED)
             assert self.finish(running[0]) if running else self.grade(generated[0])
 
     def run(
@@ -220,9 +220,9 @@ class World:
     ) -> None:
         """Lets everything finish, or `steps` be made; `pick` chooses which sample is generated or graded next."""
         while self.ledger.step < steps:
-            if running := self.samples(State.RUNNING):
+            if running := self.samples(SampleState.RUNNING):
                 self.finish(pick(running))
-            elif generated := self.samples(State.GENERATED):
+            elif generated := self.samples(SampleState.GENERATED):
                 self.grade(pick(generated))
             elif self.pausing:
                 self.paused(pick(self.pausing))

@@ -12,7 +12,7 @@ from longboat_runtime.rounds import events
 from longboat_runtime.rounds.bounded_async import BoundedAsync
 from longboat_runtime.rounds.continue_unfinished import ContinueUnfinished
 from longboat_runtime.rounds.policy import Policy
-from longboat_runtime.rounds.records import State
+from longboat_runtime.rounds.records import SampleState
 from longboat_runtime.rounds.tail_batching import TailBatching
 from longboat_runtime.samples import SampleId
 from longboat_runtime.timeline.bars import Bar, Fate, Timeline
@@ -28,7 +28,7 @@ def ran(policy: Policy, seed: int) -> World:
     random, world = Random(seed), World(policy, group_size=2, steps=4)
     world.start()
     while world.ledger.step < 4:
-        running, generated = world.samples(State.RUNNING), world.samples(State.GENERATED)
+        running, generated = world.samples(SampleState.RUNNING), world.samples(SampleState.GENERATED)
         match random.random():
             case chance if chance < 0.02:
                 world.start()

@@ -1,4 +1,4 @@
-"""Puts the real rooms together."""
+"""Puts the real components together."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from longboat_crds.checkpoint import ResumeFrom
 from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.data.source import open_evaluation, open_source
+from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.rooms import Rooms
 from longboat_runtime.interfaces import Manifest, RewardPool, RolloutFleet, TrainerGroup
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.client import SOCKET
@@ -63,8 +63,8 @@ class AdoptingStore(CheckpointStore):
 
 
 @asynccontextmanager
-async def open_rooms(job: Job, socket: Path = SOCKET, resume: Path = RESUME) -> AsyncIterator[Rooms]:
-    """Checks what can be checked while engines and graders start, which `Rooms.ready` waits for. Raises SpecProblem.
+async def open_components(job: Job, socket: Path = SOCKET, resume: Path = RESUME) -> AsyncIterator[Components]:
+    """Checks what can be checked while engines and graders start, which `Components.ready` waits for. Raises SpecProblem.
 
     `ray.init` has been called. `socket` is where graders listen in every reward pod.
     """
@@ -90,7 +90,7 @@ async def open_rooms(job: Job, socket: Path = SOCKET, resume: Path = RESUME) -> 
         async def ready() -> None:
             await starting
 
-        yield Rooms(store, fleet, rewards, trainer, source, _checkpoints(job, resume), tuple(evaluation), ready)
+        yield Components(store, fleet, rewards, trainer, source, _checkpoints(job, resume), tuple(evaluation), ready)
 
 
 async def _own_store() -> ActorHandle:
@@ -103,12 +103,12 @@ async def _own_store() -> ActorHandle:
             await asyncio.sleep(_STORE_SECONDS)
 
 
-async def _close(room: RolloutFleet | RewardPool | TrainerGroup) -> None:
+async def _close(component: RolloutFleet | RewardPool | TrainerGroup) -> None:
     """What can't be closed any more (its pods are gone, or Ray is) ends with this process, and changes nothing about its end."""
     try:
-        await room.close()
+        await component.close()
     except Exception as error:  # noqa: BLE001
-        log.warning("a room could not be closed", room=type(room).__name__, error=str(error))
+        log.warning("a component could not be closed", component=type(component).__name__, error=str(error))
 
 
 async def _start(rewards: RayRewardPool, fleet: RayRolloutFleet, engines: int) -> None:

@@ -17,7 +17,7 @@ from longboat_runtime.rounds.audit.audit_rounds import compare
 from longboat_runtime.rounds.audit.history import LengthHistory, PromptHistory
 from longboat_runtime.rounds.audit.length_bias import LengthBias, audit
 from longboat_runtime.rounds.audit.lengths import PromptLengths
-from longboat_runtime.rounds.named import races_of_a_period
+from longboat_runtime.rounds.policies import races_of_a_period
 
 log = structlog.get_logger()
 

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.rooms import Rooms
-from longboat_runtime.driver.stages import Stage, Stages
+from longboat_runtime.driver.stages import Stage, StageClock
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.seeds import sample_seed
 from longboat_runtime.samples import (
@@ -38,12 +38,12 @@ class SampleFlow:
     def __init__(
         self,
         job: Job,
-        rooms: Rooms,
-        stages: Stages,
+        components: Components,
+        stages: StageClock,
         happened: Callable[[events.Body], None],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
-        self._rooms, self._stages, self._happened, self._spawn = rooms, stages, happened, spawn
+        self._components, self._stages, self._happened, self._spawn = components, stages, happened, spawn
         self._seed, self._sampling = job.spec.rounds.seed, job.sampling
         self._orders: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         self._grading = 0
@@ -59,28 +59,28 @@ class SampleFlow:
         """Has engines make these samples, behind the first tokens that the store has of them, in such spans."""
         requests = []
         for sample, spans in begun.items():
-            prompt_ids = self._rooms.source.row(sample.prompt).token_ids
+            prompt_ids = self._components.source.row(sample.prompt).token_ids
             seed = sample_seed(self.identity, self._seed, sample, spans[-1].end if spans else 0)
             requests.append(SampleRequest(sample, prompt_ids, seed, self._sampling, begun=spans))
         if requests:
-            self._orders.put_nowait(partial(self._rooms.fleet.submit, requests))
+            self._orders.put_nowait(partial(self._components.fleet.submit, requests))
 
     def abort(self, samples: Sequence[SampleId]) -> None:
         """Has engines stop these samples; what they made of them is discarded when it comes."""
         if samples:
             self._stopping.update(samples)
-            self._orders.put_nowait(partial(self._rooms.fleet.abort, samples))
+            self._orders.put_nowait(partial(self._components.fleet.abort, samples))
 
     def pause(self, samples: Sequence[SampleId]) -> None:
         """Has engines stop these samples; the store keeps what they made of them."""
         if samples:
             self._pausing.update(samples)
-            self._orders.put_nowait(partial(self._rooms.fleet.abort, samples))
+            self._orders.put_nowait(partial(self._components.fleet.abort, samples))
 
     def discard(self, samples: Sequence[SampleId]) -> None:
         """Has the store forget these samples."""
         if samples:
-            self._spawn(self._rooms.store.delete(samples))
+            self._spawn(self._components.store.delete(samples))
 
     async def send(self) -> None:
         """Carries out what is asked of the fleet, one order after the other, forever."""
@@ -92,7 +92,7 @@ class SampleFlow:
         """Takes what the fleet finished, forever. `evaluated` takes held-out samples, and says whether one was awaited."""
         while True:
             heard: list[Heard] = []
-            for item in await self._rooms.fleet.finished():
+            for item in await self._components.fleet.finished():
                 if item.evaluation:
                     self._stages.move(Stage.EVALUATE)
                     if not evaluated(item) and isinstance(item, FinishedSample):
@@ -102,7 +102,7 @@ class SampleFlow:
                     heard.append(as_event(item, stopping=item.id in self._stopping, pausing=item.id in self._pausing))
             # Of what was given up the store may have a part, which would stand in for the whole.
             if parts := [event.sample for event in heard if isinstance(event, events.Stopped | events.Lost)]:
-                await self._rooms.store.delete(parts)
+                await self._components.store.delete(parts)
             for event in heard:
                 self._stopping.discard(event.sample)
                 self._pausing.discard(event.sample)
@@ -110,8 +110,8 @@ class SampleFlow:
 
     async def grade_held_out(self, sample: SampleId, row: Row) -> Grade:
         """Grades a stored held-out sample and discards it. Raises KeyError if the store has lost it."""
-        grade = await self._rooms.rewards.grade(sample, row)
-        await self._rooms.store.delete([sample])
+        grade = await self._components.rewards.grade(sample, row)
+        await self._components.store.delete([sample])
         return grade
 
     async def grade(self, sample: SampleId) -> None:
@@ -119,7 +119,7 @@ class SampleFlow:
         self._grading += 1
         self._stages.set(Stage.REWARD, True)
         try:
-            grade = await self._rooms.rewards.grade(sample, self._rooms.source.row(sample.prompt))
+            grade = await self._components.rewards.grade(sample, self._components.source.row(sample.prompt))
         except KeyError:
             self._happened(events.Lost(sample, "the store has lost its data"))
         else:

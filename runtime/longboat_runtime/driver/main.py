@@ -13,18 +13,18 @@ import structlog
 
 from longboat_crds.status import TrainingState
 from longboat_runtime.checkpoint.volume import volume_problem
-from longboat_runtime.driver.assembly import RESUME, open_rooms
+from longboat_runtime.driver.assembly import RESUME, open_components
 from longboat_runtime.driver.broker import Broker, Superseded
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.loop import Driver
 from longboat_runtime.driver.reporter import Reporter
-from longboat_runtime.driver.stages import Stages
+from longboat_runtime.driver.stages import StageClock
 from longboat_runtime.metrics.record import JsonLines, Sink
 from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.metrics.tensorboard import TensorBoard
 from longboat_runtime.problems import SpecProblem, spec_problem_in
 from longboat_runtime.reward.client import SOCKET
-from longboat_runtime.rounds.named import open_policy
+from longboat_runtime.rounds.policies import open_policy
 
 log = structlog.get_logger()
 
@@ -49,12 +49,12 @@ async def drive(
     Raises what the next start may overcome: a lost trainer, a lost store, a lost head.
     """
     reports = Reports([], time.time)
-    reporter = Reporter(job, broker, reports, Stages(time.monotonic), time.time)
+    reporter = Reporter(job, broker, reports, StageClock(time.monotonic), time.time)
     reporter.tell()
     try:
         reports.sinks = [*_files(job), *sinks]
-        async with open_rooms(job, socket, resume) as rooms:
-            driver = Driver(job, rooms, open_policy(job.spec), reporter, broker, time.time)
+        async with open_components(job, socket, resume) as components:
+            driver = Driver(job, components, open_policy(job.spec), reporter, broker, time.time)
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, driver.stop)
             outcome = await driver.run()
             await broker.flush()

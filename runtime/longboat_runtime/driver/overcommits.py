@@ -11,17 +11,17 @@ import structlog
 
 from longboat_crds.algorithm import resolve
 from longboat_crds.rounds import PROMPT_OVERCOMMIT, OvercommitMode
-from longboat_runtime.driver.aside import AsideFailed, aside
+from longboat_runtime.driver.background_process import BackgroundFailed, in_background
+from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.journal import Journal
 from longboat_runtime.driver.reporter import Reporter
-from longboat_runtime.driver.rooms import Rooms
+from longboat_runtime.driver.run_state import RunState
 from longboat_runtime.interfaces import EngineStats
 from longboat_runtime.metrics.record import Record
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.audit.history import WINDOW_PERIODS
 from longboat_runtime.rounds.events import DropReason
-from longboat_runtime.rounds.named import open_with
+from longboat_runtime.rounds.policies import open_with
 from longboat_runtime.simulate.curve import StepCurve, merged
 from longboat_runtime.simulate.overcommit import Choice, choose
 from longboat_runtime.simulate.site import Site
@@ -40,25 +40,27 @@ def is_due(period: int) -> bool:
 class Overcommits:
     """Chooses in a process of its own: rounds go on meanwhile. `happened` hears what was chosen."""
 
-    def __init__(self, job: Job, rooms: Rooms, reporter: Reporter, happened: Callable[[events.Body], None]) -> None:
-        self._job, self._spec, self._rooms = job, job.spec, rooms
+    def __init__(
+        self, job: Job, components: Components, reporter: Reporter, happened: Callable[[events.Body], None]
+    ) -> None:
+        self._job, self._spec, self._components = job, job.spec, components
         self._reporter, self._happened = reporter, happened
         self._ended = asyncio.Event()
         self._prompt_tokens = 0
         self.active = job.spec.rounds.prompt_overcommit_mode is OvercommitMode.AUTO
 
-    def go_on(self, journal: Journal) -> None:
+    def go_on(self, run_state: RunState) -> None:
         """Where the driver begins: for the periods until then, a choice was made before, or engines don't remember steps."""
-        self._journal, self._period = journal, journal.lengths.period
+        self._run_state, self._period = run_state, run_state.lengths.period
 
     def metrics(self) -> dict[str, float]:
         """The factor that the next short round is opened with, where it is chosen."""
-        chosen = self._journal.view.overcommit if self.active else None
+        chosen = self._run_state.view.overcommit if self.active else None
         return {} if chosen is None else {"tail/prompt_overcommit": chosen}
 
     def consider(self, record: Record) -> None:
         """Has a factor chosen if the step of `record` ended a period, and it is time for it."""
-        period = self._journal.lengths.period
+        period = self._run_state.lengths.period
         self._prompt_tokens = ceil(record.metrics.get("prompt_length/mean", self._prompt_tokens))
         if self.active and period != self._period and is_due(period):
             self._ended.set()
@@ -77,12 +79,12 @@ class Overcommits:
 
     async def _choose(self) -> Choice | None:
         """None while too little is known."""
-        stats = await self._rooms.fleet.stats()
-        window = self._journal.lengths.window()
+        stats = await self._components.fleet.stats()
+        window = self._run_state.lengths.window()
         if not window or sum(times.steps for of in stats for times in of.step_times.values()) < MIN_STEPS:
             return None
-        prompts = [history.lengths(self._rooms.source.domain(history.prompt.row)) for history in window]
-        rounds, chosen = self._spec.rounds, self._journal.view.overcommit
+        prompts = [history.lengths(self._components.source.domain(history.prompt.row)) for history in window]
+        rounds, chosen = self._spec.rounds, self._run_state.view.overcommit
         work = partial(
             choose,
             prompts,
@@ -95,14 +97,14 @@ class Overcommits:
             kv_tokens=min(of.kv_tokens for of in stats),
         )
         try:
-            return await aside(work)
-        except AsideFailed as failed:
+            return await in_background(work)
+        except BackgroundFailed as failed:
             log.warning("no promptOvercommit was chosen; the present one stays", error=str(failed))
             return None
 
     def _site(self, stats: list[EngineStats]) -> Site:
         """Engines as they are, and prompts that teach nothing as often as so far. What else a round takes is the same anyway."""
-        ledger = self._journal.ledger
+        ledger = self._run_state.ledger
         equal = ledger.dropped[DropReason.ZERO_VARIANCE]
         return Site(
             StepCurve.of(merged(of.step_times for of in stats)),

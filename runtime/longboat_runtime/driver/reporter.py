@@ -1,4 +1,4 @@
-"""Keeps the job's status: state, progress, the newest checkpoint, problems."""
+"""Keeps the job's status: state, progress, the newest checkpoint, and problems that a person should know of while they last."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import datetime
 from collections import deque
 from collections.abc import Callable, Mapping
 
+from longboat_crds.reasons import Reason
 from longboat_crds.status import (
     LINE_LENGTH,
     RECENT_ROUNDS,
@@ -18,8 +19,7 @@ from longboat_crds.status import (
 )
 from longboat_runtime.driver.broker import Broker
 from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.problems import Problems
-from longboat_runtime.driver.stages import Stages
+from longboat_runtime.driver.stages import StageClock
 from longboat_runtime.driver.status import DriverStatus
 from longboat_runtime.interfaces import Manifest
 from longboat_runtime.metrics.queue import queue_line
@@ -28,11 +28,58 @@ from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.rounds.events import RoundKind
 from longboat_runtime.rounds.view import View
 
+# `status.problem` has room for one: the first of these that there is.
+_FOREMOST_FIRST = (
+    Reason.CHECKPOINT_VOLUME_FULL,
+    Reason.STAGE_STUCK,
+    Reason.TRAINER_LOST,
+    Reason.NO_ENGINES,
+    Reason.NO_GRADERS,
+    Reason.ENGINE_REFUSED,
+    Reason.CHECKPOINT_CORRUPT,
+    Reason.LOSS_NOT_FINITE,
+    Reason.GRADER_ERRORS,
+    Reason.LENGTH_BIAS,
+)
+_MESSAGE_LIMIT = 4096
+
+
+class Problems:
+    """None of these is fatal: the job goes on, and each goes away when its cause does."""
+
+    def __init__(self) -> None:
+        self._problems: dict[Reason, Problem] = {}
+
+    def put(self, reason: Reason, field: str | None, message: str) -> None:
+        """There is such a problem, with this message."""
+        self._problems[reason] = Problem(reason=reason, field=field, message=message[:_MESSAGE_LIMIT])
+
+    def set(self, reason: Reason, field: str | None, message: str, present: bool) -> None:
+        """Puts or clears it."""
+        if present:
+            self.put(reason, field, message)
+        else:
+            self.clear(reason)
+
+    def get(self, reason: Reason) -> Problem | None:
+        """The problem, if there is such a one."""
+        return self._problems.get(reason)
+
+    def clear(self, reason: Reason) -> None:
+        """The problem is gone."""
+        self._problems.pop(reason, None)
+
+    @property
+    def foremost(self) -> Problem | None:
+        return next((self._problems[reason] for reason in _FOREMOST_FIRST if reason in self._problems), None)
+
 
 class Reporter:
     """`tell` hands the present status to the broker; every change of stage does so too. `clock` is Unix time in seconds."""
 
-    def __init__(self, job: Job, broker: Broker, reports: Reports, stages: Stages, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, job: Job, broker: Broker, reports: Reports, stages: StageClock, clock: Callable[[], float]
+    ) -> None:
         self.reports, self.stages, self.problems = reports, stages, Problems()
         self._job, self._broker, self._clock = job, broker, clock
         self._state = TrainingState.STARTING

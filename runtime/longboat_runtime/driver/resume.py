@@ -8,15 +8,14 @@ from dataclasses import dataclass
 import structlog
 
 from longboat_runtime.checkpoint.volume import volume_problem
-from longboat_runtime.driver.boundary import Boundary, Evaluated, calibrations, read, take
+from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.eventlog import EventLog, LogPosition
 from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.journal import Journal
-from longboat_runtime.driver.rooms import Rooms
+from longboat_runtime.driver.run_state import Evaluated, RunState, StepBoundary, calibrations, read_boundary
 from longboat_runtime.interfaces import Manifest, ModelInfo
 from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.ledger import STORED, Ledger
-from longboat_runtime.rounds.named import races_of_a_period
+from longboat_runtime.rounds.policies import races_of_a_period
 from longboat_runtime.rounds.snapshot import to_snapshot
 from longboat_runtime.samples import SampleId
 
@@ -30,53 +29,53 @@ class Beginning:
     `saved` is the newest checkpoint of this job, `missing` are samples of the ledger that the store doesn't hold any more.
     """
 
-    journal: Journal
-    boundary: Boundary
+    run_state: RunState
+    boundary: StepBoundary
     saved: Manifest | None
     evaluated: Evaluated | None
     missing: list[SampleId]
     model: ModelInfo
 
 
-async def begin(job: Job, rooms: Rooms) -> Beginning:
+async def begin(job: Job, components: Components) -> Beginning:
     """Loads the model, restores the newest checkpoint and opens this incarnation's log. Raises SpecProblem.
 
     A checkpoint of another job (`checkpoint.resumeFrom`) is a start and not a part of this job's past: its log stays where it
     is, incarnations count from this job's own, and rounds that its policy had under way begin again by this job's policy.
     """
-    manifest = await asyncio.to_thread(rooms.checkpoints.newest)
+    manifest = await asyncio.to_thread(components.checkpoints.newest)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(rooms.ready())
-        loading = tasks.create_task(rooms.trainer.load())
+        tasks.create_task(components.ready())
+        loading = tasks.create_task(components.trainer.load())
     info = loading.result()
     log.info("model is loaded", parameters=info.parameters, max_length=info.max_length, attention=info.attention)
     if manifest is None:
         ledger, lengths = Ledger(job.spec.algorithm.group_size, job.spec.rounds.steps), LengthHistory()
         evaluated, identity, resumes = None, job.identity, None
     else:
-        await rooms.trainer.restore(manifest.model)
-        boundary, ledger, lengths, evaluated = read(manifest.state, job.spec.algorithm.group_size)
-        rooms.source.restore(boundary.source)
-        rooms.fleet.calibrate(calibrations(manifest.state))
+        await components.trainer.restore(manifest.model)
+        boundary, ledger, lengths, evaluated = read_boundary(manifest.state, job.spec.algorithm.group_size)
+        components.source.restore(boundary.source)
+        components.fleet.calibrate(calibrations(manifest.state))
         identity, resumes = boundary.identity, boundary.log
         if not manifest.directory.is_relative_to(job.root):
             ledger.start_over()
             ledger.incarnation, manifest, resumes = 0, None, None
         log.info("resumed", step=ledger.step, incarnation=boundary.log.incarnation)
-    journal = _open_journal(job, ledger, lengths, resumes)
-    held = set(await rooms.store.held())
+    run_state = _opened(job, ledger, lengths, resumes)
+    held = set(await components.store.held())
     wanted = _stored(ledger)
-    await rooms.store.delete(sorted(held - wanted))
-    boundary = take(identity, ledger, rooms.source.state(), lengths, journal.log.position)
-    return Beginning(journal, boundary, manifest, evaluated, sorted(wanted - held), info)
+    await components.store.delete(sorted(held - wanted))
+    boundary = run_state.boundary(identity, components.source.state())
+    return Beginning(run_state, boundary, manifest, evaluated, sorted(wanted - held), info)
 
 
-def _open_journal(job: Job, ledger: Ledger, lengths: LengthHistory, resumes: LogPosition | None) -> Journal:
+def _opened(job: Job, ledger: Ledger, lengths: LengthHistory, resumes: LogPosition | None) -> RunState:
     try:
         log_ = EventLog(job.root, job.incarnation, to_snapshot(ledger), resumes)
     except OSError as error:
         raise volume_problem(error) or error from error
-    return Journal(ledger, lengths, log_, audited=races_of_a_period(job.spec) > 0)
+    return RunState(ledger, lengths, log_, audited=races_of_a_period(job.spec) > 0)
 
 
 def _stored(ledger: Ledger) -> set[SampleId]:

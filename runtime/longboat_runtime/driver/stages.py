@@ -31,7 +31,7 @@ class Activity:
     moved: float
 
 
-class Stages:
+class StageClock:
     """Stages that run now; several may. `clock` is monotonic, in seconds; `changed` is told when another one is foremost."""
 
     def __init__(self, clock: Callable[[], float], changed: Callable[[], None] = lambda: None) -> None:

@@ -17,15 +17,14 @@ from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint.volume import volume_full
 from longboat_runtime.driver.audits import Audits
 from longboat_runtime.driver.batch import kept_batch, skip_problem
-from longboat_runtime.driver.boundary import Boundary, Evaluated
+from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.evaluation import Evaluation, is_due
 from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.journal import Journal
-from longboat_runtime.driver.lane import Lane, Task
 from longboat_runtime.driver.overcommits import Overcommits
 from longboat_runtime.driver.reporter import Reporter
-from longboat_runtime.driver.rooms import Rooms
+from longboat_runtime.driver.run_state import Evaluated, RunState, StepBoundary
 from longboat_runtime.driver.stages import Stage
+from longboat_runtime.driver.trainer_queue import Task, TrainerQueue
 from longboat_runtime.interfaces import Manifest, PublicationReport, TrainReport, TrainRequest
 from longboat_runtime.metrics.batch import batch_metrics, round_metrics, staleness
 from longboat_runtime.metrics.queue import queue_metrics
@@ -61,55 +60,55 @@ class Steps:
     def __init__(
         self,
         job: Job,
-        rooms: Rooms,
+        components: Components,
         reporter: Reporter,
         evaluation: Evaluation | None,
         happened: Callable[[events.Body], None],
         reported: Callable[[Record], None],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
-        self._job, self._spec, self._rooms, self._reporter = job, job.spec, rooms, reporter
+        self._job, self._spec, self._components, self._reporter = job, job.spec, components, reporter
         self._stages, self._evaluation = reporter.stages, evaluation
         self._happened, self._reported, self._spawn = happened, reported, spawn
-        self._audits = Audits(job, rooms.source, reporter, happened)
-        self.overcommits = Overcommits(job, rooms, reporter, happened)
+        self._audits = Audits(job, components.source, reporter, happened)
+        self.overcommits = Overcommits(job, components, reporter, happened)
         self._algorithm = resolve(job.spec.algorithm)
-        self.lane = Lane()
+        self.queue = TrainerQueue()
         self.saved: Manifest | None = None
         self._engines = 0
         self.checkpoint_every = job.spec.checkpoint.every_steps
         self._writing: asyncio.Task[None] | None = None
 
-    def go_on(self, journal: Journal, saved: Manifest | None, evaluated: Evaluated | None) -> None:
+    def go_on(self, run_state: RunState, saved: Manifest | None, evaluated: Evaluated | None) -> None:
         """Where the driver begins."""
-        self._journal, self.saved, self._evaluated = journal, saved, evaluated
-        self._audits.go_on(journal.lengths)
-        self.overcommits.go_on(journal)
+        self._run_state, self.saved, self._evaluated = run_state, saved, evaluated
+        self._audits.go_on(run_state.lengths)
+        self.overcommits.go_on(run_state)
 
     def train(self, step: int, round_: int) -> None:
         """Queues the optimizer step."""
-        self.lane.put(step, Task.TRAIN, partial(self._train, step, round_))
+        self.queue.put(step, Task.TRAIN, partial(self._train, step, round_))
 
     def publish(self, version: int) -> None:
         """Queues a publication of the weights."""
-        self.lane.put(version, Task.PUBLISH, partial(self._publish, version))
+        self.queue.put(version, Task.PUBLISH, partial(self._publish, version))
 
-    def finish(self, boundary: Boundary) -> None:
+    def finish(self, boundary: StepBoundary) -> None:
         """Queues what follows a commit: a checkpoint if it is time for one, and the report."""
-        step, last = boundary.step, boundary.step >= self._journal.view.steps
+        step, last = boundary.step, boundary.step >= self._run_state.view.steps
         if last or step % self.checkpoint_every == 0:
-            self.lane.put(step, Task.SAVE, partial(self.save, boundary, needed=last))
-        self.lane.put(step, Task.REPORT, partial(self._report, step, timed=True))
+            self.queue.put(step, Task.SAVE, partial(self.save, boundary, needed=last))
+        self.queue.put(step, Task.REPORT, partial(self._report, step, timed=True))
 
-    def introduce(self, boundary: Boundary) -> None:
+    def introduce(self, boundary: StepBoundary) -> None:
         """Queues the record of what is known before this driver's first step: first publication and evaluation.
 
         Where the job begins behind its last step (a checkpoint of another job that had made more), it is saved at once.
         """
         step = boundary.step
-        if step >= self._journal.view.steps and self.saved is None:
-            self.lane.put(step, Task.SAVE, partial(self.save, boundary, needed=True))
-        self.lane.put(step, Task.REPORT, partial(self._report, step, timed=False))
+        if step >= self._run_state.view.steps and self.saved is None:
+            self.queue.put(step, Task.SAVE, partial(self.save, boundary, needed=True))
+        self.queue.put(step, Task.REPORT, partial(self._report, step, timed=False))
 
     async def _train(self, step: int, number: int) -> None:
         with self._stages.running(Stage.TRAIN):
@@ -121,7 +120,7 @@ class Steps:
         So they do if no minibatch has a finite gradient. That step counts too and its weights get its number, but its prompts are
         dropped.
         """
-        view, reports = self._journal.view, self._reporter.reports
+        view, reports = self._run_state.view, self._reporter.reports
         round_, waiting = view.rounds[number], queue_metrics(view, number)
         batch = kept_batch(view, round_, self._spec.rewards, self._algorithm)
         if not batch.records and round_.grades.get(GradeKind.GRADER_ERROR) and len(round_.grades) == 1:
@@ -132,7 +131,7 @@ class Steps:
         report = TrainReport(step, {})
         try:
             if batch.records:
-                report = await self._rooms.trainer.train(request)
+                report = await self._components.trainer.train(request)
         except TrainerLost:
             raise
         except Exception:
@@ -151,7 +150,7 @@ class Steps:
 
     def _tell_skips(self, report: TrainReport) -> None:
         """Raises SpecProblem if too many steps in a row trained nothing."""
-        problem = skip_problem(report, self._journal.ledger.skipped_steps, self._spec.trainer.max_skipped_steps)
+        problem = skip_problem(report, self._run_state.ledger.skipped_steps, self._spec.trainer.max_skipped_steps)
         if problem is None:
             self._reporter.problems.clear(Reason.LOSS_NOT_FINITE)
             return
@@ -176,16 +175,16 @@ class Steps:
             message = f"{lost}; the state of step {committed} is loaded again, and nothing is lost."
             self._reporter.problems.put(Reason.TRAINER_LOST, None, message)
             self._reporter.tell()
-        await self._rooms.trainer.load()
+        await self._components.trainer.load()
         if committed and self.saved:
-            await self._rooms.trainer.restore(self.saved.model)
+            await self._components.trainer.restore(self.saved.model)
         result = await work()
         self._reporter.problems.clear(Reason.TRAINER_LOST)
         return result
 
     async def _data_lost(self, step: int, number: int, batch: set[SampleId]) -> bool:
         """Whether the trainer failed because the store has lost samples of the batch; they are then made again."""
-        lost = sorted(batch - set(await self._rooms.store.held()))
+        lost = sorted(batch - set(await self._components.store.held()))
         if lost:
             log.warning("the batch is incomplete; the step will be computed again", step=step, lost=len(lost))
             self._happened(events.StepFailed(step, number, "the store has lost data"))
@@ -197,8 +196,8 @@ class Steps:
         """Makes the commit durable, moves the weights to the engines, and evaluates them if it is time."""
         await self._sync_log()
         with self._stages.running(Stage.PUBLISH):
-            publication = await self._surviving(version, lambda: self._rooms.trainer.publish(version))
-            report = await self._rooms.fleet.publish(publication)
+            publication = await self._surviving(version, lambda: self._components.trainer.publish(version))
+            report = await self._components.fleet.publish(publication)
         self._add_publication(report)
         await self._evaluate(version)
         self._happened(events.Published(version))
@@ -209,28 +208,28 @@ class Steps:
         Between other work of the trainer: while an evaluation waits for engines it has none. Nothing is done where newer weights
         are on their way.
         """
-        view = self._journal.view
+        view = self._run_state.view
         version = view.serving if view.publishing is None else view.publishing
         if version is None or version != view.step:
             return
         if Stage.EVALUATE not in self._stages.active:
             done = asyncio.Event()
-            self.lane.put(version, Task.PUBLISH, partial(self._move_again, version, done))
+            self.queue.put(version, Task.PUBLISH, partial(self._move_again, version, done))
             await done.wait()
         else:
             await self._move_again(version, asyncio.Event())
 
     async def _move_again(self, version: int, done: asyncio.Event) -> None:
-        if version == self._journal.view.step:
+        if version == self._run_state.view.step:
             log.warning("no engine can fetch the weights; they are published again", step=version)
             with self._stages.running(Stage.PUBLISH):
-                publication = await self._surviving(version, lambda: self._rooms.trainer.publish(version))
-                await self._rooms.fleet.publish(publication)
+                publication = await self._surviving(version, lambda: self._components.trainer.publish(version))
+                await self._components.fleet.publish(publication)
         done.set()
 
     async def _sync_log(self) -> None:
         try:
-            await self._journal.log.sync()
+            await self._run_state.log.sync()
         except OSError as error:
             self._tell_full_volume(error)
 
@@ -247,7 +246,7 @@ class Steps:
             spec is None
             or self._evaluation is None
             or done
-            or not is_due(step, self._journal.view.steps, spec.every_steps)
+            or not is_due(step, self._run_state.view.steps, spec.every_steps)
         ):
             return
         with self._stages.running(Stage.EVALUATE):
@@ -256,7 +255,7 @@ class Steps:
         self._reporter.reports.add(step, metrics)
         self._reporter.remember(metrics)
 
-    async def save(self, boundary: Boundary, *, needed: bool) -> None:
+    async def save(self, boundary: StepBoundary, *, needed: bool) -> None:
         """A checkpoint of the boundary. What it holds is copied now; it is written beside the steps that follow.
 
         One is written at a time: the next waits for it. One that is `needed` (the last step, a suspension), where going on
@@ -264,8 +263,8 @@ class Steps:
         """
         with self._stages.running(Stage.CHECKPOINT):
             await self.written()
-            await self._rooms.trainer.snapshot()
-            state = boundary.to_state(self._evaluated, self._rooms.fleet.calibrations)
+            await self._components.trainer.snapshot()
+            state = boundary.to_state(self._evaluated, self._components.fleet.calibrations)
             write = self._write(boundary.step, state, needed=needed)
             if needed:
                 await write
@@ -285,8 +284,8 @@ class Steps:
         """
         with self._stages.running(Stage.WRITE):
             try:
-                await self._journal.log.sync()
-                self.saved = await self._rooms.checkpoints.save(step, state, self._rooms.trainer.write)
+                await self._run_state.log.sync()
+                self.saved = await self._components.checkpoints.save(step, state, self._components.trainer.write)
             except Exception as error:
                 problem = self._tell_full_volume(error)
                 if needed:
@@ -314,9 +313,9 @@ class Steps:
         await self._audits.run(step)
         if timed:
             timings = {f"timing_s/{name}": seconds.get(stage, 0.0) for stage, name in _TIMINGS.items()}
-            self._reporter.reports.add(step, {**timings, "training/late_events": float(self._journal.late)})
+            self._reporter.reports.add(step, {**timings, "training/late_events": float(self._run_state.late)})
         self._reporter.reports.add(step, self.overcommits.metrics())
-        self._reporter.skips(skipped := self._rooms.source.skipped)
+        self._reporter.skips(skipped := self._components.source.skipped)
         if skipped is not None:
             self._reporter.reports.add(step, {"data/skipped_prompts": float(skipped)})
         devices = self._engines * self._spec.rollout.tensor_parallel + self._spec.trainer.replicas

@@ -8,9 +8,9 @@ import faulthandler
 import structlog
 
 from longboat_crds.reasons import Reason
+from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.reporter import Reporter
-from longboat_runtime.driver.rooms import Rooms
 from longboat_runtime.driver.stages import Stage
 from longboat_runtime.interfaces import Inspectable
 from longboat_runtime.stacks import thread_stacks
@@ -33,9 +33,9 @@ class Watchdog:
     And that no reward pod is left to grade, until one joins.
     """
 
-    def __init__(self, job: Job, rooms: Rooms, reporter: Reporter) -> None:
+    def __init__(self, job: Job, components: Components, reporter: Reporter) -> None:
         self._deadline = float(job.spec.rounds.stage_deadline_seconds)
-        self._rooms, self._reporter = rooms, reporter
+        self._components, self._reporter = components, reporter
         self._reported: set[Stage] = set()
 
     async def run(self) -> None:
@@ -68,7 +68,7 @@ class Watchdog:
         self._reported = set(stuck)
 
     def _look_for_graders(self) -> None:
-        problems, serving = self._reporter.problems, self._rooms.rewards.serving
+        problems, serving = self._reporter.problems, self._components.rewards.serving
         if Stage.START in self._reporter.stages.active:
             return  # the first ones are still waited for
         if serving is (problems.get(Reason.NO_GRADERS) is not None):
@@ -77,13 +77,17 @@ class Watchdog:
             self._reporter.tell()
 
     async def _stacks(self) -> dict[str, str]:
-        """Stacks by process, the driver's own last. A room that doesn't answer is said to."""
-        rooms = {"rollout": self._rooms.fleet, "reward": self._rooms.rewards, "trainer": self._rooms.trainer}
+        """Stacks by process, the driver's own last. A component that doesn't answer is said to."""
+        components = {
+            "rollout": self._components.fleet,
+            "reward": self._components.rewards,
+            "trainer": self._components.trainer,
+        }
         found: dict[str, str] = {}
-        for name, room in rooms.items():
-            if isinstance(room, Inspectable):
+        for name, component in components.items():
+            if isinstance(component, Inspectable):
                 try:
-                    found |= await asyncio.wait_for(room.stacks(), STACKS_TIMEOUT)
+                    found |= await asyncio.wait_for(component.stacks(), STACKS_TIMEOUT)
                 except Exception as error:  # noqa: BLE001 - whatever keeps it from answering is told
                     found[name] = f"gave no stacks: {error!r}"
         found["driver"] = thread_stacks() + "\n" + _waiting_tasks()

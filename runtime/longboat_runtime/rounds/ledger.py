@@ -10,12 +10,12 @@ from functools import singledispatchmethod
 
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import Event, RoundKind
-from longboat_runtime.rounds.records import GroupRecord, RoundRecord, RoundState, SampleRecord, State
+from longboat_runtime.rounds.records import GroupRecord, RoundRecord, RoundState, SampleRecord, SampleState
 from longboat_runtime.rounds.state import LedgerState
 from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId
 
 # States in which the store has the sample's data.
-STORED = (State.GENERATED, State.REWARDED, State.KEPT)
+STORED = (SampleState.GENERATED, SampleState.REWARDED, SampleState.KEPT)
 
 
 def skipped_in_a_row(before: int, committed: events.StepCommitted) -> int:
@@ -46,7 +46,7 @@ class Ledger(LedgerState):
         self.serving = self.publishing = None
         for group in self.groups.values():
             for record in group.samples:
-                if record.state is State.RUNNING or (record.state is State.PAUSED and not record.resumable):
+                if record.state is SampleState.RUNNING or (record.state is SampleState.PAUSED and not record.resumable):
                     self._lose(group, record)
         for round_ in self.rounds.values():
             if round_.state is RoundState.TRAINING:
@@ -117,7 +117,7 @@ class Ledger(LedgerState):
         self._dequeue(body.prompt)
         samples = [SampleRecord(index) for index in range(body.samples)]
         self.groups[body.prompt] = GroupRecord(body.prompt, body.attempt, body.round, samples)
-        self.counts[State.RUNNING] += body.samples
+        self.counts[SampleState.RUNNING] += body.samples
         for share in self._shares(body.prompt, round_):
             share.groups[body.prompt] = None
             share.launched += 1
@@ -126,7 +126,7 @@ class Ledger(LedgerState):
     @_fold.register
     def _(self, body: events.Generated, seq: int) -> bool:
         group, record = self.groups.get(body.sample.prompt), self.sample(body.sample)
-        if not group or not record or record.state not in (State.RUNNING, State.PAUSED) or record.resumable:
+        if not group or not record or record.state not in (SampleState.RUNNING, SampleState.PAUSED) or record.resumable:
             return False
         round_ = self._counters(group)
         round_.generated += 1
@@ -137,7 +137,7 @@ class Ledger(LedgerState):
         if not record.counts:
             if group.completed is not None:
                 round_.surplus += 1
-                self._move(record, State.SURPLUS)
+                self._move(record, SampleState.SURPLUS)
                 return True
             record.counts = True
             group.counted.append(record.index)
@@ -146,13 +146,13 @@ class Ledger(LedgerState):
                 if group.prompt not in self.carried:
                     for share in self._shares(group.prompt, round_):
                         share.completed[group.prompt] = None
-        self._move(record, State.GENERATED)
+        self._move(record, SampleState.GENERATED)
         return True
 
     @_fold.register
     def _(self, body: events.Graded, seq: int) -> bool:
         group, record = self.groups.get(body.sample.prompt), self.sample(body.sample)
-        if not group or not record or record.state is not State.GENERATED:
+        if not group or not record or record.state is not SampleState.GENERATED:
             return False
         round_ = self._counters(group)
         round_.grades[body.kind] = round_.grades.get(body.kind, 0) + 1
@@ -165,17 +165,17 @@ class Ledger(LedgerState):
         group.graded += 1
         error = body.kind is GradeKind.GRADER_ERROR
         group.errors += error
-        if group.state is State.KEPT and not error:
+        if group.state is SampleState.KEPT and not error:
             round_.missing -= 1
-            self._move(record, State.KEPT)
+            self._move(record, SampleState.KEPT)
         else:
-            self._move(record, State.REWARDED)
+            self._move(record, SampleState.REWARDED)
         return True
 
     @_fold.register
     def _(self, body: events.Lost, seq: int) -> bool:
         group, record = self.groups.get(body.sample.prompt), self.sample(body.sample)
-        if not group or not record or record.state not in (State.RUNNING, State.PAUSED, *STORED):
+        if not group or not record or record.state not in (SampleState.RUNNING, SampleState.PAUSED, *STORED):
             return False
         record.engine_deaths += body.engine_died
         self._lose(group, record)
@@ -184,10 +184,10 @@ class Ledger(LedgerState):
     @_fold.register
     def _(self, body: events.Relaunched, seq: int) -> bool:
         record = self.sample(body.sample)
-        if not record or record.state is not State.LOST:
+        if not record or record.state is not SampleState.LOST:
             return False
         del self.lost[body.sample]
-        self._move(record, State.RUNNING)
+        self._move(record, SampleState.RUNNING)
         return True
 
     @_fold.register
@@ -198,7 +198,7 @@ class Ledger(LedgerState):
         for sample, record in zip(body.samples, stopped, strict=True):
             self.lost.pop(sample, None)
             self._counters(self.groups[sample.prompt]).surplus += 1
-            self._move(record, State.SURPLUS)
+            self._move(record, SampleState.SURPLUS)
         return True
 
     @_fold.register
@@ -221,28 +221,28 @@ class Ledger(LedgerState):
         """The sample if its group is complete without it, so that it may be stopped."""
         group, record = self.groups.get(sample.prompt), self.sample(sample)
         stoppable = group and record and group.completed is not None and not record.counts
-        return record if stoppable and record and record.state in (State.RUNNING, State.LOST) else None
+        return record if stoppable and record and record.state in (SampleState.RUNNING, SampleState.LOST) else None
 
     @_fold.register
     def _(self, body: events.GroupKept, seq: int) -> bool:
         group = self.groups.get(body.prompt)
-        if not group or group.attempt != body.attempt or group.state is not State.RUNNING:
+        if not group or group.attempt != body.attempt or group.state is not SampleState.RUNNING:
             return False
         if not group.rewarded or group.errors:
             return False
         if body.prompt in self.carried:
             return False
-        group.state = State.KEPT
+        group.state = SampleState.KEPT
         for share in self._shares(group.prompt, self.rounds[group.round]):
             share.kept[group.prompt] = None
         for index in group.counted:
-            self._move(group.samples[index], State.KEPT)
+            self._move(group.samples[index], SampleState.KEPT)
         return True
 
     @_fold.register
     def _(self, body: events.GroupCarried, seq: int) -> bool:
         group = self.groups.get(body.prompt)
-        if not group or group.attempt != body.attempt or group.state is not State.RUNNING:
+        if not group or group.attempt != body.attempt or group.state is not SampleState.RUNNING:
             return False
         round_ = self.rounds.get(group.round)
         if not round_ or not round_.open or body.prompt in self.carried:
@@ -253,15 +253,15 @@ class Ledger(LedgerState):
         round_.carried += 1
         self.carried[body.prompt] = None
         for record in group.samples:
-            if record.state is State.RUNNING:
+            if record.state is SampleState.RUNNING:
                 record.finish_reason = None
-                self._move(record, State.PAUSED)
+                self._move(record, SampleState.PAUSED)
         return True
 
     @_fold.register
     def _(self, body: events.Paused, seq: int) -> bool:
         group, record = self.groups.get(body.sample.prompt), self.sample(body.sample)
-        if not group or not record or record.state is not State.PAUSED or record.resumable:
+        if not group or not record or record.state is not SampleState.PAUSED or record.resumable:
             return False
         self._counters(group).generated_tokens += body.tokens - record.begun_tokens
         record.begun, record.finish_reason, record.engine = body.spans, FinishReason.ABORT, body.engine
@@ -290,19 +290,23 @@ class Ledger(LedgerState):
             return False
         for record in records:
             record.finish_reason = None
-            self._move(record, State.RUNNING)
+            self._move(record, SampleState.RUNNING)
         return bool(records)
 
     def _given_up(self, prompt: PromptId, attempt: int) -> GroupRecord | None:
         """Takes out a group that is undecided, or kept with data that is gone, unless it is being trained; else None."""
         group = self.groups.get(prompt)
-        if not group or group.attempt != attempt or (group.state is State.KEPT and group.rewarded and not group.errors):
+        if (
+            not group
+            or group.attempt != attempt
+            or (group.state is SampleState.KEPT and group.rewarded and not group.errors)
+        ):
             return None
         round_ = self._counters(group)
         if round_.state is RoundState.TRAINING and prompt not in self.carried:
             return None
-        if group.state is State.KEPT:
-            round_.missing -= sum(group.samples[index].state is not State.KEPT for index in group.counted)
+        if group.state is SampleState.KEPT:
+            round_.missing -= sum(group.samples[index].state is not SampleState.KEPT for index in group.counted)
         for share in self._shares(prompt, round_):
             for index in (share.groups, share.completed, share.kept):
                 index.pop(prompt, None)

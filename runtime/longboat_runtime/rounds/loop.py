@@ -13,7 +13,7 @@ from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import Body, Event
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.policy import Launch, Policy, PolicyError
-from longboat_runtime.rounds.records import State
+from longboat_runtime.rounds.records import SampleState
 from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import PromptId, SampleId
 
@@ -108,7 +108,7 @@ def effects_of(view: View, body: Body) -> Effects:
     """What folding `body`, which has not been folded yet, does to samples that are under way (pure)."""
     match body:
         case events.Aborted(samples=samples):
-            running = (s for s in samples if (record := view.sample(s)) and record.state is State.RUNNING)
+            running = (s for s in samples if (record := view.sample(s)) and record.state is SampleState.RUNNING)
             return Effects(stop=tuple(running))
         case events.GroupDeferred(prompt=prompt) | events.GroupDropped(prompt=prompt) if group := view.groups.get(
             prompt

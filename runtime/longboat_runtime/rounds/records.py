@@ -20,11 +20,9 @@ PromptSet = Annotated[
 ]
 
 
-class State(StrEnum):
-    """Where a prompt or a sample is. Samples of a queued, deferred, dropped or trained prompt have no record any more."""
+class SampleState(StrEnum):
+    """Where a sample of a live group is. Samples of a queued, deferred, dropped or trained prompt have no record any more."""
 
-    QUEUED = "queued"
-    """Drawn or deferred, and not launched."""
     RUNNING = "running"
     PAUSED = "paused"
     """Unfinished, of a carried group: it waits with its tokens, or is on its way out of its engine."""
@@ -34,10 +32,7 @@ class State(StrEnum):
     KEPT = "kept"
     SURPLUS = "surplus"
     """Beyond the first `groupSize` responses of its group, or stopped as such."""
-    DEFERRED = "deferred"
     LOST = "lost"
-    TRAINED = "trained"
-    DROPPED = "dropped"
 
 
 class RoundState(StrEnum):
@@ -58,7 +53,7 @@ class SampleRecord:
     """
 
     index: int
-    state: State = State.RUNNING
+    state: SampleState = SampleState.RUNNING
     seq: int | None = None
     counts: bool = False
     prompt_tokens: int = 0
@@ -76,7 +71,7 @@ class SampleRecord:
     @property
     def resumable(self) -> bool:
         """It is paused, and no engine has it any more."""
-        return self.state is State.PAUSED and self.finish_reason is not None
+        return self.state is SampleState.PAUSED and self.finish_reason is not None
 
     @property
     def begun_tokens(self) -> int:
@@ -100,7 +95,7 @@ class GroupRecord:
     attempt: int
     round: int
     samples: list[SampleRecord]
-    state: State = State.RUNNING
+    state: SampleState = SampleState.RUNNING
     counted: list[int] = field(default_factory=list)
     completed: int | None = None
     graded: int = 0
@@ -120,7 +115,7 @@ class GroupRecord:
     @property
     def running(self) -> tuple[SampleId, ...]:
         """What engines make of it."""
-        return tuple(self.sample_id(sample.index) for sample in self.samples if sample.state is State.RUNNING)
+        return tuple(self.sample_id(sample.index) for sample in self.samples if sample.state is SampleState.RUNNING)
 
     @property
     def given_up(self) -> GivenUp:

@@ -9,7 +9,7 @@ from itertools import islice
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import NOT_REPLACED, DeferReason, DropReason, RoundKind
 from longboat_runtime.rounds.policy import Decision, Launch, PolicyError
-from longboat_runtime.rounds.records import GroupRecord, PartRecord, RoundState, State
+from longboat_runtime.rounds.records import GroupRecord, PartRecord, RoundState, SampleState
 from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import PromptId, SampleId
 
@@ -111,7 +111,7 @@ def judge(group: GroupRecord | None, *, drop_zero_variance: bool) -> events.Grou
         return None
     if group.errors:
         return dropped(group, DropReason.GRADER_ERROR)
-    if not group.rewarded or group.state is State.KEPT:
+    if not group.rewarded or group.state is SampleState.KEPT:
         return None
     if drop_zero_variance and group.zero_variance:
         return dropped(group, DropReason.ZERO_VARIANCE)
@@ -156,7 +156,7 @@ def judge_racing(
         return next((found for found in judged if found), None)
     if group.round != part.number or prompt not in part.groups:
         return None
-    chosen = group.state is State.KEPT or not drop_zero_variance or prompt in islice(part.completed, wanted)
+    chosen = group.state is SampleState.KEPT or not drop_zero_variance or prompt in islice(part.completed, wanted)
     return judge_complete(group, drop_zero_variance=drop_zero_variance) if chosen else None
 
 

@@ -11,7 +11,7 @@ from longboat_runtime.rounds.records import (
     PartRecord,
     RoundRecord,
     SampleRecord,
-    State,
+    SampleState,
     Waiting,
 )
 from longboat_runtime.samples import GradeKind, PromptId, SampleId
@@ -59,7 +59,7 @@ class LedgerState:
         self.lost: dict[SampleId, None] = {}
         self.carried: dict[PromptId, None] = {}
         self.between = RoundRecord(0, RoundKind.SHORT, version=-1)
-        self.counts: Counter[State] = Counter()
+        self.counts: Counter[SampleState] = Counter()
 
     def sample(self, sample: SampleId) -> SampleRecord | None:
         """The record of a sample of a live group and of its current attempt."""
@@ -71,11 +71,11 @@ class LedgerState:
     def awaits(self, sample: SampleId) -> bool:
         """An engine was told to stop this sample, and hasn't given it back."""
         if record := self.sample(sample):
-            return record.state is State.SURPLUS and record.finish_reason is None
+            return record.state is SampleState.SURPLUS and record.finish_reason is None
         given_up = self.deferred_prompts.get(sample.prompt)
         return given_up is not None and given_up.attempt == sample.attempt and given_up.awaits(sample.index)
 
-    def _move(self, record: SampleRecord, state: State) -> None:
+    def _move(self, record: SampleRecord, state: SampleState) -> None:
         self.counts[record.state] -= 1
         self.counts[state] += 1
         record.state = state
@@ -121,15 +121,15 @@ class LedgerState:
             group.graded -= 1
             group.errors -= record.kind is GradeKind.GRADER_ERROR
             record.kind, record.score, record.parts, record.grading_seconds = None, 0.0, {}, 0.0
-        if record.state is State.PAUSED:
+        if record.state is SampleState.PAUSED:
             record.finish_reason = None
         record.begun = ()
         round_ = self._counters(group)
-        if record.state is State.KEPT:
+        if record.state is SampleState.KEPT:
             round_.missing += 1
         round_.lost += 1
         self.lost[group.sample_id(record.index)] = None
-        self._move(record, State.LOST)
+        self._move(record, SampleState.LOST)
 
     def start_over(self) -> None:
         """Another job begins here: unfinished groups wait for another attempt, before all others, no round is open, no step skipped."""
@@ -151,5 +151,5 @@ class LedgerState:
         self.carried.pop(group.prompt, None)
         for record in group.samples:
             self.counts[record.state] -= 1
-            if record.state is State.LOST:
+            if record.state is SampleState.LOST:
                 self.lost.pop(group.sample_id(record.index), None)

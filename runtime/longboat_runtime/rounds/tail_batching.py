@@ -17,7 +17,7 @@ from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DeferReason, RoundKind
 from longboat_runtime.rounds.on_policy import OneQuota
 from longboat_runtime.rounds.policy import Decision, Launch
-from longboat_runtime.rounds.records import GroupRecord, PartRecord, State
+from longboat_runtime.rounds.records import GroupRecord, PartRecord, SampleState
 from longboat_runtime.rounds.rules import deferred, judge_racing, losers, may_draw, overcommitted, places
 from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import PromptId, SampleId
@@ -131,4 +131,4 @@ def _running_extras(group: GroupRecord | None) -> tuple[SampleId, ...]:
     if group is None or group.completed is None:
         return ()
     pairs = zip(group.sample_ids, group.samples, strict=True)
-    return tuple(sample for sample, record in pairs if record.state is State.RUNNING and not record.counts)
+    return tuple(sample for sample, record in pairs if record.state is SampleState.RUNNING and not record.counts)

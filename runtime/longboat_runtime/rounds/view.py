@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from longboat_runtime.rounds.ledger import Ledger
-from longboat_runtime.rounds.records import GivenUp, GroupRecord, RoundRecord, RoundState, State, Waiting
+from longboat_runtime.rounds.records import GivenUp, GroupRecord, RoundRecord, RoundState, SampleState, Waiting
 from longboat_runtime.samples import PromptId, SampleId
 
 
@@ -109,7 +109,7 @@ class View:
         return self._ledger.carried.keys()
 
     @property
-    def counts(self) -> Mapping[State, int]:
+    def counts(self) -> Mapping[SampleState, int]:
         """Samples of live groups by state."""
         return self._ledger.counts
 

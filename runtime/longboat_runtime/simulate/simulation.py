@@ -14,7 +14,7 @@ from longboat_runtime.rounds.events import Body, Event, RoundKind
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.loop import Effects, RoundLoop
 from longboat_runtime.rounds.policy import Policy
-from longboat_runtime.rounds.records import State
+from longboat_runtime.rounds.records import SampleState
 from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan, joined
 from longboat_runtime.simulate.chance import uniform
 from longboat_runtime.simulate.engine import Response, SimulatedEngine
@@ -179,7 +179,7 @@ class Simulation:
             case events.Generated(sample=sample, tokens=tokens):
                 self._tokens[sample] = tokens
                 record = self.view.sample(sample)
-                if record is not None and record.state is State.GENERATED:
+                if record is not None and record.state is SampleState.GENERATED:
                     self._grade(sample)
             case events.StepStarted(step=step, round=number):
                 self._train(step, number)
@@ -306,7 +306,7 @@ class Simulation:
 
     def _count_rollout(self) -> None:
         """Rollout runs while a sample of a live group does."""
-        running = self.view.counts[State.RUNNING] > 0
+        running = self.view.counts[SampleState.RUNNING] > 0
         if running and self._rolling_since is None:
             self._rolling_since = self._time
         elif not running and self._rolling_since is not None:

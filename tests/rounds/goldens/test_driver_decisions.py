@@ -11,10 +11,9 @@ import pytest
 
 from longboat_crds.algorithm import resolve
 from longboat_crds.job import RLJobSpec
-from longboat_runtime.driver.boundary import take
 from longboat_runtime.driver.eventlog import EventLog
-from longboat_runtime.driver.journal import Journal
 from longboat_runtime.driver.loop import Driver
+from longboat_runtime.driver.run_state import RunState
 from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.events import Body, Event, Started
 from longboat_runtime.rounds.ledger import Ledger
@@ -68,7 +67,7 @@ class NotedLog(EventLog):
 
 
 class DriverLoop:
-    """The driver's own loop, without rooms. `log` are the events that survive."""
+    """The driver's own loop, without components. `log` are the events that survive."""
 
     domain_of = staticmethod(World.domain_of)
 
@@ -88,19 +87,19 @@ class DriverLoop:
         ledger, lengths = from_snapshot(snapshot), LengthHistory()
         log = NotedLog(self._root, self._incarnation, snapshot)
         log.loop = self
-        journal = Journal(ledger, lengths, log, audited=False)
+        run_state = RunState(ledger, lengths, log, audited=False)
         driver = self._driver
-        driver._flow, driver._steps, driver._journal, driver._view = Flow(self), Steps(), journal, journal.view
+        driver._flow, driver._steps, driver._run_state, driver._view = Flow(self), Steps(), run_state, run_state.view
         driver._spawn, driver.draw = _nothing, partial(World.draw, self)
         driver._loop = RoundLoop(self._site.policy, driver, ledger, self._incarnation)
-        driver._boundary = take("job", ledger, {}, lengths, log.position)
+        driver._boundary = run_state.boundary("job", {})
         self.record(Started(ledger.step))
 
     def record(self, body: Body) -> None:
         self.entries.append({"told": plain(body), "events": [], "stop": [], "pause": []})
-        step = self._driver._journal.ledger.step
+        step = self._driver._run_state.ledger.step
         Driver._happened(self._driver, body)
-        if self._driver._journal.ledger.step > step:
+        if self._driver._run_state.ledger.step > step:
             # Not what the policy decided after the commit: a boundary is taken before it is asked.
             committed = next(i for i, event in enumerate(self.log) if event.seq == self._driver._boundary.ledger["seq"])
             self._committed = (dict(self._driver._boundary.ledger), committed + 1)

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from longboat_runtime.driver.aside import AsideFailed, aside
+from longboat_runtime.driver.background_process import BackgroundFailed, in_background
 
 
 async def test_the_result_comes_back_and_the_loop_goes_on_meanwhile() -> None:
@@ -22,23 +22,23 @@ async def test_the_result_comes_back_and_the_loop_goes_on_meanwhile() -> None:
             turns += 1
 
     counting = asyncio.create_task(count())
-    assert await aside(partial(divmod, 17, 5)) == (3, 2)
+    assert await in_background(partial(divmod, 17, 5)) == (3, 2)
     counting.cancel()
     assert turns > 3
 
 
 async def test_it_has_the_lowest_priority() -> None:
-    assert await aside(partial(os.nice, 0)) == 19
+    assert await in_background(partial(os.nice, 0)) == 19
 
 
 async def test_an_error_there_is_one_here(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(AsideFailed, match="exit status 1"):
-        await aside(partial(divmod, 1, 0))
+    with pytest.raises(BackgroundFailed, match="exit status 1"):
+        await in_background(partial(divmod, 1, 0))
     assert "ZeroDivisionError" in capfd.readouterr().err
 
 
 async def test_it_ends_with_who_asked() -> None:
     began = time.monotonic()
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(aside(partial(time.sleep, 60)), 1)
+        await asyncio.wait_for(in_background(partial(time.sleep, 60)), 1)
     assert time.monotonic() - began < 30

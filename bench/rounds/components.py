@@ -1,4 +1,4 @@
-"""Rooms that serve one block after the other: engines, graders and trainer start once for a task."""
+"""Components that serve one block after the other: engines, graders and trainer start once for a task."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from bench.rounds.tasks import CONFIG_MAP, ENGINES, QUICKSTART, Task
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.data.source import open_source
+from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.rooms import Rooms
 from longboat_runtime.interfaces import ModelInfo, TrainerGroup
 
 # A fleet that says nothing for so long after its engines have emptied has said everything.
@@ -46,11 +46,11 @@ class KeptTrainer:
 
 
 @asynccontextmanager
-async def task_rooms(task: Task, spec: RLJobSpec, folder: Path) -> AsyncIterator[Rooms]:
+async def task_components(task: Task, spec: RLJobSpec, folder: Path) -> AsyncIterator[Components]:
     """Everything that a task's blocks share, started. `spec` is that of any of its blocks."""
     import ray
 
-    from longboat_runtime.driver.assembly import open_rooms
+    from longboat_runtime.driver.assembly import open_components
     from longboat_runtime.local.graders import link_config_maps, local_graders
     from longboat_runtime.local.ray import object_store, start_ray
 
@@ -64,36 +64,36 @@ async def task_rooms(task: Task, spec: RLJobSpec, folder: Path) -> AsyncIterator
                 store, _ = object_store(spec)
                 start_ray({**resources, "longboat-reward": spec.reward_pool.graders_per_pod}, store)
                 job = Job("bench", spec, folder / "unused", 1)
-                async with open_rooms(job, socket) as rooms:
-                    await rooms.ready()
-                    yield replace(rooms, trainer=KeptTrainer(rooms.trainer, Path(scratch)))
+                async with open_components(job, socket) as components:
+                    await components.ready()
+                    yield replace(components, trainer=KeptTrainer(components.trainer, Path(scratch)))
             finally:
                 ray.shutdown()
 
 
-def block_rooms(rooms: Rooms, job: Job, task: Task) -> Rooms:
+def block_components(components: Components, job: Job, task: Task) -> Components:
     """For one block: its own order of prompts from the beginning, and no checkpoints yet."""
     spec = job.spec
     return replace(
-        rooms,
-        fleet=rooms.fleet if task.learns else DrawnFleet(rooms.fleet, spec.rounds.seed),
+        components,
+        fleet=components.fleet if task.learns else DrawnFleet(components.fleet, spec.rounds.seed),
         source=open_source(spec.dataset, spec.model, spec.rollout.sampling.max_tokens),
         checkpoints=CheckpointStore(job.root, spec.checkpoint.keep, job.incarnation),
         evaluation=(),
     )
 
 
-async def quiet(rooms: Rooms) -> None:
+async def quiet(components: Components) -> None:
     """Waits for what engines were told to stop: the next block uses the same names again."""
-    while any(stats.running + stats.waiting for stats in await rooms.fleet.stats()):
-        await _take(rooms)
-    while await _take(rooms):
+    while any(stats.running + stats.waiting for stats in await components.fleet.stats()):
+        await _take(components)
+    while await _take(components):
         pass
 
 
-async def _take(rooms: Rooms) -> bool:
+async def _take(components: Components) -> bool:
     try:
-        await asyncio.wait_for(rooms.fleet.finished(), _QUIET_SECONDS)
+        await asyncio.wait_for(components.fleet.finished(), _QUIET_SECONDS)
     except TimeoutError:
         return False
     return True

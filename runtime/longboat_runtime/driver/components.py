@@ -1,4 +1,4 @@
-"""The rooms of the runtime that a driver works with."""
+"""The components of the runtime that a driver works with."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def _at_once() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Rooms:
+class Components:
     """Everything but the driver itself.
 
     `evaluation` are the held-out rows, empty if there are none. `ready` returns once the others can work; the trainer loads

@@ -1,4 +1,4 @@
-"""Rooms that answer at once: what is left is the driver."""
+"""Components that answer at once: what is left is the driver."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from longboat_runtime.driver.rooms import Rooms
+from longboat_runtime.driver.components import Components
 from longboat_runtime.interfaces import (
     EngineStats,
     FleetState,
@@ -180,6 +180,6 @@ class Checkpoints:
         return Manifest(1, step, self._root, state)
 
 
-def rooms(root: Path) -> Rooms:
+def components(root: Path) -> Components:
     """For one run of a driver whose checkpoint directory is `root`."""
-    return Rooms(Store(), Fleet(), Rewards(), Trainer(), Source(), Checkpoints(root))
+    return Components(Store(), Fleet(), Rewards(), Trainer(), Source(), Checkpoints(root))

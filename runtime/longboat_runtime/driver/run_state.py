@@ -1,4 +1,4 @@
-"""The driver's state between two steps: what a checkpoint holds beside the model. JSON values."""
+"""What a driver remembers while it runs, and of that what a checkpoint holds beside the model."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from longboat_crds.reasons import Reason
-from longboat_runtime.driver.eventlog import LogPosition
+from longboat_runtime.driver.eventlog import EventLog, LogPosition
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
+from longboat_runtime.rounds.view import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +24,8 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
-class Boundary:
-    """Taken right after a commit, before anything else happens.
+class StepBoundary:
+    """The state between two steps, as JSON values: taken right after a commit, before anything else happens.
 
     `identity` is that of the job that began (it goes into seeds), `source` the prompt source's state, `lengths` what is
     known of response lengths, `log` the position behind the commit.
@@ -49,11 +50,22 @@ class Boundary:
         return {**asdict(self), **later}
 
 
-def take(
-    identity: str, ledger: Ledger, source: Mapping[str, Any], lengths: LengthHistory, log: LogPosition
-) -> Boundary:
-    """The boundary at this moment."""
-    return Boundary(identity, to_snapshot(ledger), dict(source), lengths.to_snapshot(), log)
+class RunState:
+    """The ledger with its view, the history of lengths beside it, and the event log.
+
+    `lengths` are kept where rounds make periods (`audited`): else none would ever be forgotten. `late` counts what was told and
+    had no effect; it gets no number and isn't logged.
+    """
+
+    def __init__(self, ledger: Ledger, lengths: LengthHistory, log: EventLog, *, audited: bool) -> None:
+        self.ledger, self.view, self.lengths, self.log = ledger, View(ledger), lengths, log
+        self.audited = audited
+        self.late = 0
+
+    def boundary(self, identity: str, source: Mapping[str, Any]) -> StepBoundary:
+        """The state at this moment, a step boundary."""
+        snapshots = to_snapshot(self.ledger), dict(source), self.lengths.to_snapshot()
+        return StepBoundary(identity, *snapshots, self.log.position)
 
 
 def calibrations(state: Mapping[str, Any]) -> dict[str, float]:
@@ -61,13 +73,15 @@ def calibrations(state: Mapping[str, Any]) -> dict[str, float]:
     return {str(key): float(value) for key, value in state.get("calibrations", {}).items()}
 
 
-def read(state: Mapping[str, Any], group_size: int) -> tuple[Boundary, Ledger, LengthHistory, Evaluated | None]:
+def read_boundary(
+    state: Mapping[str, Any], group_size: int
+) -> tuple[StepBoundary, Ledger, LengthHistory, Evaluated | None]:
     """Inverse of `to_state`. Raises SpecProblem if the checkpoint was made with another group size or cannot be read."""
     try:
         ledger = from_snapshot(state["ledger"])
         lengths = LengthHistory.from_snapshot(state["lengths"])
         position = LogPosition(**state["log"])
-        boundary = Boundary(state["identity"], state["ledger"], state["source"], state["lengths"], position)
+        boundary = StepBoundary(state["identity"], state["ledger"], state["source"], state["lengths"], position)
         evaluated = Evaluated(**state["evaluated"]) if state["evaluated"] else None
     except (KeyError, TypeError, ValueError) as error:
         message = f"The checkpoint's state can't be read ({error!r}): it was made by another version of Longboat."

@@ -20,12 +20,12 @@ T = TypeVar("T")
 _LOWEST = 19
 
 
-class AsideFailed(Exception):
+class BackgroundFailed(Exception):
     """The process ended without a result; what it said is on standard error."""
 
 
-async def aside(work: Callable[[], T]) -> T:
-    """What `work` returns. It and its result are pickled. Ends the process if cancelled. Raises AsideFailed."""
+async def in_background(work: Callable[[], T]) -> T:
+    """What `work` returns. It and its result are pickled. Ends the process if cancelled. Raises BackgroundFailed."""
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", __spec__.name, stdin=PIPE, stdout=PIPE)
     try:
         output, _ = await process.communicate(pickle.dumps(work))
@@ -34,7 +34,7 @@ async def aside(work: Callable[[], T]) -> T:
             process.kill()
             await process.wait()
     if process.returncode:
-        raise AsideFailed(f"exit status {process.returncode}")
+        raise BackgroundFailed(f"exit status {process.returncode}")
     result: T = pickle.loads(output)  # noqa: S301 - this module wrote it
     return result
 
@@ -43,7 +43,7 @@ def main() -> None:
     """Work from standard input, its result to standard output."""
     prctl.die_with_parent()
     os.nice(_LOWEST)
-    work = pickle.load(sys.stdin.buffer)  # noqa: S301 - `aside` wrote it
+    work = pickle.load(sys.stdin.buffer)  # noqa: S301 - `in_background` wrote it
     pickle.dump(work(), sys.stdout.buffer)
 
 

@@ -18,7 +18,7 @@ class Task(IntEnum):
     REPORT = 3
 
 
-class Lane:
+class TrainerQueue:
     """Runs work one at a time: lowest step first, then by task, then as it came."""
 
     def __init__(self) -> None:
