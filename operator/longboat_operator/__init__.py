@@ -1,1 +1,1 @@
-"""The control plane: watches RLJobs and makes them true."""
+"""The control plane: watches RLJobs and makes the cluster match them."""

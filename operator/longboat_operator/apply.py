@@ -1,14 +1,14 @@
-"""Carries a plan out, action by action. It may end after any of them: planning again goes on from there.
+"""Carries out a plan, action by action. It may stop after any of them: the next plan continues from there.
 
 * A rejection (the server understood and said no) is kept for the next plan. A rejected prerequisite, that is anything but a
-  Pod, ends the plan's creates and applies, since later ones may stand on it; pods don't stand on each other. Deletes,
-  resizes, events and the status go on.
+  Pod, ends the plan's creates and applies, since later ones may depend on it; pods don't depend on each other. Deletes,
+  resizes, events and the status are still carried out.
 * The dry runs a plan asks for are made together, right before its first create that asks for one. If one is rejected, the
   plan creates and applies nothing more.
-* Events tell of what the status written before them says: when that write comes too late (the job has changed), the plan
+* Events report what the status written before them says: if that write comes too late (the job has changed), the plan
   ends there.
-* A write without an answer (silence, 5xx, 429) ends the plan: nobody knows what was done. It is planned again after a
-  wait.
+* A write without an answer (silence, 5xx, 429) ends the plan: nobody knows whether it was done. The job is planned again
+  after a wait.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a plan: what the cache is to show, the write that got no answer, whether the job had changed meanwhile."""
+    """The outcome of a plan: what the cache is to show, the write that got no answer, whether the job had changed meanwhile."""
 
     expectations: tuple[Expectation, ...]
     unanswered: KubeError | None = None
@@ -136,7 +136,7 @@ class _Run:
         self._count(action, "rejected")
         if isinstance(action, PublishStatus):
             if not isinstance(error, (ConflictError, NotFoundError)):
-                raise error  # a status that the schema rejects is an error of ours
+                raise error  # a status that the schema rejects is our own error
             self._stale = True
             return
         log.warning("rejected", **self._words(action), error=str(error))

@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0 after a signal, 1 when leadership was lost or on an error, 2 for options or a cluster that can't be used."""
+    """Exit status: 0 after a signal, 1 when leadership was lost or on an error, 2 for unusable options or an unusable cluster."""
     parsed = _parser().parse_args(arguments)
     logs.configure(parsed.log_format)
     try:
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.error("ending", error=str(error))
         return 1
     except Exception:
-        log.exception("ending on an error that nothing here can mend")
+        log.exception("ending on an unrecoverable error")
         return 1
     return 0
 
@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_dns_peers,
         default=DNS_PEERS,
         metavar="JSON",
-        help="whom reward pods may ask for names: a list of NetworkPolicyPeers; default: the pods of kube-system",
+        help="peers that reward pods may send DNS queries to: a list of NetworkPolicyPeers; default: the pods of kube-system",
     )
     return parser
 

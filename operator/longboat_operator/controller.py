@@ -1,4 +1,4 @@
-"""From a change to what is done about it: queue -> observe -> plan -> apply, one job at a time per key."""
+"""From a change to the response to it: queue -> observe -> plan -> apply, one job at a time per key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from longboat_operator.watch.cache import RUNTIME_KINDS, Cache, Change, job_of
 from longboat_operator.watch.expectations import Expectations
 from longboat_operator.watch.wakes import wakes
 
-# What a held job waits for wakes it. Should it come unseen, this does.
+# A held job is woken by what it waits for or, should that go unseen, after this time.
 HELD_SECONDS = 10.0
 
 Observe = Callable[[Cache, JobKey], Observed]
@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 
 class Controller:
-    """Decides which keys to plan for, and when again."""
+    """Decides which keys to plan for, and when to plan again."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Controller:
         self._leading = False
 
     def changed(self, change: Change) -> None:
-        """The cache has changed: wakes whom it concerns, and those who waited for exactly this. Nobody on a standby."""
+        """The cache has changed: wakes the jobs it concerns and those that waited for exactly this; none on a standby."""
         if not self._leading:
             return
         woken = wakes(change.old, change.new)
@@ -67,12 +67,12 @@ class Controller:
                 self._queue.add(key)
 
     def listed(self) -> None:
-        """A stream has begun anew with a list: an object that a job made may be gone without ever having been seen."""
+        """A stream has started over with a list: an object that a job created may be gone without ever having been seen."""
         for job in self.expectations.waiting():
             self._queue.add(job)
 
     def lead(self) -> None:
-        """Begins to plan, with every job there is."""
+        """Starts to plan, with every existing job."""
         self._leading = True
         for job, _ in self._cache.jobs():
             self._queue.add(job)
@@ -88,7 +88,7 @@ class Controller:
             RECONCILE_SECONDS.labels(result).observe(self._clock() - started)
 
     async def reconcile(self, job: JobKey) -> str:
-        """One round for one job; the answer names what came of it, for the metric."""
+        """One pass for one job; returns a word for the outcome, for the metric."""
         if not self.expectations.met(job):
             self._held.add(job)
             self._queue.add_after(job, HELD_SECONDS)
@@ -123,7 +123,7 @@ class Controller:
         return _word(plan, outcome)
 
     async def _informed(self, observed: Observed, rejections: Rejections) -> tuple[Observed, Plan]:
-        """A plan that knows what it asked for, and what it was made from; without what the server will not tell."""
+        """A plan that has the answers it asked for, and its snapshot; answers that the server refuses are left out."""
         observed = dataclasses.replace(observed, random=secrets.token_hex(4))
         asked: set[Target] = set()
         while True:

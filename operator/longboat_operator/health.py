@@ -1,4 +1,4 @@
-"""Is this process alive, and is what it knows current? Judged, and told over HTTP."""
+"""Is this process alive, and is its knowledge current? Judged here and served over HTTP."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-# A plan takes a few requests of at most seconds each; the rate limit serves thousands of keys in this time.
+# A plan takes a few requests of a few seconds at most; the rate limit serves thousands of keys in this time.
 QUEUE_LATE_SECONDS = 120.0
 QUEUE_STUCK_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Why the process should get no trust (`not_ready`) and why it should be restarted (`not_alive`)."""
+    """Why the process should not be trusted (`not_ready`) and why it should be restarted (`not_alive`)."""
 
     not_ready: tuple[str, ...] = ()
     not_alive: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ def judge(watch_problems: list[str], watch_dead: bool, queue_oldest_seconds: flo
 
 
 async def serve_health(port: int, health: Callable[[], Health]) -> web.AppRunner:
-    """`/healthz` and `/readyz`: 200 `ok`, or 503 and the reasons, one a line."""
+    """`/healthz` and `/readyz`: 200 `ok`, or 503 and the reasons, one per line."""
 
     async def healthz(_: web.Request) -> web.Response:
         return _answer(health().not_alive)

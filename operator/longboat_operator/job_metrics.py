@@ -1,4 +1,4 @@
-"""Metrics of the jobs themselves, read from the cache when asked: a deleted job's series end with it. No uid labels."""
+"""Metrics of the jobs themselves, read from the cache at each scrape: a deleted job's series end with it. No uid labels."""
 
 from __future__ import annotations
 

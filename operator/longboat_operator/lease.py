@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 
 
 def boot_clock() -> float:
-    """Seconds since boot, those included in which the machine was suspended."""
+    """Seconds since boot, including those in which the machine was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -51,7 +51,7 @@ class Seen:
 def may_take(seen: Seen | None, identity: str, now: float) -> bool:
     """Whether a candidate may write itself into the lease. Pure.
 
-    Yes if there is none, it is given up, it is ours already, or it hasn't changed for its whole duration *by our own clock
+    Yes if there is none, it was given up, it is ours already, or it hasn't changed for its whole duration *by our own clock
     since we saw it* (the times written in it are another machine's and prove nothing).
     """
     return seen is None or seen.holder in ("", identity) or now - seen.since >= seen.duration_seconds
@@ -89,7 +89,7 @@ class Leadership:
         self._renewed = sent
 
     def end(self) -> None:
-        """No write from here on, for ever."""
+        """No write from now on, ever."""
         self._lost = True
 
     def check(self) -> None:
@@ -157,10 +157,10 @@ class Elector:
             try:
                 await self._write(self._lease, holder="")
             except KubeError as error:
-                log.warning("lease not released; it runs out by itself", error=str(error))
+                log.warning("lease not released; it will expire", error=str(error))
 
     def _until_next_try(self) -> float:
-        """The retry time, or less if the holder's silence has lasted long enough before."""
+        """The retry time, or less if the holder's lease expires sooner."""
         if self._seen is None:
             return self._retry_seconds
         left = self._seen.since + self._seen.duration_seconds - self._clock()

@@ -1,4 +1,4 @@
-"""Asks the API server what a plan has to know and no watch tells, because it doesn't carry the job's label."""
+"""Asks the API server for what a plan has to know and no watch reports, because it lacks the job's label."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LookUps:
     async def answers(
         self, targets: tuple[Target, ...], observed: Observed, rejections: Rejections
     ) -> Mapping[Target, Object | None]:
-        """What is there under each kind and name; None: nothing. One that the server will not tell is left out.
+        """The object of each kind and name, None if there is none. One that the server refuses to tell is left out.
 
         Raises:
             KubeError: the server gave no answer.
@@ -52,9 +52,9 @@ class LookUps:
             return None
 
     async def _secret(self, namespace: str, name: str) -> Object | None:
-        """The right to create tells whether the name is free: a dry run makes nothing and shows nothing.
+        """The right to create is enough to tell whether the name is free: a dry run creates nothing and shows nothing.
 
-        It counts as taken unless the server says that it would be created: a quota, say, is asked first.
+        It counts as taken unless the server says that it would be created: a quota, say, is checked first.
         """
         body = {"apiVersion": "v1", "kind": SECRET.kind, "metadata": {"namespace": namespace, "name": name}}
         try:
@@ -84,7 +84,7 @@ class LookUps:
 
 
 def _time(event: Mapping[str, Any]) -> str:
-    """When it last happened. RFC 3339, so text compares as time; events of one source write it alike."""
+    """When it last happened. RFC 3339, so text compares as time; one source's events all have the same format."""
     series = event.get("series") or {}
     found = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
     return str(found or event["metadata"].get("creationTimestamp") or "")

@@ -27,11 +27,11 @@ RECONCILE_SECONDS = Histogram(
 )
 ACTIONS = Counter(
     "longboat_plan_actions",
-    "Actions of plans, by what became of them.",
+    "Actions of plans, by outcome.",
     ["action", "kind", "outcome"],
     registry=REGISTRY,
 )
-RESIZES = Counter("rljob_resize", "In-place resizes of pods asked for.", ["role", "outcome"], registry=REGISTRY)
+RESIZES = Counter("rljob_resize", "In-place resizes of pods requested.", ["role", "outcome"], registry=REGISTRY)
 RELISTS = Counter("longboat_watch_relists", "Full lists a watch had to start from.", ["kind"], registry=REGISTRY)
 REPAIRS = Counter(
     "longboat_watch_repairs", "Deletions that a watch missed and a re-list found.", ["kind"], registry=REGISTRY
@@ -39,10 +39,10 @@ REPAIRS = Counter(
 
 _GAUGES = {
     "rljob_queue_depth": "Jobs that wait to be planned.",
-    "rljob_queue_oldest_seconds": "How long the job that has waited longest to be planned has done so.",
+    "rljob_queue_oldest_seconds": "Longest time that a job has been waiting to be planned.",
     "longboat_jobs": "RLJobs known.",
     "longboat_leader": "1 if this process writes.",
-    "longboat_watch_lag_seconds": "How long a watch has owed an object that a re-list has shown.",
+    "longboat_watch_lag_seconds": "How long a watch has failed to deliver an object that a re-list has shown.",
     "longboat_watch_silence_seconds": "Longest time since one of the watches was last heard.",
 }
 

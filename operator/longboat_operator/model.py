@@ -27,7 +27,7 @@ ANNOTATION_RAY_TOKEN = "longboat.dev/ray-token-secret"
 ANNOTATION_REVISION = "longboat.dev/revision"
 
 
-# Who answers DNS unless the operator is told otherwise: NetworkPolicyPeers.
+# Who answers DNS unless the operator is configured otherwise: NetworkPolicyPeers.
 DNS_PEERS: tuple[Object, ...] = (
     {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}},
 )
@@ -40,9 +40,9 @@ def digest(body: Object) -> str:
 
 
 def content_digest(obj: Object) -> str:
-    """Digest of what an object says beside its metadata and status; of a ServiceAccount, whether pods get its token.
+    """Digest of an object without its metadata and status; of a ServiceAccount, whether pods get its token.
 
-    Others add Secrets and image pull Secrets to a ServiceAccount by right: those are left out.
+    Others may rightly add Secrets and image pull Secrets to a ServiceAccount: those are left out.
     """
     if obj["kind"] == "ServiceAccount":
         return digest({"automountServiceAccountToken": obj.get("automountServiceAccountToken")})
@@ -53,9 +53,9 @@ _NOT_CONTENT = frozenset({"apiVersion", "kind", "metadata", "status"})
 
 
 def belongs_to(obj: Object, uid: str) -> bool:
-    """Whether a child is of the job with this uid.
+    """Whether a child belongs to the job with this uid.
 
-    Rule: by an owner reference; a claim, which may outlive the job, by a label or, where somebody took its labels away,
+    Rule: by an owner reference; a claim, which may outlive the job, by a label or, if somebody removed its labels,
     by the annotation of the same name.
     """
     metadata = obj.get("metadata", {})
@@ -111,7 +111,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class CreateObject:
-    """POST; `dry_run` first where asked.
+    """POST; with `dry_run`, a dry run first.
 
     "Already exists" is success only if the existing object is the job's, and never for a Secret, which can't be read.
     `random_key` names a key of `stringData` that apply fills with 64 random hexadecimal digits.
@@ -175,7 +175,7 @@ class PublishStatus:
 class EmitEvent:
     """An Event on the job. `reason` is CamelCase; the same (reason, message) is counted up, not repeated.
 
-    It tells of a transition that the plan's PublishStatus records: it is sent only when that write has succeeded.
+    It reports a transition that the plan's PublishStatus records: it is sent only when that write has succeeded.
     """
 
     type: str
@@ -191,8 +191,8 @@ class Plan:
     """Actions in order: creates and applies, deletes, status, events.
 
     `look_again_seconds` is when to plan again, from `now`, if nothing happens before. `look_up` names what the plan has to
-    know and no watch tells (objects that don't carry the job's label): it is made again, from the same snapshot, with the
-    answers in it, before anything is carried out.
+    know and no watch reports (objects that lack the job's label): the plan is made again, from the same snapshot with the
+    answers added, before anything is carried out.
     """
 
     actions: tuple[Action, ...] = ()

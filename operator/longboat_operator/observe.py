@@ -9,7 +9,7 @@ from longboat_operator.model import DNS_PEERS, JobKey, Object, Observed, belongs
 
 
 class Cache(Protocol):
-    """What is known of the API server's objects."""
+    """What is known about the API server's objects."""
 
     @property
     def sees_cluster_runtimes(self) -> bool:
@@ -28,7 +28,7 @@ class Cache(Protocol):
 def observe(cache: Cache, key: JobKey, dns_peers: tuple[Object, ...] = DNS_PEERS) -> Observed:
     """The snapshot of a job, for an operator with these options.
 
-    A child counts only if it is of this job's uid, so leftovers of an earlier job of the same name are not seen.
+    A child counts only if it belongs to this job's uid, so leftovers of an earlier job of the same name are not seen.
     """
     job = cache.job(key)
     if job is None:

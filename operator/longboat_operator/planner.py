@@ -1,4 +1,4 @@
-"""From a snapshot to a plan: what it says is read, rules decide, and the status tells it. Pure."""
+"""From a snapshot to a plan: the snapshot is read, rules decide, and the status reports it. Pure."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ Counts = Mapping[Role, RoleCount]
 
 
 def plan(observed: Observed, now: datetime) -> Plan:
-    """What to do about a job, as data; empty when it stands as it should. `now` is an aware time.
+    """What to do about a job, as data; empty if all is as it should be. `now` is an aware time.
 
-    Order: what is missing is made, what is too much is deleted, then the status is published. Whatever destroys
-    evidence (a pod with its last words) is done only by a plan that finds the evidence in the status already, so that a
-    plan may be cut short anywhere and be made again.
+    Order: what is missing is created, what is superfluous is deleted, then the status is published. Evidence (a pod with
+    its last words) is destroyed only by a plan that finds it recorded in the status, so a plan may be cut short anywhere
+    and be made again.
     """
     job = observed.job
     if job is None or job["metadata"].get("deletionTimestamp"):
@@ -65,12 +65,12 @@ def plan(observed: Observed, now: datetime) -> Plan:
 
 
 def _counts(view: JobView, stage: Stage, now: datetime, lost: Lost) -> Counts:
-    """Every role's memory. Pods that go on purpose are no losses."""
+    """Every role's memory. Pods removed on purpose are not losses."""
     memories = {role: remembered(view.published(role)) for role in ROLES}
     if stage in {Stage.RUN, Stage.SUSPENDING}:
         allocation = view.status.allocation
         inside = failure_before(allocation.incarnation if allocation else None, view.status.demand)
-        # Without a pod that it works with the driver can't go on: it starts again, and that is no failure of its own.
+        # A driver that loses a pod it works with can't continue: it restarts, and that is no failure of its own.
         excuses = disruptions(view, lost)
         counts = {
             role: count(
@@ -117,7 +117,7 @@ def _removal(view: JobView, stage: Stage, now: datetime, lost: Lost) -> Removal:
 
 
 def _timers(view: JobView, facts: Facts, now: datetime) -> list[float | None]:
-    """Seconds to the times at which rules change their answer."""
+    """Seconds until each time at which a rule changes its answer."""
     if facts.stage is Stage.SUSPENDING:
         return [grace_left(view, now)]
     if facts.stage is Stage.RUN and not all(found.all_ready for found in facts.roles.values()):
@@ -126,7 +126,7 @@ def _timers(view: JobView, facts: Facts, now: datetime) -> list[float | None]:
 
 
 def _finished(view: JobView, now: datetime) -> Plan:
-    """A job that has ended keeps nothing that costs: its pods go at once, itself after `ttlSecondsAfterFinished`."""
+    """A job that has ended keeps nothing that costs: its pods are deleted at once, the job after `ttlSecondsAfterFinished`."""
     removal = removal_of(view.all_pods, now)
     actions: list[Action] = [*removal.actions]
     waits = [removal.wait]
@@ -140,7 +140,7 @@ def _finished(view: JobView, now: datetime) -> Plan:
 
 
 def _unreadable(job: Object, message: str, now: datetime) -> Plan:
-    """A spec of another version is shown and otherwise left alone: whatever runs goes on."""
+    """A spec of another version is reported and otherwise left alone: whatever runs keeps running."""
     old = read_status(job.get("status") or {})
     generation = int(job["metadata"].get("generation", 0))
     finding = Finding(ConditionType.RUNTIME_RESOLVED, False, Reason.SPEC_INVALID, message)
@@ -158,7 +158,7 @@ def _unreadable(job: Object, message: str, now: datetime) -> Plan:
 def _published(
     old: RLJobStatus, new: RLJobStatus, counts: Counts, actions: tuple[Action, ...] = (), wait: float | None = None
 ) -> Plan:
-    """A plan that ends with the status, if it differs, and the events that tell of the difference."""
+    """A plan that ends with the status, if it differs, and the events that report the difference."""
     before, after = operator_part(old), operator_part(new)
     if before != after:
         checked = RLJobStatus.model_validate(after)
@@ -167,5 +167,5 @@ def _published(
 
 
 def _soonest(waits: list[float | None]) -> float | None:
-    """The shortest of the waits that there are."""
+    """The shortest of the waits that are given."""
     return min((max(wait, 0.0) for wait in waits if wait is not None), default=None)

@@ -33,7 +33,7 @@ class WorkQueue(Generic[K]):
         self._wake()
 
     def add_after(self, key: K, seconds: float | None) -> None:
-        """The key needs work in so many seconds; this replaces its timer. None: no timer."""
+        """The key needs work in `seconds`; this replaces its timer. None: no timer."""
         if seconds is None:
             self._schedule.cancel(key)
         else:
@@ -41,12 +41,12 @@ class WorkQueue(Generic[K]):
             self._wake()
 
     def failed(self, key: K) -> float:
-        """Counts a failure in a row; the answer is how long to wait before the next try."""
+        """Counts another consecutive failure; returns how long to wait before the next try."""
         self._failures[key] = self._failures.get(key, 0) + 1
         return backoff_seconds(self._failures[key])
 
     def succeeded(self, key: K) -> None:
-        """Ends a row of failures."""
+        """Ends a series of failures."""
         self._failures.pop(key, None)
 
     def done(self, key: K) -> None:
@@ -80,12 +80,12 @@ class WorkQueue(Generic[K]):
 
     @property
     def depth(self) -> int:
-        """Keys that wait, timers aside."""
+        """Keys that wait, not counting timers."""
         return self._schedule.depth()
 
     @property
     def oldest_seconds(self) -> float:
-        """How long the key that waits, or is in work, the longest has done so."""
+        """Longest time that a key has been waiting or in work."""
         return self._schedule.oldest(self._clock())
 
     async def _sleep(self, seconds: float | None) -> None:

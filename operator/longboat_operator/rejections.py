@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from longboat_operator.model import Target
 from longboat_operator.schedule import backoff_seconds
 
-# How an answer ends that says whose an object is which has a name that the job needs.
+# How a message ends that says who owns an object whose name the job needs.
 OF_SOMETHING_ELSE = "exists and is not this job's: delete it, or create the job under another name (metadata.name)"
-OF_AN_EARLIER_JOB = "is of a deleted job of this name; it is made anew as soon as that one is gone"
+OF_AN_EARLIER_JOB = "belongs to a deleted job of this name; it is created again once that one is gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Rejection:
 
 
 class Rejections:
-    """One job's."""
+    """The rejections of one job."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -49,9 +49,9 @@ class Rejections:
         return held is not None and self._clock() < held.again_at
 
     def next_seconds(self) -> float | None:
-        """How long until the next may be asked again; None: none is waiting.
+        """How long until the next may be tried again; None: none is waiting.
 
-        One whose time has come and that wasn't asked is behind another that waits (apply ends creating at it).
+        One that is due but wasn't tried is behind another that waits (apply stops creating there).
         """
         now = self._clock()
         return min((held.again_at - now for held in self._by_target.values() if held.again_at > now), default=None)

@@ -18,7 +18,7 @@ LONGEST_BACKOFF_SECONDS = 60.0
 
 
 def backoff_seconds(failures: int) -> float:
-    """How long to wait after so many failures in a row (from 1): doubles, up to a minute."""
+    """How long to wait after this many failures in a row (from 1): doubles, up to a minute."""
     return min(FIRST_BACKOFF_SECONDS * 2.0 ** min(failures - 1, 32), LONGEST_BACKOFF_SECONDS)
 
 
@@ -41,7 +41,7 @@ class Schedule(Generic[K]):
             self._ready.setdefault(key, now)
 
     def add_at(self, key: K, when: float) -> None:
-        """The key needs work at `when`, unless its timer is set anew before."""
+        """The key needs work at `when`, unless its timer is set again before."""
         self._timers[key] = when
         self._sequence += 1
         heapq.heappush(self._heap, (when, self._sequence, key))
@@ -63,7 +63,7 @@ class Schedule(Generic[K]):
         return None
 
     def ready(self, now: float) -> bool:
-        """Whether `take` would give a key."""
+        """Whether `take` would return a key."""
         self._expire(now)
         return bool(self._ready)
 
@@ -80,11 +80,11 @@ class Schedule(Generic[K]):
         return self._heap[0][0] if self._heap else None
 
     def depth(self) -> int:
-        """Keys that wait, timers aside."""
+        """Keys that wait, not counting timers."""
         return len(self._ready) + len(self._again)
 
     def oldest(self, now: float) -> float:
-        """Seconds the key that waits, or is in work, the longest has done so."""
+        """Longest time in seconds that a key has been waiting or in work."""
         return max(
             (now - since for held in (self._ready, self._again, self._in_work) for since in held.values()), default=0.0
         )
@@ -106,12 +106,12 @@ class TokenBucket:
         self._filled: float | None = None
 
     def wait_seconds(self, now: float) -> float:
-        """How long until a token is there; 0: now."""
+        """How long until a token is available; 0: now."""
         self._fill(now)
         return max(0.0, (1.0 - self._tokens) / self._rate)
 
     def take(self, now: float) -> None:
-        """Spends a token that is there."""
+        """Spends an available token."""
         self._fill(now)
         self._tokens -= 1.0
 

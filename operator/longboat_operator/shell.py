@@ -1,4 +1,4 @@
-"""The process: what runs beside what, what starts after what, and how it ends."""
+"""The process: what runs side by side, in which order it starts, and how it ends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from longboat_operator.watch.repair import Repair
 
 # How long kopf and the rest may take to end after the lease is given up.
 _END_SECONDS = 10.0
-# An operator of hundreds of namespaces has thousands of sources: they must not be listed all at the same moment.
+# An operator of hundreds of namespaces has thousands of sources: they must not all be listed at the same moment.
 _LISTS_AT_ONCE = 8
 _LIST_AGAIN_SECONDS = 1.0
 
@@ -66,7 +66,7 @@ class Options:
 
 
 class Shell:
-    """One operator process. `run` returns after SIGTERM or SIGINT and raises what else ends it."""
+    """One operator process. `run` returns after SIGTERM or SIGINT and raises whatever else ends it."""
 
     def __init__(self, configuration: Configuration, options: Options, observe: Observe, plan: MakePlan) -> None:
         self._options = options
@@ -162,7 +162,7 @@ class Shell:
             asyncio.get_running_loop().add_signal_handler(number, self.stop)
 
     async def _lead(self, lead: asyncio.Event, kopf_started: asyncio.Event) -> None:
-        """Waits for warm caches, then for the lease, catches up with the API server, and lets the workers go."""
+        """Waits for warm caches, then for the lease, catches up with the API server, and starts the workers."""
         await kopf_started.wait()
         await self._warm()
         if self._elector is not None:
@@ -181,10 +181,10 @@ class Shell:
             await self._elector.keep()
 
     async def _catch_up(self) -> None:
-        """Returns once the caches show everything that the leader before may have written.
+        """Returns once the caches show everything that the previous leader may have written.
 
         A standby may have waited for days. What its streams missed meanwhile is found by listing every source again; what
-        they owe has to come. The leader before wrote nothing after the lease was lost to it, so that one list is enough.
+        they owe must then arrive. The previous leader wrote nothing after it lost the lease, so one list is enough.
         """
         started = time.monotonic()
         await asyncio.gather(*(self._list_again(*listed) for listed in self._jobs + self._children))

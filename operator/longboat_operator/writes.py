@@ -1,4 +1,4 @@
-"""The seven kinds of write a plan is made of. In which order, and what a rejection means, is `apply`'s."""
+"""The seven kinds of write a plan is made of. Their order, and what a rejection means, are decided in `apply`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class NotOursError(AlreadyExistsError):
 
 
 class Writes:
-    """Writes for one observed job; what to expect of the cache afterwards gathers in `expectations`.
+    """Writes for one observed job; what to expect of the cache afterwards collects in `expectations`.
 
     Methods return what happened, in a word for the metric, and raise `KubeError`.
     """
@@ -74,11 +74,11 @@ class Writes:
                 return await self._publish(action)
 
     async def dry_run(self, action: CreateObject) -> None:
-        """Asks whether the create would be let through."""
+        """Asks whether the create would be accepted."""
         try:
             await self._client.create(BY_KIND[action.body["kind"]], action.body, dry_run=True)
         except AlreadyExistsError:
-            return  # whose it is, the real create finds out
+            return  # the real create finds out whose it is
 
     async def _create(self, action: CreateObject) -> str:
         resource, body = BY_KIND[action.body["kind"]], action.body
@@ -95,13 +95,13 @@ class Writes:
             created = await self._client.get(resource, self._namespace, body["metadata"]["name"])
             self._check_ours(created)
         if resource is SECRET:
-            self._cache.put(trim(action.body))  # never read again: this is all we know of it
+            self._cache.put(trim(action.body))  # never read again: this is all we know about it
         else:
             self._expect(resource, created)
         return word
 
     async def _apply(self, action: ApplyObject) -> str:
-        """A second apply follows where the server keeps other content than was asked for: defaults, mostly."""
+        """A second apply follows if the server keeps other content than it was sent: defaults, mostly."""
         resource, body = BY_KIND[action.body["kind"]], action.body
         if action.uid is None:
             applied = await self._client.apply_new(resource, body)
@@ -134,7 +134,7 @@ class Writes:
             )
         except (NotFoundError, ConflictError):
             return "gone"
-        # The object as it was or as it lingers; of some kinds no more than a Status.
+        # The object as it was or as it lingers; for some kinds only a Status.
         version = version_of(deleted) if deleted.get("kind") == action.kind else 0
         key = key_of({"kind": action.kind, "metadata": self._named(action.name)})
         self.expectations.append(Expectation(key, version, deleted_uid=action.uid))

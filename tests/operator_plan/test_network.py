@@ -58,7 +58,7 @@ def test_peers_are_taken_as_they_are_given() -> None:
         ([], "dnsPeers: name at least one peer"),
         ([{}], "dnsPeers[0].namespaceSelector: is required, unless podSelector or ipBlock is given"),
         ([NODE_LOCAL, {"ipBlok": {}}], "dnsPeers[1].ipBlok: no such field; did you mean ipBlock?"),
-        ([NODE_LOCAL | {"podSelector": {}}], "dnsPeers[0].ipBlock: can't stand beside a selector: give two peers"),
+        ([NODE_LOCAL | {"podSelector": {}}], "dnsPeers[0].ipBlock: can't be combined with a selector: give two peers"),
         ([{"ipBlock": {"cidr": "10.0.0.1000/8"}}], "dnsPeers[0].ipBlock.cidr: must be a network such as"),
         (
             [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["11.0.0.0/16"]}}],

@@ -123,7 +123,7 @@ def test_what_a_deleted_job_of_this_name_left_to_the_garbage_collector_is_waited
     cluster.settle()
     status, reason, message = scheduled(cluster)
     assert (status, reason) == ("False", Reason.PODS_STARTING)
-    assert "ServiceAccount sums-driver is of a deleted job of this name" in message
+    assert "ServiceAccount sums-driver belongs to a deleted job of this name" in message
     assert not cluster.pods()
     for kind, name in AROUND:
         del cluster.children[kind][name]

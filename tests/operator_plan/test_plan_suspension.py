@@ -49,7 +49,7 @@ def test_the_driver_has_time_for_a_checkpoint(cluster: SimulatedCluster) -> None
     cluster.end_deleted()
     cluster.settle()
     assert cluster.status.phase is Phase.SUSPENDED
-    assert suspended(cluster) == ("True", Reason.CHECKPOINT_KEPT, "Step 43 is kept.")
+    assert suspended(cluster) == ("True", Reason.CHECKPOINT_KEPT, "Step 43 is saved.")
     assert cluster.status.restarts == 0
     assert not cluster.pods()
     assert plan(cluster.observed(), cluster.now).empty
@@ -62,7 +62,7 @@ def test_a_driver_that_is_too_slow_loses_what_it_did_since_its_last_checkpoint(c
     cluster.settle()
     cluster.end_deleted()
     cluster.settle()
-    assert suspended(cluster) == ("True", Reason.NO_CHECKPOINT_IN_TIME, "Step 40 is kept. Step 43 was reached.")
+    assert suspended(cluster) == ("True", Reason.NO_CHECKPOINT_IN_TIME, "Step 40 is saved. Step 43 was reached.")
 
 
 def test_nobody_waits_for_a_driver_that_is_not_there(cluster: SimulatedCluster) -> None:

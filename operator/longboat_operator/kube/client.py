@@ -143,10 +143,10 @@ class KubeClient:
         )
 
     async def apply_new(self, resource: Resource, body: Object) -> dict[str, Any]:
-        """Server-side apply that creates the object and never changes one that is there (ConflictError).
+        """Server-side apply that creates the object and never changes an existing one (ConflictError).
 
-        A POST would do the same, but its fields would stay when a later apply leaves them out. So the apply asks for a
-        version that no object has: the server compares it only where there is something to compare with.
+        A POST would do the same, but its fields would stay when a later apply leaves them out. So the apply names a
+        version that no object has: the server compares it only if the object exists.
         """
         metadata = {**body["metadata"], "resourceVersion": "1"}
         return await self.apply(resource, {**body, "metadata": metadata}, force=False)
@@ -177,7 +177,7 @@ class KubeClient:
     async def delete(
         self, resource: Resource, namespace: str, name: str, uid: str, grace_seconds: int | None = None
     ) -> dict[str, Any]:
-        """DELETE if the uid still is `uid` (else ConflictError); dependents go in the background."""
+        """DELETE if the uid is still `uid` (else ConflictError); dependents go in the background."""
         options: dict[str, Any] = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds

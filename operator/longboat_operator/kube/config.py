@@ -31,7 +31,7 @@ async def load_configuration(kubeconfig: Path | None) -> Configuration:
             await load_kube_config(config_file=path, client_configuration=configuration, persist_config=False)
     except (ConfigException, OSError) as error:
         where = "the pod's service account" if in_cluster else str(kubeconfig or "the default kubeconfig")
-        message = f"no way to the API server by {where}: {error}; give --kubeconfig FILE or run in a pod with a token"
+        message = f"can't reach the API server by {where}: {error}; give --kubeconfig FILE or run in a pod with a token"
         raise ConfigurationError(message) from error
     return configuration
 

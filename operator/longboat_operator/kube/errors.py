@@ -57,7 +57,7 @@ class NotFoundError(ApiError):
 
 
 class ConflictError(ApiError):
-    """409: a precondition, a resourceVersion or a field's owner stands against it."""
+    """409: a precondition, a resourceVersion or a field's owner forbids it."""
 
 
 class AlreadyExistsError(ConflictError):
@@ -115,7 +115,7 @@ def error_from_status(status: dict[str, Any]) -> ApiError:
 
 
 def error_from_response(code: int, body: bytes, retry_after: str | None = None) -> ApiError:
-    """The exception for an answer with an HTTP status of 400 or more, whatever stands in its body."""
+    """The exception for an answer with an HTTP status of 400 or more, whatever its body."""
     try:
         status = json.loads(body)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Events on jobs: what a person would want to have been told. The same words again count up one Event."""
+"""Events on jobs: what a person would want to be told. The same words again are counted in one Event."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONGEST_MESSAGE = 1024
 
 
 class EventRecorder:
-    """Writes Events. Their names are made from what they say, so a restart goes on counting."""
+    """Writes Events. Their names derive from what they say, so counting continues after a restart."""
 
     def __init__(self, client: KubeClient, instance: str) -> None:
         """`instance` names this process (reportingInstance)."""

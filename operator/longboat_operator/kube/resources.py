@@ -47,7 +47,7 @@ CONTROLLER_REVISION = Resource("ControllerRevision", "controllerrevisions", "app
 EVENT = Resource("Event", "events")
 LEASE = Resource("Lease", "leases", "coordination.k8s.io")
 
-# What a job is made of and the operator watches. Secrets are made and never read.
+# What a job is made of and the operator watches. Secrets are created and never read.
 CHILDREN = (
     POD,
     SERVICE,

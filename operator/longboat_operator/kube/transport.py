@@ -142,7 +142,7 @@ class Transport:
 
 
 def _verb_and_resource(url: URL) -> tuple[str, str]:
-    """For a read that somebody else has worded."""
+    """For a read whose request another library has built."""
     if "watch" in url.query:
         return "watch", url.name
     return ("list", url.name) if url.name in _PLURALS else ("get", "apis")

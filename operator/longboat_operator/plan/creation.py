@@ -1,4 +1,4 @@
-"""What a running job has to make, in start order. Pure."""
+"""What has to be created for a running job, in start order. Pure."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from longboat_operator.rejections import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """What to make. `finding` says what keeps it from being made; `wait` is the time until more may be made.
+    """What to create. `finding` says what prevents it; `wait` is the time until more may be created.
 
-    `ray_token` is the Secret that pods are to have Ray's token from; `look_up` what has to be known before more is made.
+    `ray_token` is the Secret that gives pods Ray's token; `look_up` is what has to be known before more is created.
     """
 
     actions: tuple[Action, ...] = ()
@@ -53,9 +53,9 @@ def creation_of(view: JobView, counts: Mapping[Role, RoleCount], now: datetime) 
     """What is missing, in start order.
 
     Rule: account, service, policies, claim and token come before pods; the driver's pod comes first, the others follow
-    at once, since they wait for the head themselves. Before the first pod by a template, its revision and the first pod
-    of each role are checked by a dry run: a job whose template is rejected has no revision, so it takes the template as
-    it is when it is next looked at. A role whose pod was rejected asks for no further pods until that one is let in.
+    at once, since they wait for the head themselves. Before the first pod from a template, its revision and the first pod
+    of each role are checked by a dry run: a job whose template is rejected has no revision, so its next plan takes the
+    template as it then is. A role whose pod was rejected asks for no further pods until that one is accepted.
     """
     template = template_of(view)
     if isinstance(template, Finding):
@@ -91,7 +91,7 @@ def creation_of(view: JobView, counts: Mapping[Role, RoleCount], now: datetime) 
 
 @dataclass(frozen=True, slots=True)
 class RayToken:
-    """The Secret that new pods have Ray's token from, and what to make or to know before they may."""
+    """The Secret that gives new pods Ray's token, and what to create or look up before they may use it."""
 
     name: str | None
     may_be_used: bool = False
@@ -100,11 +100,11 @@ class RayToken:
 
 
 def ray_token_of(view: JobView) -> RayToken:
-    """The Secret for pods that are made now.
+    """The Secret for pods that are created now.
 
-    Rules: its name is random and stands in the status before it is used, so no one can have made it beforehand. While no
-    pod uses it, it is made; if there is one already, it isn't certain whose, and another name is taken. Once pods use it,
-    it has to be there for the next ones too: if somebody has deleted it, another is made, and the pods that have the lost
+    Rules: its name is random and is in the status before it is used, so nobody can have created it beforehand. While no
+    pod uses it, it is created; if the name is taken, its owner is uncertain, and another name is chosen. Once pods use
+    it, it has to exist for the next ones too: if somebody has deleted it, another is created, and the pods with the lost
     token, which no new pod can join, are replaced. A job that resumes gets a new one.
     """
     name = view.status.ray_token_secret
@@ -126,10 +126,10 @@ def _another(view: JobView) -> RayToken:
 
 
 def vacancies(view: JobView, counts: Mapping[Role, RoleCount], now: datetime) -> Iterator[Vacancy]:
-    """Indices that should have a pod and have none.
+    """Indices that should have a pod but have none.
 
     Rules: an index gets a pod only when no pod of it exists any more, so two never live at once; one whose pod was lost
-    waits for the back-off, and until its loss stands in the status, so it can't be forgotten.
+    waits for the back-off, and until its loss is in the status, so it can't be forgotten.
     """
     for role in ROLES:
         published = remembered(view.published(role))
@@ -145,7 +145,7 @@ def vacancies(view: JobView, counts: Mapping[Role, RoleCount], now: datetime) ->
 
 
 def wait_seconds(losses: int, policy: FailurePolicySpec) -> float:
-    """Seconds from a pod's loss to its replacement, when it is the so-manieth of its index since the last step.
+    """Seconds from a pod's loss to its replacement, after this many `losses` at its index since the last step.
 
     Rule: `backoffSeconds`, doubled with each loss, at most `maxBackoffSeconds`.
     """
@@ -181,7 +181,7 @@ def _pods(
 
 
 def _rejected(view: JobView, targets: Iterable[Target]) -> Finding | None:
-    """What the API server said of something that is still wanted."""
+    """What the API server said about something that is still wanted."""
     for kind, name in targets:
         if name in view.observed.rejections:
             return finding_of_rejection(kind, view.observed.rejections[name])
@@ -191,7 +191,7 @@ def _rejected(view: JobView, targets: Iterable[Target]) -> Finding | None:
 def finding_of_rejection(kind: str, answer: str) -> Finding:
     """The condition that shows a rejected look-up, create or apply; `answer` names the object and has the server's text.
 
-    Rule: an invalid pod is the template's fault (the text names the field); anything else may pass by itself.
+    Rule: an invalid pod is the template's fault (the text names the field); anything else may pass without help.
     """
     if kind == "Pod" and "is invalid" in answer:
         return Finding(ConditionType.RUNTIME_RESOLVED, False, Reason.POD_TEMPLATE_INVALID, answer)

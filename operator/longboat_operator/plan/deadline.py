@@ -9,7 +9,7 @@ from longboat_operator.reading.conditions import Finding, find
 from longboat_operator.reading.times import moment, seconds_until
 from longboat_operator.reading.view import JobView
 
-# Reasons of the condition Running that only a job has which trained since it was started or resumed.
+# Reasons of the condition Running that only a job has that has trained since it was started or resumed.
 TRAINED = frozenset({str(Reason.TRAINING), str(Reason.RESTARTING), str(Reason.HEAD_LOST)})
 
 
@@ -23,7 +23,7 @@ def seconds_left(view: JobView, now: datetime) -> float | None:
     """Seconds until roles that are not ready fail the job; None when there is no deadline.
 
     Rule: `startDeadlineSeconds` run while the job has not trained since its start or resume, from that time, or from
-    when roles that were ready ceased to be. Later it may wait for nodes as long as it takes: it has something to lose.
+    when roles that were ready ceased to be so. Later it may wait for nodes as long as it takes: it has something to lose.
     """
     if view.status.start_time is None or view.suspended or has_trained(view):
         return None

@@ -16,8 +16,8 @@ from longboat_operator.reading.view import JobView
 def said_by_driver(view: JobView) -> Finding | None:
     """The end that the driver reports.
 
-    Rule: only the driver that counts ends its job. One that was superseded, on a node that is lost for example, may have
-    met with what its successor doesn't see; a problem of the job itself the successor finds as well.
+    Rule: only the current driver ends its job. One that was superseded, on a lost node for example, may have met a
+    problem that its successor doesn't see; a problem of the job itself the successor will meet too.
     """
     problem = view.problem
     state = view.training.state if view.training else None
@@ -34,7 +34,7 @@ def said_by_driver(view: JobView) -> Finding | None:
 
 
 def stopped_short(view: JobView) -> bool:
-    """Whether the driver that counts has ended its job and there are steps left to train.
+    """Whether the current driver has ended its job and there are steps left to train.
 
     Rule: `rounds.steps` may be raised until the job has succeeded, even after its last step, when the driver no longer
     looks. Another driver then continues.
@@ -44,7 +44,7 @@ def stopped_short(view: JobView) -> bool:
 
 
 def over_the_limit(view: JobView, counts: Mapping[Role, RoleCount]) -> Finding | None:
-    """The end of a job one of whose roles failed too often without progress.
+    """The end of a job in which a role failed too often without progress.
 
     Rule: incidents of a role since the last new step, of container restarts and pod losses together, are more than its
     limit (spec.failurePolicy).

@@ -6,7 +6,7 @@ from longboat_crds.status import Demand, Incarnation
 
 
 def granted(current: Incarnation | None, request: str | None) -> Incarnation | None:
-    """The incarnation that counts, given the token that a driver asks with.
+    """The current incarnation, given the token that a driver asks with.
 
     Rule: a token other than the answered one is a new start and gets the next number; numbers only grow. A driver that
     asks again with its token gets the same answer.
@@ -17,11 +17,11 @@ def granted(current: Incarnation | None, request: str | None) -> Incarnation | N
 
 
 def failure_before(current: Incarnation | None, demand: Demand | None) -> str | None:
-    """How the driver's start before the one that asks now failed, if its container outlived that.
+    """How the driver's previous start failed, if its container outlived that.
 
-    Rule: every start of a driver has a cause that is counted once. That its container or pod ended, its node says; that
-    it failed inside its container, its agent, with the request for a number, so it is counted by the plan that answers.
-    A start after a suspension, or since the Ray head is a new one, follows no failure of the driver.
+    Rule: every start of a driver has a cause that is counted once. The end of its container or pod is reported by its
+    node; a failure inside its container by its agent, with the request for a number, so the plan that answers counts it.
+    A start after a suspension, or because the Ray head is a new one, follows no failure of the driver.
     """
     if demand is None or granted(current, demand.incarnation_request) is current:
         return None
@@ -29,9 +29,10 @@ def failure_before(current: Incarnation | None, demand: Demand | None) -> str | 
 
 
 def revoked(current: Incarnation | None) -> Incarnation | None:
-    """The number raised, answered to nobody.
+    """The number raised, in answer to no request.
 
-    Rule: a resumed job's pods are new, so whatever the driver before them wrote, or still writes from a lost node, is
-    of an earlier start from now on. So is what a driver wrote that has ended and is replaced because steps are left.
+    Rule: a resumed job's pods are new, so whatever the previous driver wrote, or still writes from a lost node, belongs
+    to an earlier start from now on. So does whatever was written by a driver that ended and is replaced because steps
+    are left.
     """
     return current and Incarnation(number=current.number + 1, request=current.request)

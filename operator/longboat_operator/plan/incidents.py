@@ -6,10 +6,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-# A switch, a rack or a node that fails takes its pods within seconds, and so does a rank whose end ends its peers.
+# A switch, a rack or a node that fails takes down its pods within seconds, and so does a rank whose end ends its peers.
 INCIDENT = timedelta(seconds=60)
-# The driver fails when it loses a pod that it works with. Ray tells it half a minute after a node is gone, Kubernetes
-# takes the node's pods away up to two minutes later (node-monitor-grace-period and the pods' toleration).
+# The driver fails when it loses a pod that it works with. Ray tells it half a minute after a node is gone; Kubernetes
+# removes the node's pods up to two minutes later (node-monitor-grace-period and the pods' toleration).
 DISRUPTION = timedelta(minutes=3)
 _LEAST = timedelta(seconds=1)
 
@@ -29,7 +29,7 @@ class Incidents:
         the pod as a whole, both times).
 
         Rule: a failure belongs to the first incident within `INCIDENT` of it, whatever the node; but what fails again has
-        failed in another incident, so a container that ends over and over is never taken for one incident. Failures
+        failed in another incident, so a container that ends over and over never counts as one incident. Failures
         that lie within `INCIDENT` of each other are one incident in whatever order they are seen.
         """
         first = last and (last + _LEAST if same else last)
@@ -45,5 +45,5 @@ class Incidents:
 
 
 def explained(time: datetime, disruptions: Collection[datetime]) -> bool:
-    """Whether a failure of the driver at `time` lies within `DISRUPTION` of a pod that was taken away, before or after."""
+    """Whether a failure of the driver at `time` lies within `DISRUPTION` of a pod's removal, before or after."""
     return any(abs(time - disruption) <= DISRUPTION for disruption in disruptions)

@@ -13,14 +13,14 @@ from longboat_operator.reading.terminations import container_statuses, last_term
 from longboat_operator.reading.times import moment
 from longboat_operator.reading.view import JobView, PodView
 
-# Reasons of the condition DisruptionTarget for which the pod can do nothing (source: Kubernetes, "Disruptions", pod
-# disruption conditions). TerminationByKubelet is none of them: a pod that drives its node out of memory is at fault.
+# Reasons of the condition DisruptionTarget that are not the pod's fault (source: Kubernetes, "Disruptions", pod
+# disruption conditions). TerminationByKubelet is not among them: a pod that drives its node out of memory is at fault.
 NO_FAULT = frozenset(
     {"EvictionByEvictionAPI", "PreemptionByScheduler", "DeletionByTaintManager", "DeletionByPodGC"}
 )  # fmt: skip
 
-# An agent that is well starts again within seconds what failed; one that isn't fails its liveness probe for a minute, and
-# the kubelet then restarts its container. Twice what both may take together with the default grace.
+# A healthy agent restarts what failed within seconds; an unhealthy one fails its liveness probe for a minute, and the
+# kubelet then restarts its container. Twice what both may take, including the default grace.
 UNREADY_SECONDS = 300.0
 
 
@@ -28,7 +28,7 @@ UNREADY_SECONDS = 300.0
 class Loss:
     """Why a pod has to be replaced.
 
-    `counted` says whether it uses the role's limit up. `time` is when it happened, None when nobody knows.
+    `counted` says whether it counts towards the role's limit. `time` is when it happened, None if unknown.
     """
 
     reason: Reason
@@ -66,7 +66,7 @@ def lost_pods(view: JobView, now: datetime) -> Lost:
 
 
 def disruptions(view: JobView, lost: Lost) -> frozenset[datetime]:
-    """When Kubernetes lately took pods away for no fault of theirs, as pods and the restart history tell."""
+    """When Kubernetes lately removed pods through no fault of theirs, according to pods and the restart history."""
     now_gone = {loss.time for loss in lost.pods.values() if not loss.counted and loss.time}
     told = {
         moment(record.time)
@@ -77,12 +77,12 @@ def disruptions(view: JobView, lost: Lost) -> frozenset[datetime]:
 
 
 def _stuck_since(view: JobView, role: Role, pod: PodView) -> datetime | None:
-    """From when on the pod has been stuck, if it stays as it is for `UNREADY_SECONDS`; None if it is not.
+    """Since when the pod has been stuck, should it stay like this for `UNREADY_SECONDS`; None if it is not.
 
-    Rule: its containers run, and one of ours is not ready although the pod was and has nothing to wait for: the driver's
-    pod, which has the Ray head that others join, is ready. Such a container can't be ended where it is: a process of it
-    waits in the kernel for storage or a device, and survives SIGKILL; so does the container, whatever its liveness probe
-    says.
+    Rule: its containers run, and one of ours is not ready although the pod once was and has nothing to wait for: the
+    driver's pod, which has the Ray head that others join, is ready. Such a container can't be ended in place: one of its
+    processes waits in the kernel for storage or a device, and survives SIGKILL; so does the container, whatever its
+    liveness probe says.
     """
     ready = pod.condition("Ready")
     statuses = list(container_statuses(pod.raw))
@@ -105,11 +105,11 @@ def loss_of(pod: PodView) -> Loss | None:
     """Why the pod can't serve any more; None while its containers may still run or be restarted in it.
 
     Rules:
-    * pods are `restartPolicy: Always`, so a container that ends is started again in place and is no loss. A pod is lost
+    * pods are `restartPolicy: Always`, so a container that ends is restarted in place, which is no loss. A pod is lost
       when it is being deleted (by a person, an eviction, a preemption, or because its node is gone: Kubernetes'
       condition `DisruptionTarget` says which) or when the kubelet gave it up (phase Failed; Succeeded at a node's
       shutdown);
-    * a loss counts unless Kubernetes took the pod away for `NO_FAULT` of its own.
+    * a loss counts unless Kubernetes removed the pod through `NO_FAULT` of its own.
     """
     disruption = pod.condition("DisruptionTarget")
     cause = disruption.get("reason") if disruption.get("status", "True") == "True" else None
@@ -117,7 +117,7 @@ def loss_of(pod: PodView) -> Loss | None:
     if pod.deleted_at is not None:
         since = pod.deleted_at - timedelta(seconds=pod.raw["metadata"].get("deletionGracePeriodSeconds") or 0)
         if cause == "DeletionByTaintManager":
-            return Loss(Reason.NODE_LOST, f"node {pod.node or '?'} is gone or does not answer", counted, since)
+            return Loss(Reason.NODE_LOST, f"node {pod.node or '?'} is gone or does not respond", counted, since)
         if cause:
             return Loss(Reason.POD_LOST, f"{cause}: {disruption.get('message', '')}".rstrip(": "), counted, since)
         return Loss(Reason.POD_LOST, "it was deleted", counted, since)
@@ -131,6 +131,6 @@ def loss_of(pod: PodView) -> Loss | None:
 
 
 def _end_of(pod: PodView) -> datetime | None:
-    """When the last container of a pod that has ended did so."""
+    """When the last container of an ended pod ended."""
     times = [ended.time for ended in terminations(pod.raw) if ended.time]
     return max(map(moment, times), default=None)

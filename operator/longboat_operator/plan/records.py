@@ -1,8 +1,8 @@
-"""What became of each pod, counted once: the operator's memory of a role. Pure.
+"""What happened to each pod, counted once: the operator's memory of a role. Pure.
 
 A pod that is gone can't be asked any more, and a plan may be made twice, or not for a while. So the status keeps, for
-every index, the newest attempt seen and the container restarts counted of it; comparing that with the pods there are
-now gives what is new since, however many plans lie between.
+every index, the newest attempt seen and how many of its container restarts have been counted; comparing that with the
+present pods shows what is new, however many plans lie between.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ POD = "pod"
 class RoleCount:
     """A role's memory after a look at its pods.
 
-    `records` are by index, without indices that were never made; `news` are the restarts found by this look.
+    `records` are by index, without indices that never had a pod; `news` are the restarts found by this look.
     """
 
     records: Mapping[int, PodRecord] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class RoleCount:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Something that failed of the pod of an index: a container, or the pod as a whole (`POD`)."""
+    """A failure of the pod of an index: of a container, or of the pod as a whole (`POD`)."""
 
     index: int
     what: str
@@ -71,9 +71,9 @@ def remembered(role: RoleStatus | None) -> RoleCount:
 
 
 def released(memory: RoleCount, pods: Sequence[PodView], keep: int = 0) -> RoleCount:
-    """Memory without indices from `keep` on, whose pods are deleted on purpose: that is no loss.
+    """Memory without indices from `keep` on, whose pods are deleted on purpose, which is no loss.
 
-    Their attempt numbers stay used up, so a pod that is made later has a higher one.
+    Their attempt numbers stay used up, so a pod that is created later has a higher one.
     """
     gone = [r.attempt for i, r in memory.records.items() if i >= keep] + [p.attempt for p in pods if p.index >= keep]
     return replace(
@@ -84,7 +84,7 @@ def released(memory: RoleCount, pods: Sequence[PodView], keep: int = 0) -> RoleC
 
 
 def dismissed(memory: RoleCount, pods: Sequence[PodView], message: str, now: datetime) -> RoleCount:
-    """The driver's memory when another driver is to continue although it has not failed.
+    """The driver's memory when another driver is to continue although this one has not failed.
 
     Rule: its pods are replaced, which the restart history shows and no limit counts.
     """
@@ -117,7 +117,7 @@ def count(
 ) -> RoleCount:
     """Memory after a look at the role's pods, of which those in `lost` (by uid) can't serve any more.
 
-    `failed_inside` says how a process failed that its container outlived. `disruptions` explain why containers
+    `failed_inside` says how a process failed whose container outlived it. `disruptions` explain why containers
     of this role failed (`explained`), which then doesn't count.
 
     Rules:
@@ -125,10 +125,10 @@ def count(
     * each restart of a container is a failure, and so is each loss of a pod (`losses` says which of them count), and
       each start of the driver after a failure that its container outlived;
     * a record whose pod is not there is a loss too: somebody deleted it between two looks;
-    * what counts are incidents, of failures that lie close together (`Incidents`), by the times that nodes and API
-      server give them, so that it doesn't matter when the operator looks, or which;
-    * incidents are those since the last new step: when `step` is above `restart_step` they begin anew. A step that is
-      done again after a rollback is not new, so a job that fails at the same place for ever reaches its limit.
+    * what counts is incidents, which are failures that lie close together (`Incidents`), by the times that nodes and the
+      API server give, so it doesn't matter when the operator looks, or which operator;
+      * incidents are those since the last new step: when `step` is above `restart_step` the count starts over. A step that
+      is repeated after a rollback is not new, so a job that always fails at the same place reaches its limit.
     """
     anew = memory.restart_step is None or step > memory.restart_step
     memory = replace(memory, incidents=memory.incidents.without_those_near(disruptions))
@@ -156,7 +156,7 @@ def count(
         replace(failure, counted=failure.counted and (failure.what == POD or not explained(failure.time, disruptions)))
         for failure in sorted(failures, key=lambda failure: failure.time)
     ]
-    # Restarts of which nothing is known are equal, and told once.
+    # Restarts about which nothing is known are equal, and reported once.
     news = tuple(_told(role, records[failure.index], failure, now) for failure in dict.fromkeys(failures))
     memory = replace(released(memory, pods, keep=desired), records=records, news=news)
     return _with(memory, failures, step, anew=anew) if failures else memory
@@ -181,13 +181,13 @@ def _with(memory: RoleCount, failures: Sequence[Failure], step: int, *, anew: bo
 
 
 def _restarts(record: PodRecord, name: str, pod: PodView | None, now: datetime) -> Iterator[Failure]:
-    """Container restarts that are not counted yet. Of several of one container only the last is known."""
+    """Container restarts that are not counted yet. If one container restarted several times, only the last is known."""
     more = restart_count(pod.raw) - record.restarts if pod else 0
     if pod is None or more <= 0:
         return
     ends = terminations(pod.raw)
     if not ends:
-        ends = [Termination("container", Reason.CONTAINER_EXITED, "a container was started again")]
+        ends = [Termination("container", Reason.CONTAINER_EXITED, "a container was restarted")]
     newest = _time_of(ends[0], now)
     together = [end for end in ends if newest - _time_of(end, now) <= INCIDENT][:more]
     for end in [*together, *[ends[0]] * (more - len(together))]:
@@ -203,7 +203,7 @@ def _losses(record: PodRecord, name: str, pod: PodView | None, loss: Loss | None
 
 
 def _after(record: PodRecord, found: Sequence[Failure], now: datetime, *, anew: bool) -> PodRecord:
-    """The record once what was found is counted."""
+    """The record after counting what was found."""
     lost = any(failure.what == POD for failure in found)
     record = record.model_copy(update={"restarts": record.restarts + len(found) - lost})
     losses = (0 if anew else record.losses) + 1
@@ -211,7 +211,7 @@ def _after(record: PodRecord, found: Sequence[Failure], now: datetime, *, anew: 
 
 
 def _current(memory: RoleCount, index: int, newest: PodView | None, *, anew: bool, lost: bool) -> PodRecord | None:
-    """The record to go on from: of the newest pod if it is new, else as remembered. None: no pod was made yet."""
+    """The record to continue from: the newest pod's if it is new, else as remembered. None: no pod was created yet."""
     old = memory.records.get(index)
     if newest and newest.attempt >= (old.attempt + 1 if old else memory.next_attempt):
         if old is None:
@@ -224,7 +224,7 @@ def _current(memory: RoleCount, index: int, newest: PodView | None, *, anew: boo
             failed=old.failed,
         )
     if old and old.lost_time and newest and newest.attempt == old.attempt and not lost:
-        # Taken for lost by mistake, since the snapshot had missed it; or it was stuck and is not any more.
+        # Mistaken for lost, since the snapshot had missed it; or it was stuck and no longer is.
         return old.model_copy(update={"lost_time": None})
     return old
 

@@ -13,9 +13,9 @@ from longboat_operator.plan.records import RoleCount, remembered
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.view import JobView, PodView
 
-# A kubelet that answers has ended a pod's containers by its deletionTimestamp, and needs little longer to clean up.
+# A kubelet that responds has ended a pod's containers by its deletionTimestamp, and needs little longer to clean up.
 STUCK_SECONDS = 60.0
-# One whose node is tainted as gone has not answered for much longer than that already.
+# One whose node is tainted as gone has been silent for much longer than that already.
 LOST_NODE_SECONDS = 10.0
 
 
@@ -32,7 +32,7 @@ def removal_of(pods: Iterable[PodView], now: datetime) -> Removal:
 
     Rule: a pod still there `STUCK_SECONDS` after its deletionTimestamp (`LOST_NODE_SECONDS` where Kubernetes says that
     the node is gone) will not be ended by its node; only then may its place be taken without the node's word. What may
-    still run there is fenced off: by its incarnation, and by Ray's new head.
+    still run there is fenced off by its incarnation and by Ray's new head.
     """
     actions: list[DeleteObject] = []
     waits: list[float] = []
@@ -53,7 +53,7 @@ def removal_of(pods: Iterable[PodView], now: datetime) -> Removal:
 def condemned(view: JobView, lost: Mapping[str, Loss]) -> Iterator[PodView]:
     """Pods of a running job that must go; those in `lost` (by uid) can't serve any more.
 
-    Rule: judged by the status as published, so that what a pod could have told is written down before it goes: pods
+    Rule: judged by the status as published, so that what a pod can tell is recorded before it goes: pods
     whose loss is recorded, pods of attempts that were given up (scaled down, or older than the newest), and pods whose
     Ray token is not the job's any more.
     """

@@ -1,4 +1,4 @@
-"""Pods that have a node and whose containers don't start: the cause stands in Events alone. Pure."""
+"""Pods that have a node but whose containers don't start: only Events tell the cause. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from longboat_operator.plan.pod_problems import PodProblem
 from longboat_operator.reading.times import seconds_until
 from longboat_operator.reading.view import JobView, PodView
 
-# Volumes are mounted and the network is made within seconds; a volume of the network may take a few more.
+# Volumes are mounted and the network is set up within seconds; a network volume may take a few more.
 PATIENCE_SECONDS = 20.0
 LOOK_AGAIN_SECONDS = 30.0
 
@@ -32,8 +32,8 @@ class HeldUp:
 def held_up(view: JobView, now: datetime) -> HeldUp:
     """Looks for pods that wait for their volumes or their network.
 
-    Rule: the kubelet says of a pod (condition PodReadyToStartContainers) that it isn't ready to start containers, and
-    nothing of why. A pod that is so for longer than `PATIENCE_SECONDS` after it got its node is asked about: one at a
+    Rule: the kubelet reports (condition PodReadyToStartContainers) that a pod isn't ready to start containers, but not
+    why. If it stays so for longer than `PATIENCE_SECONDS` after it got its node, its Events are asked for: one pod at a
     time, the first in start order, so that a job of many pods with one cause costs one request.
     """
     waits: list[float] = []

@@ -1,4 +1,4 @@
-"""The objects that a job's pods need around them: made, kept as they should be, and never taken from others. Pure."""
+"""The objects that a job's pods need around them: created, kept as they should be, and never taken from others. Pure."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from longboat_operator.reading.view import JobView
 from longboat_operator.rejections import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE
 
 CLAIM = "PersistentVolumeClaim"
-# Objects of others are not watched: how soon one is looked at again that is in the way, or missing.
+# Others' objects are not watched: how soon to look again at one that is in the way, or missing.
 LOOK_AGAIN_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What to do about them, what has to be known first, and what keeps pods from being made; all empty when they stand."""
+    """What to do about them, what has to be known first, and what prevents pods; all empty if they are as they should be."""
 
     actions: tuple[Action, ...] = ()
     look_up: tuple[Target, ...] = ()
@@ -52,15 +52,15 @@ class Surroundings:
 
 
 def surroundings_of(view: JobView) -> Surroundings:
-    """Makes what is missing and mends what was changed.
+    """Creates what is missing and repairs what was changed.
 
-    Rules, before a name is written to for the first time: what has it is looked up; one that nothing has is made, by a
-    write that changes nothing if somebody was faster; what is the job's (by its uid: made before a crash, or with its
-    labels taken away) is made as it should be; what a deleted job of this name left to the garbage collector is waited
-    for; anything else is a stranger's, stays as it is, and nothing is made.
+    Rules, before the first write to a name: whatever has the name is looked up. If nothing has it, the object is created,
+    by a write that changes nothing if somebody was faster. What is the job's (by its uid: created before a crash, or
+    stripped of its labels) is made as it should be. What a deleted job of this name left to the garbage collector is
+    waited for. Anything else is a stranger's: it is left untouched, and nothing is created.
 
-    What is the job's stands if it was applied with the contents that are wanted now, and the content of the live object
-    is what the API server kept then: so changes by hand are undone, and defaults that the server fills in are no
+    What is the job's is left alone if it was applied with the contents wanted now, and the content of the live object
+    is what the API server kept then: so changes by hand are undone, and defaults that the server fills in make no
     difference. A claim, which people enlarge, is judged by its metadata alone.
     """
     bodies = list(_wanted(view))
@@ -94,7 +94,7 @@ def surroundings_of(view: JobView) -> Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class ClaimsInUse:
-    """Whether pods that mount the checkpoint claims must share a node; what has to be known for that, or is in the way."""
+    """Whether pods that mount the checkpoint claims must share a node; what has to be looked up to tell, or what prevents it."""
 
     one_node: bool = False
     look_up: tuple[Target, ...] = ()
@@ -102,9 +102,9 @@ class ClaimsInUse:
 
 
 def claims_in_use(view: JobView) -> ClaimsInUse:
-    """Looks at the access modes of all claims that driver and trainer pods mount: the job's own, and those brought.
+    """Looks at the access modes of all claims that driver and trainer pods mount: the job's own, and those that the user brings.
 
-    Rule: a claim that is missing, or that one pod alone may use, keeps pods from being made; they could never start.
+    Rule: no pods are created while a claim is missing, or usable by one pod only: they could never start.
     """
     checkpoint = view.spec.checkpoint
     brought = list(brought_claims(checkpoint))
@@ -145,7 +145,7 @@ def _wanted(view: JobView) -> Iterator[Object]:
 def _mends(view: JobView, body: Object, live: Object) -> Iterator[Action]:
     metadata = live["metadata"]
     if "deletionTimestamp" in metadata:
-        return  # it is made anew when it is gone
+        return  # it is created again once it is gone
     if body["kind"] == CLAIM:
         if patch := metadata_patch(view.job, view.spec.checkpoint, live):
             yield PatchMetadata(CLAIM, metadata["name"], metadata["uid"], patch)
@@ -179,8 +179,8 @@ def _taken(view: JobView, live: Object) -> str:
     labels = live["metadata"].get("labels") or {}
     if LABEL_JOB_UID in labels and labels.get(LABEL_JOB) == view.job.name:
         return (
-            f"{CLAIM} {name} was left by an earlier job of this name: to go on from its checkpoints, create a job of "
-            f"another name (metadata.name) with checkpoint.resumeFrom.claimName: {name}; to start anew, delete the claim"
+            f"{CLAIM} {name} was left by an earlier job of this name: to resume from its checkpoints, create a job with "
+            f"another name (metadata.name) and checkpoint.resumeFrom.claimName: {name}; to start over, delete the claim"
         )
     return f"{_name(live)} {OF_SOMETHING_ELSE}; to keep checkpoints in it, set spec.checkpoint.claimName: {name}"
 

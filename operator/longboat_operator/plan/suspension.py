@@ -18,7 +18,7 @@ class Stage(Enum):
     RUN = auto()
     """It should."""
     SUSPENDING = auto()
-    """It should not, but its driver may still keep a checkpoint."""
+    """It should not, but its driver may still save a checkpoint."""
     RELEASING = auto()
     """Its pods are being deleted."""
     SUSPENDED = auto()
@@ -30,10 +30,10 @@ def stage_of(view: JobView, now: datetime) -> Stage:
 
     Rules:
     * asked to suspend, the driver (which sees spec.suspend itself) has `checkpoint.graceSeconds` from `suspendTime` to
-      keep a checkpoint and say Suspended; then, or when there is no driver that could, the pods go;
-    * until then the wish may be taken back, and the driver goes on; after that the suspend is carried through, and the
-      job resumes with new pods;
-    * a driver that said Suspended though nobody wants it any more does no work: the suspend is carried through as well.
+      save a checkpoint and report Suspended; then, or if there is no driver that could, the pods are deleted;
+    * until then the request may be withdrawn, and the driver continues; after that the suspension is carried through, and
+    the job resumes with new pods;
+    * a driver that reported Suspended before it saw the withdrawal does no work: the suspension is carried through as well.
     """
     if view.suspended:
         if not view.spec.suspend:
@@ -49,18 +49,18 @@ def stage_of(view: JobView, now: datetime) -> Stage:
 
 
 def has_stopped(view: JobView) -> bool:
-    """Whether the driver that counts said Suspended."""
+    """Whether the current driver reported Suspended."""
     return view.training is not None and view.training.state is TrainingState.SUSPENDED
 
 
 def may_checkpoint(view: JobView) -> bool:
-    """Whether there is a driver at work that could keep a checkpoint."""
+    """Whether there is a driver at work that could save a checkpoint."""
     at_work = view.training is not None and view.training.state in {TrainingState.STARTING, TrainingState.RUNNING}
     return at_work and any(loss_of(pod) is None for pod in view.pods[Role.DRIVER])
 
 
 def grace_left(view: JobView, now: datetime) -> float:
-    """Seconds that the driver still has; all of them when the suspend is not published yet."""
+    """Seconds that the driver still has; all of them if the suspension is not published yet."""
     grace = float(view.spec.checkpoint.grace_seconds)
     asked = view.status.suspend_time
     return grace if asked is None else seconds_until(asked, grace, now)

@@ -1,4 +1,4 @@
-"""Which runtime template a job runs by, and how it is kept. Pure."""
+"""Which runtime template a job uses, and how it is stored. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from longboat_operator.reading.view import JobView
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The template in force. `is_new` when its ControllerRevision is still to be made."""
+    """The template in force. `is_new` while its ControllerRevision is still to be created."""
 
     number: int
     runtime: RLRuntimeSpec
@@ -25,9 +25,9 @@ class Template:
 
 
 def template_of(view: JobView) -> Template | Finding:
-    """The template by which pods are made now, or why there is none.
+    """The template from which pods are now created, or why there is none.
 
-    Rule: the newest ControllerRevision of the job, whatever became of the live template since. The live one is taken by
+    Rule: the newest ControllerRevision of the job, whatever happened to the live template since. The live one is taken by
     a job that has none yet, and by one that resumes with `runtimeRef.renewOnResume`, if it differs from the kept one.
     """
     kept = _kept(view)
@@ -42,7 +42,7 @@ def template_of(view: JobView) -> Template | Finding:
 
 
 def runtime_revision(job: JobRef, number: int, runtime: RLRuntimeSpec) -> Object:
-    """The ControllerRevision that keeps the template: immutable by Kubernetes; `data` is the template's spec."""
+    """The ControllerRevision that stores the template: immutable by Kubernetes; `data` is the template's spec."""
     return {
         "apiVersion": "apps/v1",
         "kind": "ControllerRevision",

@@ -22,7 +22,7 @@ def driver_account(job: JobRef) -> Object:
 
 
 def driver_role(job: JobRef) -> Object:
-    """To read its own job and write its status, of which an admission policy says which fields are the driver's.
+    """Lets the driver read its own job and write its status; an admission policy limits that to the driver's fields.
 
     No list: it can't be limited to one name.
     """
@@ -49,7 +49,7 @@ def driver_role_binding(job: JobRef) -> Object:
 
 
 def ray_token(job: JobRef, name: str) -> Object:
-    """The Secret with Ray's token: immutable, without its value (64 hexadecimal digits), which whoever creates it makes."""
+    """The Secret with Ray's token: immutable, without its value (64 hexadecimal digits), which its creator generates."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",

@@ -9,12 +9,12 @@ from longboat_crds.checkpoint import AccessMode, CheckpointSpec, ReclaimPolicy
 from longboat_operator.model import LABEL_JOB_UID, Object
 from longboat_operator.pods.names import JobRef
 
-# One pod alone may use such a claim (Kubernetes, access modes of persistent volumes); a job has a driver and trainers.
+# Only one pod may use such a claim (Kubernetes, access modes of persistent volumes); a job has a driver and trainers.
 ONE_POD = "ReadWriteOncePod"
 
 
 def checkpoint_claim(job: JobRef, checkpoint: CheckpointSpec) -> Object:
-    """Outlives the job unless `reclaimPolicy` is Delete: only then has it an owner reference."""
+    """Outlives the job unless `reclaimPolicy` is Delete: only then does it have an owner reference."""
     volume = checkpoint.volume
     spec: dict[str, Any] = {
         "accessModes": [str(volume.access_mode)],
@@ -53,7 +53,7 @@ def brought_claims(checkpoint: CheckpointSpec) -> Iterator[tuple[str, str]]:
 
 
 def access_modes(claim: Object) -> list[str]:
-    """Of the volume where there is one, else as asked for."""
+    """Those of the volume if there is one, else those asked for."""
     modes = claim.get("status", {}).get("accessModes") or claim.get("spec", {}).get("accessModes") or ()
     return [str(mode) for mode in modes]
 

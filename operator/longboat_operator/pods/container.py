@@ -28,7 +28,7 @@ def field_env(name: str, path: str) -> dict[str, Any]:
 
 
 def environment(*, ray: bool) -> list[dict[str, Any]]:
-    """Where the container runs and, for one that joins Ray, where Ray's token lies (never the token)."""
+    """Where the container runs and, for one that joins Ray, where Ray's token is (never the token itself)."""
     env = [
         {"name": "HOME", "value": HOME},
         field_env("POD_NAME", "metadata.name"),
@@ -53,7 +53,7 @@ def container(
 ) -> dict[str, Any]:
     """A container without image, probes and resources.
 
-    `own` begins the names of the volumes at /tmp and HOME, for a container that shares them with none of its pod.
+    `own` begins the names of the volumes at /tmp and HOME, for a container that shares them with no other of its pod.
     """
     mounts = [
         mount(f"{own}tmp", "/tmp"),  # noqa: S108

@@ -25,7 +25,7 @@ def checkpoint_volumes(job: JobRef, checkpoint: CheckpointSpec) -> list[dict[str
 
 
 def checkpoint_mounts(checkpoint: CheckpointSpec) -> list[dict[str, Any]]:
-    """Where those are seen."""
+    """Where those are mounted."""
     mounts = [parts.mount("checkpoint", "/checkpoint")]
     if checkpoint.resume_from:
         mounts.append(parts.mount("resume", "/resume", read_only=True))
@@ -35,8 +35,8 @@ def checkpoint_mounts(checkpoint: CheckpointSpec) -> list[dict[str, Any]]:
 def driver_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[str, Any]:
     """What only the driver's pod spec has.
 
-    The head is a sidecar, so a failing driver starts again without it. They share the process namespace: Ray finds the
-    local raylet by its process. Whoever has the Ray token can run code on the head, so the head has another user: the
+    The head is a sidecar, so a failing driver restarts without it. They share the process namespace: Ray finds the
+    local raylet by its process. Whoever has the Ray token can run code on the head, so the head runs as another user: the
     kernel lets it read neither the driver's environment nor, through /proc, its files, of which one is the API token.
     """
     sessions = parts.mount("ray", RAY_SESSIONS)

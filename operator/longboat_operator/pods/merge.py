@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-# What identifies an item of these lists, wherever they stand in a pod template.
+# What identifies an item of these lists, wherever they occur in a pod template.
 MERGE_KEYS = {
     "containers": "name",
     "initContainers": "name",
@@ -38,7 +38,7 @@ def merge(base: Mapping[str, Any], patch: Mapping[str, Any], path: str = "") -> 
     """`base` with `patch` laid over it; neither is changed.
 
     Raises:
-        TemplateInvalid: `patch` has another kind of value than `base` somewhere; `path` is put before the place.
+        TemplateInvalid: `patch` has another kind of value than `base` somewhere; `path` is prefixed to the place.
     """
     merged = dict(base)
     for key, value in patch.items():
@@ -71,7 +71,7 @@ def _merge_items(field: str, base: Sequence[Mapping[str, Any]], patch: Any, plac
 
 
 def _without_rivals(field: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`old` without what excludes a key of `new`."""
+    """`old` without the keys that exclude one of `new`."""
     rivals: Set[str] = frozenset()
     if field == "volumes":
         rivals = (old.keys() | new.keys()) - {"name"}

@@ -39,18 +39,18 @@ class JobRef:
     def ray_token(self, random: str) -> str:
         """Secret with Ray's token.
 
-        The operator can't read Secrets, so it could not tell one that somebody else made from its own: nobody can guess
-        the name.
+        The operator can't read Secrets, so it could not tell one that somebody else created from its own: the name is
+        unguessable.
         """
         return f"{self.name}-ray-token-{random}"
 
     @property
     def checkpoint_claim(self) -> str:
-        """Claim that the operator makes."""
+        """Claim that the operator creates."""
         return f"{self.name}-checkpoint"
 
     def revision(self, number: int) -> str:
-        """ControllerRevision that keeps the runtime template."""
+        """ControllerRevision that stores the runtime template."""
         return f"{self.name}-runtime-{number}"
 
     def pod(self, role: Role, index: int, attempt: int) -> str:
@@ -70,7 +70,7 @@ class JobRef:
         return selector
 
     def metadata(self, name: str, labels: Mapping[str, str] | None = None, *, owned: bool = True) -> dict[str, Any]:
-        """Metadata of a child; an owned one goes with the job."""
+        """Metadata of a child; an owned one is deleted with the job."""
         metadata: dict[str, Any] = {"name": name, "namespace": self.namespace, "labels": dict(labels or self.labels())}
         return metadata | {"ownerReferences": [self.owner]} if owned else metadata
 

@@ -57,7 +57,7 @@ class LabelSelector(ApiModel):
 
 
 class IpBlock(ApiModel):
-    """Addresses, without some of them."""
+    """A range of addresses, with exceptions."""
 
     cidr: str
     excepted: list[str] | None = Field(None, alias="except")
@@ -86,7 +86,7 @@ class NetworkPolicyPeer(ApiModel):
         if self.ip_block is None and not selects:
             raise _broken("namespaceSelector", "is required, unless podSelector or ipBlock is given")
         if self.ip_block is not None and selects:
-            raise _broken("ipBlock", "can't stand beside a selector: give two peers")
+            raise _broken("ipBlock", "can't be combined with a selector: give two peers")
         return self
 
 
@@ -98,7 +98,7 @@ class DnsPeers(ApiModel):
     @model_validator(mode="after")
     def _not_empty(self) -> Self:
         if not self.dns_peers:
-            # To Kubernetes no peers are all peers.
+            # To Kubernetes no peers means all peers.
             message = 'name at least one peer; {"ipBlock": {"cidr": "0.0.0.0/0"}} is any IPv4 address'
             raise _broken("dnsPeers", message)
         return self
@@ -145,7 +145,7 @@ def job_network(job: JobRef) -> Object:
 
 
 def reward_network(job: JobRef, dns_peers: tuple[Object, ...]) -> Object:
-    """Graded code is hostile: nothing leaves its pod but to the job, and to `dns_peers` to ask names."""
+    """Graded code is hostile: its pod may connect only to the job, and to `dns_peers` for DNS."""
     return _policy(
         job,
         f"{job.name}-reward",

@@ -1,4 +1,4 @@
-"""A whole pod: what all roles share, what the role adds, the runtime template over it, the job's marks last. Pure."""
+"""A whole pod: what all roles share, what the role adds, the runtime template on top, the job's marks last. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def build_pod(
     token: str,
     one_node: bool,
 ) -> Object:
-    """The pod of one index of a role, from the template that `revision` keeps.
+    """The pod of one index of a role, from the template that `revision` stores.
 
     Order: common parts, the role's parts, `runtime.common`, `runtime.roles.ROLE`; then identity, which no template can
     change. `token` is the Secret with Ray's token. With `one_node` the pods that mount the checkpoint claim stay together
@@ -96,7 +96,7 @@ def _with_grace(container: dict[str, Any], role: Role, seconds: Any) -> dict[str
 
 
 def _for_role(template: Mapping[str, Any], role: Role) -> Mapping[str, Any]:
-    """The common template without what it says of other roles' containers, which would appear here half made."""
+    """The common template without its entries for other roles' containers, which would appear here incomplete."""
     body = template.get("spec")
     if not isinstance(body, Mapping):
         return template
@@ -140,7 +140,7 @@ def _asks_for_device(body: Mapping[str, Any]) -> bool:
 
 
 def _together(job: JobRef, affinity: Mapping[str, Any], with_whom: Sequence[Role]) -> dict[str, Any]:
-    """Affinity that puts the pod on the node of other users of the claim, beside what the template asks for.
+    """Affinity that puts the pod on the node of other users of the claim, in addition to what the template asks for.
 
     The role that decides the node follows any of them, itself included: its first pod is free to choose, since a pod may
     match its own term (Kubernetes, inter-pod affinity). Any other role follows that one alone, and so waits for it.

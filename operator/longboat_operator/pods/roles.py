@@ -1,7 +1,7 @@
 """The table of roles: what differs between the four kinds of pod that a job is made of. Pure.
 
-Rules about one role by its nature name it where they stand: the driver alone is given a number and has the Ray head, rollout
-pods alone are scaled.
+Rules that concern one role by nature name it in place: only the driver is given a number and has the Ray head, only rollout
+pods are scaled.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class RoleTraits:
     pod_spec: Callable[[JobRef, RLJobSpec, list[str]], dict[str, Any]]
     """What only its pods' spec has; the list is the command of the runtime template."""
     containers: tuple[str, ...]
-    """Containers that the operator makes; the first is the one whose logs a person means."""
+    """Containers that the operator creates; the first is the one whose logs people want."""
     limit: Callable[[FailurePolicySpec], int]
     """Incidents since the last new step beyond which the job fails."""
     limit_field: str
-    """The field of spec.failurePolicy that says so."""
+    """The field of spec.failurePolicy that sets it."""
     every_pod_needed: bool = False
     """Whether rounds need all of its pods; of other roles one is enough."""
     mounts_checkpoints: bool = False

@@ -1,4 +1,4 @@
-"""Rollout, trainer and reward pods: an agent each that joins the Ray head. Pure."""
+"""Rollout, trainer and reward pods, each with an agent that joins the Ray head. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GRADERS = "graders"
 
 
 def worker(role: Role, job: JobRef, command: list[str], slots: int, mounts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The container that joins Ray with so many places for actors of its role."""
+    """The container that joins Ray with `slots` places for actors of its role."""
     args = ["agent", str(role), "--head", job.head_address, "--slots", str(slots)]
     joined = parts.container(str(role), command, args, mounts=mounts)
     joined["ports"] = [{"name": "health", "containerPort": parts.AGENT_PORT}]

@@ -14,7 +14,7 @@ from longboat_crds.status import RLJobStatus
 def read_status(status: Mapping[str, Any]) -> RLJobStatus:
     """The status without fields that this version doesn't know.
 
-    During an upgrade, or after a step back, the stored status may be of a newer operator or driver.
+    During an upgrade, or after a step back, the stored status may come from a newer operator or driver.
 
     Raises:
         ValidationError: a known field has a value that the schema doesn't allow.

@@ -11,10 +11,10 @@ def stamp(time: datetime) -> str:
 
 
 def moment(text: str) -> datetime:
-    """Aware time of a text."""
+    """The aware time that a text gives."""
     return datetime.fromisoformat(text)
 
 
 def seconds_until(text: str, seconds: float, now: datetime) -> float:
-    """Seconds from `now` to so many seconds after `text`; negative when past."""
+    """Seconds from `now` to `seconds` after `text`; negative if past."""
     return seconds - (now - moment(text)).total_seconds()

@@ -1,4 +1,4 @@
-"""The snapshot with its parts read: spec, status, and pods by role. Pure."""
+"""The snapshot with its parts parsed: spec, status, and pods by role. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PodView:
 
     @property
     def deleted_at(self) -> datetime | None:
-        """When its time to end runs out, if it is being deleted."""
+        """When its grace period ends, if it is being deleted."""
         text = self.raw["metadata"].get("deletionTimestamp")
         return moment(text) if text else None
 
@@ -63,7 +63,7 @@ class PodView:
 
     @property
     def ready(self) -> bool:
-        """Ready and not on its way out."""
+        """Ready and not being deleted."""
         return self.deleted_at is None and self.condition("Ready").get("status") == "True"
 
 
@@ -95,14 +95,14 @@ class JobView:
 
     @property
     def training(self) -> Training | None:
-        """What the driver says, if it is the one that counts: a number below the granted one is of an earlier start."""
+        """What the current driver reports: a number below the granted one belongs to an earlier start."""
         training = self.status.training
         granted = self.status.allocation.incarnation if self.status.allocation else None
         return training if training and training.incarnation >= (granted.number if granted else 0) else None
 
     @property
     def problem(self) -> Problem | None:
-        """What the driver that counts wants to have told; it comes with the number of whoever wrote it."""
+        """The problem that the current driver reports; it comes with the number of whoever wrote it."""
         return self.status.problem if self.training else None
 
     @property
@@ -132,7 +132,7 @@ class JobView:
 
 
 def job_ref(job: Object) -> JobRef:
-    """Who the job is."""
+    """The job's identity."""
     metadata = job["metadata"]
     return JobRef(metadata["namespace"], metadata["name"], metadata["uid"])
 
@@ -160,7 +160,7 @@ def read(observed: Observed, job: Object) -> JobView:
 
 
 def _pods(observed: Observed) -> Mapping[Role, tuple[PodView, ...]]:
-    """Pods by role, by index and attempt. A pod whose labels were taken away is no pod of the job any more."""
+    """Pods by role, by index and attempt. A pod whose labels were removed is no longer the job's."""
     found: dict[Role, list[PodView]] = {role: [] for role in ROLES}
     for pod in observed.children.get("Pod", {}).values():
         metadata = pod["metadata"]

@@ -1,1 +1,1 @@
-"""What the operator says of a job: conditions, phase, counts, events. Pure."""
+"""What the operator reports about a job: conditions, phase, counts, events. Pure."""

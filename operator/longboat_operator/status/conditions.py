@@ -27,7 +27,7 @@ MESSAGE_LENGTH = 4096
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the plan has found out about a job that is not finished."""
+    """What the plan has found about a job that is not finished."""
 
     stage: Stage
     roles: Survey
@@ -49,7 +49,7 @@ def findings_of(view: JobView, facts: Facts) -> Iterator[Finding]:
             yield Finding(ConditionType.SUSPENDED, False, Reason.NOT_SUSPENDED, "Resumed.")
     elif facts.stage is Stage.SUSPENDING:
         yield _running(view, facts)
-        yield Finding(ConditionType.SUSPENDED, False, Reason.SUSPEND_REQUESTED, "Waiting for a last checkpoint.")
+        yield Finding(ConditionType.SUSPENDED, False, Reason.SUSPEND_REQUESTED, "Waiting for a final checkpoint.")
     else:
         yield from _without_pods(Reason.SUSPEND_REQUESTED)
         yield _suspended(view, facts)
@@ -100,7 +100,7 @@ def _roles_ready(view: JobView, facts: Facts) -> Finding:
 
 
 def _running(view: JobView, facts: Facts) -> Finding:
-    """Rule: rounds run when the driver that counts says so and every role has the pods that a round can't do without."""
+    """Rule: rounds run when the current driver says so and every role has the pods that a round can't do without."""
     serves = all(found.serves for found in facts.roles.values())
     if serves and view.training and view.training.state is TrainingState.RUNNING:
         return Finding(ConditionType.RUNNING, True, Reason.TRAINING)
@@ -113,10 +113,10 @@ def _running(view: JobView, facts: Facts) -> Finding:
 
 
 def _head_lost(view: JobView) -> str | None:
-    """How the Ray head ended whose end interrupts the rounds, while they are interrupted; None: something else does.
+    """How the Ray head ended, while that interrupts the rounds; None: something else does, or nothing.
 
     Rule: the head's container ended since the condition Running last changed: while it was True, or again since. All
-    pods wait for its successor then, and the driver begins anew.
+    pods then wait for its successor, and the driver restarts.
     """
     running = find(view.status.conditions, ConditionType.RUNNING)
     ends = [
@@ -140,9 +140,9 @@ def _suspended(view: JobView, facts: Facts) -> Finding:
         return Finding(ConditionType.SUSPENDED, True, Reason.SUSPEND_REQUESTED, "Suspended before it was started.")
     step, kept = view.step, view.status.checkpoint
     if kept is None:
-        text = "No checkpoint is kept: the job begins anew when it is resumed."
+        text = "No checkpoint was saved: the job starts over when it is resumed."
     else:
-        text = f"Step {kept.step} is kept."
+        text = f"Step {kept.step} is saved."
     if has_stopped(view) or step <= (kept.step if kept else 0):
         return Finding(ConditionType.SUSPENDED, True, Reason.CHECKPOINT_KEPT, text)
     return Finding(ConditionType.SUSPENDED, True, Reason.NO_CHECKPOINT_IN_TIME, f"{text} Step {step} was reached.")

@@ -1,4 +1,4 @@
-"""What a person would want to have been told. Pure."""
+"""What a person would want to be told. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from longboat_operator.plan.records import RoleCount
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import find, holds
 
-# What restarts tell, pod by pod, and scaling; conditions don't tell it again.
+# Reported by restarts, pod by pod, and by scaling; conditions don't repeat it.
 _TOLD_ALREADY = frozenset(
     {
         Reason.CONTAINER_EXITED,
@@ -30,10 +30,10 @@ WARNING = "Warning"
 
 
 def events_of(old: RLJobStatus, new: RLJobStatus, counts: Mapping[Role, RoleCount]) -> Iterator[EmitEvent]:
-    """Events that tell of what has changed between two statuses.
+    """Events that report what has changed between two statuses.
 
     Rule: phases and restarts always; a condition when it says for the first time, or for a new reason, that something
-    is wrong (its reason is none of progress) that no other event tells. Counts and times never: they are in the status.
+    is wrong (its reason is not of progress) that no other event reports. Counts and times never: they are in the status.
     """
     for role in ROLES:
         yield from (_restart(record) for record in counts[role].news)
@@ -78,12 +78,12 @@ def _phase(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:
         case Phase.STARTING if old.phase is not Phase.SUSPENDING:
             resumed = holds(old.conditions, ConditionType.SUSPENDED)
             revision = f" by {new.runtime.revision}" if new.runtime else ""
-            yield EmitEvent(NORMAL, "Resumed" if resumed else "Started", f"Pods are made{revision}.")
+            yield EmitEvent(NORMAL, "Resumed" if resumed else "Started", f"Pods are being created{revision}.")
         case Phase.RUNNING:
             step = new.training.step if new.training else 0
             yield EmitEvent(NORMAL, "Running", f"Rounds run, from step {step} on." if step else "Rounds run.")
         case Phase.SUSPENDING:
-            yield EmitEvent(NORMAL, "Suspending", "Waiting for a last checkpoint, then pods are deleted.")
+            yield EmitEvent(NORMAL, "Suspending", "Waiting for a final checkpoint, then pods are deleted.")
         case Phase.SUSPENDED:
             yield EmitEvent(NORMAL, "Suspended", _message(new, ConditionType.SUSPENDED))
         case Phase.SUCCEEDED:

@@ -31,7 +31,7 @@ def _said(rule: PhaseRule, conditions: Sequence[Condition]) -> bool:
 
 
 def reason_of(conditions: Sequence[Condition], phase: Phase) -> str | None:
-    """Reason of the condition that explains the phase: what is not yet so, or that which is."""
+    """Reason of the condition that explains the phase: one that is not yet True, or one that is."""
     rule = rule_of(phase)
     found = [condition for kind in rule.explained_by if (condition := find(conditions, kind))]
     explaining = [condition for condition in found if (condition.status == "True") is not rule.awaited]

@@ -1,4 +1,4 @@
-"""The whole status as it should stand. Pure."""
+"""The whole status as it should be. Pure."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _SUFFIXES = {"n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "
 
 @dataclass(frozen=True, slots=True)
 class RoleSurvey:
-    """A role's pods at a glance. Pods beyond `desired` are on their way out and don't count."""
+    """A role's pods at a glance. Pods beyond `desired` are being removed and don't count."""
 
     role: Role
     desired: int
@@ -75,7 +75,7 @@ def summary(roles: Survey) -> str:
 
 
 def first_problem(roles: Survey) -> PodProblem | None:
-    """What is wrong with the first pod that something is wrong with, in start order."""
+    """The problem of the first pod that has one, in start order."""
     pods = ((pod, found.lost.get(pod.uid)) for found in roles.values() for pod in found.pods)
     return next((problem for pod, loss in pods if (problem := problem_of(pod, loss))), None)
 
@@ -87,12 +87,12 @@ def first_unscheduled(roles: Survey) -> PodProblem | None:
 
 
 def roles_status(roles: Survey, counts: Mapping[Role, RoleCount]) -> RolesStatus:
-    """The roles as they stand in the status."""
+    """The roles as the status shows them."""
     return RolesStatus(**{str(role): role_status(found, counts[role]) for role, found in roles.items()})
 
 
 def role_status(found: RoleSurvey, count: RoleCount) -> RoleStatus:
-    """One role as it stands in the status."""
+    """One role as the status shows it."""
     container = ROLES[found.role].cpu_container
     return RoleStatus(
         desired=found.desired,

@@ -1,4 +1,4 @@
-"""A job isn't planned again until the cache shows what its last writes did: no double creation from an old picture."""
+"""A job isn't planned again until the cache shows what its last writes did: nothing is created twice from a stale view."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from longboat_operator.watch.cache import Cache, ObjectKey
 class Expectation:
     """The cache is to show the object as of `version`, or newer.
 
-    With `deleted_uid` it is to show that the object of this uid goes: marked for deletion as of `version`, or not there.
-    What a DELETE answers doesn't tell which of the two comes, nor the version of the deletion.
+    With `deleted_uid` it is to show that the object of this uid is going: marked for deletion as of `version`, or absent.
+    The answer to a DELETE tells neither which of the two comes nor the version of the deletion.
     """
 
     key: ObjectKey

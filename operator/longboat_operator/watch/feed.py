@@ -1,4 +1,4 @@
-"""Where events enter: trimmed, put into the cache, noted for freshness, and told to whoever plans."""
+"""Where events enter: trimmed, put into the cache, noted for freshness, and reported to whoever plans."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Feed:
         on_listed: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_change` is told every change; `on_listed` that a stream has begun anew: objects may have come and gone unseen."""
+        """`on_change` is told every change; `on_listed` that a stream has started over: objects may have come and gone unseen."""
         self._cache = cache
         self._freshness = freshness
         self._on_change = on_change
@@ -61,12 +61,12 @@ class Feed:
         self._freshness.note_gone(source, present, version)
 
     def heard(self, source: Source, version: int) -> None:
-        """An ordered source has told everything up to `version` (event taken, or bookmark)."""
+        """An ordered source has delivered everything up to `version` (event taken, or bookmark)."""
         self._cache.saw(source, version)
         self._freshness.note_heard(source, self._clock())
 
     def newer(self, key: ObjectKey, version: int) -> None:
-        """A re-list shows a version that the cache hasn't."""
+        """A re-list shows a version that the cache lacks."""
         self._freshness.note_newer(key, version, self._clock())
 
     def _tell(self, change: Change | None) -> None:

@@ -1,8 +1,8 @@
 """Is the cache what the API server holds? Judged from when each stream last spoke and from what re-lists showed. No I/O.
 
-A stream can be dead and its process look alive (kopf hides its bookmarks; a hung connection says nothing). Two signs: an
-ordered stream of ours is silent for longer than its bookmarks come, and a re-list shows an object newer than the cache's
-which the stream doesn't deliver in time.
+A stream can be dead while its process looks alive (kopf hides its bookmarks; a hung connection says nothing). Two signs: an
+ordered stream of ours is silent for longer than its bookmarks take, or a re-list shows an object newer than the cache's
+that the stream doesn't deliver in time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from longboat_operator.watch.cache import ObjectKey, Source
 SILENCE_SECONDS = 240.0
 # A healthy stream delivers in well under a second.
 LAG_SECONDS = 60.0
-# Only a restart brings back a stream that has lagged for so long.
+# Only a restart brings back a stream that has lagged for this long.
 DEAD_SECONDS = 300.0
 
 
@@ -82,7 +82,7 @@ class Freshness:
         return bool(self._awaited)
 
     def problems(self, now: float) -> list[str]:
-        """Why plans may be made from an old picture; empty when all is well."""
+        """Why plans may be made from a stale view; empty when all is well."""
         found = [f"{source.kind} not yet listed" for source in self.unlisted]
         found += [
             f"{source.kind} watch silent for {silence:.0f} s"
@@ -96,7 +96,7 @@ class Freshness:
         return found
 
     def dead(self, now: float) -> bool:
-        """Whether only a new process helps. The API server being away is no reason: then nothing is owed."""
+        """Whether only a new process helps. An absent API server is no reason: nothing is owed then."""
         return self.lag(now) > DEAD_SECONDS
 
     def _owed(self, source: Source) -> list[ObjectKey]:

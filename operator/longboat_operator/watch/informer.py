@@ -1,4 +1,4 @@
-"""List, then watch, for ever: one kind in one namespace or in all."""
+"""List, then watch, forever: one kind in one namespace or in all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 
 
 class Informer:
-    """Keeps a feed up to date. A broken watch resumes where it was; only 410 makes it list anew."""
+    """Keeps a feed up to date. A broken watch resumes where it was; only 410 makes it list again."""
 
     def __init__(
         self, client: KubeClient, resource: Resource, namespace: str | None, selector: str, feed: Feed
@@ -36,7 +36,7 @@ class Informer:
         self.source = Source(resource.kind, namespace)
 
     async def run(self) -> None:
-        """Never returns; errors are logged and answered by waiting, longer each time."""
+        """Never returns; errors are logged and followed by a wait, longer each time."""
         failures = 0
         while True:
             try:
@@ -46,11 +46,11 @@ class Informer:
                 failures = 0
                 await asyncio.sleep(_PAUSE_SECONDS)
             except GoneError:
-                log.info("watch too old, listing anew", kind=self._resource.kind)
+                log.info("watch too old, listing again", kind=self._resource.kind)
                 self._version = None
             except QuietError:
                 failures = 0
-                log.debug("watch quiet, connecting anew", kind=self._resource.kind)
+                log.debug("watch quiet, reconnecting", kind=self._resource.kind)
             except KubeError as error:
                 failures += 1
                 log.warning("watch failed", kind=self._resource.kind, error=str(error), failures=failures)
@@ -76,7 +76,7 @@ class Informer:
         assert self._version is not None
         watch = self._client.watch(self._resource, self.source.namespace, self._selector, self._version)
         async with watch as events:
-            # A server that goes on from there has told everything before; of a kind without events it may send no more.
+            # A server that continues from there has told everything before it; for a kind without events it may send no more.
             self._feed.heard(self.source, int(self._version))
             async for event in events:
                 if event.type == "DELETED":

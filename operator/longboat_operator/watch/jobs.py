@@ -21,7 +21,7 @@ from longboat_operator.kube.transport import LIST_TIMEOUT_SECONDS, Transport
 from longboat_operator.watch.feed import Feed
 
 _RETRY_SECONDS = 2.0
-# A worker of kopf's lives on for so long after an object's last event.
+# How long a worker of kopf's lives on after an object's last event.
 _IDLE_SECONDS = 0.5
 
 log = structlog.get_logger(__name__)
@@ -33,7 +33,7 @@ def watched(namespaces: tuple[str, ...]) -> tuple[Resource, ...]:
 
 
 async def await_served(client: KubeClient, resources: tuple[Resource, ...]) -> None:
-    """Returns once the API server serves the kinds; says meanwhile which it doesn't."""
+    """Returns once the API server serves the kinds; logs meanwhile which it doesn't."""
     while True:
         try:
             served = await client.served(RL_JOB.group, RL_JOB.version)

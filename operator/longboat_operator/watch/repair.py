@@ -1,4 +1,4 @@
-"""A metadata-only re-list every few minutes: what a watch missed is repaired, a dead watch is found out."""
+"""A metadata-only re-list every few minutes: what a watch missed is repaired, a dead watch is detected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What a cache lacks of a list."""
+    """How a cache differs from a list."""
 
     vanished: frozenset[ObjectKey]
     newer: Mapping[ObjectKey, int]

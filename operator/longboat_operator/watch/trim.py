@@ -1,6 +1,6 @@
 """What is kept of an object: all that plans read, nothing else. Pure.
 
-With 10^5 pods in one process memory is what counts: dictionaries are built anew from constant keys (so that all objects
+With 10^5 pods in one process memory matters most: dictionaries are rebuilt from constant keys (so that all objects
 share them), repeated values are shared, managed fields and noise such as image ids go.
 """
 
@@ -41,7 +41,7 @@ _CONTAINER_STATUS = (
 
 
 def trim(obj: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of an object that is kept. RLJobs and runtimes stay whole but for their managed fields."""
+    """The part of an object that is kept. RLJobs and runtimes are kept whole except for their managed fields."""
     kind = obj["kind"]
     kept = {"apiVersion": intern(obj["apiVersion"]), "kind": intern(kind)}
     if kind in _BODIES:

@@ -8,8 +8,8 @@ from typing import Any
 from longboat_operator.kube.resources import RL_JOB
 from longboat_operator.model import Object
 
-# What a driver writes at round ends and at most once a minute otherwise, and plans look at only by chance. `state` says
-# that it started, ended or gave up, `incarnation` that another driver speaks.
+# All that plans wait for in what a driver writes at round ends, and otherwise at most once a minute: `state` says that it
+# started, ended or gave up, `incarnation` that another driver reports.
 _TRAINING_THAT_MATTERS = ("state", "incarnation")
 
 
