@@ -1,4 +1,4 @@
-"""CPUs that this container may use by its control group."""
+"""CPUs that this container's control group lets it use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def parse_cfs(quota: str, period: str) -> float | None:
 
 
 def cpu_limit(root: Path = CGROUP_ROOT) -> float | None:
-    """CPUs this container may use by its cgroup, or None if there's no limit. A container sees its own cgroup as the root."""
+    """CPUs this container's cgroup lets it use, or None if there's no limit. A container sees its own cgroup as the root."""
     unified = root / "cpu.max"
     if unified.exists():
         return parse_cpu_max(unified.read_text())

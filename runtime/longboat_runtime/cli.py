@@ -33,7 +33,7 @@ def driver(
     namespace: Annotated[str, typer.Option(help="Namespace of the RLJob.")],
     head: Annotated[str, typer.Option(help="Ray head of the job, host:port.")] = "127.0.0.1:6379",
     after_failure: Annotated[
-        str | None, typer.Option(help="How the start before this one in the same container failed.")
+        str | None, typer.Option(help="How the previous start in the same container failed.")
     ] = None,
 ) -> None:
     """Drives an RLJob to its end (an agent starts this)."""
@@ -77,7 +77,7 @@ def run(
         bool, typer.Option("--verbose", "-v", help="Show the log of driver, engines and trainer.")
     ] = False,
 ) -> None:
-    """Runs an RLJob on this machine, without Kubernetes. Started again, it goes on from its newest checkpoint.
+    """Runs an RLJob on this machine, without Kubernetes. Run again, it resumes from its newest checkpoint.
 
     Ctrl-C suspends it at the next step, twice ends it at once; SIGTERM and SIGHUP save the last step and end it.
     """
@@ -105,7 +105,7 @@ def timeline(
         Path | None, typer.Option(metavar="FILE", help="Trace to write, for https://ui.perfetto.dev.")
     ] = None,
 ) -> None:
-    """Draws a job's rounds: its samples on their engines, what became of them, training and publication."""
+    """Draws a job's rounds: its samples on their engines, what happened to them, training and publication."""
     from longboat_runtime.timeline.command import show
 
     raise typer.Exit(show(output, rounds, png, trace))

@@ -72,7 +72,7 @@ class PublicationReport:
 class FleetState:
     """Engines at one moment, by name: those that serve, and of others that are up, why they refused or could not get the weights.
 
-    `fetches` counts updates whose data could not be had. `deaths` counts engines that have died by themselves, in pods that live;
+    `fetches` counts updates whose data could not be had. `deaths` counts engines that have died on their own, in pods that stayed up;
     `last_death` says what the last one died of.
     """
 
@@ -88,7 +88,7 @@ class Engine(Protocol):
     """One vLLM instance of one tensor-parallel size, inside its actor's process. Only its own step loop touches vLLM."""
 
     def submit(self, requests: Sequence[SampleRequest], begun: Sequence[GeneratedSample] = ()) -> None:
-        """Begins samples; one that is in `begun` goes on behind the tokens that it has, and comes back with all of them."""
+        """Begins samples; one that is in `begun` continues from the tokens that it has, and comes back with all of them."""
 
     def abort(self, ids: Sequence[SampleId]) -> None:
         """Ends samples; each comes back through `drain_finished` with reason ABORT (or its own reason if it had ended)."""
@@ -137,11 +137,11 @@ class RolloutFleet(Protocol):
     async def stats(self) -> list[EngineStats]: ...
 
     async def changed(self, known: FleetState) -> FleetState:
-        """The state, once it is another one than `known`."""
+        """The state, once it differs from `known`."""
 
     @property
     def calibrations(self) -> Mapping[str, float]:
-        """What the parity gate has been calibrated by, for `calibrate` of a later fleet."""
+        """What the parity gate has been calibrated with, for `calibrate` of a later fleet."""
 
     def calibrate(self, calibrations: Mapping[str, float]) -> None:
         """Engines are judged by these from now on; others calibrate themselves with their first publication."""
@@ -150,7 +150,7 @@ class RolloutFleet(Protocol):
 
 
 class RewardPool(Protocol):
-    """All graders behind one queue. `serving` says whether there is a worker that samples are graded by."""
+    """All graders behind one queue. `serving` says whether there is a worker to grade samples."""
 
     @property
     def serving(self) -> bool: ...
@@ -184,7 +184,7 @@ class TrainRequest:
 
 @dataclass(frozen=True, slots=True)
 class TrainReport:
-    """Scalars of one optimizer step by verl's names (`actor/pg_loss`, `actor/grad_norm`, ...).
+    """Scalars of one optimizer step under verl's names (`actor/pg_loss`, `actor/grad_norm`, ...).
 
     `skipped` of its `minibatches` had a gradient that was not finite; all ranks skipped the same ones.
     """

@@ -1,4 +1,4 @@
-"""Where the runtime's own processes write their log: standard error, a line an event, for people."""
+"""Where the runtime's own processes write their log: standard error, one line per event, for people."""
 
 from __future__ import annotations
 

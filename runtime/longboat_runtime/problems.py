@@ -1,4 +1,4 @@
-"""What is wrong with a job, told to a person: reason, field of the spec and cure. Pure."""
+"""What is wrong with a job, for people: reason, field of the spec and cure. Pure."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ FloatArray = npt.NDArray[np.float32]
 
 
 class PromptId(NamedTuple):
-    """One drawing of one dataset row."""
+    """One draw of one dataset row."""
 
     epoch: int
     row: int
@@ -106,7 +106,7 @@ class Sampling:
 class SampleRequest:
     """What an engine needs to make one sample. The same request on the same weights gives the same tokens.
 
-    A sample that goes on has spans `begun` of its first tokens, which the store has; `sampling.max_tokens` counts them too.
+    A sample that continues has spans `begun` of its first tokens, which the store has; `sampling.max_tokens` counts them too.
     """
 
     id: SampleId
@@ -118,7 +118,7 @@ class SampleRequest:
 
     @property
     def unstarted(self) -> FinishedSample:
-        """It was aborted before an engine had it: it has what it had before."""
+        """The sample, aborted before an engine had it: it has what it had before."""
         tokens = self.begun[-1].end if self.begun else 0
         return FinishedSample(
             self.id, len(self.prompt_ids), tokens, FinishReason.ABORT, self.begun, "", evaluation=self.evaluation
@@ -158,7 +158,7 @@ class GeneratedSample:
 
 @dataclass(frozen=True, slots=True)
 class FinishedSample:
-    """What the driver learns of a generated sample once the store holds it: ids and scalars."""
+    """What the driver learns about a generated sample once the store holds it: ids and scalars."""
 
     id: SampleId
     prompt_tokens: int
@@ -173,7 +173,7 @@ class FinishedSample:
 class LostSample:
     """A running sample whose engine is gone, or a stored one whose data is gone.
 
-    `engine_died` says that its engine died by itself, in a pod that lives: this sample, made again, may kill the next one.
+    `engine_died` says that its engine died on its own, in a pod that stayed up: this sample, retried, may kill the next one.
     """
 
     id: SampleId
@@ -183,7 +183,7 @@ class LostSample:
 
 
 class GradeKind(StrEnum):
-    """What came of a grading. The four are counted apart; of a TIMEOUT the score is that of the functions that didn't time out."""
+    """The outcome of a grading. The four are counted separately; a TIMEOUT has the score of the functions that didn't time out."""
 
     SCORED = "scored"
     WRONG_FORMAT = "wrong_format"
@@ -193,7 +193,7 @@ class GradeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """What came of all reward functions on one sample: the weighted sum, and by name the `parts`, None of those that timed out."""
+    """The outcome of all reward functions on one sample: the weighted sum, and by name the `parts`, None for those that timed out."""
 
     kind: GradeKind
     score: float

@@ -1,4 +1,4 @@
-"""Files that are there after a crash, and what is in them."""
+"""Files that survive a crash, and their contents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import xxhash
 from longboat_runtime.checkpoint.manifest import NAME, FileEntry
 
 _CHUNK = 1 << 24
-# Reading is bound by the volume, and hashing lets go of the interpreter.
+# Reading is bound by the volume, and hashing releases the interpreter's lock.
 _READERS = 4
 
 
@@ -94,7 +94,7 @@ def verify(root: Path, entries: tuple[FileEntry, ...]) -> None:
         sums = readers.map(checksum, [root / entry.path for entry in entries])
         for entry, total in zip(entries, sums, strict=True):
             if total != entry.checksum:
-                raise FilesDamaged(f"{entry.path} has another content than was written")
+                raise FilesDamaged(f"{entry.path} is not as it was written")
 
 
 def checksum(path: Path) -> str:

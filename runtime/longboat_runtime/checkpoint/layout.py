@@ -1,4 +1,4 @@
-"""Where checkpoints lie: `incarnations/3/step-00000010/`. Pure."""
+"""Where checkpoints are stored: `incarnations/3/step-00000010/`. Pure."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def parse(incarnation: str, step: str) -> Position | None:
 def removable(
     complete: Sequence[Position], partial: Iterable[Position], keep: int, saved: Position, newest: int
 ) -> list[Position]:
-    """What may go once `saved` is complete: all but the `keep` newest complete ones, and what nobody finished.
+    """What may be removed once `saved` is complete: all but the `keep` newest complete ones, and unfinished ones.
 
-    Nothing goes if a later incarnation has come up (`newest` is the highest of all): it may resume from any of them. What is
-    partial in it is its own business.
+    Nothing may if a later incarnation has come up (`newest` is the highest of all): it may resume from any of them, and its
+    partial ones are its own business.
     """
     if newest > saved.incarnation:
         return []

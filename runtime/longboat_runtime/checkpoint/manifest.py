@@ -26,7 +26,7 @@ class FileEntry(BaseModel):
 
 
 class ManifestFile(BaseModel):
-    """What stands in the file. Everything else of a checkpoint is in the files it lists."""
+    """The content of the file. The rest of a checkpoint is in the files it lists."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -27,8 +27,8 @@ def snapshot(
 ) -> dict[str, Tensor]:
     """Copies of this rank's parts in host memory, sharded as before: the originals may change while the copies are written.
 
-    Into the memory of an `earlier` snapshot of the same tensors, so that there is never a second one: fresh memory, which the
-    kernel has to clear first, would take more than twice as long.
+    They go into the memory of an `earlier` snapshot of the same tensors, so that there is never a second one: fresh memory,
+    which the kernel has to clear first, would take more than twice as long.
     """
     earlier = earlier or {name: _empty(tensor, hosts) for name, tensor in tensors.items()}
     for name, tensor in tensors.items():
@@ -60,18 +60,18 @@ def read(tensors: Mapping[str, Tensor], directory: Path, group: dist.ProcessGrou
         raise _disk_error(error) or SpecProblem(
             Reason.CHECKPOINT_MISMATCH,
             "spec.model.path",
-            f"the checkpoint {directory} is not of this model ({causes[0]}); resume with the model it was made with, or "
+            f"the checkpoint {directory} belongs to another model ({causes[0]}); resume with the model it was made with, or "
             "start a new job",
         ) from error
 
 
 def names(directory: Path) -> set[str]:
-    """What tensors `directory` holds. Raises OSError if that can't be read."""
+    """The names of the tensors in `directory`. Raises OSError if that can't be read."""
     return set(dcp.FileSystemReader(directory).read_metadata().state_dict_metadata)
 
 
 def _empty(tensor: Tensor, hosts: DeviceMesh) -> Tensor:
-    """Memory of the host for a copy of `tensor`."""
+    """Host memory for a copy of `tensor`."""
     local = torch.empty_like(_local(tensor), device="cpu")
     if not isinstance(tensor, DTensor):
         return local
@@ -81,7 +81,7 @@ def _empty(tensor: Tensor, hosts: DeviceMesh) -> Tensor:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """What this rank has of it."""
+    """This rank's part of it."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

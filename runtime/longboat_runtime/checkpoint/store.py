@@ -24,7 +24,7 @@ MODEL = "trainer"
 
 
 class CheckpointStore:
-    """Checkpoints of all incarnations below `root`; new ones are of `incarnation`. Implements `interfaces.Checkpoints`.
+    """Checkpoints of all incarnations below `root`; new ones belong to `incarnation`. Implements `interfaces.Checkpoints`.
 
     A checkpoint's files are written into its own directory and made durable, then its manifest is renamed into place. A
     directory without manifest is one that was never finished.
@@ -38,8 +38,8 @@ class CheckpointStore:
         """The newest checkpoint (of `step`, if given) whose files are all as they were written. None if there is none.
 
         Highest incarnation first, then highest step. Reads every byte of the one it returns; newer ones that are not as they
-        were written are then in `damaged`, each with the cause. Raises SpecProblem (CheckpointCorrupt) if all are: to begin
-        anew without a word would throw training away that may still be saved.
+        were written are then in `damaged`, each with the cause. Raises SpecProblem (CheckpointCorrupt) if all are: starting
+        over silently would throw away training that may still be rescued.
         """
         damaged: list[str] = []
         for position in sorted(self._complete(), reverse=True):
@@ -56,7 +56,7 @@ class CheckpointStore:
         if damaged:
             message = (
                 f"No checkpoint is whole: {'; '.join(damaged)}. Check the storage behind the claim and restore the files; to "
-                "begin anew, remove these directories or use another claim, in a new job."
+                "start over, remove these directories or use another claim, in a new job."
             )
             raise SpecProblem(Reason.CHECKPOINT_CORRUPT, "spec.checkpoint", message)
         return None
@@ -89,7 +89,7 @@ class CheckpointStore:
     def _begin(self, directory: Path, state: Mapping[str, Any]) -> None:
         files.remove_tree(directory)
         files.make_directory(directory)
-        # The incarnation's directory is there already: its log made it, and didn't sync that.
+        # The incarnation's directory exists already: its log created it, without syncing that.
         files.fsync_directory(self.root / INCARNATIONS)
         files.fsync_directory(self.root)
         files.write_durably(directory / STATE, json.dumps(state).encode())
@@ -105,7 +105,7 @@ class CheckpointStore:
         try:
             files.remove_tree(directory)
         except OSError as error:
-            # What is left has no manifest, and goes with the next checkpoint.
+            # What is left has no manifest, and is removed with the next checkpoint.
             log.warning("an unfinished checkpoint could not be removed", directory=str(directory), error=str(error))
 
     def _prune(self, saved: Position) -> None:
@@ -114,7 +114,7 @@ class CheckpointStore:
             for position in removable(complete, partial, self.keep, saved, newest):
                 files.remove_tree(self.root / position.path)
         except OSError as error:
-            # `saved` is complete all the same; what is left goes with the next one.
+            # `saved` is complete all the same; what is left is removed with the next one.
             log.warning("an old checkpoint could not be removed", error=str(error))
 
     def _open(self, position: Position) -> Manifest:

@@ -1,4 +1,4 @@
-"""Tells what is wrong with the checkpoint volume from other failures. Pure."""
+"""Tells problems of the checkpoint volume from other failures. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 def volume_problem(error: BaseException, *, fatal: bool = True) -> SpecProblem | None:
     """The problem to tell if `error` means that the volume is full or can't be written; None for any other error.
 
-    `fatal` is whether a full volume ends the job, which it doesn't where there is another try.
+    `fatal` is whether a full volume ends the job, which it doesn't if there is another try.
     """
     problem = spec_problem_in(error)
     if problem is not None:
@@ -34,7 +34,7 @@ def volume_problem(error: BaseException, *, fatal: bool = True) -> SpecProblem |
         return SpecProblem(
             Reason.CHECKPOINT_VOLUME_NOT_WRITABLE,
             "spec.checkpoint.volume",
-            f"The checkpoint volume can't be written ({error}). Give the directory to group 10001, or use a volume that "
+            f"The checkpoint volume can't be written ({error}). Make group 10001 its owner, or use a volume that "
             "honours fsGroup.",
         )
     return None

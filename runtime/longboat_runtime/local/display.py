@@ -1,4 +1,4 @@
-"""What a person sees of a local run: what the driver does now, a line a step, and a table at the end."""
+"""What a person sees of a local run: what the driver is doing, a line per step, and a table at the end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WIDTH = 9
 
 
 class Display:
-    """A metrics sink that prints a line for each record, under a line that says what goes on."""
+    """A metrics sink that prints a line for each record, above a line that says what is happening."""
 
     def __init__(self, job: Job, console: Console) -> None:
         self._job, self._console = job, console
@@ -64,7 +64,7 @@ class Display:
         self._line.update(self.now)
 
     def _say(self, subject: str, line: str) -> None:
-        """Prints the line, the first time that there is something to say of the subject."""
+        """Prints the line, the first time that there is something to say about the subject."""
         if subject not in self._said:
             self._said.add(subject)
             self._console.print(line, highlight=False)
@@ -76,7 +76,7 @@ class Display:
         self._console.print(line(record), highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to release."""
 
     def summarise(self) -> None:
         """Prints first, last and mean of every column."""
@@ -92,7 +92,7 @@ class Display:
 
 
 def heading() -> str:
-    """Titles over the lines (pure)."""
+    """Titles above the lines (pure)."""
     return f"{'step':>6}" + "".join(f"{title:>{_WIDTH}}" for title, _, _ in COLUMNS)
 
 

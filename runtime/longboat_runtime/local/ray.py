@@ -1,4 +1,4 @@
-"""A Ray of one node, for a local run."""
+"""A single-node Ray, for a local run."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def start_ray(resources: Mapping[str, float], object_store: int) -> None:
     """Starts a node of its own with these resources and connects to it. Raises what Ray raises at the last attempt.
 
     `object_store` is the size of Ray's shared memory in bytes.
-    SIGTERM stays with the caller, from whom Ray would take it. To be called in the main thread.
+    The caller keeps its handling of SIGTERM, which Ray would replace. To be called in the main thread.
     """
     os.environ.update(WORKERS)
     terminated = signal.getsignal(signal.SIGTERM)
@@ -102,6 +102,6 @@ def _start(resources: Mapping[str, float], object_store: int) -> None:
             ray.shutdown()
             if attempt == ATTEMPTS:
                 raise
-            log.warning("Ray did not start, once more", error=str(error))
+            log.warning("Ray did not start, trying again", error=str(error))
         else:
             return

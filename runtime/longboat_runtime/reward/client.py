@@ -27,7 +27,7 @@ class GradersGone(ConnectionError):
 
 
 class GraderClient:
-    """Asks graders over their Unix socket, many requests at a time. A lost connection is made again by the next request."""
+    """Asks graders over their Unix socket, many requests at a time. A lost connection is reopened by the next request."""
 
     def __init__(self, path: Path = SOCKET) -> None:
         self._path = path
@@ -40,7 +40,7 @@ class GraderClient:
         self._listening: asyncio.Task[None] | None = None
 
     async def load(self, reward: RewardSpec, field: str) -> SpecProblem | None:
-        """Makes the function ready; `field` is the spec path of `reward`. Raises GradersGone."""
+        """Loads the function; `field` is the spec path of `reward`. Raises GradersGone."""
         await self._connect()
         problem = await self._load(reward, field)
         if problem is None:
@@ -64,7 +64,7 @@ class GraderClient:
         return await self._ask({"op": "state"})
 
     async def close(self) -> None:
-        """Closes the connection; what is under way there is given up."""
+        """Closes the connection; requests under way are given up."""
         if self._writer is not None:
             self._writer.close()
         if self._listening is not None:

@@ -1,6 +1,6 @@
-"""What graders need to know of a RewardSpec. Pure.
+"""What graders need to know about a RewardSpec. Pure.
 
-Imports nothing large: every grade is a fork of a process that holds this, and pays for what is mapped there.
+Imports nothing large: every grade forks a process that holds this, and pays for what is mapped there.
 """
 
 from __future__ import annotations

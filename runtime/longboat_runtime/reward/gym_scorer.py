@@ -18,8 +18,8 @@ from longboat_runtime.reward.sample import RewardSample
 def gym_scorer(parameters: Mapping[str, Any], field: str) -> Callable[[RewardSample], RewardResult]:
     """Scores by the task's `score_answer`.
 
-    The one parameter, `tag`, names the tag the answer stands in (`answer` for `<answer>4</answer>`; the last one counts, a
-    response without it is of the wrong form). Without it the whole response, stripped, is the answer.
+    The one parameter, `tag`, names the tag around the answer (`answer` for `<answer>4</answer>`; the last one counts, a
+    response without it has the wrong form). Without it the whole response, stripped, is the answer.
     """
     unknown = sorted(set(parameters) - {"tag"})
     if unknown:

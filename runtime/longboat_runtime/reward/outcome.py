@@ -1,4 +1,4 @@
-"""What came of one reward function on one sample, as it travels between graders and driver. Pure."""
+"""The outcome of one reward function on one sample, as it travels between graders and driver. Pure."""
 
 from __future__ import annotations
 

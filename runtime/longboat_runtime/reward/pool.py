@@ -29,11 +29,11 @@ log = structlog.get_logger()
 # Grades a worker is given per grading process. Its graders bound how many run; the others wait there, so that no process is
 # idle while an answer travels to the driver and the next request back.
 _PER_PROCESS = 4
-# A function that fails on a sample is run this often in all, each time on another worker where there is one.
+# A function that fails on a sample is run this often in all, each time on another worker if there is one.
 GRADE_ATTEMPTS = 2
 # How often Ray is asked which reward nodes there are, in seconds.
 _WATCH_INTERVAL = 1.0
-# A node whose worker couldn't be made ready is left alone so long, in seconds.
+# How long a node whose worker couldn't be made ready is left alone, in seconds.
 _REFUSED_SECONDS = 30.0
 
 
@@ -77,7 +77,7 @@ class RayRewardPool:
     async def grade(self, sample: SampleId, row: Row) -> Grade:
         """The weighted sum of the functions for the row's domain.
 
-        What ends in a grader error is tried on another worker. A worker that is lost costs no attempt. Raises KeyError if the
+        A grader error is retried on another worker. A worker that is lost costs no attempt. Raises KeyError if the
         store has lost the sample.
         """
         rewards = applicable(self._rewards, row.domain)
@@ -103,7 +103,7 @@ class RayRewardPool:
         self._workers.clear()
 
     async def _run(self, request: GradeRequest, tried: set[str]) -> dict[str, Outcome]:
-        """One attempt on a worker not in `tried`, which then is; goes to the next one as long as workers are lost."""
+        """One attempt on a worker not in `tried`, which it is added to; moves on to the next one as long as workers are lost."""
         while True:
             worker = await self._acquire(tried)
             try:
@@ -118,7 +118,7 @@ class RayRewardPool:
                 self._assign()
 
     async def _acquire(self, tried: set[str]) -> _Worker:
-        """A place at a worker, in the order of asking."""
+        """A place at a worker, first come, first served."""
         asked: asyncio.Future[_Worker] = asyncio.get_running_loop().create_future()
         self._waiting.append((tried, asked))
         self._assign()
@@ -131,7 +131,7 @@ class RayRewardPool:
             raise
 
     def _assign(self) -> None:
-        """Gives free places to those who wait; who may go to none of the free ones is passed over."""
+        """Gives free places to waiting requests; one that may use none of them is passed over."""
         passed: list[tuple[set[str], asyncio.Future[_Worker]]] = []
         while self._waiting and any(worker.running < worker.slots for worker in self._workers.values()):
             tried, asked = self._waiting.popleft()
@@ -164,7 +164,7 @@ class RayRewardPool:
             await asyncio.sleep(_WATCH_INTERVAL)
 
     async def _join(self, node: str, slots: int) -> None:
-        """Starts a worker on the node and has its graders load all functions; it grades from then on."""
+        """Starts a worker on the node and loads all functions into its graders; it grades from then on."""
         actor = (
             ray.remote(RewardWorker)
             .options(

@@ -1,4 +1,4 @@
-"""What a reward function gives back. Pure."""
+"""What a reward function returns. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 class RewardResult:
     """A score, and whether the response had the form that the task asks for.
 
-    A response of the wrong form (no answer to be found in it) still has a score, mostly 0, but is counted apart from a wrong
-    answer.
+    A response of the wrong form (no answer to be found in it) still has a score, mostly 0, but is counted separately from a
+    wrong answer.
     """
 
     score: float

@@ -13,7 +13,7 @@ class RewardSample:
 
     `text` is the response without special tokens, `prompt` the prompt text as the model saw it. `messages` is the chat of a
     conversational row, else None. `columns` are all columns of the row, JSON values. `finish_reason` says why the response ended:
-    `stop`, `length` (cut by maxTokens) or `repetition` (ended for repeating itself).
+    `stop`, `length` (cut off by maxTokens) or `repetition` (ended for repeating itself).
     """
 
     text: str

@@ -28,7 +28,7 @@ def reward_nodes(nodes: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def choose(workers: Collection[Slots], tried: Collection[str]) -> Slots | None:
-    """The worker with the largest free share, on a node not `tried` yet as long as there is one at all; None if it is full.
+    """The worker with the largest free share, on a node not `tried` yet as long as there is one; None if it is full.
 
     A retried grade waits for another worker rather than go back to the one that failed it.
     """

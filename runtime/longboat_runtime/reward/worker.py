@@ -27,14 +27,14 @@ class GradeRequest:
 
 
 class RewardWorker:
-    """One in each reward pod. Its calls run at once; the graders bound how many grades do."""
+    """One in each reward pod. Its calls run concurrently; the graders limit how many grades do."""
 
     def __init__(self, store: SampleStore, socket: Path) -> None:
         self._store = store
         self._graders = GraderClient(socket)
 
     async def load(self, rewards: Sequence[RewardSpec]) -> SpecProblem | str | None:
-        """Makes all functions ready. A SpecProblem if one can't be had, a message if the graders can't be reached."""
+        """Loads all functions. Returns a SpecProblem if one can't be loaded, a message if the graders can't be reached."""
         try:
             problems = await asyncio.gather(
                 *(self._graders.load(reward, f"spec.rewards[{index}]") for index, reward in enumerate(rewards))

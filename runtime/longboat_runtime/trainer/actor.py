@@ -22,9 +22,9 @@ CONCURRENCY_GROUPS = {"write": 1, "stacks": 1}
 
 
 class TrainerActor:
-    """One rank of a trainer group. Calls but `address` and `stacks` are collectives: the group makes them on all ranks.
+    """One rank of a trainer group. All calls except `address` and `stacks` are collectives: the group makes them on all ranks.
 
-    Nothing imports torch before an actor is made: the driver imports this module, and would be seconds later.
+    Nothing imports torch before an actor is created: the driver imports this module, and torch would cost it seconds.
     """
 
     def __init__(self, spec: RLJobSpec, rank: int, world_size: int, store: SampleStore) -> None:
@@ -71,7 +71,7 @@ class TrainerActor:
         return None
 
     def snapshot(self) -> None:
-        """Copies the state into host memory, for `write`. Not while that is under way: there is one copy."""
+        """Copies the state into host memory, for `write`. Not while that is under way: there is only one copy."""
         self._snapshot = self._trainer.snapshot()
 
     @ray.method(concurrency_group="write")
@@ -82,7 +82,7 @@ class TrainerActor:
         sharded.write(self._snapshot, directory, self._writers)
 
     def restore(self, directory: Path) -> None:
-        """Takes the state from a checkpoint. Raises SpecProblem if it is one of another model, and OSError."""
+        """Takes the state from a checkpoint. Raises SpecProblem if it belongs to another model, and OSError."""
         self._trainer.restore(directory)
 
     def export(self, directory: Path) -> None:
@@ -101,7 +101,7 @@ class TrainerActor:
 
     @ray.method(concurrency_group="stacks")
     def stacks(self) -> str:
-        """Where this process is."""
+        """Where each thread of this process is."""
         return thread_stacks()
 
     def _fetch(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:

@@ -1,4 +1,4 @@
-"""Advantages: how much better a sample is than what was expected of it. Pure."""
+"""Advantages: how much better a sample is than expected. Pure."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ def advantages(rewards: Sequence[float], groups: Sequence[Hashable], algorithm: 
     if len(rewards) != len(groups):
         raise ValueError(f"{len(rewards)} rewards for {len(groups)} group names")
     if not all(map(math.isfinite, rewards)):
-        raise ValueError(
-            "rewards must be finite numbers; a sample without a score must be dropped with its group before"
-        )
+        raise ValueError("rewards must be finite numbers; drop a sample without a score beforehand, with its group")
     members: dict[Hashable, list[int]] = {}
     for position, group in enumerate(groups):
         members.setdefault(group, []).append(position)

@@ -10,17 +10,17 @@ from longboat_crds.algorithm import Aggregation
 def sample_weights(
     aggregation: Aggregation, tokens: Sequence[int], counted: Sequence[bool], denominator: int, max_tokens: int
 ) -> list[float]:
-    """What every response token of a sample counts in the step's loss: loss = sum over tokens of weight * token loss.
+    """The weight of each response token of a sample in the step's loss: loss = sum over tokens of weight * token loss.
 
     `tokens[i]` is the number of response tokens of sample i, `counted[i]` says if it is in the loss, `denominator` is the
     constant number N of samples of a full batch and `max_tokens` the longest response allowed.
 
     A weight depends on the step alone, never on how the samples are split into micro-batches or ranks, and a sample that is
-    missing or not counted takes nothing from and adds nothing to the others (their share of the gradient is zero):
+    missing or not counted neither takes from nor adds to the others (its share of the gradient is zero):
 
     * SequenceMean, GRPO (arXiv 2402.03300 eq. 3): 1 / (N * tokens of the sample).
     * SequenceSum, Dr. GRPO (arXiv 2503.20783 §3.2): 1 / (N * max_tokens), the same for long and short samples.
-    * TokenMean, DAPO (arXiv 2503.14476 §3.3): (n / N) / T, where T tokens stand in the n samples counted.
+    * TokenMean, DAPO (arXiv 2503.14476 §3.3): (n / N) / T, where the n samples counted have T tokens.
     """
     if denominator < len(tokens):
         raise ValueError(f"{len(tokens)} samples, but the denominator of a full batch is {denominator}")

@@ -1,7 +1,7 @@
 """Attention within the samples of a packed sequence, for transformers' attention interface.
 
 Transformers' own packing gives SDPA a dense mask over all packed tokens: its cost grows with the square of the bin. Here every
-sample is attended by itself, so the cost is that of the samples alone.
+sample attends only to itself, so the cost is that of the samples alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention of each sample to itself.
 
-    `query` is (1, heads, T, head size), `key` and `value` (1, key heads, T, head size); `packed_lengths` add up to T. Gives
+    `query` is (1, heads, T, head size), `key` and `value` (1, key heads, T, head size); `packed_lengths` add up to T. Returns
     (1, T, heads, head size). Raises NotImplementedError for what this does not compute (soft caps, attention sinks, dropout).
     """
     if softcap is not None or s_aux is not None or dropout or attention_mask is not None:
@@ -65,7 +65,7 @@ def packs(model: nn.Module) -> bool:
 
 
 def described(config: Any) -> str:
-    """How a model of `config`, built as it is to train, takes samples, for people."""
+    """How a model of `config`, built for training, takes samples, in words."""
     chosen = config.get_text_config()._attn_implementation
     if chosen == NAME:
         return PACKED

@@ -15,10 +15,10 @@ from longboat_runtime.trainer.logprobs import CHUNK_ROWS, ChosenLogprobs
 
 
 def response_logprobs(model: nn.Module, batch: SampleBatch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (K) of the response tokens, given what stands before them in their own sample, and entropies (K).
+    """Log-probabilities (K) of the response tokens, given the tokens before them in their own sample, and entropies (K).
 
-    A packed batch needs a model with `attention.NAME`. The model's head runs on the K positions that predict a response token
-    only.
+    A packed batch needs a model with `attention.NAME`. The model's head runs only on the K positions that predict a response
+    token.
     """
     packing: dict[str, Any] = {}
     if batch.lengths is not None:
@@ -31,7 +31,7 @@ def response_logprobs(model: nn.Module, batch: SampleBatch, temperature: float =
 
 @contextmanager
 def _head_at(model: nn.Module, positions: Tensor) -> Iterator[None]:
-    """Meanwhile the model's head gets (1, K, hidden size) at K positions of the flattened batch, and the logits are of these alone.
+    """Within the block the model's head sees only K positions of the flattened batch, (1, K, hidden size), and gives their logits alone.
 
     Transformers' `logits_to_keep` takes the same positions of every row, and not every architecture has it.
     """
@@ -51,8 +51,8 @@ def _head_at(model: nn.Module, positions: Tensor) -> Iterator[None]:
 def frozen_logprobs(model: nn.Module, batch: SampleBatch, temperature: float = 1.0) -> Tensor:
     """`response_logprobs` without gradient or entropies.
 
-    FSDP keeps what is outside the layers gathered from a forward pass until the backward pass frees it; without one it would
-    stay, and later passes would not see new values of the shards.
+    FSDP keeps weights outside the layers gathered from a forward pass until the backward pass frees them; without one they
+    would stay, and later passes would not see new values of the shards.
     """
     logprobs, _ = response_logprobs(model, batch, temperature)
     if isinstance(model, FSDPModule):

@@ -21,9 +21,9 @@ from longboat_runtime.trainer.errors import TrainerLost
 log = structlog.get_logger()
 
 RESOURCE = "longboat-trainer"
-# When one rank fails the others do too, or hang in a collective with it. They get so long to answer, in seconds.
+# When one rank fails the others do too, or hang in a collective with it. This is how long they get to answer, in seconds.
 ANSWER_SECONDS = 5.0
-# What a rank raises with its state as it was: settings, samples that are gone, files.
+# Errors that leave a rank's state as it was: settings, samples that are gone, files.
 HARMLESS = (SpecProblem, KeyError, StoreUnreachable, OSError)
 # How often Ray is asked for the trainer's nodes, in seconds.
 NODES_SECONDS = 0.5
@@ -84,7 +84,7 @@ class RayTrainerGroup:
             self._writing = None
 
     async def _written(self) -> None:
-        """Waits for the write that is under way, whatever comes of it; not for the one that asks."""
+        """Waits for the write that is under way, whatever its outcome; not for the one that asks."""
         if self._writing is not None and self._writing is not asyncio.current_task():
             await asyncio.wait([self._writing])
 
@@ -111,10 +111,10 @@ class RayTrainerGroup:
         return await self._gather([getattr(actor, method).remote(*arguments) for actor in self._actors])
 
     async def _gather(self, answers: Sequence[Any]) -> list[Any]:
-        """Raises TrainerLost for every failure but those that all ranks have answered and that leave their state alone.
+        """Raises TrainerLost for every failure except those that all ranks have answered and that leave their state alone.
 
-        Ranks are ended once a write that is under way has ended too: it has a copy of the state, which may be the one that the
-        job resumes from. If one of its ranks is gone it fails at once.
+        Ranks are ended once a write that is under way has ended too: its copy of the state may be the one that the job
+        resumes from. If one of its ranks is gone, it fails at once.
         """
         if not answers:
             raise TrainerLost("the trainer is not loaded")
@@ -159,7 +159,7 @@ async def _result(answer: Any) -> Any:
 
 
 async def _gpus_of_a_rank(ranks: int) -> int:
-    """Waits for the trainer's nodes; one if they have any, since an actor that asks for none sees none."""
+    """Waits for the trainer's nodes; 1 if they have GPUs, since an actor that asks for none sees none."""
     while True:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and RESOURCE in node["Resources"]]
         if sum(node[RESOURCE] for node in nodes) >= ranks:

@@ -1,4 +1,4 @@
-"""What the loss of Float16 is multiplied by, so that small gradients don't vanish. Pure."""
+"""What the loss is multiplied by in Float16, so that small gradients don't vanish. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FIRST_SCALE = 2.0**16
 LARGEST_SCALE = 2.0**24
 # A gradient that still overflows at a thousandth of the scale is not finite for another reason.
 MAX_HALVINGS = 10
-# Updates in a row at one scale before the next one is tried at twice of it.
+# Updates in a row at one scale before the next one is tried at twice that.
 GOOD_UPDATES = 200
 
 
@@ -30,20 +30,20 @@ class LossScale:
 
     @classmethod
     def of(cls, dtype: DType) -> LossScale:
-        """That of a job's first update. Other formats have the exponents of Float32, and need no scale."""
+        """The scale of a job's first update. Other formats have the exponents of Float32, and need no scale."""
         return cls(FIRST_SCALE) if dtype is DType.FLOAT16 else cls(1.0, adapts=False)
 
     def attempts(self) -> Iterator[LossScale]:
         """The scales at which one minibatch is tried, until its gradient is finite: this one, then each half of the one before.
 
-        There is no other attempt where the scale doesn't adapt. After the last one the minibatch is skipped.
+        There is only one attempt if the scale doesn't adapt. After the last one the minibatch is skipped.
         """
         yield self
         for halvings in range(1, MAX_HALVINGS + 1 if self.adapts else 1):
             yield replace(self, value=self.value / 2.0**halvings, good_updates=0)
 
     def after_update(self) -> LossScale:
-        """The scale of the next update, now that one was made at this one."""
+        """The scale of the next update, after one at this scale."""
         if not self.adapts:
             return self
         if self.good_updates + 1 < GOOD_UPDATES:
@@ -51,8 +51,8 @@ class LossScale:
         return replace(self, value=min(self.value * 2.0, LARGEST_SCALE), good_updates=0)
 
     def after_skip(self) -> LossScale:
-        """The scale of the next update, now that a minibatch that began at this one was skipped.
+        """The scale of the next update, after a minibatch that began at this scale was skipped.
 
-        As it was: lower ones didn't help, and would have the gradients of minibatches that can be trained vanish.
+        Unchanged: lower ones didn't help, and would make the gradients of trainable minibatches vanish.
         """
         return replace(self, good_updates=0)

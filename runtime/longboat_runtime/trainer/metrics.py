@@ -1,4 +1,4 @@
-"""From sums over tokens to metrics by verl's names. Pure."""
+"""From sums over tokens to metrics under verl's names. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the directory of a Hugging Face causal language model says of it."""
+"""What the directory of a Hugging Face causal language model says about it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_LENGTH = "spec.model.maxLength"
 
 
 def read_config(path: Path) -> Any:
-    """The model's transformers config. Raises SpecProblem if `path` is no directory of a causal language model."""
+    """The model's transformers config. Raises SpecProblem if `path` is not the directory of a causal language model."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
     if not path.is_dir():
@@ -35,7 +35,7 @@ def read_config(path: Path) -> Any:
         raise SpecProblem(
             Reason.MODEL_INVALID, FIELD, f"{path} holds a {config.model_type}, which is no causal language model"
         )
-    # Log-probs must be those of the weights: the same in every pass, and those of the engines.
+    # Log-probs must depend on the weights alone: the same in every pass, and the same as the engines'.
     for name in ("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "dropout"):
         if hasattr(config, name):
             setattr(config, name, 0.0)
@@ -53,13 +53,13 @@ def longest_sequence(spec: ModelSpec, config: Any) -> int:
         raise SpecProblem(
             Reason.MODEL_INVALID,
             MAX_LENGTH,
-            f"config.json of {spec.path} names no longest sequence (max_position_embeddings or what a {config.model_type} calls "
-            "it); set spec.model.maxLength",
+            f"config.json of {spec.path} names no longest sequence (max_position_embeddings, or whatever a {config.model_type} "
+            "calls it); set spec.model.maxLength",
         )
     if limit is not None and spec.max_length is not None and spec.max_length > limit:
         raise SpecProblem(
             Reason.MAX_LENGTH_EXCEEDED,
             MAX_LENGTH,
-            f"{spec.max_length} tokens, but the model in {spec.path} goes to {limit}; lower it or take another model",
+            f"{spec.max_length} tokens, but the model in {spec.path} allows {limit}; lower it or use another model",
         )
     return int(spec.max_length or limit)

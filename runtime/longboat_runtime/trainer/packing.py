@@ -115,7 +115,7 @@ def padded(members: Bin, tokens: Sequence[int]) -> int:
 
 
 def split(count: int, parts: int) -> list[range]:
-    """`count` places in order as `parts` runs whose sizes differ by one at most."""
+    """`count` places in order as `parts` runs whose sizes differ by at most one."""
     return [range(count * part // parts, count * (part + 1) // parts) for part in range(parts)]
 
 

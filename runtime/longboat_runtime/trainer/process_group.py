@@ -16,19 +16,19 @@ TIMEOUT = timedelta(minutes=30)
 
 
 def free_address(host: str) -> str:
-    """`host:port` with a port nobody listens on now, for rank 0."""
+    """`host:port` with a port that is free now, for rank 0."""
     with socket.socket() as listener:
         listener.bind((host, 0))
         return f"{host}:{listener.getsockname()[1]}"
 
 
 def device_type() -> str:
-    """Where this process trains."""
+    """The type of device that this process trains on."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def join(address: str, rank: int, world_size: int) -> tuple[DeviceMesh, DeviceMesh]:
-    """Joins the group that meets at rank 0's `address`. Gives the mesh of devices and the mesh of the hosts' memory."""
+    """Joins the group that meets at rank 0's `address`. Returns the mesh of devices and the mesh of the hosts' memory."""
     backend = "cpu:gloo,cuda:nccl" if device_type() == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=f"tcp://{address}", rank=rank, world_size=world_size, timeout=TIMEOUT)
     hosts = init_device_mesh("cpu", (world_size,))

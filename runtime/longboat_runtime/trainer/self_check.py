@@ -1,4 +1,4 @@
-"""By which attention a model trains: packed if its architecture allows it, else padded by transformers' own."""
+"""Which attention a model trains with: packed if its architecture allows it, else padded by transformers' own."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ _NOT_POSSIBLE = (
 
 
 def choose_attention(config: Any) -> str:
-    """The first of IMPLEMENTATIONS by which samples that go through the model together have the log-probs that they have alone.
+    """The first of IMPLEMENTATIONS with which samples that share a forward pass have the log-probs that they have alone.
 
     `config` is the model's; its weights aren't needed. Decided on a small model of the same architecture: fewer heads, layers and
     tokens, but the same kinds of layers, positions, windows and caps, with weights so large that all of these matter. Guards
     against layers that pass information along the sequence by other means than attention, and against attention that is more
-    than a scaled product. Where no small model can be built it is `eager`: padding is on the right, where no causal model looks.
-    Raises SpecProblem if none of them will do.
+    than a scaled product. If no small model can be built it is `eager`: padding is on the right, where no causal model looks.
+    Raises SpecProblem if none of them is exact.
     """
     attention.register()
     try:
@@ -68,7 +68,7 @@ def choose_attention(config: Any) -> str:
         Reason.MODEL_INVALID,
         "spec.model.path",
         f"the architecture {config.model_type} can't be trained: log-probs of samples in one batch differ from those of single "
-        f"ones by {difference:.2g}; take a model whose tokens see only those before them",
+        f"ones by {difference:.2g}; use a model whose tokens see only those before them",
     )
 
 
@@ -88,7 +88,7 @@ def _difference(config: Any, name: str, alone: torch.Tensor) -> float:
 
 
 def _small(config: Any) -> Any:
-    """`config` with fewer layers (every kind is still there), heads and tokens; heads keep their size, since positions go by it."""
+    """`config` with fewer layers (every kind is still there), heads and tokens; heads keep their size, since positions depend on it."""
     config = copy.deepcopy(config.get_text_config())
     layers, heads = config.num_hidden_layers, config.num_attention_heads
     kept = min(layers, max(_LAYERS, _until_every_kind(config, layers)))
@@ -114,7 +114,7 @@ def _small(config: Any) -> Any:
 
 
 def _until_every_kind(config: Any, layers: int) -> int:
-    """So many layers from the first on have every kind of layer that the config lists."""
+    """How many layers, from the first on, it takes to have every kind of layer that the config lists."""
     lists = [value for value in vars(config).values() if isinstance(value, list) and len(value) == layers]
     return max((value.index(kind) + 1 for value in lists for kind in value), default=1)
 

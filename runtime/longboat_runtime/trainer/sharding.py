@@ -55,7 +55,7 @@ def load_sharded(spec: ModelSpec, mesh: DeviceMesh) -> nn.Module:
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
-    """Makes each layer a unit of FSDP2: it is gathered, and its gradient scattered, by itself. What is left is one more unit.
+    """Makes each layer a unit of FSDP2: it is gathered, and its gradient scattered, on its own. What is left is one more unit.
 
     Input and output embeddings are as large as several layers. They are units of their own unless they are tied: one weight
     can't be in two units, and stays in the last one.
@@ -98,12 +98,12 @@ def compute_policy(dtype: DType) -> MixedPrecisionPolicy:
 
 @torch.no_grad()
 def not_finite(weights: Mapping[str, nn.Parameter], dtype: torch.dtype) -> list[str]:
-    """Names of weights with values that are no finite numbers in `dtype`, the same on all ranks. A collective."""
+    """Names of weights with values that are not finite numbers in `dtype`, the same on all ranks. A collective."""
     bad = torch.zeros(len(weights), device=next(iter(weights.values())).device)
     for index, weight in enumerate(weights.values()):
         part = weight.to_local() if isinstance(weight, DTensor) else weight
         if part.numel():
-            # Of NaN it is NaN. Rounding keeps the order, so the largest value stands for all.
+            # For NaN it is NaN. Rounding keeps the order, so the largest value stands for all.
             bad[index] = ~torch.linalg.vector_norm(part, float("inf")).to(dtype).isfinite()
     dist.all_reduce(bad, dist.ReduceOp.MAX)
     return [name for name, found in zip(weights, bad.tolist(), strict=True) if found]
@@ -122,7 +122,7 @@ def _empty_model(config: Any) -> nn.Module:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
     for weight in model.parameters():
-        # Transformers' mark of what needs no random values.
+        # Transformers' mark for weights that need no random values.
         weight._is_hf_initialized = True
     for name, buffer in list(model.named_buffers()):
         owner, _, key = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""How one step's samples are spread over minibatches, ranks and bins, and what each counts. Pure."""
+"""How one step's samples are spread over minibatches, ranks and bins, and their weights. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from longboat_runtime.trainer.packing import Bin, pack, pad, split
 
 @dataclass(frozen=True, slots=True)
 class SampleSize:
-    """What every rank must know of every sample of a step: its tokens, and whether its response was cut by maxTokens."""
+    """What every rank must know about every sample of a step: its tokens, and whether its response was cut off by maxTokens."""
 
     prompt_tokens: int
     response_tokens: int
@@ -27,18 +27,18 @@ class SampleSize:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """`minibatches[m][rank]` are the bins of positions; `weights[i]` is what a response token of sample i counts."""
+    """`minibatches[m][rank]` are the bins of positions; `weights[i]` is the weight of a response token of sample i."""
 
     minibatches: tuple[tuple[tuple[Bin, ...], ...], ...]
     weights: tuple[float, ...]
 
 
 def cut(groups: Sequence[PromptId], parts: int, seed: int, step: int) -> list[list[int]]:
-    """The minibatches of a step: ascending positions of samples, given the group that each is of.
+    """The minibatches of a step: ascending positions of samples, given the group that each belongs to.
 
-    Groups stay whole and are shuffled by blake2b over seed, step and their names, so that rows which stand together in the dataset,
+    Groups stay whole and are shuffled by blake2b over seed, step and their names, so that rows that are adjacent in the dataset,
     such as those of one domain, are spread over all minibatches. Neither the order of the samples nor the number of ranks matters.
-    Minibatches differ by one group at most; there are fewer than `parts` if there are fewer groups, but at least one.
+    Minibatches differ by at most one group; there are fewer than `parts` if there are fewer groups, but at least one.
     """
     names = {group: "/".join(map(str, (seed, step, *group))).encode() for group in groups}
     order = sorted(names, key=lambda group: (blake2b(names[group], digest_size=8).digest(), group))

@@ -1,4 +1,4 @@
-"""A model's weights, read from its safetensors files: each rank reads what it keeps of them."""
+"""A model's weights, read from its safetensors files: each rank reads the part it keeps."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from longboat_runtime.trainer.model import FIELD
 
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-# Number formats of weights that can be trained; others are of quantized models.
+# Number formats of weights that can be trained; others belong to quantized models.
 FLOATS = {"F64", "F32", "F16", "BF16"}
 
 
 @dataclass(slots=True)
 class _Source:
-    """Where a weight comes from: tensors of the files, and how transformers makes weights of them if it isn't as it is.
+    """Where a weight comes from: tensors of the files, and how transformers converts them, if it does.
 
-    `tensors` are safetensors' slices, of which nothing has been read, by the pattern of the converter that their names match.
+    `tensors` are safetensors' slices, not yet read, by the pattern of the converter that their names match.
     """
 
     target: str
@@ -40,16 +40,16 @@ class _Source:
 
 @torch.no_grad()
 def load_weights(model: nn.Module, path: Path, conversions: Sequence[Any]) -> None:
-    """Fills the weights of `model`, and the buffers that are there, from the safetensors files in `path`, as `from_pretrained`.
+    """Fills the weights of `model`, and the buffers that are there, from the safetensors files in `path`, like `from_pretrained`.
 
-    `conversions` are transformers' rules for this architecture, of how the files name and keep weights.
+    `conversions` are transformers' rules for how the files of this architecture name and store weights.
     Of a sharded weight only this rank's part is read. One that the files hold in another form (the experts of a layer, which
     the model keeps as one weight) is put together from this rank's experts, and where the form allows no part to be read
     alone, from the whole, one weight at a time. Of tied weights one is enough. Raises SpecProblem if weights are missing, of
     another shape than the config says, or in a format that can't be trained.
     """
     if getattr(model.config, "quantization_config", None):
-        raise _problem(f"the model in {path} is quantized; give it as it was before, in bfloat16")
+        raise _problem(f"the model in {path} is quantized; give the unquantized one, in bfloat16")
     filled: set[str] = set()
     with ExitStack() as opened:
         targets = model.state_dict()
@@ -94,7 +94,7 @@ def _sources(
 ) -> list[_Source]:
     """What each weight comes from, by the rules of `conversions`. Names it doesn't know are left out.
 
-    In the order of the files' names, numbers as numbers: converters take the experts of a layer in it.
+    In the order of the files' names, numbers as numbers: converters take the experts of a layer in that order.
     """
     from transformers.core_model_loading import WeightConverter, dot_natural_key, rename_source_key
 
@@ -112,7 +112,7 @@ def _sources(
         converter = deepcopy(by_pattern[pattern]) if pattern is not None else None
         source = sources.setdefault(target, _Source(target, converter))
         source.tensors.setdefault(pattern or target, []).append(tensors[name])
-    # Of a tied weight under both names the one that engines take counts.
+    # If a tied weight is there under both names, the one that engines take counts.
     return [source for target, source in sources.items() if tied.get(target) not in sources]
 
 
@@ -122,7 +122,7 @@ def _read(model: nn.Module, source: _Source, targets: Mapping[str, Tensor]) -> I
     for tensor in (tensor for of_pattern in source.tensors.values() for tensor in of_pattern):
         if target.is_floating_point() and tensor.get_dtype() not in FLOATS:
             raise _problem(
-                f"{source.target} is quantized ({tensor.get_dtype()}); give the model as it was before, in bfloat16"
+                f"{source.target} is quantized ({tensor.get_dtype()}); give the unquantized model, in bfloat16"
             )
     if source.converter is None:
         [[tensor, *_]] = source.tensors.values()
@@ -144,7 +144,7 @@ def _read(model: nn.Module, source: _Source, targets: Mapping[str, Tensor]) -> I
 def _own_experts(source: _Source, target: Tensor) -> slice | None:
     """The tensors of each pattern that make this rank's part of `target`; None if its part can't be made of some of them.
 
-    It can if the first thing that is done stacks them along the sharded dimension, and the rest leaves that dimension alone.
+    It can if the first operation stacks them along the sharded dimension, and the others leave that dimension alone.
     """
     from transformers.core_model_loading import Concatenate, MergeModulelist, Transpose
 

@@ -1,4 +1,4 @@
-"""Our backend of vLLM's weight transfer: a worker loads buckets from host memory and reports what it received.
+"""Our backend for vLLM's weight transfer: a worker loads buckets from host memory and reports what it received.
 
 None of vLLM's own backends works without an accelerator. This one works on every platform: vLLM's loader copies the tensors
 to the worker's device. Importing this module registers it; vLLM imports it in every worker to mix `WeightReceipts` in.
@@ -153,7 +153,7 @@ def _tied_modules(model: torch.nn.Module) -> list[Any]:
 def _packed_experts(model: torch.nn.Module) -> Iterator[Any]:
     """Fused experts whose weights vLLM packs once, when it sets their kernel up.
 
-    At a reload it finds the kernel there and leaves the weights as they came, which the kernel then takes for packed ones. So
+    At a reload it finds the kernel there and leaves the weights as they came, which the kernel then mistakes for packed ones. So
     on CPU it has to set the kernel up again with every update. Elsewhere captured graphs hold the kernel's addresses, and
     nothing is packed beside it.
     """

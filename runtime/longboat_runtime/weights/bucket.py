@@ -11,7 +11,7 @@ import torch
 
 from longboat_runtime.weights.checksum import ByteArray, WeightChecksum
 
-# As others measured: moving weights tensor by tensor takes minutes, in buckets of about this size seconds.
+# As others have measured: moving weights tensor by tensor takes minutes, in buckets of about this size seconds.
 BUCKET_BYTES = 512 * 1024 * 1024
 # Tensors start at multiples of this, so that a view of the bucket is aligned for every dtype.
 ALIGNMENT = 64

@@ -1,7 +1,7 @@
-"""Which of an engine's weights are not the published ones: looked for when log-probs differ although all bytes arrived.
+"""Which of an engine's weights are not the published ones: asked when log-probs differ although all bytes arrived.
 
-What a kernel computes with may be a packed copy, so weights of layers can't be compared as they are: the layer is given
-random vectors, and the published tensor too.
+What a kernel computes with may be a packed copy, so weights of layers can't be compared directly: the layer is given
+random vectors, and so is the published tensor.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _EXPERT_PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
 class WeightDifferences:
-    """Compares published tensors with what a model has, as they come. Of one worker."""
+    """Compares published tensors with those of one worker's model, as they come."""
 
     def __init__(self, model: torch.nn.Module, rank: int) -> None:
         self._modules, self._parameters = dict(model.named_modules()), dict(model.named_parameters())
@@ -35,7 +35,7 @@ class WeightDifferences:
     def of(self, tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, float]]:
         """Relative differences by name, of those tensors that can be compared.
 
-        0 is equal but for rounding; 1 and more has nothing to do with what was published. An expert has one name once all its
+        0 is equal but for rounding; 1 or more is unrelated to what was published. An expert has one name, once all its
         tensors have come.
         """
         return [

@@ -68,11 +68,11 @@ def check_receipts(receipts: Sequence[Mapping[str, Any]], checksum: str) -> None
     for rank, receipt in enumerate(receipts):
         if receipt["checksum"] != checksum:
             raise PublicationRefused(
-                f"worker {rank} received weights of checksum {receipt['checksum']}, published were {checksum}"
+                f"worker {rank} received weights of checksum {receipt['checksum']}, the publication has {checksum}"
             )
         if missing := receipt["missing"]:
             raise PublicationRefused(
-                f"worker {rank} got nothing, or part only, for {len(missing)} parameters, among them {', '.join(missing[:3])}"
+                f"worker {rank} got nothing, or only a part, for {len(missing)} parameters, among them {', '.join(missing[:3])}"
             )
 
 
@@ -111,5 +111,5 @@ def check_parity(measured: float, dtype: str, calibrated: float | None) -> None:
     bound = parity_bound(dtype, calibrated)
     if not measured <= bound:
         raise ParityExceeded(
-            f"log-probs of the probe differ by {measured:.3g} from the trainer's, allowed are {bound:.3g}"
+            f"log-probs of the probe differ by {measured:.3g} from the trainer's, {bound:.3g} is allowed"
         )

@@ -55,7 +55,7 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class StoredBucket:
-    """A bucket whose bytes lie in Ray's object store."""
+    """A bucket whose bytes are in Ray's object store."""
 
     entries: tuple[TensorEntry, ...]
     data: ray.ObjectRef

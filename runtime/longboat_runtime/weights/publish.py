@@ -60,7 +60,7 @@ def publish(
 
 @functools.cache
 def _check_room(nbytes: int) -> None:
-    """Tells, once, that the object store of this node can't hold two publications of so many bytes."""
+    """Warns once if the object store of this node can't hold two publications of `nbytes` each."""
     import ray
 
     here = ray.get_runtime_context().get_node_id()
