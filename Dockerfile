@@ -10,7 +10,7 @@ ENV PATH=/opt/tools/bin:$PATH UV_PYTHON=/opt/longboat/bin/python UV_LINK_MODE=co
 WORKDIR /src
 COPY pyproject.toml ./
 COPY constraints constraints
-# Prints what Longboat with some extras depends on, one a line: dependencies get a layer of their own.
+# Prints what Longboat with some extras depends on, one per line: dependencies get a layer of their own.
 RUN printf '%s\n' 'import sys, tomllib' 'project = tomllib.load(open("pyproject.toml", "rb"))["project"]' \
     'extras = project["optional-dependencies"]' \
     'print(*project["dependencies"], *(name for extra in sys.argv[1:] for name in extras[extra]), sep="\n")' > dependencies.py
@@ -62,7 +62,7 @@ RUN packages=libnuma1; \
     fi; \
     apt-get update && apt-get install --yes --no-install-recommends $packages && \
     rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin
-# Compilers' results, which every restart of an engine would make again: below HOME, where pods have a volume.
+# Compilers' output, which every restart of an engine would otherwise produce again: below HOME, where pods have a volume.
 ENV TRITON_CACHE_DIR=/home/longboat/.cache/triton TORCHINDUCTOR_CACHE_DIR=/home/longboat/.cache/torchinductor
 
 FROM runtime-system AS runtime

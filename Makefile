@@ -1,4 +1,4 @@
-# `make help` lists what there is. Everything may be run again; what is done already is not done twice.
+# `make help` lists the targets. Every target may be run again; what is done already is not done twice.
 
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/longboat
 PYTHON := .venv/bin/python
@@ -35,7 +35,7 @@ setup: packages .venv/.installed ## Install Debian packages (as root), uv and th
 
 .PHONY: packages
 packages:
-	@if ! command -v apt-get > /dev/null; then echo "no Debian: the test cluster needs $(PACKAGES)"; exit 0; fi; \
+	@if ! command -v apt-get > /dev/null; then echo "not Debian: the test cluster needs $(PACKAGES)"; exit 0; fi; \
 	missing=$$(for name in $(PACKAGES); do \
 	  dpkg-query -W -f '$${db:Status-Status}' $$name 2> /dev/null | grep -qx installed || printf '%s ' $$name; done); \
 	if [ -z "$$missing" ]; then exit 0; fi; \
@@ -57,7 +57,7 @@ binaries: setup ## Build Kubernetes, CoreDNS and Helm, one binary, into the cach
 	@$(PYTHON) -m e2e.cluster binaries
 
 .PHONY: images
-images: setup ## Build the images that tests use (about a minute, once; then what changed)
+images: setup ## Build the images that tests use (about a minute, once; then only what changed)
 	@$(PYTHON) -m e2e.cluster images
 
 .PHONY: image-runtime
@@ -67,7 +67,7 @@ image-runtime: setup ## Build the full runtime image (gigabytes; tests don't nee
 # --- Checks -------------------------------------------------------------------------------------------------------
 
 .PHONY: lint
-lint: setup ## Check style, types and who imports whom
+lint: setup ## Check style, types and import contracts
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
@@ -86,7 +86,7 @@ test-parts: binaries images ## Run the tests of the parts, on test clusters too
 	$(PYTHON) -m pytest -m "not alone" $(PARALLEL) e2e/tests/api tests
 
 .PHONY: test-e2e
-test-e2e: binaries images ## Run the tests that need the machine to themselves: of the test cluster, then of the whole (CLUSTER=NAME uses one that is up)
+test-e2e: binaries images ## Run the tests that need the machine to themselves: of the test cluster, then of the whole (CLUSTER=NAME uses a running one)
 	$(PYTHON) -m pytest -m alone tests
 	$(PYTHON) -m pytest -m cluster e2e --ignore e2e/tests/api $(if $(CLUSTER),--cluster $(CLUSTER))
 
@@ -110,14 +110,14 @@ run: libnuma .venv/.installed build/quickstart/train.jsonl ## Train the quicksta
 .PHONY: libnuma
 libnuma:
 	@python3 -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2> /dev/null || \
-	  { echo "libnuma.so.1 is missing, which vLLM needs on CPUs: somebody who is root installs it (Debian: apt-get install libnuma1)"; exit 1; }
+	  { echo "libnuma.so.1 is missing, which vLLM needs on CPUs: install it as root (Debian: apt-get install libnuma1)"; exit 1; }
 
 # The last file that it writes.
 build/quickstart/train.jsonl: $(QUICKSTART)/base/build_base.py $(QUICKSTART)/base/countdown.py | .venv/.installed
 	$(PYTHON) $(QUICKSTART)/base/build_base.py build/quickstart
 
 .PHONY: cluster-up
-cluster-up: binaries ## Start a Kubernetes on this machine (NAME=..., NODES=...)
+cluster-up: binaries ## Start a Kubernetes cluster on this machine (NAME=..., NODES=...)
 	@$(PYTHON) -m e2e.cluster up $(if $(NAME),--name $(NAME)) $(if $(NODES),--nodes $(NODES))
 
 .PHONY: cluster-down
@@ -125,7 +125,7 @@ cluster-down: ## Remove it without a trace (NAME=...)
 	@$(PYTHON) -m e2e.cluster down $(if $(NAME),--name $(NAME))
 
 .PHONY: demo
-demo: ## Run an RLJob from nothing on the test cluster and show what happens
+demo: ## Run an RLJob from scratch on the test cluster and show what happens
 	@for step in setup binaries images; do \
 	  begun=$$(date +%s); echo "=== $$step"; $(MAKE) $$step || exit 1; \
 	  split="$$split$$step $$(($$(date +%s) - begun)) s  "; \
@@ -133,16 +133,16 @@ demo: ## Run an RLJob from nothing on the test cluster and show what happens
 	$(PYTHON) -m e2e.demo --split "$$split" $(ARGS)
 
 .PHONY: chaos
-chaos: binaries images ## Random faults on real jobs, nothing may be lost (SEED=, MINUTES=, POLICY= one or all)
+chaos: binaries images ## Inject random faults into real jobs, which must lose nothing (SEED=, MINUTES=, POLICY= one or all)
 	@$(PYTHON) -m e2e.chaos $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(POLICY),--policy $(POLICY)) $(ARGS)
 
 .PHONY: generate
-generate: setup ## Write what is generated: CRDs, reference pages, parts of the chart, and of docs/extending.md a sample's states and way
+generate: setup ## Write generated files: CRDs, reference pages, parts of the chart, and a sample's states and way in docs/extending.md
 	$(PYTHON) -m longboat_crds.generate
 	$(PYTHON) -m tests.extending.page
 
 .PHONY: clean
-clean: ## Remove what was made in this checkout (the cache stays: see clean-cache)
+clean: ## Remove what was built in this checkout (the cache stays: see clean-cache)
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
