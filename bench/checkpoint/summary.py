@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.record import read
 
-# A checkpoint may hold up training by so much of the time that it takes to be written.
+# A checkpoint may hold up training by this share of the time that it takes to be written.
 BAR = 0.1
 
 

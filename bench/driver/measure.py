@@ -1,4 +1,4 @@
-"""CPU microseconds an event in the ledger and with its policy, and a sample in the driver's loop. Some two minutes, alone on the machine."""
+"""CPU microseconds per event in the ledger and with its policy, and per sample in the driver's loop. Two minutes, alone on the machine."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def job(policy: str, in_flight: int, steps: int) -> RLJobSpec:
-    """A job whose first round has so many samples in flight."""
+    """A job whose first round has `in_flight` samples in flight."""
     rounds = POLICIES[policy]
     prompts = int(in_flight / GROUP / rounds.get("promptOvercommit", 1.0))
     spec = {
@@ -135,7 +135,7 @@ class Instant:
 
 
 def ledger_costs(spec: RLJobSpec) -> dict[str, float]:
-    """CPU microseconds an event: folding it alone, and folding it with the policy's decisions that follow (events from outside)."""
+    """CPU microseconds per event: folding it alone, and folding it with the policy's decisions that follow (events from outside)."""
     instant = Instant(spec)
     began = time.process_time()
     instant.run()
@@ -149,7 +149,7 @@ def ledger_costs(spec: RLJobSpec) -> dict[str, float]:
 
 
 def loop_costs(spec: RLJobSpec) -> dict[str, float]:
-    """CPU microseconds a trained sample through the driver's whole loop, its log on a disk included."""
+    """CPU microseconds per trained sample through the driver's whole loop, its log on a disk included."""
     with tempfile.TemporaryDirectory(prefix="longboat-bench-") as folder:
         job = Job("bench", spec, Path(folder), 1)
         reporter = Reporter(job, LocalBroker(1), Reports([], time.time), StageClock(time.monotonic), time.time)

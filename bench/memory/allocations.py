@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Allocations(TorchDispatchMode):
-    """Follows, while it is entered, the storages that operators make, until the last tensor lets them go.
+    """Follows, while it is entered, the storages that operators make, until the last tensor releases them.
 
     `largest` is the largest storage, `peak` the most that was held at one time; bytes. What was held before counts nothing,
     nor do pages of mapped files.

@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def measure(size: str, model: Path, arguments: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
-    """What each rank, a process of its own, has seen. Bytes and seconds."""
+    """What each rank, a process of its own, has measured. Bytes and seconds."""
     address = process_group.free_address("127.0.0.1")
     given = (arguments.ranks, address, size, model, arguments.device, arguments.bins, arguments.tokens, scratch)
     torch.multiprocessing.spawn(_rank, given, nprocs=arguments.ranks)
@@ -179,7 +179,7 @@ def _private_memory() -> int:
 
 
 def _units(model: torch.nn.Module) -> list[int]:
-    """Float32 bytes of the units that are gathered and scattered each by itself, largest first."""
+    """Float32 bytes of the units that are gathered and scattered separately, largest first."""
     sizes = []
     for module in model.modules():
         if isinstance(module, FSDPModule):

@@ -18,7 +18,7 @@ def write(raw: Path) -> None:
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """Markdown. Of several ranks the largest figure of any."""
+    """Markdown. With several ranks, the largest figure of any."""
     text = [
         "# Time and memory of trainer ranks",
         "",

@@ -12,7 +12,7 @@ AUTO = "Auto"
 BY_SAMPLES = ("TailBatching-1.25", "TailBatching-1.25-1.25")
 # Here the trainer works while engines do, on the same CPUs: steps of these engines take longer.
 OVERLAPPING = ("BoundedAsync",)
-# Of these it is asked how well they learn.
+# These are compared by how well they learn.
 LEARNING = (BASELINE, "TailBatching-1.25", "ContinueUnfinished", "BoundedAsync")
 
 ARMS: dict[str, dict[str, Any]] = {

@@ -69,10 +69,10 @@ def steps(records: list[Record]) -> dict[str, list[float]]:
 
 
 def fates(log: list[events.Body]) -> dict[str, Any]:
-    """What was drawn in which order, and of each launched group: epoch, row, attempt, tokens by index, indices trained.
+    """What was drawn in which order, and for each launched group: epoch, row, attempt, tokens by index, indices trained.
 
-    A response that was paused and went on has all its tokens. Tokens are negative for a response that was stopped, less one; null for one of which nothing is known. `chosen` has the number of the
-    last round opened, factor and reason.
+    A response that was paused and continued has all its tokens. Tokens are negative for a response that was stopped, less one; null for
+    one about which nothing is known. `chosen` has the number of the last round opened, factor and reason.
     """
     drawn: list[PromptId] = []
     tokens: dict[tuple[PromptId, int], list[int | None]] = {}
@@ -102,7 +102,7 @@ def fates(log: list[events.Body]) -> dict[str, Any]:
 
 
 def ended(block: dict[str, Any]) -> dict[SampleId, int]:
-    """Tokens of responses that ended by themselves."""
+    """Tokens of responses that ended on their own."""
     return {sample: count for sample, count in _generated(block) if count >= 0}
 
 

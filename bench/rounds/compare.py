@@ -1,4 +1,4 @@
-"""What the blocks of a task say of its arms, against the synchronous one on the same seeds and prompts."""
+"""What the blocks of a task say about its arms, against the synchronous one on the same seeds and prompts."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _samples(block: dict[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """The arm's share of right answers less the baseline's, on the same prompts: of all, and of those whose answers are longest.
+    """The arm's share of correct answers less the baseline's, on the same prompts: of all, and of those whose answers are longest.
 
     Both are means over seeds, and so are their intervals: two trainings differ by more than answers to more prompts would tell.
     `answers` and `long_answers` are the arm's. `by_seed` has the overall difference of each.
@@ -119,7 +119,7 @@ def accuracy(blocks: Blocks, arm: str) -> Accuracy:
 
 
 def _less(block: dict[str, Any], baseline: dict[str, Any], rows: Container[int]) -> float:
-    """Share of right answers to `rows`, less the baseline's; every row has as many answers."""
+    """Share of correct answers to `rows`, less the baseline's; every row has as many answers."""
     first, second = (
         float(np.mean([score for row, _, score in of["held_out"] if row in rows])) for of in (block, baseline)
     )

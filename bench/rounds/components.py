@@ -20,7 +20,7 @@ from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
 from longboat_runtime.interfaces import ModelInfo, TrainerGroup
 
-# A fleet that says nothing for so long after its engines have emptied has said everything.
+# A fleet that is silent for this long after its engines have emptied has said everything.
 _QUIET_SECONDS = 0.3
 
 

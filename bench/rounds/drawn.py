@@ -1,6 +1,6 @@
 """Lengths drawn beforehand: the bench's own fleet gives each request its length as `maxTokens`, and engines stop it there.
 
-The model never ends a response by itself, so a response has just the tokens that were drawn for its name. All else is production.
+The model never ends a response on its own, so a response has just the tokens that were drawn for its name. All else is production.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class DrawnFleet:
 
 
 def prepare(folder: Path, layers: int) -> None:
-    """The model of the tests with so many layers and without an end token, and prompts of random letters."""
+    """The model of the tests with `layers` layers and without an end token, and prompts of random letters."""
     from tests.support.tiny_model import build_tiny_model
 
     model = build_tiny_model(folder / "model", layers=layers, max_length=2048)

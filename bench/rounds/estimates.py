@@ -28,7 +28,7 @@ class Estimate:
         return f"{value} ({low} to {high})"
 
     def needed(self, loss: float) -> int | None:
-        """The count with which the interval would exclude a loss of so much, if the value stayed; None if it loses that much."""
+        """The count with which the interval would exclude `loss`, if the value stayed; None if it loses that much."""
         margin = self.value + loss
         return None if margin <= 0 else max(1, round(self.count * ((self.value - self.low) / margin) ** 2))
 
@@ -50,7 +50,7 @@ def mean(values: Sequence[float]) -> Estimate:
 
 @cache
 def _student(freedom: int) -> float:
-    """Its 97.5 % quantile with so many degrees of freedom."""
+    """Its 97.5 % quantile with `freedom` degrees of freedom."""
     return float(np.quantile(np.random.default_rng(0).standard_t(freedom, _T_DRAWS), 0.975))
 
 

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, path: Path) -> None:
-    """Appends to `path`; says of each block what it took."""
+    """Appends to `path`; prints how long each block took."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     recorder = Recorder(
         path,

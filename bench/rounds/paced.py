@@ -13,12 +13,12 @@ from typing import Any
 
 from longboat_runtime.rollout import actor
 
-# A model of 7 to 14 billion parameters takes about that on a GPU of today.
+# A model of 7 to 14 billion parameters takes about that on a current GPU.
 STEP_SECONDS = 0.010
 
 
 class PacedActor(actor.EngineActor):
-    """Its engine runs in its process, as on CPU all do."""
+    """Its engine runs in its process, as all do on CPU."""
 
     async def start(self) -> None:
         await super().start()
@@ -36,7 +36,7 @@ class PacedActor(actor.EngineActor):
 
 @contextmanager
 def paced_engines(*, paced: bool) -> Iterator[None]:
-    """Engines that are started meanwhile are such ones, if `paced`."""
+    """Engines that are started within the block are paced, if `paced`."""
     usual = actor.EngineActor
     actor.EngineActor = PacedActor if paced else usual  # type: ignore[misc]
     try:

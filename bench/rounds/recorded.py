@@ -1,4 +1,4 @@
-"""The lengths that a block's own log has: what its time is simulated on where they depend on what was learned."""
+"""The lengths in a block's own log: its time is simulated on them if they depend on what was learned."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from longboat_runtime.simulate.lengths import LengthDistribution
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A response that ended has its tokens; one that was stopped as many as any longer one of the block, by lot; others follow `other`."""
+    """A response that ended has its tokens; one that was stopped those of a longer one, drawn at random; others follow `other`."""
 
     ended: Mapping[SampleId, int] = field(repr=False)
     stopped: Mapping[SampleId, int] = field(repr=False)

@@ -205,7 +205,7 @@ def _points(estimate: Estimate) -> str:
 
 
 def _excluded(estimate: Estimate, loss: float) -> str:
-    """Whether a loss of so much is, and if not, how many seeds would settle it."""
+    """Whether `loss` is excluded, and if not, how many seeds would settle it."""
     needed = estimate.needed(loss)
     if estimate.low > -loss:
         return "excluded"

@@ -25,9 +25,9 @@ CONFIG_MAP = "quickstart"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """`about` says what it is. `learns`: weights matter to lengths, and accuracy is looked at. Otherwise lengths are drawn.
+    """`about` says what it is. `learns`: weights affect lengths, and accuracy is measured. Otherwise lengths are drawn.
 
-    The model of drawn lengths has so many `layers`: eight take so long for a step that what else a response costs the CPUs matters less.
+    `layers`: of the model of drawn lengths. Eight take so long for a step that what else a response costs the CPUs matters less.
     `paced`: steps of engines take as long as those of a device (see `paced`). `arms` are those that it is for.
     """
 
@@ -72,7 +72,7 @@ class Task:
         return load_job(json.dumps(job)).spec
 
     def _learned(self, folder: Path, rollout: dict[str, Any]) -> dict[str, Any]:
-        """As in examples/quickstart, but for the number of prompts in a round and of engines."""
+        """As in examples/quickstart, except for the number of prompts in a round and of engines."""
         return {
             "dataset": {
                 "files": {"paths": [str(folder / "train.jsonl")]},

@@ -96,7 +96,7 @@ def table(lines: list[dict[str, Any]]) -> str:
 
 
 def plot(lines: list[dict[str, Any]], path: Path) -> None:
-    """Two bars a case: generation and the rest."""
+    """Two bars per case: generation and the rest."""
     found = medians(lines)
     cases = list(dict.fromkeys(case for case, _ in found))
     with picture(path, columns=len(cases), width=2.2, height=3.4) as (figure, panels):

@@ -1,7 +1,7 @@
-"""Which loss holds when tokens are of older weights: trainings of the quickstart's model that collapse, and that don't.
+"""Which loss holds when tokens come from older weights: trainings of the quickstart's model that collapse, and that don't.
 
 The trainer is the production one (losses, objective, advantages, optimizer, one FSDP2 rank); only rollout is replaced, by a sampler
-that draws with the model's own weights of so many steps ago and returns their log-probs, as an engine would. Every token of a
+that draws with the model's own weights of some steps ago and returns their log-probs, as an engine would. Every token of a
 round is as old as `maxStaleness` allows; those of a real BoundedAsync job mostly aren't.
 
 **A training has collapsed** if its reward, averaged over 5 consecutive steps, is more than 0.1 below the mean reward of the
@@ -14,10 +14,10 @@ The order of the measurement, fixed before it was made:
 1. `search`: the loss as it was before this choice (truncated importance weights, cap 2, one minibatch) in SETTINGS, mildest first,
    on SEARCH_SEEDS, until it collapses in at least 6 of 12.
 2. `select`: every candidate there, on the first half of these seeds. Chosen is the one that collapses least often; among equals the
-   one whose trained models answer most held-out prompts right.
+   one whose trained models answer most held-out prompts correctly.
 3. `confirm`: the chosen default there, on CONFIRMATION_SEEDS, which nothing before has used: at most 1 of 12 may collapse. The
    former loss runs beside it, since a setting in which it collapsed was looked for.
-4. `compare`: at the quickstart's rate, with the default maxStaleness, the share of right held-out answers less that of synchronous
+4. `compare`: at the quickstart's rate, with the default maxStaleness, the share of correct held-out answers less that of synchronous
    training on the same prompts, on CONFIRMATION_SEEDS: the lower end of its 95 % interval is to be above -5 points.
 
 Changed after a first search over coarser steps of the rate, and before any seed of the confirmation was used: the rate 1.5 times the

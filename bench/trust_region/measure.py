@@ -1,6 +1,6 @@
-"""Searches a setting in which the former loss collapses, and measures the others there. About an hour of one CPU.
+"""Searches for a setting in which the former loss collapses, and measures the others there. About an hour of one CPU.
 
-Trainings that the raw file has are not run again: an interrupted run goes on where it was. Remove the file after a change of
+Trainings that the raw file has are not run again: an interrupted run resumes where it was. Remove the file after a change of
 anything that is trained.
 """
 
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, path: Path) -> None:
-    """Appends to `path`; says of each training what came of it."""
+    """Appends to `path`; prints the outcome of each training."""
     known = known_lines(path)
     recorder = Recorder(path, steps=STEPS, prompts=PROMPTS, each=EACH)
     with (
@@ -63,12 +63,12 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def known_lines(path: Path) -> list[dict[str, Any]]:
-    """Of trainings, and of the untrained model."""
+    """The lines of trainings, and of the untrained model."""
     return [line for line in read(path) if line["kind"] != "run"] if path.exists() else []
 
 
 class Measurement:
-    """Runs what isn't known yet."""
+    """Runs the trainings that aren't known yet."""
 
     def __init__(self, bench: Bench, recorder: Recorder, known: list[dict[str, Any]]) -> None:
         self._bench, self._recorder = bench, recorder
@@ -94,7 +94,7 @@ class Measurement:
         return None
 
     def all(self, phase: str, arms: list[str], setting: Setting, seeds: range) -> None:
-        """Seed by seed, so that arms have as many of them whenever this is interrupted."""
+        """Seed by seed, so that arms have equally many whenever this is interrupted."""
         for seed in seeds:
             for arm in arms:
                 self.one(Training(phase, arm, setting, seed))
@@ -119,5 +119,5 @@ class Measurement:
 
 
 def training_of(line: dict[str, Any]) -> Training:
-    """Which training a raw line is of."""
+    """The training that a raw line belongs to."""
     return Training(line["phase"], line["arm"], Setting(*line["setting"]), line["seed"])

@@ -73,7 +73,7 @@ def collapsed(rewards: Sequence[float], untrained: float) -> bool:
 
 
 def search_ended(outcomes: Sequence[bool]) -> bool | None:
-    """Of the trainings of one setting so far, which collapsed: True, enough did; False, too few will; None, go on."""
+    """Of the trainings of one setting so far, which collapsed: True, enough did; False, too few will; None, continue."""
     if sum(outcomes) >= ENOUGH:
         return True
     left = len(SEARCH_SEEDS) - len(outcomes)
@@ -81,5 +81,5 @@ def search_ended(outcomes: Sequence[bool]) -> bool | None:
 
 
 def best(collapses: Mapping[str, int], right: Mapping[str, float]) -> str:
-    """Of the candidates: the fewest collapses, then the most right answers."""
+    """Of the candidates: the fewest collapses, then the most correct answers."""
     return min(collapses, key=lambda arm: (collapses[arm], -right[arm]))

@@ -15,7 +15,7 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 from longboat_runtime.samples import FloatArray, IntArray
 
-# Rows of the cache are copied together once so few of them still run.
+# Once this few rows of the cache still run, they are copied together.
 COMPACT_AT = 0.7
 
 
@@ -68,7 +68,7 @@ class Sampler:
         ]
 
     def _forward(self, ids: Tensor, cache: Tensor, start: int) -> Tensor:
-        """Logits (rows, vocabulary) behind the last of `ids` (rows, T), which stand at `start`; fills the cache."""
+        """Logits (rows, vocabulary) behind the last of `ids` (rows, T), which are at `start`; fills the cache."""
         config, weights = self._config, self._weights
         rows, count = ids.shape
         end = start + count
@@ -96,7 +96,7 @@ class Sampler:
                     is_causal=True,
                 )
             else:
-                # The query heads of one key head stand where positions would: every one sees all that is in the cache.
+                # The query heads of one key head take the place of positions: every one sees all that is in the cache.
                 found = scaled_dot_product_attention(query.view(rows, -1, groups, self._size), keys, values)
                 found = found.reshape(rows, -1, 1, self._size)
             hidden = hidden + found.transpose(1, 2).reshape(rows, count, -1) @ weights[of + "self_attn.o_proj.weight"].T

@@ -123,7 +123,7 @@ def _table(lines: Lines) -> list[str]:
 
 
 def chosen(lines: Lines) -> str:
-    """The candidate that `best` takes from the trainings of phase `select`; a collapsed one has no right answers."""
+    """The candidate that `best` takes from the trainings of phase `select`; a collapsed one has no correct answers."""
     arms = {line["arm"] for line in lines}
     own = {arm: [line for line in lines if line["arm"] == arm] for arm in CANDIDATES if arm in arms}
     return best(
@@ -171,7 +171,7 @@ def _compare(lines: Lines) -> list[str]:
 
 
 def differences_of(lines: Lines) -> dict[int, float]:
-    """By seed: right held-out answers of the default less those of synchronous training, as a share. A collapsed one has none right."""
+    """By seed: correct held-out answers of the default less those of synchronous training, as a share. A collapsed one has none."""
     right = {(line["arm"], line["seed"]): float(np.mean(line["held_out"] or [0.0])) for line in lines}
     return {
         seed: right[DEFAULT, seed] - right[SYNCHRONOUS, seed]
@@ -185,7 +185,7 @@ def _points(estimate: Estimate) -> str:
 
 
 def plot(trainings: Lines, untrained: float, path: Path) -> None:
-    """The reward of each training over its steps: the former loss and the default where it is hard, and both arms where it is usual."""
+    """The reward of each training over its steps: the former loss and the default in the hard setting, and both arms in the usual one."""
     panels = [
         ("the former loss", [line for line in _of(trainings, "confirm") if line["arm"] == BEFORE]),
         ("the default", [line for line in _of(trainings, "confirm") if line["arm"] == DEFAULT]),

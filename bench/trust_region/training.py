@@ -1,4 +1,4 @@
-"""One training of the quickstart's model by the production trainer, on responses whose weights are so many steps old."""
+"""One training of the quickstart's model by the production trainer, on responses whose weights are some steps old."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from longboat_runtime.trainer.advantages import advantages
 from longboat_runtime.trainer.rank import TrainerRank
 from longboat_runtime.trainer.updates import Updates
 
-# What the trainer says of a step that is recorded.
+# What is recorded of the trainer's report of a step.
 RECORDED = {
     "entropy": "actor/entropy",
     "norm": "actor/grad_norm",
@@ -43,7 +43,7 @@ RECORDED = {
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt with its right answer."""
+    """A prompt with its correct answer."""
 
     ids: tuple[int, ...]
     text: str
@@ -61,7 +61,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """Answers to the held-out prompts: their mean score, and of each prompt the share of right ones."""
+    """Answers to the held-out prompts: their mean score, and for each prompt the share of correct ones."""
 
     reward: float
     right: list[float]

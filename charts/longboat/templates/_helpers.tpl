@@ -23,13 +23,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
-{{- /* The admission policy knows drivers' accounts by their last word: the operator's has another. */}}
+{{- /* The admission policy recognizes drivers' accounts by their suffix: the operator's has another. */}}
 {{- define "longboat.serviceAccountName" -}}
 {{- $name := default (include "longboat.fullname" .) .Values.serviceAccount.name }}
 {{- hasSuffix "-driver" $name | ternary (printf "%s-operator" $name) $name }}
 {{- end }}
 
-{{- /* What the operator may do wherever it serves jobs. Secrets: made, never read. */}}
+{{- /* What the operator may do wherever it serves jobs. Secrets: created, never read. */}}
 {{- define "longboat.rules" -}}
 - apiGroups: [longboat.dev]
   resources: [rljobs]
@@ -56,7 +56,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create]
-# Listed only for a pod whose containers don't start: why a volume can't be mounted stands nowhere else.
+# Listed only for a pod whose containers don't start: nothing else says why a volume can't be mounted.
 - apiGroups: [""]
   resources: [events]
   verbs: [get, list, create, patch]

@@ -24,7 +24,7 @@ STEPS = 160
 BATCH = 32
 MICRO_BATCH = 4  # of like length: little padding
 PROMPT = 4  # tokens
-# Of a batch, that many prompts with every number equally likely: else large ones would hardly be seen.
+# This many prompts of a batch have every number equally likely: else large ones would hardly be seen.
 EVEN = 6
 SLIPS = 1 / 7
 LEARNING_RATE = 3e-3
@@ -99,7 +99,7 @@ def warm_up(
 
 
 def write_rows(file: Path, prompts: list[str], longest: int) -> None:
-    """One JSON object a line; `length` is the domain."""
+    """One JSON object per line; `length` is the domain."""
     rows = (
         {"prompt": p, "answer": answer(p), "length": "longest" if number_of(p) >= longest else "usual"} for p in prompts
     )
@@ -113,7 +113,9 @@ def main() -> None:
     directory = parser.parse_args().directory
     directory.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # operations this small gain nothing by a second one, and lose much where CPUs are shared
+    torch.set_num_threads(
+        1
+    )  # operations this small gain nothing from a second one, and lose much where CPUs are shared
     kept_apart = held_out(HELD_OUT)
     words = tokenizer()
     learner = model(len(words))

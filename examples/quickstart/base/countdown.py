@@ -27,7 +27,7 @@ def draw(rng: random.Random, evenly: bool = False) -> str:
 
 
 def answer(prompt: str) -> str:
-    """The right answer to a prompt."""
+    """The correct answer to a prompt."""
     return demonstration(prompt, random.Random(), slips=0.0)
 
 
@@ -50,7 +50,7 @@ def held_out(count: int, seed: int = 7) -> list[str]:
 
 
 def training(count: int, excluded: list[str], seed: int = 0) -> list[str]:
-    """Prompts as they are drawn, none of them in `excluded`; short ones come again."""
+    """Prompts as they are drawn, none of them in `excluded`; short ones recur."""
     rng = random.Random(seed)
     without = set(excluded)
     drawn = (draw(rng) for _ in itertools.count())
