@@ -7,7 +7,7 @@ from pydantic import Field
 
 from longboat_crds.base import ApiModel
 
-# The trainer's probability of a token counts at most so many times the engine's (https://fengyao.notion.site/off-policy-rl).
+# Largest truncated importance weight: the trainer's probability of a token over the engine's (https://fengyao.notion.site/off-policy-rl).
 IMPORTANCE_CAP = 2.0
 
 
@@ -63,10 +63,10 @@ class ClipAgainst(StrEnum):
 
 
 class RatioBounds(ApiModel):
-    """Bounds on both sides of a ratio of probabilities."""
+    """Lower and upper bound of a ratio of probabilities."""
 
-    low: float = Field(gt=0.0, lt=1.0, description="Smallest ratio that stays.")
-    high: float = Field(gt=1.0, le=1000.0, description="Largest ratio that stays.")
+    low: float = Field(gt=0.0, lt=1.0, description="Smallest ratio that is kept.")
+    high: float = Field(gt=1.0, le=1000.0, description="Largest ratio that is kept.")
 
 
 class AlgorithmSpec(ApiModel):
@@ -87,7 +87,7 @@ class AlgorithmSpec(ApiModel):
         0.0,
         ge=0.0,
         le=1000.0,
-        description="Weight of the KL term to the starting model (k3 estimator); 0 leaves it out.",
+        description="Weight of the KL penalty against the starting model (k3 estimator); 0 leaves it out.",
     )
     clip_against: ClipAgainst | None = Field(
         None,
@@ -98,7 +98,7 @@ class AlgorithmSpec(ApiModel):
         None,
         gt=1.0,
         le=1000.0,
-        description="Where the advantage is negative a token's loss is at most this times its advantage's size, however likely the "
+        description="Where the advantage is negative, a token's loss is at most this times the advantage's magnitude, however likely the "
         "token has become (dual clip). Default: no limit.",
     )
     importance_cap: float | None = Field(
@@ -110,20 +110,20 @@ class AlgorithmSpec(ApiModel):
     )
     importance_mask: RatioBounds | None = Field(
         None,
-        description="Leave tokens out of the loss whose probability by the trainer over the engine's is not within these bounds "
-        "(masked importance sampling). Default: none.",
+        description="Leave out of the loss every token for which the ratio of the trainer's probability to the engine's is outside "
+        "these bounds (masked importance sampling). Default: none.",
     )
     sequence_mask: RatioBounds | None = Field(
         None,
-        description="Leave whole responses out of the loss whose probability by the trainer over the engine's is not within these "
-        "bounds. Of long responses few pass: see docs/rounds.md. Default: none.",
+        description="Leave out of the loss every response for which the ratio of the trainer's probability to the engine's is "
+        "outside these bounds. Few long responses pass: see docs/rounds.md. Default: none.",
     )
     drop_zero_variance: bool | None = Field(
         None, description="Drop groups whose rewards are all equal (DAPO's dynamic sampling). Default: the preset's."
     )
     mask_truncated: bool | None = Field(
         None,
-        description="Leave samples cut by maxTokens out of the loss (DAPO's overlong filter). Default: the preset's.",
+        description="Leave samples cut off by maxTokens out of the loss (DAPO's overlong filter). Default: the preset's.",
     )
 
 
@@ -184,9 +184,9 @@ class ResolvedAlgorithm:
 
 
 def resolve(spec: AlgorithmSpec, *, off_policy: bool = False) -> ResolvedAlgorithm:
-    """The knobs of `spec` where they are given, else those of its preset.
+    """The knobs given in `spec`, and the preset's for the rest.
 
-    `off_policy`: the job's policy trains on tokens of older weights (`rounds.OFF_POLICY`), which has a say in the loss.
+    `off_policy`: the job's policy trains on tokens of older weights (`rounds.OFF_POLICY`), which changes the default of `clipAgainst`.
     """
     preset = PRESETS[spec.name]
     against = spec.clip_against or (ClipAgainst.BEHAVIOUR if off_policy else ClipAgainst.PROXIMAL)
@@ -209,7 +209,7 @@ def resolve(spec: AlgorithmSpec, *, off_policy: bool = False) -> ResolvedAlgorit
 
 
 def _importance_cap(spec: AlgorithmSpec, against: ClipAgainst) -> float | None:
-    """None: tokens have no weight. Against the behaviour policy the clipped ratio is the weight; within a mask none is truncated."""
+    """None: tokens have no weight. Against the behaviour policy the clipped ratio is the weight; a mask leaves nothing to truncate."""
     if against is ClipAgainst.BEHAVIOUR:
         return None
     if spec.importance_cap is not None:

@@ -21,7 +21,7 @@ PRESERVE_UNKNOWN = "x-kubernetes-preserve-unknown-fields"
 # A Kubernetes resource.Quantity, written as a string such as "500m", "4" or "2Gi".
 Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$", max_length=32)]
 
-# Names from which names of pods, Services and volumes are built: a DNS label that begins with a letter.
+# Names of pods, Services and volumes are built from the job's: a DNS label that begins with a letter.
 JOB_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 # Every name derived from a job's has to be a DNS label of at most 63 characters; `-trainer-4095-a99` is the longest suffix.
 JOB_NAME_MAX_LENGTH = 63 - len("-trainer-4095-a99")
@@ -64,13 +64,13 @@ class ApiModel(BaseModel):
     rules: ClassVar[tuple[Rule, ...]] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The value as it stands in a manifest: camelCase keys, unset optional fields left out."""
+        """The value as it appears in a manifest: camelCase keys, unset optional fields left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     @model_validator(mode="before")
     @classmethod
     def _null_means_unset(cls, value: Any) -> Any:
-        """As the API server has it: a null is a field not given."""
+        """Like the API server, takes a null for a field not given."""
         return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
 
     @model_validator(mode="after")
@@ -85,7 +85,7 @@ class ApiModel(BaseModel):
 
     @model_validator(mode="after")
     def _obey_list_types(self) -> Self:
-        """No two items of a list are the same, or have the same key, where the list's type in the schema says so."""
+        """No two items of a list are the same, or have the same key, if the list's type in the schema says so."""
         for name, info in type(self).model_fields.items():
             extra = cast("Mapping[str, Any]", info.json_schema_extra or {})
             if extra.get(LIST_TYPE) == "map":

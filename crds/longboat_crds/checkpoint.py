@@ -25,11 +25,11 @@ class ReclaimPolicy(StrEnum):
 
 
 class VolumeSpec(ApiModel):
-    """The claim the operator makes for the job (`NAME-checkpoint`)."""
+    """The claim that the operator creates for the job (`NAME-checkpoint`)."""
 
     size: Quantity = Field("10Gi", description="Size of the claim.")
     storage_class_name: str | None = Field(
-        None, max_length=253, description="Default: the cluster's default class; an empty text asks for no class."
+        None, max_length=253, description="Default: the cluster's default class; an empty string asks for no class."
     )
     access_mode: AccessMode = AccessMode.READ_WRITE_MANY
 
@@ -56,7 +56,7 @@ class CheckpointSpec(ApiModel):
                 negation(present("claimName")),
                 negation(equals(field("resumeFrom.claimName"), field("claimName"))),
             ),
-            "a job goes on from its own claim by itself: leave out resumeFrom, or name another claim",
+            "a job resumes from its own claim automatically: leave out resumeFrom, or name another claim",
             "resumeFrom",
             Refusal.FORBIDDEN,
         ),
@@ -72,14 +72,14 @@ class CheckpointSpec(ApiModel):
         2,
         ge=1,
         le=1000,
-        description="Newest checkpoints that are kept; an edit takes effect when the next one is saved.",
+        description="How many of the newest checkpoints to keep; an edit takes effect when the next one is saved.",
     )
-    grace_seconds: Seconds = Field(120, description="How long a suspend waits for a last checkpoint.")
+    grace_seconds: Seconds = Field(120, description="How long a suspension waits for a final checkpoint.")
     reclaim_policy: ReclaimPolicy = ReclaimPolicy.RETAIN
     volume: VolumeSpec = Field(default_factory=VolumeSpec)
     claim_name: ReferenceName | None = Field(
         None,
-        description="An existing claim to use instead of `volume`; the operator never deletes it. Where it is ReadWriteOnce, driver "
+        description="An existing claim to use instead of `volume`; the operator never deletes it. If it is ReadWriteOnce, driver "
         "and trainer pods share a node.",
     )
     resume_from: ResumeFrom | None = None

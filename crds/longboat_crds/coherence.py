@@ -62,7 +62,7 @@ _AGAINST_BEHAVIOUR = choose(
     one_of(_POLICY, _OFF_POLICY),
 )
 _ONE_MINIBATCH = equals(field("trainer.minibatches"), constant(1))
-# Fields of `rounds` that say something under some policies only.
+# Fields of `rounds` that mean something under some policies only.
 _OF_POLICIES = {
     "promptOvercommit": (RoundPolicyName.TAIL_BATCHING, RoundPolicyName.CONTINUE_UNFINISHED),
     "promptOvercommitMode": (RoundPolicyName.TAIL_BATCHING,),
@@ -84,7 +84,7 @@ COHERENCE = (
     ),
     Rule(
         negation(both(_BASELINE_WITHOUT_GROUP, _SCALE_BY_GROUP)),
-        "GroupStd divides by the deviation within a group, near 0 for one whose rewards are alike, however far they are "
+        "GroupStd divides by the deviation within a group, which is near 0 for similar rewards, however far they are "
         "from BatchMean: set advantageScale to BatchStd or None, or advantageBaseline to GroupMean or LeaveOneOut",
         "algorithm.advantageScale",
     ),
@@ -133,7 +133,7 @@ COHERENCE = (
             negation(_CHOOSES),
             if_present("rounds.promptOvercommit", lambda factor: less_than(constant(1.0), factor)),
         ),
-        "a job that never races learns nothing to choose from: give more than 1, or leave it out",
+        "a job that never races gives Auto nothing to choose from: give more than 1, or leave it out",
         "rounds.promptOvercommit",
     ),
     Rule(
@@ -176,12 +176,12 @@ COHERENCE = (
     ),
     Rule(
         either(negation(present("rounds.quotas")), negation(one_of(_POLICY, _OFF_POLICY))),
-        "quotas hold with policies Synchronous and TailBatching: leave them out, or set rounds.policy to one of these",
+        "quotas work only with policies Synchronous and TailBatching: leave them out, or set rounds.policy to one of these",
         "rounds.quotas",
     ),
     Rule(
         either(present("dataset.columns.domain"), negation(present("rounds.quotas"))),
-        "quotas are of domains: set dataset.columns.domain to the column that has a row's",
+        "quotas are per domain: set dataset.columns.domain to the column that holds a row's domain",
         "rounds.quotas",
     ),
     *(

@@ -7,7 +7,7 @@ from longboat_crds.reasons import ReasonGroup
 _GROUPS = {
     ReasonGroup.PROGRESS: "Nothing is wrong.",
     ReasonGroup.CONFIGURATION: "Something a person has to change; it is not retried. In `Failed` the job has ended: correct "
-    "the manifest and create another job. In other conditions the job waits and goes on by itself once the cause is gone.",
+    "the manifest and create another job. In other conditions the job waits, and continues automatically once the cause is gone.",
     ReasonGroup.PLATFORM: "The cluster lacks something. It is retried within `spec.failurePolicy`.",
     ReasonGroup.RUN: "A process of the job failed or misbehaves. It is retried within `spec.failurePolicy`.",
 }
@@ -20,7 +20,7 @@ conditions with their messages. Scripts wait on conditions: `kubectl wait rlj/NA
 _PHASES = """\
 ## Phases
 
-`status.phase` is for people: the first of these that holds. A job whose spec this version of the operator can't read keeps
+`status.phase` is for people: the first phase below that holds. A job whose spec this version of the operator can't read keeps
 its phase, with the reason `SpecInvalid`.
 
 | phase | means | holds when | `status.reason` is that of | what to do |
@@ -48,7 +48,7 @@ def page() -> str:
             if explanation.group is group
         ]
         parts.append(f"## {group}\n\n{meaning}\n")
-        parts.append("| reason | stands in | meaning | cure |\n|---|---|---|---|\n" + "\n".join(rows) + "\n")
+        parts.append("| reason | conditions | meaning | cure |\n|---|---|---|---|\n" + "\n".join(rows) + "\n")
     return "\n".join(parts)
 
 
@@ -68,7 +68,7 @@ def _when(rule: PhaseRule) -> str:
         pods.append(f"has {'pods' if rule.has_pods else 'no pods'}")
     if pods:
         parts.append(f"the job {' and '.join(pods)}")
-    return ", and ".join(parts) or "none of the others does"
+    return ", and ".join(parts) or "none of the others holds"
 
 
 def _explained_by(rule: PhaseRule) -> str:

@@ -108,7 +108,7 @@ def _root(schema: Schema) -> Schema:
 
 
 def _drop_defaults(schema: Schema) -> None:
-    """A status has no defaults: what nobody wrote isn't there."""
+    """A status has no defaults: a field that nobody wrote is absent."""
     schema.pop("default", None)
     for item in schema.get("properties", {}).values():
         _drop_defaults(item)

@@ -20,7 +20,7 @@ class FileFormat(StrEnum):
 
 
 class TooLongPrompts(StrEnum):
-    """What becomes of a row whose prompt leaves no room for a response of maxTokens."""
+    """What happens to a row whose prompt leaves no room for a response of maxTokens."""
 
     FAIL = "Fail"
     SKIP = "Skip"
@@ -32,7 +32,7 @@ class FilesSource(ApiModel):
     paths: list[Path] = Field(
         min_length=1,
         max_length=256,
-        description="Files in order; rows are numbered through them.",
+        description="Files in order; rows are numbered across them.",
         json_schema_extra={LIST_TYPE: "atomic"},
     )
     format: FileFormat = FileFormat.JSONL
@@ -48,7 +48,7 @@ class ReasoningGymSource(ApiModel):
 
 
 class Columns(ApiModel):
-    """Names of the columns that have a meaning to Longboat. Every other column is handed to reward functions."""
+    """Names of the columns that Longboat itself reads. Every other column is passed to reward functions."""
 
     prompt: ColumnName = Field("prompt", description="Text, or a list of chat messages (`role`, `content`).")
     ground_truth: ColumnName | None = Field(None, description="Reference answer for reward functions.")
@@ -66,12 +66,14 @@ class EvaluationSpec(ApiModel):
         10,
         ge=1,
         le=10_000_000,
-        description="Evaluate before the first step, every so many steps, and after the last.",
+        description="Steps from one evaluation to the next; there is also one before the first step and one after the last.",
     )
-    max_prompts: int = Field(256, ge=1, le=100_000, description="Only so many rows, from the first on.")
+    max_prompts: int = Field(256, ge=1, le=100_000, description="Evaluate at most this many rows, from the first on.")
     samples_per_prompt: int = Field(1, ge=1, le=64, description="Responses to each prompt; their mean score counts.")
-    temperature: float = Field(0.0, ge=0.0, le=2.0, description="0 takes the likeliest token each time.")
-    top_p: float = Field(1.0, gt=0.0, le=1.0, description="Draw from the likeliest tokens that have this probability.")
+    temperature: float = Field(0.0, ge=0.0, le=2.0, description="0 always takes the likeliest token.")
+    top_p: float = Field(
+        1.0, gt=0.0, le=1.0, description="Draw from the likeliest tokens whose probabilities add up to this."
+    )
 
 
 class DatasetSpec(ApiModel):
@@ -90,10 +92,10 @@ class DatasetSpec(ApiModel):
     )
     too_long_prompts: TooLongPrompts = Field(
         TooLongPrompts.FAIL,
-        description="What becomes of a row whose prompt has more than model.maxLength - rollout.sampling.maxTokens tokens: `Fail` "
-        "fails the job before the first step, and names the row (a generated row fails it when it is drawn); `Skip` never draws "
-        "it, in any epoch, nor in the evaluation, and counts it in status.training.skippedPrompts.",
+        description="What happens to a row whose prompt has more than model.maxLength - rollout.sampling.maxTokens tokens: `Fail` "
+        "fails the job before the first step and names the row (a generated row fails it when drawn); `Skip` never draws the "
+        "row, in training or evaluation, and counts it in status.training.skippedPrompts.",
     )
     shuffle_seed: Seed = Field(0, description="Seed of the order of rows; every epoch has its own permutation.")
-    shuffle: bool = Field(True, description="False takes the rows as they stand, in every epoch.")
+    shuffle: bool = Field(True, description="False takes the rows in their given order, in every epoch.")
     evaluation: EvaluationSpec | None = None

@@ -10,7 +10,7 @@ CONDITION_MEANINGS = {
     ConditionType.ROLES_READY: "Every pod that the job asks for runs and has joined.",
     ConditionType.RUNNING: "The driver runs rounds.",
     ConditionType.SUSPENDED: "The job holds no pods because spec.suspend is true.",
-    ConditionType.DEGRADED: "The job goes on with less than was asked for, or slower than it should.",
+    ConditionType.DEGRADED: "The job runs with less than it asked for, or slower than it should.",
     ConditionType.SUCCEEDED: "All steps are done and the model is exported. Final.",
     ConditionType.FAILED: "The job was given up. Final.",
 }
@@ -18,7 +18,7 @@ CONDITION_MEANINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One line each. `conditions` are the types a reason stands in; `cure` is empty where nothing has to be done."""
+    """One line each. `conditions` are the types that can have the reason; `cure` is empty if there is nothing to do."""
 
     group: ReasonGroup
     conditions: tuple[ConditionType, ...]
@@ -51,32 +51,32 @@ _DEGRADED = ConditionType.DEGRADED
 _FAILED = ConditionType.FAILED
 
 EXPLANATIONS: dict[Reason, Explanation] = {
-    Reason.RUNTIME_RESOLVED: _progress("The template is kept for the job in a ControllerRevision.", _RESOLVED),
+    Reason.RUNTIME_RESOLVED: _progress("The template is saved for the job in a ControllerRevision.", _RESOLVED),
     Reason.PODS_SCHEDULED: _progress("All pods have a node.", _SCHEDULED),
     Reason.PODS_STARTING: _progress(
-        "Pods are made and are not all ready yet; the message counts them.", _SCHEDULED, _READY, _RUNNING
+        "Pods have been created but are not all ready yet; the message counts them.", _SCHEDULED, _READY, _RUNNING
     ),
     Reason.ALL_ROLES_READY: _progress("All pods are ready.", _READY),
-    Reason.DRIVER_STARTING: _progress("Roles are ready and the driver loads the model or a checkpoint.", _RUNNING),
-    Reason.TRAINING: _progress("Rounds are run.", _RUNNING),
+    Reason.DRIVER_STARTING: _progress("Roles are ready and the driver is loading the model or a checkpoint.", _RUNNING),
+    Reason.TRAINING: _progress("Rounds are running.", _RUNNING),
     Reason.RESTARTING: _progress(
-        "A failed role is being replaced, or a driver that had ended when rounds.steps was raised; training resumes from what was saved.",
+        "A failed role, or a driver that had ended when rounds.steps was raised, is being replaced; training resumes from what was saved.",
         _SCHEDULED,
         _RUNNING,
         _READY,
     ),
     Reason.SUSPEND_REQUESTED: _progress(
-        "spec.suspend was set: the driver keeps a checkpoint, then all pods are deleted.",
+        "spec.suspend was set: the driver saves a checkpoint, then all pods are deleted.",
         _SUSPENDED,
         _SCHEDULED,
         _RUNNING,
         _READY,
     ),
     Reason.CHECKPOINT_KEPT: _progress(
-        "Suspended; the message names the step that was kept.", _SUSPENDED, cure="Set spec.suspend to false to go on."
+        "Suspended; the message names the saved step.", _SUSPENDED, cure="Set spec.suspend to false to resume."
     ),
     Reason.NO_CHECKPOINT_IN_TIME: _progress(
-        "Suspended, but no checkpoint was made within checkpoint.graceSeconds; steps since the one named are repeated.",
+        "Suspended, but no checkpoint was saved within checkpoint.graceSeconds; steps since the one named are repeated.",
         _SUSPENDED,
         cure="Raise checkpoint.graceSeconds, or lower checkpoint.everySteps.",
     ),
@@ -106,20 +106,20 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _READY,
     ),
     Reason.NAME_TAKEN: _configuration(
-        "An object with a name the job needs exists and belongs to something else; the message names it. It is left as it is.",
-        "Delete that object, or create the job under another name; the job starts by itself once the name is free.",
+        "An object that belongs to something else has a name the job needs; the message names it. It is left untouched.",
+        "Delete that object, or create the job under another name; the job starts automatically once the name is free.",
         _SCHEDULED,
         _READY,
         _FAILED,
     ),
     Reason.SPEC_INVALID: _configuration(
-        "The driver or the operator can't use a value of the spec that the API server could not judge.",
+        "The driver or the operator can't use a value of the spec that the API server could not check.",
         "Correct the field that the message names, in a new job.",
         _RESOLVED,
         _FAILED,
     ),
     Reason.MODEL_NOT_FOUND: _configuration(
-        "spec.model.path is no model directory in the pods.",
+        "spec.model.path is not a model directory in the pods.",
         "Check the path and that the runtime template mounts it in driver, rollout and trainer pods.",
     ),
     Reason.MODEL_INVALID: _configuration(
@@ -131,11 +131,11 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "Choose a tensorParallel that divides the attention heads; check the devices of the runtime template's pods.",
     ),
     Reason.MAX_LENGTH_EXCEEDED: _configuration(
-        "Prompt plus response don't fit the model's longest sequence.",
+        "A prompt plus its response don't fit into the model's longest sequence.",
         "Lower rollout.sampling.maxTokens or model.maxLength, or use a model with a longer context.",
     ),
     Reason.KV_CACHE_TOO_SMALL: _configuration(
-        "An engine's KV cache can't hold one sequence of the longest length.",
+        "An engine's KV cache can't hold one sequence of the maximum length.",
         "Raise rollout.kvCache, or lower model.maxLength.",
     ),
     Reason.DATASET_NOT_FOUND: _configuration(
@@ -167,14 +167,14 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     ),
     Reason.REWARD_FUNCTION_NOT_FOUND: _configuration(
         "The module, file, ConfigMap key or function of a reward doesn't exist in the graders' container.",
-        "Correct rewards[].function or rewards[].configMap, or bring the module into the image.",
+        "Correct rewards[].function or rewards[].configMap, or add the module to the image.",
     ),
     Reason.REWARD_FUNCTION_INVALID: _configuration(
-        "A reward function fails at import, or doesn't have the signature of its style.",
+        "A reward function fails to import, or doesn't have the signature of its style.",
         "Correct the function, or rewards[].style.",
     ),
     Reason.RESUME_CHECKPOINT_NOT_FOUND: _configuration(
-        "checkpoint.resumeFrom names a claim without a complete checkpoint of that step.",
+        "The claim that checkpoint.resumeFrom names has no complete checkpoint of that step.",
         "Correct checkpoint.resumeFrom.claimName or step.",
     ),
     Reason.CHECKPOINT_MISMATCH: _configuration(
@@ -183,13 +183,13 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     ),
     Reason.POD_REFUSED: _platform(
         "The API server or an admission policy rejected a pod or another object of the job.",
-        "The message has the answer; ask who owns that policy. It is tried again.",
+        "The message has the server's answer; ask the owner of that policy. Creation is retried.",
         _SCHEDULED,
         _READY,
     ),
     Reason.QUOTA_EXCEEDED: _platform(
         "A ResourceQuota of the namespace has no room for a pod of the job.",
-        "Free quota, or ask for fewer pods. It is tried again.",
+        "Free quota, or ask for fewer pods. Creation is retried.",
         _SCHEDULED,
         _READY,
     ),
@@ -203,7 +203,7 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "A node can't pull an image.", "Check the image of the runtime template and its pull secret.", _READY
     ),
     Reason.VOLUME_NOT_READY: _platform(
-        "A volume that the pods mount is missing, not bound, for one pod alone, or can't be mounted; the message has the cause.",
+        "A volume that the pods mount is missing, not bound, usable by one pod only, or can't be mounted; the message has the cause.",
         "Check the claims of checkpoint (claimName, resumeFrom, volume), and what the runtime template and rewards mount.",
         _SCHEDULED,
         _READY,
@@ -216,30 +216,30 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     ),
     Reason.CHECKPOINT_VOLUME_NOT_WRITABLE: _platform(
         "The checkpoint volume can't be written by the pods' user.",
-        "Give the directory to group 10001, or use a volume that honours fsGroup.",
+        "Make group 10001 the owner of the directory, or use a volume that honours fsGroup.",
         _FAILED,
     ),
     Reason.CONTAINER_NOT_STARTED: _platform(
-        "A node can't make a container; the message is the kubelet's.",
+        "A node can't create a container; the message is the kubelet's.",
         "Check what the runtime template mounts and the ConfigMaps that rewards name.",
         _READY,
     ),
     Reason.START_DEADLINE_EXCEEDED: _platform(
         "The roles were not ready within failurePolicy.startDeadlineSeconds; the message says what was missing.",
-        "Cure what the message names, or raise failurePolicy.startDeadlineSeconds, in a new job.",
+        "Fix what the message names, or raise failurePolicy.startDeadlineSeconds, in a new job.",
         _FAILED,
     ),
     Reason.POD_LOST: _platform(
         "A pod was deleted, evicted or preempted; it is replaced.", "", _READY, _RUNNING, _DEGRADED, _FAILED
     ),
     Reason.POD_STUCK: _platform(
-        "A pod that was ready has not been for five minutes, and its node did not restart it: a process of it waits for storage or a "
-        "device that doesn't answer, and can't be ended. The pod is deleted, by force if need be, and replaced.",
-        "If it repeats, look at the node and at the storage that the message's pod mounts.",
+        "A pod that was ready has been unready for five minutes, and its node did not restart it: one of its processes waits for storage "
+        "or a device that doesn't respond, and can't be killed. The pod is deleted, by force if need be, and replaced.",
+        "If it recurs, check the node, and the storage that the pod named in the message mounts.",
         _READY,
     ),
     Reason.NODE_LOST: _platform(
-        "The node of a pod is gone or doesn't answer; its pods are replaced elsewhere.",
+        "The node of a pod is gone or doesn't respond; its pods are replaced elsewhere.",
         "",
         _READY,
         _RUNNING,
@@ -247,7 +247,7 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _FAILED,
     ),
     Reason.OUT_OF_MEMORY: _run(
-        "A container went over its memory limit and was killed.",
+        "A container exceeded its memory limit and was killed.",
         "Raise the memory limit in the runtime template, or lower what the role holds (rollout.kvCache, "
         "trainer.maxTokensPerBin).",
         _READY,
@@ -263,7 +263,7 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     ),
     Reason.RESTART_LIMIT_EXCEEDED: _run(
         "A role was restarted, or engines died, more often than failurePolicy allows; the message has the last cause.",
-        "Cure the last cause, in a new job that resumes from the claim (checkpoint.resumeFrom).",
+        "Fix the last cause, in a new job that resumes from the claim (checkpoint.resumeFrom).",
         _FAILED,
     ),
     Reason.DRIVER_FAILED: _run(
@@ -272,36 +272,36 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _FAILED,
     ),
     Reason.HEAD_LOST: _run(
-        "The Ray head ended; the pods join its successor and the driver starts again from the newest checkpoint.",
-        "If it repeats, raise the memory limit of container ray-head.",
+        "The Ray head ended; the pods join its successor and the driver restarts from the newest checkpoint.",
+        "If it recurs, raise the memory limit of container ray-head.",
         _RUNNING,
     ),
     Reason.TRAINER_LOST: _run(
         "A trainer rank ended; the step is computed again, from the newest checkpoint if state was lost.",
-        "If it repeats, read the trainer pods' logs.",
+        "If it recurs, read the trainer pods' logs.",
         _RUNNING,
         _DEGRADED,
     ),
     Reason.NO_ENGINES: _run(
-        "No engine serves, so rounds stand still.", "Look at the rollout pods, or raise rollout.replicas.", _DEGRADED
+        "No engine serves, so rounds are stalled.", "Look at the rollout pods, or raise rollout.replicas.", _DEGRADED
     ),
     Reason.NO_GRADERS: _run(
-        "No reward pod has joined or is left, so samples wait for their grades and rounds stand still.",
+        "No reward pod has joined or none is left, so samples wait for their grades and rounds are stalled.",
         "Look at the reward pods, or raise rewardPool.replicas.",
         _DEGRADED,
     ),
     Reason.ROLES_INCOMPLETE: _run(
-        "Fewer rollout or reward pods are ready than were asked for; rounds go on without them.",
+        "Fewer rollout or reward pods are ready than were asked for; rounds continue without them.",
         "Look at the pods that the message names.",
         _DEGRADED,
     ),
     Reason.STAGE_STUCK: _run(
         "A stage takes longer than rounds.stageDeadlineSeconds; its stacks are in the driver's log.",
-        "Read the stacks; raise rounds.stageDeadlineSeconds if the stage is just long.",
+        "Read the stacks; raise rounds.stageDeadlineSeconds if the stage just takes long.",
         _DEGRADED,
     ),
     Reason.ENGINE_REFUSED: _run(
-        "An engine's weights or log-probs differ from the trainer's after a publication, so it doesn't serve: it gets the weights "
+        "An engine's weights or log-probs differ from the trainer's after a publication, so it doesn't serve: it receives the weights "
         "again, then is restarted. The job fails if no engine serves after that.",
         "Where log-probs differ, try rollout.enforceEager: true, rollout.tensorParallel: 1 or another model.dtype; the message has "
         "the difference.",
@@ -317,40 +317,40 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     Reason.LENGTH_BIAS: _run(
         "Trained responses are shorter than those first launched by more than rounds.maxLengthBias allows; rounds don't race for a "
         "period.",
-        "Lower rounds.sampleOvercommit or rounds.promptOvercommit in the next job, or allow more.",
+        "Lower rounds.sampleOvercommit or rounds.promptOvercommit in the next job, or raise rounds.maxLengthBias.",
         _DEGRADED,
     ),
     Reason.LOSS_NOT_FINITE: _run(
-        "The gradient of minibatches was NaN or infinite, so all trainer ranks skipped them. The job fails once all minibatches of "
-        "trainer.maxSkippedSteps steps in a row were skipped.",
+        "The gradient of some minibatches was NaN or infinite, so all trainer ranks skipped them. The job fails after "
+        "trainer.maxSkippedSteps steps in a row in which every minibatch was skipped.",
         "Lower trainer.optimizer.learningRate, or use model.dtype BFloat16 or Float32, in a job that resumes from the claim "
         "(checkpoint.resumeFrom).",
         _DEGRADED,
         _FAILED,
     ),
     Reason.WEIGHTS_NOT_FINITE: _run(
-        "Weights of the model are NaN, or too large for model.dtype: as they were read from model.path or from a checkpoint, or after "
-        "a step, which was not committed.",
+        "Some weights are NaN, or too large for model.dtype: either as read from model.path or a checkpoint, or after a step, which was "
+        "then not committed.",
         "The message says which. Correct the model; or lower trainer.optimizer.learningRate, or use model.dtype BFloat16 or Float32, "
         "in a job that resumes from the claim (checkpoint.resumeFrom).",
         _FAILED,
     ),
     Reason.CHECKPOINT_CORRUPT: _run(
-        "A checkpoint's files don't match its manifest. An older one is used, until the next one is made; without one the job fails "
-        "rather than begin anew.",
-        "Check the storage behind the claim. To begin anew, remove what the message names, or create a job with another claim.",
+        "A checkpoint's files don't match its manifest. An older one is used until the next one is saved; without one the job fails "
+        "rather than start over.",
+        "Check the storage behind the claim. To start over, remove what the message names, or create a job with another claim.",
         _DEGRADED,
         _FAILED,
     ),
     Reason.EXPORT_FAILED: _run(
         "The model could not be exported after the last step; its checkpoint is complete.",
-        "Cure what the message names; export from the checkpoint.",
+        "Fix what the message names; export from the checkpoint.",
         _FAILED,
     ),
 }
 
 
 def explain(reason: str) -> Explanation | None:
-    """What is known of a reason; None for one that this version doesn't know."""
+    """The explanation of a reason; None for one that this version doesn't know."""
     known = Reason.__members__.values()
     return EXPLANATIONS[Reason(reason)] if reason in known else None

@@ -114,7 +114,7 @@ def choose(condition: Expression, yes: Expression, no: Expression) -> Expression
 
 
 def if_present(path: str, conclusion: Callable[[Expression], Expression]) -> Expression:
-    """What must hold of the value at the path, where there is one."""
+    """The conclusion holds for the value at the path, if there is one."""
     return implies(present(path), conclusion(field(path)))
 
 
@@ -125,7 +125,7 @@ def exactly_one(*names: str) -> Expression:
 
 
 def every(path: str, variable: str, body: Expression) -> Expression:
-    """`body`, which reads the item as `variable`, holds of every item of the list at the path."""
+    """`body`, which reads the item as `variable`, holds for every item of the list at the path."""
     items = field(path)
     return Expression(
         f"{items.cel}.all({variable}, {body.cel})",

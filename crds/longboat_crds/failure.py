@@ -1,4 +1,4 @@
-"""`spec.failurePolicy`: how often what may be restarted."""
+"""`spec.failurePolicy`: how often each role may be restarted."""
 
 from typing import Annotated, ClassVar
 
@@ -12,16 +12,16 @@ Restarts = Annotated[int, Field(ge=0, le=1000)]
 
 
 class FailurePolicySpec(ApiModel):
-    """Limits count incidents of a role, forgiven as steps commit.
+    """Limits count the incidents of a role, which are forgiven as steps commit.
 
     Containers that end and pods that are lost within a minute are one incident, whatever the nodes. Pods that Kubernetes evicts,
-    preempts, or deletes because their node is gone are replaced and never counted; nor is the driver's failure when it lost such a pod.
+    preempts, or deletes because their node is gone are replaced and never counted; nor is the failure of a driver that lost such a pod.
     """
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             at_most(field("backoffSeconds"), field("maxBackoffSeconds")),
-            "backoffSeconds is where the wait begins and maxBackoffSeconds where it stops growing: raise maxBackoffSeconds",
+            "the wait grows from backoffSeconds to at most maxBackoffSeconds: raise maxBackoffSeconds",
             "maxBackoffSeconds",
         ),
     )
@@ -29,8 +29,8 @@ class FailurePolicySpec(ApiModel):
     max_driver_restarts: Restarts = Field(5, description="More incidents of the driver fail the job.")
     max_rollout_restarts: Restarts = Field(
         10,
-        description="More incidents of rollout pods fail the job; so do more deaths of engines in pods that live, which are counted "
-        "apart.",
+        description="More incidents of rollout pods fail the job; so do more deaths of engines in pods that stay up, which are counted "
+        "separately.",
     )
     max_reward_restarts: Restarts = Field(10, description="More incidents of reward pods fail the job.")
     max_trainer_restarts: Restarts = Field(5, description="More incidents of trainer pods fail the job.")
@@ -38,4 +38,4 @@ class FailurePolicySpec(ApiModel):
         10, description="Wait before the first replacement of a pod; it doubles each time."
     )
     max_backoff_seconds: Seconds = Field(300, description="Longest wait before a replacement.")
-    start_deadline_seconds: Seconds = Field(1800, ge=1, description="Roles not ready by then fail the job.")
+    start_deadline_seconds: Seconds = Field(1800, ge=1, description="The job fails if its roles are not ready by then.")

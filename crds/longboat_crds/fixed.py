@@ -1,7 +1,7 @@
 """Which fields of `spec` are fixed once a job has started. Pure.
 
-A field is free (its change takes effect at once), changeable only while the job is suspended (how it is run, read at the
-driver's next start), or fixed (what is learned from what, and where the results are). A job has started when
+A field is free (a change takes effect at once), changeable only while the job is suspended (how the job runs; read at the
+driver's next start), or fixed (what is learned, from what, and where the results go). A job has started when
 status.startTime is set.
 """
 
@@ -112,7 +112,7 @@ def _unchanged(paths: Iterable[str], unless: str, message: str) -> list[dict[str
 
 
 def _same(path: str) -> str:
-    """CEL: the value at a path of `spec` is what it was, or there is none as before."""
+    """CEL: the value at a path of `spec` is unchanged, or is still unset."""
     new, old = f"self.spec.{path}", f"oldSelf.spec.{path}"
     if _always_present(path):
         return f"{new} == {old}"
@@ -120,7 +120,7 @@ def _same(path: str) -> str:
 
 
 def _always_present(path: str) -> bool:
-    """Whether the last field of a path is required or has a default; those on the way to it are, everywhere in our lists."""
+    """Whether the last field of a path is required or has a default; for every path in our lists, those above it do."""
     model: type[ApiModel] = RLJobSpec
     for key in path.split("."):
         info = next(info for name, info in model.model_fields.items() if key in (info.alias, name))

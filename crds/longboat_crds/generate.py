@@ -1,4 +1,4 @@
-"""`python -m longboat_crds.generate [--check]`: write, or compare, the files that are made from the models."""
+"""`python -m longboat_crds.generate [--check]`: write, or compare, the files that are generated from the models."""
 
 import argparse
 import sys
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def stale(root: Path = ROOT) -> list[str]:
-    """Paths of generated files that are missing or differ from what the models say now."""
+    """Paths of generated files that are missing or differ from what the models now generate."""
     return [
         path
         for path, text in generated().items()
@@ -19,7 +19,7 @@ def stale(root: Path = ROOT) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status 1 with --check if a file is not what the models say."""
+    """Exit status 1 with --check if a file is stale."""
     parser = argparse.ArgumentParser(prog="python -m longboat_crds.generate", description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; fail if a file would change")
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Every file that is made from the models: path from the repository's root, and text. Pure."""
+"""Every file that is generated from the models: path from the repository's root, and text. Pure."""
 
 import json
 from collections.abc import Mapping
@@ -57,7 +57,7 @@ def _editor_schema(kind: str) -> str:
 
 
 def _templated(body: dict[str, Any], spec: str, metadata: str = "") -> str:
-    """An object with the chart's labels; `spec` is its text."""
+    """An object with the chart's labels; `spec` is the text of its spec."""
     if "{{" in spec:
         raise ValueError(f"{body['metadata']['name']}: its text would be taken for a template")
     head = dump({key: value for key, value in body.items() if key in ("apiVersion", "kind")})
@@ -65,5 +65,5 @@ def _templated(body: dict[str, Any], spec: str, metadata: str = "") -> str:
 
 
 def _template(switch: str, bodies: list[str]) -> str:
-    """Objects as a chart template that `VALUES.switch.install` switches."""
+    """Objects as a chart template that is rendered if `.Values.SWITCH.install` is true."""
     return f"{{{{- /* {_NOTE} */}}}}\n{{{{- if .Values.{switch}.install }}}}\n" + "---\n".join(bodies) + "{{- end }}\n"

@@ -27,12 +27,13 @@ class RuntimeKind(StrEnum):
 
 
 class RuntimeRef(ApiModel):
-    """The platform team's template: images, pod templates, volumes. A job keeps it as it stood when the job started."""
+    """The platform team's template: images, pod templates, volumes. A job keeps the version it started with."""
 
     kind: RuntimeKind = RuntimeKind.CLUSTER_RL_RUNTIME
     name: ReferenceName = Field(description="Name of the template.")
     renew_on_resume: bool = Field(
-        False, description="Take the template as it stands when a suspended job resumes; it may then be another one."
+        False,
+        description="A suspended job takes the template's current version when it resumes, and may name another template.",
     )
 
 
@@ -58,8 +59,8 @@ class RLJobSpec(ApiModel):
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
     failure_policy: FailurePolicySpec = Field(default_factory=FailurePolicySpec)
     suspend: bool = Field(
-        False, description="True keeps a checkpoint and deletes all pods; false again goes on from there."
+        False, description="True saves a checkpoint and deletes all pods; false again resumes from there."
     )
     ttl_seconds_after_finished: Seconds | None = Field(
-        None, description="Delete the job so long after it finished. Default: never."
+        None, description="Delete the job this long after it finished. Default: never."
     )

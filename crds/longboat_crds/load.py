@@ -1,4 +1,4 @@
-"""A manifest's text to a model, with errors for people. Pure."""
+"""From a manifest's text to a model, with readable errors. Pure."""
 
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ Model = TypeVar("Model", bound=ApiModel)
 
 _WORDS = {
     "missing": "is required: give it",
-    "string_type": "must be a text; put it in quotes",
+    "string_type": "must be a string; put it in quotes",
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
     "float_type": "must be a number",
@@ -28,7 +28,7 @@ _WORDS = {
 
 
 class ApiError(ValueError):
-    """A manifest that is no valid object. `problems` has one line each: field path, what is wrong, and the cure."""
+    """A manifest that is not a valid object. `problems` has one line for each: field path, what is wrong, and the cure."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -61,7 +61,7 @@ def load(text: str) -> RLJob | RLRuntime | ClusterRLRuntime:
 
 
 def checked(model: type[Model], value: Any) -> Model:
-    """The model of a value as JSON has it. Raises ApiError naming every field that is wrong."""
+    """The model of a JSON value. Raises ApiError naming every field that is wrong."""
     try:
         return model.model_validate_json(to_json(value), strict=True)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Whole objects as they stand in a manifest: apiVersion, kind, metadata, spec and status."""
+"""Whole objects as they appear in a manifest: apiVersion, kind, metadata, spec and status."""
 
 from typing import Annotated, Literal
 
@@ -14,7 +14,7 @@ ApiVersion = Literal["longboat.dev/v1alpha1"]
 
 
 class ObjectMeta(BaseModel):
-    """metadata: what Longboat reads of it; the rest is kept as it is."""
+    """The parts of metadata that Longboat reads; the rest is kept as it is."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -25,7 +25,7 @@ class ObjectMeta(BaseModel):
 
 
 class JobMeta(ObjectMeta):
-    """metadata of an RLJob, whose name begins the names of its pods."""
+    """Metadata of an RLJob; the names of its pods begin with its own."""
 
     name: JobName
 

@@ -1,6 +1,6 @@
-"""When a job is in which phase, which condition explains it, and what to do then. Pure.
+"""When a job is in each phase, which condition explains it, and what to do about it. Pure.
 
-The operator decides by this table, and docs/conditions.md is made from it.
+The operator decides by this table, and docs/conditions.md is generated from it.
 """
 
 from dataclasses import dataclass
@@ -11,21 +11,21 @@ from longboat_crds.status import Phase
 
 @dataclass(frozen=True, slots=True)
 class PhaseRule:
-    """A phase, and when it holds: when everything does that is given here of a condition and of the job's pods."""
+    """A phase. It holds when everything that is given here about a condition and about the job's pods is true."""
 
     phase: Phase
     meaning: str
     cure: str
-    """What a person does then."""
+    """What a person should do."""
     explained_by: tuple[ConditionType, ...]
-    """`status.reason` is the reason of the first of them that is True, or, if none is, of the last that is there."""
+    """`status.reason` is the reason of the first of them that is True, or, if none is, of the last one present."""
     awaited: bool = False
-    """Of the first that is not True instead: the job waits for them."""
+    """The reason is that of the first one that is not True instead: the job waits for them."""
     condition: ConditionType | None = None
     status: bool = True
-    """What the condition says."""
+    """The condition's status."""
     reasons: tuple[Reason, ...] = ()
-    """One of which the condition has; any if none is given."""
+    """The condition has one of these; if none is given, any."""
     wants_pods: bool | None = None
     """Whether the job should have pods: it should unless it is being, or has been, suspended."""
     has_pods: bool | None = None
@@ -43,7 +43,7 @@ PHASES = (
     PhaseRule(
         Phase.FAILED,
         "The job was given up, and its pods are deleted. Final.",
-        "Cure what the reason names, in a new job; to go on from the checkpoints of this one, give it checkpoint.resumeFrom.",
+        "Fix what the reason names, in a new job; to resume from the checkpoints of this one, set checkpoint.resumeFrom.",
         (ConditionType.FAILED,),
         condition=ConditionType.FAILED,
     ),
@@ -57,7 +57,7 @@ PHASES = (
     ),
     PhaseRule(
         Phase.SUSPENDING,
-        "The driver keeps a last checkpoint, then all pods are deleted.",
+        "The driver saves a final checkpoint, then all pods are deleted.",
         "Wait: for checkpoint.graceSeconds at most, and until the pods are gone.",
         (ConditionType.SUSPENDED,),
         wants_pods=False,
@@ -65,15 +65,15 @@ PHASES = (
     ),
     PhaseRule(
         Phase.RUNNING,
-        "Rounds are run.",
-        "Nothing. With another reason than Training the job is degraded: see that reason.",
+        "Rounds are running.",
+        "Nothing. If the reason is not Training, the job is degraded: see that reason.",
         (ConditionType.DEGRADED, ConditionType.RUNNING),
         condition=ConditionType.RUNNING,
     ),
     PhaseRule(
         Phase.RESTARTING,
-        "Rounds ran and are interrupted, because a pod that they can't do without, the Ray head or the driver failed.",
-        "Nothing at first: what failed is replaced, and failurePolicy says when the job is given up. If it lasts, see the reason.",
+        "Rounds are interrupted because the driver, the Ray head or another pod that they can't do without failed.",
+        "Nothing at first: what failed is replaced, and failurePolicy sets when the job is given up. If it lasts, see the reason.",
         (ConditionType.ROLES_READY, ConditionType.RUNNING),
         awaited=True,
         condition=ConditionType.RUNNING,
@@ -82,7 +82,7 @@ PHASES = (
     ),
     PhaseRule(
         Phase.STARTING,
-        "There are pods, and no round has run since the job was started or resumed.",
+        "Pods exist, but no round has run since the job was started or resumed.",
         "Wait. If it lasts, see the reason: roles that are not ready within failurePolicy.startDeadlineSeconds fail the job.",
         (ConditionType.ROLES_READY, ConditionType.RUNNING),
         awaited=True,
@@ -91,7 +91,7 @@ PHASES = (
     PhaseRule(
         Phase.PENDING,
         "The job has no pods yet.",
-        "Cure what the reason names; the job then starts by itself.",
+        "Fix what the reason names; the job then starts automatically.",
         (ConditionType.RUNTIME_RESOLVED, ConditionType.SCHEDULED),
         awaited=True,
     ),

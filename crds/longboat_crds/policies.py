@@ -1,7 +1,7 @@
-"""Admission policies: what neither RBAC nor a schema can say of an RLJob. Pure.
+"""Admission policies: what neither RBAC nor a schema can express about an RLJob. Pure.
 
-RBAC grants a driver the status of its job as a whole; the first policy leaves it the fields that are its own. CEL in a
-CustomResourceDefinition can't compare the keys of objects without a schema; the second policy does for those that are fixed.
+RBAC can grant a driver only the whole status of its job; the first policy limits it to the driver's own fields. CEL in a
+CustomResourceDefinition can't compare the keys of objects without a schema; the second policy compares those that are fixed.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ _STARTED = "has(oldObject.status) && has(oldObject.status.startTime)"
 
 
 def policies() -> dict[str, list[dict[str, Any]]]:
-    """A policy and its binding each, by name."""
+    """Each policy with its binding, by name."""
     return {
         DRIVER_STATUS: _policy(
             DRIVER_STATUS,
@@ -62,7 +62,7 @@ def policies() -> dict[str, list[dict[str, Any]]]:
 
 
 def _unchanged(field: str) -> dict[str, Any]:
-    """A field of the operator: there as before, with the same value."""
+    """The operator's field has the same value as before, or is still absent."""
     return {
         "expression": f"object.?status.?{field} == oldObject.?status.?{field}",
         "message": f"status.{field} belongs to the operator",

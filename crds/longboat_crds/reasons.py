@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class ConditionType(StrEnum):
-    """Types of conditions. Each is present from the first time it is known, and never removed."""
+    """Types of conditions. Each is present once it is known, and never removed."""
 
     RUNTIME_RESOLVED = "RuntimeResolved"
     SCHEDULED = "Scheduled"

@@ -78,7 +78,7 @@ def _type(schema: Schema) -> str:
     if schema["type"] == "array":
         return f"list ({schema.get('minItems', 0)} to {schema['maxItems']}) of {_type(schema['items'])}"
     if schema["type"] == "string":
-        text = "date and time" if schema.get("format") == "date-time" else "text"
+        text = "date and time" if schema.get("format") == "date-time" else "string"
         if "pattern" in schema:
             text += f" `{_cell(schema['pattern'])}`"
         return text + (f", up to {schema['maxLength']} characters" if "maxLength" in schema else "")
@@ -134,7 +134,7 @@ def _changing() -> str:
         "## Changing a job\n\n"
         "Until a job has started (`status.startTime`), everything may be changed. From then on:\n\n"
         f"* fixed: {names(FIXED)};\n"
-        f"* only while suspended (phase `Suspended`), read when the job goes on: {names(WHILE_SUSPENDED)}; with "
+        f"* only while suspended (phase `Suspended`), read when the job resumes: {names(WHILE_SUSPENDED)}; with "
         f"`runtimeRef.renewOnResume` also {names(WITH_RENEWAL)};\n"
         "* `rounds.steps` can be raised until the job has finished;\n"
         "* everything else can be changed at any time.\n"

@@ -1,4 +1,4 @@
-"""The signatures that reward functions may have. Imports nothing large: every grade is a fork of a process that needs this."""
+"""The signatures that reward functions may have. Imports nothing large: every grade forks a process that needs this."""
 
 from enum import StrEnum
 

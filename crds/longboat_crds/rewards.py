@@ -46,7 +46,7 @@ class RewardSpec(ApiModel):
         ),
     )
 
-    name: ObjectName = Field(description="Name of the reward in metrics; no two rewards have the same.")
+    name: ObjectName = Field(description="Name of the reward in metrics; no two rewards share one.")
     style: RewardStyle = RewardStyle.LONGBOAT
     function: str | None = Field(
         None,
@@ -55,7 +55,7 @@ class RewardSpec(ApiModel):
         description="`module:function`, or `/path/file.py:function`.",
     )
     config_map: ConfigMapFunction | None = None
-    parameters: Opaque = Field(default_factory=dict, description="Keyword arguments handed to the function.")
+    parameters: Opaque = Field(default_factory=dict, description="Keyword arguments passed to the function.")
     weight: float = Field(1.0, ge=-1e6, le=1e6, description="Factor of this reward in the sum.")
     timeout_seconds: float = Field(
         30.0, gt=0.0, le=3600.0, description="A grade that takes longer is killed and counted as a timeout."
@@ -71,7 +71,7 @@ class RewardSpec(ApiModel):
     domains: list[ColumnName] = Field(
         default_factory=list,
         max_length=64,
-        description="Only rows of these domains (column dataset.columns.domain); empty means all.",
+        description="Grade only rows of these domains (column dataset.columns.domain); empty means all.",
         json_schema_extra={LIST_TYPE: "set"},
     )
 

@@ -12,11 +12,11 @@ MAX_DEVICES_PER_POD = 64
 
 
 class RepetitionSpec(ApiModel):
-    """When a response that repeats itself is ended. It is graded and trained like any other, and marked."""
+    """When to end a response that repeats itself. It is graded and trained like any other, and marked."""
 
     pattern_tokens: int = Field(ge=1, le=1024, description="Longest pattern that is looked for, in tokens.")
     count: int = Field(
-        ge=2, le=1024, description="The response ends once its last tokens are so many copies of one pattern."
+        ge=2, le=1024, description="The response ends once its last tokens are this many copies of one pattern."
     )
 
 
@@ -38,7 +38,7 @@ class SamplingSpec(ApiModel):
         1.0,
         gt=0.0,
         le=1.0,
-        description="Draw from the likeliest tokens that have this probability. What is trained is drawn from all tokens: only 1 is "
+        description="Draw from the likeliest tokens whose probabilities add up to this. Training draws from all tokens: only 1 is "
         "accepted here.",
     )
     stop: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(
@@ -49,7 +49,7 @@ class SamplingSpec(ApiModel):
     )
     repetition: RepetitionSpec | None = Field(
         None,
-        description="Ends responses that repeat themselves; reward functions see `finish_reason` `repetition`. Default: they go on.",
+        description="Ends responses that repeat themselves; reward functions see `finish_reason` `repetition`. Default: they continue.",
     )
 
 

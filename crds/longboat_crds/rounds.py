@@ -9,20 +9,20 @@ from longboat_crds.base import ApiModel, Seconds, Seed, list_map
 from longboat_crds.expressions import either, empty, equals, field, if_present, total
 from longboat_crds.rules import Rule
 
-# Of TailBatching, where the job doesn't say. More responses than a group needs cut its long ones off for good; more prompts don't.
+# Defaults of TailBatching. Launching more responses than a group needs cuts its long ones off for good; launching more prompts doesn't.
 PROMPT_OVERCOMMIT = 1.25
 SAMPLE_OVERCOMMIT = 1.0
-# Of BoundedAsync: one step of overlap hides all that the trainer does; more only makes tokens older.
+# Default of BoundedAsync: one step of overlap hides all of the trainer's work; more only makes tokens older.
 MAX_STALENESS = 1
 
 
 class RoundPolicyName(StrEnum):
-    """The rule that launches, keeps and closes.
+    """The rule by which rounds launch, keep and close.
 
-    Synchronous waits for every response of every round. TailBatching launches more prompts than a short round needs, keeps those
-    that are complete first and leaves the rest to rare long rounds. Both train on responses of the newest weights only.
-    ContinueUnfinished ends a round as TailBatching does, and has the rest go on in the next round, under new weights, behind the
-    tokens that they have. BoundedAsync begins rounds while earlier ones are trained. Both train on tokens of older weights too.
+    Synchronous waits for every response of every round. TailBatching launches more prompts than a short round needs, keeps the
+    first to complete and leaves the rest to rare long rounds. Both train on responses of the newest weights only.
+    ContinueUnfinished ends a round as TailBatching does; the rest continue in the next round from the tokens they have, under new
+    weights. BoundedAsync begins rounds while earlier ones are trained. Both train on tokens of older weights too.
     """
 
     SYNCHRONOUS = "Synchronous"
@@ -38,8 +38,8 @@ OFF_POLICY = (RoundPolicyName.CONTINUE_UNFINISHED, RoundPolicyName.BOUNDED_ASYNC
 class OvercommitMode(StrEnum):
     """Fixed launches promptOvercommit times promptsPerRound prompts in every short round.
 
-    Auto begins with that. Once a period of short and long rounds has ended it takes the factor among 1, 1.125, 1.25 and 1.5 whose
-    rounds take least time by simulation, on the response lengths and step times that were measured; now and then it looks again.
+    Auto begins with that. After a period of short and long rounds it takes whichever of 1, 1.125, 1.25 and 1.5 gives the shortest
+    rounds when simulated with the measured response lengths and step times; from time to time it chooses again.
     """
 
     FIXED = "Fixed"
@@ -47,7 +47,7 @@ class OvercommitMode(StrEnum):
 
 
 class DomainQuota(ApiModel):
-    """So many prompts of every round are of this domain."""
+    """How many prompts of every round come from this domain."""
 
     domain: str = Field(min_length=1, max_length=128, description="Value of the column dataset.columns.domain.")
     prompts: int = Field(ge=1, le=65_536, description="Prompts of the domain trained in one step.")
@@ -71,8 +71,8 @@ class RoundsSpec(ApiModel):
     steps: int = Field(
         ge=1,
         le=10_000_000,
-        description="Optimizer steps of the whole job. It may be raised until the job has succeeded; the driver follows from the next "
-        "step on, and trainer.optimizer.schedule is stretched. To go on with a job that has succeeded, create another one with "
+        description="Optimizer steps of the whole job. It may be raised until the job has succeeded; that takes effect from the next "
+        "step on and stretches trainer.optimizer.schedule. To continue a job that has succeeded, create another one with "
         "checkpoint.resumeFrom.",
     )
     prompts_per_round: int = Field(
@@ -82,26 +82,26 @@ class RoundsSpec(ApiModel):
         None,
         min_length=1,
         max_length=64,
-        description="How promptsPerRound is divided over the domains of the dataset, each of which is named. Holds in every round. "
-        "Default: prompts of all domains as they come.",
+        description="How promptsPerRound is divided among the domains of the dataset, all of which must be listed. Holds in every "
+        "round. Default: prompts as they come, whatever their domain.",
         json_schema_extra=list_map("domain"),
     )
     prompt_overcommit: float | None = Field(
         None,
         ge=1.0,
         le=4.0,
-        description="With TailBatching and ContinueUnfinished: a short round has this times promptsPerRound prompts in the engines. "
+        description="With TailBatching and ContinueUnfinished: a short round runs this times promptsPerRound prompts. "
         f"Default: {PROMPT_OVERCOMMIT:g}.",
     )
     prompt_overcommit_mode: OvercommitMode | None = Field(
-        None, description="With TailBatching: whether promptOvercommit stays as it is. Default: Fixed."
+        None, description="With TailBatching: whether promptOvercommit is adjusted by measurement. Default: Fixed."
     )
     sample_overcommit: float | None = Field(
         None,
         ge=1.0,
         le=4.0,
         description="With TailBatching: a short round launches this times algorithm.groupSize responses to a prompt and keeps the "
-        "first. More than 1 favours short responses within a group. "
+        "first to finish. More than 1 favours short responses within a group. "
         f"Default: {SAMPLE_OVERCOMMIT:g}.",
     )
     max_length_bias: float | None = Field(
@@ -109,22 +109,22 @@ class RoundsSpec(ApiModel):
         ge=0.0,
         le=1.0,
         description="With TailBatching: the largest Kolmogorov-Smirnov distance between trained response lengths and those of first "
-        "launches. Once the lower 95 % bound of status.training.lengthBias exceeds it, the job doesn't race for a period, and says "
-        "so. Default: no limit.",
+        "launches. Once the lower 95 % bound of status.training.lengthBias exceeds it, the job stops racing for a period and "
+        "reports it. Default: no limit.",
     )
     audit_every: int | None = Field(
         None,
         ge=2,
         le=10_000,
-        description="With TailBatching: every so many short rounds one doesn't race. Its responses, none of which is cut, show "
-        "beside the estimate of status.training.lengthBias what racing does to lengths. Default: none.",
+        description="With TailBatching: one in this many short rounds doesn't race. Its responses, none of which is cut off, show "
+        "what racing does to lengths, as a check on the estimate in status.training.lengthBias. Default: none.",
     )
     max_staleness: int | None = Field(
         None,
         ge=1,
         le=64,
-        description="With BoundedAsync: how many steps a trained token's weights may be behind those that are trained. So many rounds "
-        f"are begun ahead. Default: {MAX_STALENESS}.",
+        description="With BoundedAsync: how many steps the weights that drew a token may be behind those being trained; this many "
+        f"rounds start ahead. Default: {MAX_STALENESS}.",
     )
     seed: Seed = Field(
         0,
@@ -133,5 +133,5 @@ class RoundsSpec(ApiModel):
     stage_deadline_seconds: Seconds = Field(
         1800,
         ge=1,
-        description="A stage (generate, reward, train, publish, checkpoint) longer than this is reported with stacks.",
+        description="A stage (generate, reward, train, publish, checkpoint) longer than this is reported with stack traces.",
     )

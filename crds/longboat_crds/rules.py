@@ -1,4 +1,4 @@
-"""Rules that a schema can't say: declared once beside the model, enforced by pydantic and, as CEL, by the API server. Pure."""
+"""Rules that a schema can't express: declared once beside the model, enforced by pydantic and, as CEL, by the API server. Pure."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,7 +17,7 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`holds` of every acceptable object. `field` is the path, from the object that the rule stands at, of what to change."""
+    """`holds` is true of every acceptable object. `field` is the path of what to change, relative to the object with the rule."""
 
     holds: Expression
     message: str
@@ -30,7 +30,7 @@ class Rule:
 
 
 def validation(cel: str, message: str, field: str, refusal: Refusal) -> dict[str, Any]:
-    """An item of x-kubernetes-validations; the API server reports `field` below the place of the rule."""
+    """An item of x-kubernetes-validations; the API server reports `field` relative to the rule's place."""
     while cel.startswith("(") and cel.endswith(")") and _encloses(cel):
         cel = cel[1:-1]
     return {"rule": cel, "message": message, "fieldPath": f".{field}", "reason": refusal.value}

@@ -8,18 +8,18 @@ from pydantic_core import PydanticCustomError
 from longboat_crds.base import LIST_TYPE, PRESERVE_UNKNOWN, ApiModel
 
 _METADATA = {"type": "object", "description": "Labels and annotations.", PRESERVE_UNKNOWN: True}
-_SPEC = {"type": "object", "description": "A core/v1 PodSpec, as far as it is given.", PRESERVE_UNKNOWN: True}
+_SPEC = {"type": "object", "description": "A core/v1 PodSpec, which may be partial.", PRESERVE_UNKNOWN: True}
 
 
 def _is_pod_template(value: dict[str, Any]) -> dict[str, Any]:
     for key in value:
         if key not in ("metadata", "spec"):
-            message = f"a pod template has metadata and spec, no {key}: containers, volumes and so on stand in spec"
+            message = f"a pod template has metadata and spec, not {key}: containers, volumes and so on go in spec"
             raise PydanticCustomError("pod_template", "{message}", {"message": message, "field": key})
     return value
 
 
-# A core/v1 PodTemplateSpec; what stands in its metadata and spec is checked by a dry-run create before a job starts.
+# A core/v1 PodTemplateSpec; the contents of its metadata and spec are checked by a dry-run create before a job starts.
 PodTemplate = Annotated[
     dict[str, Any],
     AfterValidator(_is_pod_template),
@@ -51,10 +51,10 @@ class RolesTemplate(ApiModel):
 
 
 class RLRuntimeSpec(ApiModel):
-    """Applies to every job that refers to it, as it stood when the job started."""
+    """Applies to every job that refers to it; a job keeps the version it started with."""
 
     image: str = Field(
-        min_length=1, max_length=1024, description="Runtime image of every container that names none itself."
+        min_length=1, max_length=1024, description="Runtime image of every container that doesn't name its own."
     )
     command: list[Annotated[str, Field(min_length=1, max_length=1024)]] = Field(
         default_factory=lambda: ["longboat"],

@@ -13,9 +13,9 @@ VALIDATIONS = "x-kubernetes-validations"
 
 
 def json_schema(model: type[ApiModel]) -> Schema:
-    """The schema (JSON Schema 2020-12) with every reference inlined, default filled in and optional null left out.
+    """The schema (JSON Schema 2020-12) with all references inlined, defaults filled in and optional nulls left out.
 
-    Rules between fields stand as x-kubernetes-validations where their model stands.
+    Rules between fields become x-kubernetes-validations of their model's schema.
     """
     generated = model.model_json_schema(by_alias=True)
     definitions = generated.pop("$defs", {})
@@ -23,7 +23,7 @@ def json_schema(model: type[ApiModel]) -> Schema:
 
 
 def structural(schema: Schema) -> Schema:
-    """The same schema by the rules of structural OpenAPI v3 schemas, which prune unknown keys by themselves."""
+    """The same schema by the rules of structural OpenAPI v3 schemas, which prune unknown keys implicitly."""
     result = {k: v for k, v in schema.items() if k not in ("additionalProperties", "const")}
     if isinstance(schema.get("additionalProperties"), dict):
         result["additionalProperties"] = structural(schema["additionalProperties"])
@@ -76,7 +76,7 @@ def _classes(annotation: Any) -> list[type]:
 
 
 def _inline(node: Schema, definitions: dict[str, Schema], models: dict[str, Any], model: Any = None) -> Schema:
-    """`node`, the schema of `model`, with references replaced by what they point to; what stands beside one wins."""
+    """`node`, the schema of `model`, with references replaced by what they point to; keys beside a reference win."""
     node = dict(node)
     if "anyOf" in node:
         [given] = [choice for choice in node.pop("anyOf") if choice != {"type": "null"}]
@@ -116,7 +116,7 @@ def _properties(
         if fields[key].default_factory is not None:
             default = fields[key].get_default(call_default_factory=True)
             if isinstance(default, ApiModel):
-                # An empty object is filled by the defaults within it, but rules judge a default as it stands.
+                # An empty object is filled by the defaults within it, but rules judge a default as written.
                 default = default.to_json() if default.rules else {}
             result[key]["default"] = default
     return result

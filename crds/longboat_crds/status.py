@@ -1,4 +1,4 @@
-"""`status` of an RLJob. `training`, `demand`, `checkpoint` and `problem` are the driver's; all else is the operator's."""
+"""`status` of an RLJob. `training`, `demand`, `checkpoint` and `problem` belong to the driver, the rest to the operator."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -44,15 +44,15 @@ class TrainingState(StrEnum):
 
 
 class RoundSummary(ApiModel):
-    """What became of one round, and what it cost."""
+    """The outcome of one round, and what it cost."""
 
     round: Count = Field(description="Number of the round, from 1.")
     step: Count = Field(description="The optimizer step that it fed.")
     kind: Line = Field(description="`Short` or `Long`.")
-    seconds: Line = Field(description="From the report of the step before to this one's.")
+    seconds: Line = Field(description="Time from the previous step's report to this one's.")
     kept: Count = Field(description="Prompts trained.")
     deferred: Count = Field(description="Prompts left to a later round.")
-    generated_to_kept: Line = Field(description="Response tokens that engines made for each one that was trained.")
+    generated_to_kept: Line = Field(description="Response tokens generated for each one trained.")
 
 
 class DomainTraining(ApiModel):
@@ -60,37 +60,37 @@ class DomainTraining(ApiModel):
 
     domain: Line = Field(description="Its name.")
     waiting: Count = Field(description="Prompts that wait for a later round.")
-    length_bias: Line | None = Field(None, description="As status.training.lengthBias, of this domain alone.")
+    length_bias: Line | None = Field(None, description="As status.training.lengthBias, for this domain alone.")
 
 
 class Training(ApiModel):
     """Progress, written by the driver at round ends."""
 
-    incarnation: Count = Field(description="Number of the driver's start that wrote this.")
+    incarnation: Count = Field(description="Incarnation number of the driver that wrote this.")
     state: TrainingState
     step: Count = Field(0, description="Optimizer steps committed.")
     steps: Count = Field(0, description="Optimizer steps of the whole job.")
     round_kind: Line = Field("Short", description="`Short` or `Long`.")
-    stage: Line | None = Field(None, description="What the driver does now, such as `generate` or `train`.")
+    stage: Line | None = Field(None, description="What the driver is doing, such as `generate` or `train`.")
     reward: Line | None = Field(None, description="Mean reward of the last step.")
     accuracy: Line | None = Field(None, description="Share of full scores (1 or more) in the last held-out evaluation.")
     tokens_per_second: Count | None = Field(
-        None, description="Tokens (prompts and responses) trained in the last step over its time."
+        None, description="Tokens (prompts and responses) trained in the last step, divided by its time."
     )
     step_seconds: Line | None = Field(None, description="Time of the last step.")
     weight_version: Count | None = Field(None, description="Optimizer step whose weights the engines serve.")
     parity: Line | None = Field(
-        None, description="Largest log-prob difference of engine and trainer at the last publication."
+        None, description="Largest log-prob difference between engine and trainer at the last publication."
     )
     queue: Line | None = Field(
-        None, description="Prompts that wait for a later round, and how many rounds ago the oldest was in one."
+        None, description="Prompts that wait for a later round, and how many rounds ago the oldest last ran."
     )
     attention: Line | None = Field(
-        None, description="How samples go through the trainer's model together: packed, or padded and why."
+        None, description="How samples share a forward pass of the trainer's model: packed, or padded and why."
     )
     skipped_prompts: Count | None = Field(
         None,
-        description="With dataset.tooLongPrompts Skip: rows of the dataset that are too long; of a generated one, those met so far.",
+        description="With dataset.tooLongPrompts Skip: rows of the dataset that are too long; in a generated one, those met so far.",
     )
     length_bias: Line | None = Field(
         None,
@@ -99,16 +99,19 @@ class Training(ApiModel):
     )
     audit_rounds: Line | None = Field(
         None,
-        description="With rounds.auditEvery: trained response lengths against those of audit rounds, whose prompts are others, in "
-        "the words of lengthBias; the prompts counted are those of audit rounds.",
+        description="With rounds.auditEvery: trained response lengths against those of audit rounds, which have other prompts, in "
+        "the form of lengthBias; the prompts counted are those of audit rounds.",
     )
     prompt_overcommit: Line | None = Field(
         None,
-        description="With promptOvercommitMode Auto: the factor that was chosen, and the rollout seconds of a round that are expected "
-        "with it and with others.",
+        description="With promptOvercommitMode Auto: the chosen factor, and the rollout seconds of a round expected with it and with "
+        "others.",
     )
     domains: list[DomainTraining] | None = Field(
-        None, max_length=64, description="With rounds.quotas: each domain.", json_schema_extra=list_map("domain")
+        None,
+        max_length=64,
+        description="With rounds.quotas: progress of each domain.",
+        json_schema_extra=list_map("domain"),
     )
     recent_rounds: list[RoundSummary] | None = Field(
         None,
@@ -123,12 +126,12 @@ class Demand(ApiModel):
     """What the driver could use now."""
 
     incarnation_request: str | None = Field(
-        None, max_length=64, description="Token of a driver start that asks for its number."
+        None, max_length=64, description="Token with which a starting driver asks for its number."
     )
     previous_failure: str | None = Field(
         None,
         max_length=FAILURE_LENGTH,
-        description="How the start before this one failed, if that left its container running.",
+        description="How the previous start failed, if its container kept running.",
     )
     rollout_replicas: Count | None = Field(None, description="Rollout pods.")
 
@@ -136,11 +139,11 @@ class Demand(ApiModel):
 class CheckpointStatus(ApiModel):
     """The newest complete checkpoint."""
 
-    incarnation: Count = Field(description="The driver's start that made it.")
-    step: Count = Field(description="Optimizer steps it holds.")
+    incarnation: Count = Field(description="Incarnation of the driver that saved it.")
+    step: Count = Field(description="Optimizer steps it contains.")
     path: str | None = Field(None, max_length=1024, description="Its directory in the claim.")
     export: str | None = Field(None, max_length=1024, description="Directory of the exported model, once there is one.")
-    time: Timestamp | None = Field(None, description="When it was complete.")
+    time: Timestamp | None = Field(None, description="When it was completed.")
 
 
 class Problem(ApiModel):
@@ -153,9 +156,9 @@ class Problem(ApiModel):
 
 
 class Incarnation(ApiModel):
-    """The driver start that counts."""
+    """The current start of the driver."""
 
-    number: Count = Field(description="One more than that of the start before.")
+    number: Count = Field(description="One more than that of the previous start.")
     request: str = Field(max_length=64, description="The request (demand.incarnationRequest) that it answers.")
 
 
@@ -167,13 +170,13 @@ class Allocation(ApiModel):
 
 
 class PodRecord(ApiModel):
-    """What is known of the newest pod of one index, so that nothing is counted twice."""
+    """What is known about the newest pod of one index, so that nothing is counted twice."""
 
     index: Count = Field(description="The pod's number within its role.")
     attempt: Count = Field(description="The pod's number within its index; its name ends in it.")
-    restarts: Count = Field(0, description="Restarts of its containers that are counted.")
+    restarts: Count = Field(0, description="Restarts of its containers that have been counted.")
     losses: Count = Field(0, description="Pods of this index lost since the last new step; sets the back-off.")
-    lost_time: Timestamp | None = Field(None, description="When it was seen to be lost; it is then to be replaced.")
+    lost_time: Timestamp | None = Field(None, description="When its loss was noticed; it is to be replaced.")
     node: Line | None = Field(None, description="The node it was last seen on.")
     was_ready: bool = Field(False, description="Whether it has been ready.")
     incident: Timestamp | None = Field(
@@ -185,7 +188,7 @@ class PodRecord(ApiModel):
 class RoleStatus(ApiModel):
     """Pods of one role."""
 
-    desired: Count = Field(description="Pods that there should be.")
+    desired: Count = Field(description="Pods that should exist.")
     ready: Count = Field(description="Pods that are ready.")
     ready_text: Line = Field(description="`ready/desired`, for the printer column.")
     restarts: Count = Field(
@@ -196,10 +199,12 @@ class RoleStatus(ApiModel):
     incidents: list[Timestamp] | None = Field(
         None,
         max_length=INCIDENTS,
-        description="When each of them began. What fails within a minute of that belongs to it, whatever the nodes.",
+        description="When each of them began. Failures within a minute of that belong to it, whatever the nodes.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
-    restart_step: Count | None = Field(None, description="Step that recentRestarts belong to; a later one begins anew.")
+    restart_step: Count | None = Field(
+        None, description="Step that recentRestarts belong to; a later one starts from 0."
+    )
     next_attempt: Count = Field(0, description="Lowest attempt number for an index without a record.")
     pods: list[PodRecord] | None = Field(
         None,
@@ -231,11 +236,11 @@ class Condition(ApiModel):
 
 
 class RuntimeStatus(ApiModel):
-    """The template this job runs by."""
+    """The template that this job uses."""
 
     kind: Line = Field(description="RLRuntime or ClusterRLRuntime.")
     name: Line = Field(description="Name of the template.")
-    revision: Line = Field(description="ControllerRevision that keeps it.")
+    revision: Line = Field(description="ControllerRevision that stores it.")
 
 
 class RestartRecord(ApiModel):
@@ -245,19 +250,19 @@ class RestartRecord(ApiModel):
     pod: Line = Field(description="Name of the pod.")
     reason: Line = Field(description="One word for machines (docs/conditions.md).")
     message: str = Field(
-        "", max_length=FAILURE_LENGTH, description="Exit code and last lines, or what became of the pod."
+        "", max_length=FAILURE_LENGTH, description="Exit code and last lines, or what happened to the pod."
     )
     node: Line | None = Field(None, description="The node that the pod was on.")
     counted: bool = Field(
         True,
-        description="Whether it uses failurePolicy's limit up: evictions, preemptions and lost nodes don't, nor does a driver that is "
-        "replaced as rounds.steps was raised after its last step.",
+        description="Whether it counts towards failurePolicy's limit: evictions, preemptions and lost nodes don't, nor does a driver "
+        "that is replaced because rounds.steps was raised after its last step.",
     )
-    time: Timestamp = Field(description="When it was seen.")
+    time: Timestamp = Field(description="When it was noticed.")
 
 
 class RLJobStatus(ApiModel):
-    """What operator and driver say of the job."""
+    """What the operator and the driver report about the job."""
 
     observed_generation: Count | None = Field(
         None, description="Generation of the spec that the operator has acted on."
@@ -266,7 +271,7 @@ class RLJobStatus(ApiModel):
     reason: Line | None = Field(None, description="Reason of the condition that explains the phase.")
     start_time: Timestamp | None = Field(
         None,
-        description="When the first pods were made; it is kept over suspensions. Most of spec is fixed from then on.",
+        description="When the first pods were created; kept across suspensions. Most of spec is fixed from then on.",
     )
     completion_time: Timestamp | None = Field(None, description="When the job succeeded or failed.")
     suspend_time: Timestamp | None = Field(

@@ -8,7 +8,7 @@ from longboat_crds.base import ApiModel
 
 
 class Schedule(StrEnum):
-    """Course of the learning rate after the warm-up: as it is, or falling to 0 at rounds.steps.
+    """Course of the learning rate after the warm-up: constant, or falling to 0 at rounds.steps.
 
     When rounds.steps is raised, Linear and Cosine are stretched: each step from the next one on has the rate that it would have had
     if the job had been created with the new number, so the rate jumps up once. Steps that are done are not repeated.
@@ -22,13 +22,13 @@ class Schedule(StrEnum):
 class OptimizerSpec(ApiModel):
     """AdamW."""
 
-    learning_rate: float = Field(1e-6, gt=0.0, le=1.0, description="Its highest value, after the warm-up.")
+    learning_rate: float = Field(1e-6, gt=0.0, le=1.0, description="Its peak, reached after the warm-up.")
     weight_decay: float = Field(0.0, ge=0.0, le=1.0, description="Decoupled weight decay.")
     beta1: float = Field(0.9, ge=0.0, lt=1.0, description="Decay of the mean of gradients.")
     beta2: float = Field(0.95, ge=0.0, lt=1.0, description="Decay of the mean of squared gradients.")
     epsilon: float = Field(1e-8, gt=0.0, le=1.0, description="Added to the denominator.")
     max_grad_norm: float = Field(1.0, gt=0.0, le=1e6, description="The gradient's norm is clipped to this.")
-    warmup_steps: int = Field(0, ge=0, le=10_000_000, description="Steps in which the learning rate rises from 0.")
+    warmup_steps: int = Field(0, ge=0, le=10_000_000, description="Steps over which the learning rate rises from 0.")
     schedule: Schedule = Schedule.CONSTANT
 
 
@@ -47,7 +47,7 @@ class TrainerSpec(ApiModel):
         1,
         ge=1,
         le=64,
-        description="Optimizer updates a step is split into, each of whole groups, which rounds.seed shuffles; 1 is strictly on-policy.",
+        description="Optimizer updates a step is split into, each of whole groups, shuffled by rounds.seed; 1 is strictly on-policy.",
     )
     max_skipped_steps: int = Field(
         3,
@@ -57,10 +57,10 @@ class TrainerSpec(ApiModel):
         "minibatch was skipped.",
     )
     gradient_checkpointing: bool = Field(
-        False, description="Compute activations again in the backward pass: less memory, more time."
+        False, description="Recompute activations in the backward pass: less memory, more time."
     )
     deterministic: bool | None = Field(
         None,
-        description="Use kernels that give the same bits each time, so that what docs/reproducibility.md promises of the trainer "
+        description="Use kernels that give the same bits every time, so that what docs/reproducibility.md promises about the trainer "
         "holds. Default: true on CPUs, false on GPUs, where such kernels are slower.",
     )

@@ -7,13 +7,13 @@ import yaml
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 scalars: `1e-6` is a number, a date is a text, `on` and `no` are texts; a key given twice is an error."""
+    """YAML 1.2 scalars: `1e-6` is a number, a date is a string, `on` and `no` are strings; a key given twice is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(None, None, "a field's name must be a text", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, "a field's name must be a string", key.start_mark)
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"field {key.value} is given twice", key.start_mark)
             seen.add(key.value)

@@ -43,7 +43,7 @@ def test_what_was_loaded_loads_again() -> None:
             "spec.model.zzz: no such field; known fields are path, dtype, maxLength",
         ),
         ({"spec.model.path": None}, "spec.model.path: is required: give it"),
-        ({"spec.model.path": 7}, "spec.model.path: must be a text; put it in quotes (it is 7)"),
+        ({"spec.model.path": 7}, "spec.model.path: must be a string; put it in quotes (it is 7)"),
         ({"spec.suspend": "no"}, "spec.suspend: must be true or false (it is 'no')"),
         ({"spec.rounds.steps": 0}, "spec.rounds.steps: must be greater than or equal to 1 (it is 0)"),
         (
@@ -81,7 +81,7 @@ def test_every_fault_is_told_at_once() -> None:
         ("a: 1\n---\nb: 2", "one object"),
         ("a: [1", "not valid YAML"),
         ("a: 1\na: 2", "field a is given twice"),
-        ("[a]: 1", "must be a text"),
+        ("[a]: 1", "must be a string"),
     ],
 )
 def test_text_that_holds_no_object_is_refused(text: str, words: str) -> None:
@@ -108,7 +108,7 @@ def test_a_pod_template_has_its_containers_in_spec() -> None:
         "metadata": {"name": "cpu"},
         "spec": {"image": "longboat:1", "common": {"template": {"containers": []}}},
     }
-    with pytest.raises(ApiError, match=r"spec\.common\.template\.containers: .*stand in spec"):
+    with pytest.raises(ApiError, match=r"spec\.common\.template\.containers: .*go in spec"):
         load(dump(runtime))
 
 
