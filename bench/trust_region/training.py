@@ -23,7 +23,7 @@ from longboat_crds.job import RLJobSpec
 from longboat_runtime.checkpoint import sharded
 from longboat_runtime.driver.evaluation import FULL_SCORE
 from longboat_runtime.interfaces import TrainReport, TrainRequest, TrainSample
-from longboat_runtime.reward.sample import RewardSample
+from longboat_runtime.reward.result import RewardSample
 from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, VersionSpan
 from longboat_runtime.trainer import process_group
 from longboat_runtime.trainer.advantages import advantages

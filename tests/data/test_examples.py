@@ -10,8 +10,7 @@ from longboat_crds.model import DType, ModelSpec
 from longboat_runtime.data.source import open_evaluation, open_source
 from longboat_runtime.reward.adapters import load_scorer
 from longboat_runtime.reward.function import RewardFunction
-from longboat_runtime.reward.result import RewardResult
-from longboat_runtime.reward.sample import RewardSample
+from longboat_runtime.reward.result import RewardResult, RewardSample
 from longboat_runtime.samples import Row
 from tests.support.tiny_model import build_tiny_model
 

@@ -1,5 +1,7 @@
 """Reward functions as users have them run unmodified, and those that can't are told why."""
 
+import re
+import runpy
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +15,7 @@ from longboat_runtime.data.gym import GymTable
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.adapters import load_scorer
 from longboat_runtime.reward.function import RewardFunction
-from longboat_runtime.reward.result import RewardResult
-from longboat_runtime.reward.sample import RewardSample
+from longboat_runtime.reward.result import RewardResult, RewardSample
 
 Score = Callable[..., RewardResult | None]
 
@@ -168,3 +169,15 @@ def test_functions_come_from_config_maps(tmp_path: Path) -> None:
 def test_async_functions_need_no_loop_of_their_own(write: Callable[[str], str]) -> None:
     path = write("import asyncio\nasync def f(sample):\n    await asyncio.sleep(0)\n    return 1.0")
     assert scored(path, RewardSample("", "")) == RewardResult(1.0)
+
+
+def test_the_documented_way_to_try_a_function_works(
+    write: Callable[[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = Path(__file__).parents[2] / "docs/rewards.md"
+    [program] = re.findall(r"## Trying a function\n\n```python\n(.+?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    path = write("def exact(sample):\n    return float(sample.text == sample.ground_truth)")
+    tried = tmp_path / "tried.py"
+    tried.write_text(program.replace("/rewards/countdown.py", path))
+    runpy.run_path(str(tried))
+    assert capsys.readouterr().out == "RewardResult(score=1.0, format_ok=True)\n"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.reward.combine import applicable, batch_rewards, combine
-from longboat_runtime.reward.outcome import Outcome, OutcomeKind
+from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
 from longboat_runtime.reward.slots import Slots, choose, reward_nodes
 from longboat_runtime.samples import Grade, GradeKind
 
@@ -16,8 +16,8 @@ A = RewardSpec(name="a", function="m:f", weight=0.5)
 B = RewardSpec(name="b", function="m:f", weight=2.0, domains=["math"])
 
 
-def outcome(kind: OutcomeKind, score: float = 0.0, message: str = "") -> Outcome:
-    return Outcome(kind, score, 1.0, message)
+def outcome(kind: OutcomeKind, score: float = 0.0, message: str = "") -> FunctionOutcome:
+    return FunctionOutcome(kind, score, 1.0, message)
 
 
 def test_scores_are_summed_by_weight() -> None:

@@ -11,8 +11,7 @@ import pytest_asyncio
 
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.reward.client import GraderClient
-from longboat_runtime.reward.outcome import Outcome, OutcomeKind
-from longboat_runtime.reward.sample import RewardSample
+from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
 
 # The most trusting reward function there can be: it runs the response in its own process.
 TRUSTING = """
@@ -32,7 +31,7 @@ def refused(call, *arguments):
     return False
 """
 
-Grade = Callable[..., Awaitable[Outcome]]
+Grade = Callable[..., Awaitable[FunctionOutcome]]
 
 
 @pytest_asyncio.fixture
@@ -42,7 +41,7 @@ async def grade(graders: Path, graders_directory: Path) -> AsyncIterator[Grade]:
     client = GraderClient(graders)
     assert await client.load(RewardSpec(name="trusting", function=f"{path}:run"), "spec.rewards[0]") is None
 
-    async def grade(program: str, seconds: float = 20.0) -> Outcome:
+    async def grade(program: str, seconds: float = 20.0) -> FunctionOutcome:
         return await client.grade("trusting", RewardSample(text=program, prompt=""), seconds)
 
     yield grade

@@ -1,6 +1,6 @@
 """Reward of the countdown."""
 
-from longboat_runtime.reward.sample import RewardSample
+from longboat_runtime.reward.result import RewardSample
 
 
 def reward(sample: RewardSample) -> float:

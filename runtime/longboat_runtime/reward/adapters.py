@@ -14,10 +14,8 @@ from typing import Any
 from longboat_crds.reasons import Reason
 from longboat_crds.reward_style import RewardStyle
 from longboat_runtime.problems import SpecProblem
-from longboat_runtime.reward.function import RewardFunction
-from longboat_runtime.reward.functions import CONFIG_MAPS, load_function
-from longboat_runtime.reward.result import RewardResult, as_result
-from longboat_runtime.reward.sample import RewardSample
+from longboat_runtime.reward.function import CONFIG_MAPS, RewardFunction, load_function
+from longboat_runtime.reward.result import RewardResult, RewardSample, as_result
 
 # None: the function doesn't apply to the sample. Whatever the function raises is raised.
 Scorer = Callable[[RewardSample], RewardResult | None]

@@ -12,8 +12,7 @@ from longboat_crds.rewards import RewardSpec
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.function import RewardFunction
 from longboat_runtime.reward.graders.frames import FrameBuffer, FrameError, encode
-from longboat_runtime.reward.outcome import Outcome, OutcomeKind
-from longboat_runtime.reward.sample import RewardSample
+from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
 
 # Where the reward pod's two containers meet.
 SOCKET = Path("/run/longboat/graders.sock")
@@ -47,16 +46,18 @@ class GraderClient:
             self._loaded[reward.name] = (reward, field)
         return problem
 
-    async def grade(self, reward: str, sample: RewardSample, seconds: float) -> Outcome:
+    async def grade(self, reward: str, sample: RewardSample, seconds: float) -> FunctionOutcome:
         """One function on one sample; a lost connection is a grader error. `seconds` is the grade's timeout."""
         try:
             await self._connect()
             answer = await self._ask({"op": "grade", "reward": reward, "sample": asdict(sample), "timeout": seconds})
         except GradersGone as error:
-            return Outcome(OutcomeKind.GRADER_ERROR, message=str(error))
+            return FunctionOutcome(OutcomeKind.GRADER_ERROR, message=str(error))
         except FrameError as error:
-            return Outcome(OutcomeKind.GRADER_ERROR, message=f"the sample can't be sent to the graders: {error}")
-        return Outcome.from_json(answer["outcome"])
+            return FunctionOutcome(
+                OutcomeKind.GRADER_ERROR, message=f"the sample can't be sent to the graders: {error}"
+            )
+        return FunctionOutcome.from_json(answer["outcome"])
 
     async def state(self) -> Mapping[str, Any]:
         """`processes`, `running`, `landlock` (version, 0 for none). Raises GradersGone."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from longboat_crds.rewards import RewardSpec
-from longboat_runtime.reward.outcome import Outcome, OutcomeKind
+from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
 from longboat_runtime.samples import Grade, GradeKind
 
 # The worst kind of the parts is the kind of the whole.
@@ -19,7 +19,7 @@ def applicable(rewards: Sequence[RewardSpec], domain: str) -> list[RewardSpec]:
     return [reward for reward in rewards if not reward.domains or domain in reward.domains]
 
 
-def combine(rewards: Sequence[RewardSpec], outcomes: Mapping[str, Outcome]) -> Grade:
+def combine(rewards: Sequence[RewardSpec], outcomes: Mapping[str, FunctionOutcome]) -> Grade:
     """The weighted sum of the functions' scores (outcomes by reward name).
 
     A grader error makes the whole a grader error, without a score; so does a sum that is no finite number. A timeout makes it a timeout: in `parts` the functions that timed

@@ -1,18 +1,30 @@
-"""What graders need to know about a RewardSpec. Pure.
+"""A reward function named by a job's `rewards`: what graders need to know about it, and how it is found.
 
 Imports nothing large: every grade forks a process that holds this, and pays for what is mapped there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from longboat_crds.reasons import Reason
 from longboat_crds.reward_style import RewardStyle
+from longboat_runtime.problems import SpecProblem
 
 if TYPE_CHECKING:
     from longboat_crds.rewards import RewardSpec
+
+# Where the graders' container sees the ConfigMaps that rewards name: <root>/<ConfigMap>/<key>.
+CONFIG_MAPS = Path("/etc/longboat/rewards")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +62,89 @@ class RewardFunction:
         """The inverse of `to_json`."""
         file = None if value["file"] is None else FunctionFile(**value["file"])
         return cls(value["name"], RewardStyle(value["style"]), value["target"], file, value["parameters"])
+
+
+def load_function(reward: RewardFunction, field: str, config_maps: Path = CONFIG_MAPS) -> Callable[..., Any]:
+    """Imports and returns the function. `field` is the spec path of the reward, for errors. Raises SpecProblem."""
+    if reward.target is not None:
+        target, _, name = reward.target.rpartition(":")
+        at = f"{field}.function"
+        module = _file(Path(target), at) if target.startswith("/") else _module(target, at)
+    elif reward.file is not None:
+        name, at = reward.file.function, f"{field}.configMap"
+        module = _file(config_maps / reward.file.config_map / reward.file.key, at)
+    else:
+        raise SpecProblem(
+            Reason.REWARD_FUNCTION_NOT_FOUND,
+            field,
+            "No function is named. Set `function` or `configMap`, or `style: ReasoningGym`.",
+        )
+    function = getattr(module, name, None)
+    if function is None:
+        available = sorted(n for n, value in vars(module).items() if callable(value) and not n.startswith("_"))
+        close = difflib.get_close_matches(name, available, n=1)
+        raise SpecProblem(
+            Reason.REWARD_FUNCTION_NOT_FOUND,
+            at,
+            f"{_place(module)} has no function {name!r}.{f' Did you mean {close[0]!r}?' if close else ''} "
+            f"It has {', '.join(available) or 'none'}.",
+        )
+    if not callable(function):
+        raise SpecProblem(
+            Reason.REWARD_FUNCTION_INVALID,
+            at,
+            f"{name!r} of {_place(module)} is a {type(function).__name__}, not a function.",
+        )
+    found: Callable[..., Any] = function
+    return found
+
+
+def _place(module: ModuleType) -> str:
+    return module.__file__ or module.__name__
+
+
+def _module(name: str, field: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise _failed(name, field, error) from error
+        raise SpecProblem(
+            Reason.REWARD_FUNCTION_NOT_FOUND,
+            field,
+            f"There is no module {error.name!r} where the graders run. Install it in the runtime's image, or give the file as "
+            "`/path/file.py:function` or by `configMap`.",
+        ) from error
+    except Exception as error:
+        raise _failed(name, field, error) from error
+
+
+def _file(path: Path, field: str) -> ModuleType:
+    """Runs the file as a module; files beside it can be imported from it."""
+    if not path.is_file():
+        raise SpecProblem(
+            Reason.REWARD_FUNCTION_NOT_FOUND,
+            field,
+            f"There is no file {path} where the graders run. Mount it in the runtime's `graders` container, or give it by `configMap`.",
+        )
+    spec = importlib.util.spec_from_file_location(f"longboat_reward_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise SpecProblem(Reason.REWARD_FUNCTION_INVALID, field, f"{path} is not a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))
+    # Dataclasses and pickles look their module up by name.
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise _failed(str(path), field, error) from error
+    return module
+
+
+def _failed(where: str, field: str, error: Exception) -> SpecProblem:
+    """The error that importing `where` ended in, with the line of the user's code it came from."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    line = f" ({frame.filename} line {frame.lineno})" if not isinstance(error, SyntaxError) else ""
+    return SpecProblem(
+        Reason.REWARD_FUNCTION_INVALID, field, f"Importing {where} fails: {type(error).__name__}: {error}{line}."
+    )

@@ -11,8 +11,7 @@ from longboat_crds.dataset import ReasoningGymSource
 from longboat_crds.reasons import Reason
 from longboat_runtime.data.gym import ORIGIN, create_task
 from longboat_runtime.problems import SpecProblem
-from longboat_runtime.reward.result import RewardResult
-from longboat_runtime.reward.sample import RewardSample
+from longboat_runtime.reward.result import RewardResult, RewardSample
 
 
 def gym_scorer(parameters: Mapping[str, Any], field: str) -> Callable[[RewardSample], RewardResult]:

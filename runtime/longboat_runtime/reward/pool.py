@@ -19,7 +19,7 @@ from longboat_runtime.interfaces import SampleStore
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.client import SOCKET
 from longboat_runtime.reward.combine import applicable, combine
-from longboat_runtime.reward.outcome import Outcome, OutcomeKind
+from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
 from longboat_runtime.reward.slots import RESOURCE, Slots, choose, reward_nodes
 from longboat_runtime.reward.worker import GradeRequest, RewardWorker
 from longboat_runtime.samples import Grade, Row, SampleId
@@ -81,7 +81,7 @@ class RayRewardPool:
         store has lost the sample.
         """
         rewards = applicable(self._rewards, row.domain)
-        outcomes: dict[str, Outcome] = {}
+        outcomes: dict[str, FunctionOutcome] = {}
         tried: set[str] = set()
         for _ in range(GRADE_ATTEMPTS):
             todo = tuple(
@@ -102,12 +102,12 @@ class RayRewardPool:
             ray.kill(worker.actor)
         self._workers.clear()
 
-    async def _run(self, request: GradeRequest, tried: set[str]) -> dict[str, Outcome]:
+    async def _run(self, request: GradeRequest, tried: set[str]) -> dict[str, FunctionOutcome]:
         """One attempt on a worker not in `tried`, which it is added to; moves on to the next one as long as workers are lost."""
         while True:
             worker = await self._acquire(tried)
             try:
-                outcomes: dict[str, Outcome] = await worker.actor.grade.remote(request)
+                outcomes: dict[str, FunctionOutcome] = await worker.actor.grade.remote(request)
             except RayActorError as error:
                 self._lose(worker, error)
             else:
@@ -192,5 +192,5 @@ class RayRewardPool:
             self._changed.notify_all()
 
 
-def _settled(outcomes: dict[str, Outcome]) -> set[str]:
+def _settled(outcomes: dict[str, FunctionOutcome]) -> set[str]:
     return {name for name, outcome in outcomes.items() if outcome.kind is not OutcomeKind.GRADER_ERROR}

@@ -1,10 +1,30 @@
-"""What a reward function returns. Pure."""
+"""What a reward function is given, what it returns, and the outcome. Pure."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSample:
+    """One response and the row it answers.
+
+    `text` is the response without special tokens, `prompt` the prompt text as the model saw it. `messages` is the chat of a
+    conversational row, else None. `columns` are all columns of the row, JSON values. `finish_reason` says why the response ended:
+    `stop`, `length` (cut off by maxTokens) or `repetition` (ended for repeating itself).
+    """
+
+    text: str
+    prompt: str
+    ground_truth: Any = None
+    domain: str = ""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    messages: Sequence[Mapping[str, Any]] | None = None
+    finish_reason: str = "stop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +58,35 @@ def _number(value: Any) -> float:
             f"the reward function returned a {type(value).__name__}; return a number, a RewardResult, or None if it doesn't apply"
         )
     return float(value)
+
+
+class OutcomeKind(StrEnum):
+    """`samples.GradeKind`, and NOT_APPLICABLE for a function that has nothing to say about the sample."""
+
+    SCORED = "scored"
+    WRONG_FORMAT = "wrong_format"
+    TIMEOUT = "timeout"
+    GRADER_ERROR = "grader_error"
+    NOT_APPLICABLE = "not_applicable"
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionOutcome:
+    """What came of one function on one sample, as it travels between graders and driver.
+
+    `score` counts for SCORED and WRONG_FORMAT only. `seconds` is the wall time of the grade's process.
+    """
+
+    kind: OutcomeKind
+    score: float = 0.0
+    seconds: float = 0.0
+    message: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> FunctionOutcome:
+        """The inverse of `to_json`. Raises KeyError, TypeError or ValueError if it isn't one."""
+        return cls(OutcomeKind(value["kind"]), float(value["score"]), float(value["seconds"]), str(value["message"]))

@@ -11,8 +11,7 @@ from longboat_crds.rewards import RewardSpec
 from longboat_runtime.interfaces import SampleStore
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.client import GraderClient, GradersGone
-from longboat_runtime.reward.outcome import Outcome
-from longboat_runtime.reward.sample import RewardSample
+from longboat_runtime.reward.result import FunctionOutcome, RewardSample
 from longboat_runtime.samples import Row, SampleId
 
 
@@ -43,7 +42,7 @@ class RewardWorker:
             return str(error)
         return next((problem for problem in problems if problem is not None), None)
 
-    async def grade(self, request: GradeRequest) -> dict[str, Outcome]:
+    async def grade(self, request: GradeRequest) -> dict[str, FunctionOutcome]:
         """Outcomes by function name. Raises KeyError if the store has lost the sample."""
         (generated,) = await self._store.get([request.sample])
         row = request.row

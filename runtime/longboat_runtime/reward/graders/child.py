@@ -11,8 +11,7 @@ from longboat_runtime import prctl
 from longboat_runtime.reward.adapters import Scorer
 from longboat_runtime.reward.graders import frames
 from longboat_runtime.reward.graders.sandbox import Sandbox
-from longboat_runtime.reward.outcome import Outcome, OutcomeKind
-from longboat_runtime.reward.sample import RewardSample
+from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
 
 # Longest message of an outcome, so that a frame fits into a pipe and nothing blocks.
 MESSAGE_CHARACTERS = 2000
@@ -37,12 +36,12 @@ def run_grade(score: Scorer, sample: RewardSample, sandbox: Sandbox, *, answer: 
         os._exit(code)
 
 
-def _locked_in(sandbox: Sandbox) -> Outcome | None:
+def _locked_in(sandbox: Sandbox) -> FunctionOutcome | None:
     """The answer if the sandbox can't be entered; nothing of the response has been read by then."""
     try:
         sandbox.enter()
     except (OSError, ValueError) as error:
-        return Outcome(OutcomeKind.GRADER_ERROR, message=describe(error))
+        return FunctionOutcome(OutcomeKind.GRADER_ERROR, message=describe(error))
     return None
 
 
@@ -56,15 +55,17 @@ def _arrange_files(answer: int, output: IO[bytes]) -> None:
     os.closerange(_ANSWER_FD + 1, os.sysconf("SC_OPEN_MAX"))
 
 
-def _graded(score: Scorer, sample: RewardSample) -> Outcome:
+def _graded(score: Scorer, sample: RewardSample) -> FunctionOutcome:
     try:
         result = score(sample)
         if result is None:
-            return Outcome(OutcomeKind.NOT_APPLICABLE)
-        return Outcome(OutcomeKind.SCORED if result.format_ok else OutcomeKind.WRONG_FORMAT, float(result.score))
+            return FunctionOutcome(OutcomeKind.NOT_APPLICABLE)
+        return FunctionOutcome(
+            OutcomeKind.SCORED if result.format_ok else OutcomeKind.WRONG_FORMAT, float(result.score)
+        )
     # SystemExit and the like also come from graded code, and end nothing but this grade.
     except BaseException as error:  # noqa: BLE001
-        return Outcome(OutcomeKind.GRADER_ERROR, message=describe(error))
+        return FunctionOutcome(OutcomeKind.GRADER_ERROR, message=describe(error))
 
 
 def describe(error: BaseException) -> str:

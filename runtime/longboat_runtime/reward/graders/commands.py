@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from longboat_runtime.reward.functions import CONFIG_MAPS
+from longboat_runtime.reward.function import CONFIG_MAPS
 
 
 def graders(

@@ -17,7 +17,7 @@ import structlog
 from longboat_crds.reasons import Reason
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.graders.frames import FrameBuffer, FrameError, encode
-from longboat_runtime.reward.outcome import Outcome, OutcomeKind
+from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
 
 log = structlog.get_logger()
 
@@ -56,7 +56,7 @@ class LoadedFunction:
             if self._zygote is None:
                 self._zygote = await self._start()
 
-    async def grade(self, sample: Mapping[str, Any], timeout: float) -> Outcome:  # noqa: ASYNC109 - the grade's, not the call's
+    async def grade(self, sample: Mapping[str, Any], timeout: float) -> FunctionOutcome:  # noqa: ASYNC109 - the grade's, not the call's
         """One grade; `sample` has the fields of RewardSample, `timeout` is in seconds."""
         await self.load()
         assert self._zygote is not None
@@ -107,7 +107,7 @@ class _Zygote:
     ) -> None:
         self._process, self._zygotes, self._reader, self._writer = process, zygotes, reader, writer
         self._next_id = 0
-        self._waiting: dict[int, asyncio.Future[Outcome]] = {}
+        self._waiting: dict[int, asyncio.Future[FunctionOutcome]] = {}
         # Its answer to the request to load; None if it ended instead.
         self.loaded: asyncio.Future[dict[str, Any] | None] = asyncio.get_running_loop().create_future()
         self._listening = asyncio.create_task(self._listen())
@@ -133,7 +133,7 @@ class _Zygote:
     def send(self, message: Mapping[str, Any]) -> None:
         self._writer.write(encode(message))
 
-    async def grade(self, sample: Mapping[str, Any], seconds: float) -> Outcome:
+    async def grade(self, sample: Mapping[str, Any], seconds: float) -> FunctionOutcome:
         self._next_id += 1
         identity = self._next_id
         future = self._waiting[identity] = asyncio.get_running_loop().create_future()
@@ -142,7 +142,7 @@ class _Zygote:
             return await asyncio.wait_for(future, seconds + STUCK_SECONDS)
         except TimeoutError:
             self._process.kill()
-            return Outcome(OutcomeKind.GRADER_ERROR, message="the grader's process is stuck and was replaced")
+            return FunctionOutcome(OutcomeKind.GRADER_ERROR, message="the grader's process is stuck and was replaced")
         finally:
             self._waiting.pop(identity, None)
 
@@ -157,7 +157,7 @@ class _Zygote:
         finally:
             if not self.loaded.done():
                 self.loaded.set_result(None)
-            lost = Outcome(OutcomeKind.GRADER_ERROR, message="the grader's process died")
+            lost = FunctionOutcome(OutcomeKind.GRADER_ERROR, message="the grader's process died")
             for future in self._waiting.values():
                 if not future.done():
                     future.set_result(lost)
@@ -168,7 +168,7 @@ class _Zygote:
             return
         future = self._waiting.get(message["id"])
         if future is not None and not future.done():
-            future.set_result(Outcome.from_json(message["outcome"]))
+            future.set_result(FunctionOutcome.from_json(message["outcome"]))
 
     async def close(self) -> int:
         """Ends it and returns its exit code (negative: signal)."""

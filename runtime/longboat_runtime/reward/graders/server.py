@@ -22,12 +22,12 @@ import structlog
 
 from longboat_runtime import prctl
 from longboat_runtime.problems import SpecProblem
-from longboat_runtime.reward.functions import CONFIG_MAPS
+from longboat_runtime.reward.function import CONFIG_MAPS
 from longboat_runtime.reward.graders import landlock
 from longboat_runtime.reward.graders.frames import FrameBuffer, FrameError, encode
 from longboat_runtime.reward.graders.leftovers import reap_orphans, remove_tree
 from longboat_runtime.reward.graders.loaded_function import LoadedFunction
-from longboat_runtime.reward.outcome import Outcome, OutcomeKind
+from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
 
 log = structlog.get_logger()
 
@@ -112,7 +112,7 @@ class GraderServer:
     async def _grade(self, request: Mapping[str, Any]) -> dict[str, Any]:
         loaded = self._loaded.get(request["reward"])
         if loaded is None:
-            outcome = Outcome(
+            outcome = FunctionOutcome(
                 OutcomeKind.GRADER_ERROR, message=f"no reward function {request['reward']!r} is loaded here"
             )
             return {"outcome": outcome.to_json()}
@@ -121,7 +121,7 @@ class GraderServer:
             try:
                 outcome = await loaded.grade(request["sample"], request["timeout"])
             except SpecProblem as problem:
-                outcome = Outcome(OutcomeKind.GRADER_ERROR, message=str(problem))
+                outcome = FunctionOutcome(OutcomeKind.GRADER_ERROR, message=str(problem))
             finally:
                 self._running -= 1
         return {"outcome": outcome.to_json()}

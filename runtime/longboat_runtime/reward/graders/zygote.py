@@ -29,8 +29,7 @@ from longboat_runtime.reward.graders.frames import FrameBuffer, FrameError, enco
 from longboat_runtime.reward.graders.leftovers import remove_tree
 from longboat_runtime.reward.graders.sandbox import Sandbox, limits_for
 from longboat_runtime.reward.graders.seccomp import Filter
-from longboat_runtime.reward.outcome import Outcome, OutcomeKind
-from longboat_runtime.reward.sample import RewardSample
+from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
 
 # How often it is checked whether killed processes have ended, in seconds.
 _REAP_INTERVAL = 0.02
@@ -52,7 +51,7 @@ class Grading:
     directory: Path
     started: float
     deadline: float
-    outcome: Outcome | None = None
+    outcome: FunctionOutcome | None = None
     _buffer: FrameBuffer = field(default_factory=lambda: FrameBuffer(_ANSWER_BYTES))
 
     def kill(self) -> None:
@@ -63,7 +62,9 @@ class Grading:
     def expire(self) -> None:
         """The time is up."""
         if self.outcome is None:
-            self.outcome = Outcome(OutcomeKind.TIMEOUT, message=f"killed after {self.deadline - self.started:g} s")
+            self.outcome = FunctionOutcome(
+                OutcomeKind.TIMEOUT, message=f"killed after {self.deadline - self.started:g} s"
+            )
         self.kill()
 
     def read_answer(self) -> bool:
@@ -77,22 +78,24 @@ class Grading:
         try:
             messages = self._buffer.feed(data)
             if messages:
-                self.outcome = Outcome.from_json(messages[0])
+                self.outcome = FunctionOutcome.from_json(messages[0])
         except (FrameError, KeyError, TypeError, ValueError) as error:
-            self.outcome = Outcome(OutcomeKind.GRADER_ERROR, message=f"the grade's answer can't be read: {error}")
+            self.outcome = FunctionOutcome(
+                OutcomeKind.GRADER_ERROR, message=f"the grade's answer can't be read: {error}"
+            )
         return not data or self.outcome is not None
 
-    def collect(self, status: int, ended: float) -> Outcome:
+    def collect(self, status: int, ended: float) -> FunctionOutcome:
         """The outcome, now that the leader has ended with `status` (as waitpid gives it)."""
         outcome = self.outcome or self._unanswered(status)
-        return Outcome(outcome.kind, outcome.score, ended - self.started, outcome.message[:MESSAGE_CHARACTERS])
+        return FunctionOutcome(outcome.kind, outcome.score, ended - self.started, outcome.message[:MESSAGE_CHARACTERS])
 
-    def _unanswered(self, status: int) -> Outcome:
+    def _unanswered(self, status: int) -> FunctionOutcome:
         code = os.waitstatus_to_exitcode(status)
         if code == -signal.SIGXCPU:
-            return Outcome(OutcomeKind.TIMEOUT, message="killed at the CPU limit")
+            return FunctionOutcome(OutcomeKind.TIMEOUT, message="killed at the CPU limit")
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        return Outcome(
+        return FunctionOutcome(
             OutcomeKind.GRADER_ERROR, message=f"the grade's process {how} before it answered{self._output_tail()}"
         )
 
@@ -150,7 +153,9 @@ class Zygote:
         try:
             self._fork(request["id"], RewardSample(**request["sample"]), float(request["timeout"]))
         except OSError as error:
-            self._answer(request["id"], Outcome(OutcomeKind.GRADER_ERROR, message=f"a grade can't be started: {error}"))
+            self._answer(
+                request["id"], FunctionOutcome(OutcomeKind.GRADER_ERROR, message=f"a grade can't be started: {error}")
+            )
 
     def _fork(self, identity: int, sample: RewardSample, timeout: float) -> None:
         directory = Path(tempfile.mkdtemp(dir=self._scratch))
@@ -193,7 +198,7 @@ class Zygote:
         self._ending.append(grading)
         self._answer(grading.id, outcome)
 
-    def _answer(self, identity: int, outcome: Outcome) -> None:
+    def _answer(self, identity: int, outcome: FunctionOutcome) -> None:
         self._control.sendall(encode({"id": identity, "outcome": outcome.to_json()}))
 
     def _gone(self, grading: Grading) -> bool:
