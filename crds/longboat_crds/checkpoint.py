@@ -1,13 +1,13 @@
 """`spec.checkpoint`: what survives pods, and where."""
 
 from enum import StrEnum
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from longboat_crds.base import ApiModel, Quantity, ReferenceName, Seconds
 from longboat_crds.expressions import both, constant, either, equals, field, negation, present
-from longboat_crds.rules import Refusal, Rule
+from longboat_crds.rules import Changeable, Refusal, Rule
 
 
 class AccessMode(StrEnum):
@@ -62,20 +62,22 @@ class CheckpointSpec(ApiModel):
         ),
     )
 
-    every_steps: int = Field(
+    every_steps: Annotated[int, Changeable.ANY_TIME] = Field(
         10,
         ge=1,
         le=10_000_000,
         description="Steps from one checkpoint to the next; an edit takes effect from the current step on.",
     )
-    keep: int = Field(
+    keep: Annotated[int, Changeable.ANY_TIME] = Field(
         2,
         ge=1,
         le=1000,
         description="How many of the newest checkpoints to keep; an edit takes effect when the next one is saved.",
     )
-    grace_seconds: Seconds = Field(120, description="How long a suspension waits for a final checkpoint.")
-    reclaim_policy: ReclaimPolicy = ReclaimPolicy.RETAIN
+    grace_seconds: Annotated[Seconds, Changeable.ANY_TIME] = Field(
+        120, description="How long a suspension waits for a final checkpoint."
+    )
+    reclaim_policy: Annotated[ReclaimPolicy, Changeable.ANY_TIME] = ReclaimPolicy.RETAIN
     volume: VolumeSpec = Field(default_factory=VolumeSpec)
     claim_name: ReferenceName | None = Field(
         None,
@@ -83,4 +85,6 @@ class CheckpointSpec(ApiModel):
         "and trainer pods share a node.",
     )
     resume_from: ResumeFrom | None = None
-    export: bool = Field(True, description="Write a Hugging Face directory (`export/`) when the job ends.")
+    export: Annotated[bool, Changeable.WHILE_SUSPENDED] = Field(
+        True, description="Write a Hugging Face directory (`export/`) when the job ends."
+    )

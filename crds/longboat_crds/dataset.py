@@ -1,13 +1,13 @@
 """`spec.dataset`: where prompts come from."""
 
 from enum import StrEnum
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from longboat_crds.base import LIST_TYPE, ApiModel, ColumnName, Opaque, Path, Seed
 from longboat_crds.expressions import exactly_one
-from longboat_crds.rules import Rule
+from longboat_crds.rules import Changeable, Rule
 
 ONE_SOURCE = Rule(exactly_one("files", "reasoningGym"), "give exactly one of files and reasoningGym", "files")
 
@@ -98,4 +98,4 @@ class DatasetSpec(ApiModel):
     )
     shuffle_seed: Seed = Field(0, description="Seed of the order of rows; every epoch has its own permutation.")
     shuffle: bool = Field(True, description="False takes the rows in their given order, in every epoch.")
-    evaluation: EvaluationSpec | None = None
+    evaluation: Annotated[EvaluationSpec | None, Changeable.WHILE_SUSPENDED] = None

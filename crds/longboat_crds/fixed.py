@@ -1,74 +1,51 @@
-"""Which fields of `spec` are fixed once a job has started. Pure.
+"""Which fields of `spec` are fixed once a job has started, by the marks at their declarations. Pure.
 
 A field is free (a change takes effect at once), changeable only while the job is suspended (how the job runs; read at the
-driver's next start), or fixed (what is learned, from what, and where the results go). A job has started when
-status.startTime is set.
+driver's next start), or fixed (what is learned, from what, and where the results go), which it is without a mark. A job has
+started when status.startTime is set.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+from pydantic.fields import FieldInfo
 
 from longboat_crds.base import ApiModel
 from longboat_crds.job import RLJobSpec
-from longboat_crds.rules import Refusal, validation
+from longboat_crds.rules import Changeable, Refusal, validation
 
-FREE = (
-    "checkpoint.everySteps",
-    "checkpoint.graceSeconds",
-    "checkpoint.keep",
-    "checkpoint.reclaimPolicy",
-    "failurePolicy",
-    "rollout.replicas",
-    "rounds.steps",  # upwards, until the job has succeeded
-    "runtimeRef.renewOnResume",
-    "suspend",
-    "ttlSecondsAfterFinished",
-)
-WHILE_SUSPENDED = (
-    "checkpoint.export",
-    "dataset.evaluation",
-    "rewardPool",
-    "rollout.enforceEager",
-    "rollout.enginesPerPod",
-    "rollout.kvCache",
-    "rollout.maxSequences",
-    "rollout.tensorParallel",
-    "rounds.auditEvery",
-    "rounds.maxLengthBias",
-    "rounds.stageDeadlineSeconds",
-    "trainer.deterministic",
-    "trainer.gradientCheckpointing",
-    "trainer.maxSkippedSteps",
-    "trainer.maxTokensPerBin",
-)
-WITH_RENEWAL = ("runtimeRef.kind", "runtimeRef.name")
-FIXED = (
-    "algorithm",
-    "checkpoint.claimName",
-    "checkpoint.resumeFrom",
-    "checkpoint.volume",
-    "dataset.columns",
-    "dataset.files",
-    "dataset.promptTemplate",
-    "dataset.reasoningGym",
-    "dataset.shuffle",
-    "dataset.shuffleSeed",
-    "dataset.tooLongPrompts",
-    "model",
-    "rewards",
-    "rollout.sampling",
-    "rounds.maxStaleness",
-    "rounds.policy",
-    "rounds.promptOvercommit",
-    "rounds.promptOvercommitMode",
-    "rounds.promptsPerRound",
-    "rounds.quotas",
-    "rounds.sampleOvercommit",
-    "rounds.seed",
-    "trainer.minibatches",
-    "trainer.optimizer",
-    "trainer.replicas",
-)
+
+def section(info: FieldInfo) -> type[ApiModel] | None:
+    """The model of a field that is an object of our own, and always there."""
+    kind = info.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, ApiModel) else None
+
+
+def mark(info: FieldInfo) -> Changeable | None:
+    """What the field is marked with."""
+    return next((part for part in info.metadata if isinstance(part, Changeable)), None)
+
+
+def marks(model: type[ApiModel], above: str = "") -> Iterator[tuple[str, Changeable | None]]:
+    """Each path and its mark; a mark is for all that is below its path. Objects without any mark in them are one path."""
+    for name, info in model.model_fields.items():
+        path, within = f"{above}{info.alias or name}", section(info)
+        if mark(info) is None and within is not None:
+            parts = list(marks(within, f"{path}."))
+            if any(marked for _, marked in parts):
+                yield from parts
+                continue
+        yield path, mark(info)
+
+
+def _marked(with_: Changeable | None) -> tuple[str, ...]:
+    return tuple(sorted(path for path, found in marks(RLJobSpec) if found is with_))
+
+
+FREE = _marked(Changeable.ANY_TIME)
+WHILE_SUSPENDED = _marked(Changeable.WHILE_SUSPENDED)
+WITH_RENEWAL = _marked(Changeable.WITH_RENEWAL)
+FIXED = _marked(None)
 
 _NOT_STARTED = "!has(oldSelf.status) || !has(oldSelf.status.startTime)"
 _SUSPENDED = "(has(oldSelf.status.phase) && oldSelf.status.phase == 'Suspended')"
@@ -120,10 +97,9 @@ def _same(path: str) -> str:
 
 
 def _always_present(path: str) -> bool:
-    """Whether the last field of a path is required or has a default; for every path in our lists, those above it do."""
+    """Whether the last field of a path is required or has a default; those on the way to it are (`section`)."""
     model: type[ApiModel] = RLJobSpec
     for key in path.split("."):
         info = next(info for name, info in model.model_fields.items() if key in (info.alias, name))
-        if isinstance(info.annotation, type) and issubclass(info.annotation, ApiModel):
-            model = info.annotation
+        model = section(info) or model
     return info.is_required() or info.get_default(call_default_factory=True) is not None

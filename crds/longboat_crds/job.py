@@ -1,7 +1,7 @@
 """RLJob: one post-training job."""
 
 from enum import StrEnum
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -15,7 +15,7 @@ from longboat_crds.model import ModelSpec
 from longboat_crds.rewards import RewardPoolSpec, RewardSpec
 from longboat_crds.rollout import RolloutSpec
 from longboat_crds.rounds import RoundsSpec
-from longboat_crds.rules import Rule
+from longboat_crds.rules import Changeable, Rule
 from longboat_crds.trainer import TrainerSpec
 
 
@@ -29,9 +29,9 @@ class RuntimeKind(StrEnum):
 class RuntimeRef(ApiModel):
     """The platform team's template: images, pod templates, volumes. A job keeps the version it started with."""
 
-    kind: RuntimeKind = RuntimeKind.CLUSTER_RL_RUNTIME
-    name: ReferenceName = Field(description="Name of the template.")
-    renew_on_resume: bool = Field(
+    kind: Annotated[RuntimeKind, Changeable.WITH_RENEWAL] = RuntimeKind.CLUSTER_RL_RUNTIME
+    name: Annotated[ReferenceName, Changeable.WITH_RENEWAL] = Field(description="Name of the template.")
+    renew_on_resume: Annotated[bool, Changeable.ANY_TIME] = Field(
         False,
         description="A suspended job takes the template's current version when it resumes, and may name another template.",
     )
@@ -54,13 +54,13 @@ class RLJobSpec(ApiModel):
         description="Reward functions; a sample's reward is their weighted sum.",
         json_schema_extra=list_map("name"),
     )
-    reward_pool: RewardPoolSpec = Field(default_factory=RewardPoolSpec)
+    reward_pool: Annotated[RewardPoolSpec, Changeable.WHILE_SUSPENDED] = Field(default_factory=RewardPoolSpec)
     trainer: TrainerSpec = Field(default_factory=TrainerSpec)
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
-    failure_policy: FailurePolicySpec = Field(default_factory=FailurePolicySpec)
-    suspend: bool = Field(
+    failure_policy: Annotated[FailurePolicySpec, Changeable.ANY_TIME] = Field(default_factory=FailurePolicySpec)
+    suspend: Annotated[bool, Changeable.ANY_TIME] = Field(
         False, description="True saves a checkpoint and deletes all pods; false again resumes from there."
     )
-    ttl_seconds_after_finished: Seconds | None = Field(
+    ttl_seconds_after_finished: Annotated[Seconds | None, Changeable.ANY_TIME] = Field(
         None, description="Delete the job this long after it finished. Default: never."
     )

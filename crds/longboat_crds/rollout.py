@@ -6,7 +6,7 @@ from pydantic import Field
 
 from longboat_crds.base import LIST_TYPE, ApiModel, Quantity
 from longboat_crds.expressions import at_most, constant, field, product
-from longboat_crds.rules import Rule
+from longboat_crds.rules import Changeable, Rule
 
 MAX_DEVICES_PER_POD = 64
 
@@ -65,13 +65,23 @@ class RolloutSpec(ApiModel):
         ),
     )
 
-    replicas: int = Field(1, ge=0, le=4096, description="Rollout pods; `kubectl scale` sets it.")
-    engines_per_pod: int = Field(1, ge=1, le=64, description="Engines of one pod.")
-    tensor_parallel: int = Field(1, ge=1, le=64, description="Devices (on CPU: worker processes) of one engine.")
+    replicas: Annotated[int, Changeable.ANY_TIME] = Field(
+        1, ge=0, le=4096, description="Rollout pods; `kubectl scale` sets it."
+    )
+    engines_per_pod: Annotated[int, Changeable.WHILE_SUSPENDED] = Field(
+        1, ge=1, le=64, description="Engines of one pod."
+    )
+    tensor_parallel: Annotated[int, Changeable.WHILE_SUSPENDED] = Field(
+        1, ge=1, le=64, description="Devices (on CPU: worker processes) of one engine."
+    )
     sampling: SamplingSpec
-    kv_cache: Quantity | None = Field(None, description="KV cache of one engine, such as `64Mi`. Default: vLLM's own.")
-    max_sequences: int = Field(256, ge=1, le=16_384, description="Sequences an engine decodes at once.")
-    enforce_eager: bool = Field(
+    kv_cache: Annotated[Quantity | None, Changeable.WHILE_SUSPENDED] = Field(
+        None, description="KV cache of one engine, such as `64Mi`. Default: vLLM's own."
+    )
+    max_sequences: Annotated[int, Changeable.WHILE_SUSPENDED] = Field(
+        256, ge=1, le=16_384, description="Sequences an engine decodes at once."
+    )
+    enforce_eager: Annotated[bool, Changeable.WHILE_SUSPENDED] = Field(
         False, description="Skip compilation and graph capture: starts sooner, decodes slower on GPUs."
     )
 

@@ -1,13 +1,13 @@
 """`spec.rounds`: how many steps, of how many prompts, by which round policy."""
 
 from enum import StrEnum
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from longboat_crds.base import ApiModel, Seconds, Seed, list_map
 from longboat_crds.expressions import either, empty, equals, field, if_present, total
-from longboat_crds.rules import Rule
+from longboat_crds.rules import Changeable, Rule
 
 # Defaults of TailBatching. Launching more responses than a group needs cuts its long ones off for good; launching more prompts doesn't.
 PROMPT_OVERCOMMIT = 1.25
@@ -68,7 +68,7 @@ class RoundsSpec(ApiModel):
     )
 
     policy: RoundPolicyName = RoundPolicyName.SYNCHRONOUS
-    steps: int = Field(
+    steps: Annotated[int, Changeable.ANY_TIME] = Field(
         ge=1,
         le=10_000_000,
         description="Optimizer steps of the whole job. It may be raised until the job has succeeded; that takes effect from the next "
@@ -104,7 +104,7 @@ class RoundsSpec(ApiModel):
         "first to finish. More than 1 favours short responses within a group. "
         f"Default: {SAMPLE_OVERCOMMIT:g}.",
     )
-    max_length_bias: float | None = Field(
+    max_length_bias: Annotated[float | None, Changeable.WHILE_SUSPENDED] = Field(
         None,
         ge=0.0,
         le=1.0,
@@ -112,7 +112,7 @@ class RoundsSpec(ApiModel):
         "launches. Once the lower 95 % bound of status.training.lengthBias exceeds it, the job stops racing for a period and "
         "reports it. Default: no limit.",
     )
-    audit_every: int | None = Field(
+    audit_every: Annotated[int | None, Changeable.WHILE_SUSPENDED] = Field(
         None,
         ge=2,
         le=10_000,
@@ -130,7 +130,7 @@ class RoundsSpec(ApiModel):
         0,
         description="Seed of every sample and of the minibatches; docs/reproducibility.md says what repeats bit for bit, and when.",
     )
-    stage_deadline_seconds: Seconds = Field(
+    stage_deadline_seconds: Annotated[Seconds, Changeable.WHILE_SUSPENDED] = Field(
         1800,
         ge=1,
         description="A stage (generate, reward, train, publish, checkpoint) longer than this is reported with stack traces.",

@@ -1,10 +1,24 @@
 """Rules that a schema can't express: declared once beside the model, enforced by pydantic and, as CEL, by the API server. Pure."""
 
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from typing import Any
 
 from longboat_crds.expressions import Expression
+
+
+class Changeable(Enum):
+    """When a field of a job's spec may be changed once the job has started: what a field is annotated with, or an object of fields.
+
+    A field without a mark is fixed: create another job to change it. `fixed` makes the rules of this.
+    """
+
+    ANY_TIME = auto()
+    """The change takes effect while the job runs."""
+    WHILE_SUSPENDED = auto()
+    """How the job is run; read at the driver's next start."""
+    WITH_RENEWAL = auto()
+    """While suspended, and only together with runtimeRef.renewOnResume."""
 
 
 class Refusal(StrEnum):

@@ -1,10 +1,12 @@
 """`spec.trainer`: FSDP2 ranks and the optimizer."""
 
 from enum import StrEnum
+from typing import Annotated
 
 from pydantic import Field
 
 from longboat_crds.base import ApiModel
+from longboat_crds.rules import Changeable
 
 
 class Schedule(StrEnum):
@@ -37,7 +39,7 @@ class TrainerSpec(ApiModel):
 
     replicas: int = Field(1, ge=1, le=4096, description="Ranks.")
     optimizer: OptimizerSpec = Field(default_factory=OptimizerSpec)
-    max_tokens_per_bin: int = Field(
+    max_tokens_per_bin: Annotated[int, Changeable.WHILE_SUSPENDED] = Field(
         8192,
         ge=16,
         le=16_777_216,
@@ -49,17 +51,17 @@ class TrainerSpec(ApiModel):
         le=64,
         description="Optimizer updates a step is split into, each of whole groups, shuffled by rounds.seed; 1 is strictly on-policy.",
     )
-    max_skipped_steps: int = Field(
+    max_skipped_steps: Annotated[int, Changeable.WHILE_SUSPENDED] = Field(
         3,
         ge=1,
         le=1_000_000,
         description="A minibatch whose gradient is not finite is skipped. The job fails after this many steps in a row in which every "
         "minibatch was skipped.",
     )
-    gradient_checkpointing: bool = Field(
+    gradient_checkpointing: Annotated[bool, Changeable.WHILE_SUSPENDED] = Field(
         False, description="Recompute activations in the backward pass: less memory, more time."
     )
-    deterministic: bool | None = Field(
+    deterministic: Annotated[bool | None, Changeable.WHILE_SUSPENDED] = Field(
         None,
         description="Use kernels that give the same bits every time, so that what docs/reproducibility.md promises about the trainer "
         "holds. Default: true on CPUs, false on GPUs, where such kernels are slower.",

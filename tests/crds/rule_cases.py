@@ -159,3 +159,63 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     ({"metadata.name": "a" * 46}, None),
     ({"metadata.name": "a" * 47}, "metadata.name"),
 ]
+
+# A change of each field that is fixed, or changeable only while suspended, once a job has started (paths below `spec`).
+CHANGES: dict[str, Any] = {
+    "algorithm": {"groupSize": 4},
+    "checkpoint.claimName": "other",
+    "checkpoint.export": False,
+    "checkpoint.resumeFrom": {"claimName": "other"},
+    "checkpoint.volume": {"size": "1Gi"},
+    "dataset.columns": {"prompt": "question"},
+    "dataset.evaluation": {"files": {"paths": ["/data/test.jsonl"]}},
+    "dataset.files": {"paths": ["/data/other.jsonl"]},
+    "dataset.promptTemplate": "{{ prompt }}",
+    "dataset.reasoningGym": {"task": "chain_sum"},
+    "dataset.shuffle": False,
+    "dataset.shuffleSeed": 1,
+    "dataset.tooLongPrompts": "Skip",
+    "model": {"path": "/models/other"},
+    "rewardPool": {"replicas": 2},
+    "rewards": [{"name": "other", "function": "rewards:other"}],
+    "rollout.enforceEager": True,
+    "rollout.enginesPerPod": 2,
+    "rollout.kvCache": "64Mi",
+    "rollout.maxSequences": 8,
+    "rollout.sampling": {"maxTokens": 32},
+    "rollout.tensorParallel": 2,
+    "rounds.auditEvery": 3,
+    "rounds.maxLengthBias": 0.1,
+    "rounds.maxStaleness": 2,
+    "rounds.policy": "TailBatching",
+    "rounds.promptOvercommit": 1.5,
+    "rounds.promptOvercommitMode": "Auto",
+    "rounds.promptsPerRound": 4,
+    "rounds.quotas": [{"domain": "math", "prompts": 5}, {"domain": "code", "prompts": 3}],
+    "rounds.sampleOvercommit": 1.5,
+    "rounds.seed": 1,
+    "rounds.stageDeadlineSeconds": 60,
+    "trainer.deterministic": False,
+    "trainer.gradientCheckpointing": True,
+    "trainer.maxSkippedSteps": 5,
+    "trainer.maxTokensPerBin": 4096,
+    "trainer.minibatches": 2,
+    "trainer.optimizer": {"learningRate": 1e-4},
+    "trainer.replicas": 2,
+}
+
+# What has to come with such a change.
+WITH_CHANGE: dict[str, dict[str, Any]] = {
+    "dataset.reasoningGym": {"spec.dataset.files": None},
+    "rounds.maxStaleness": {"spec.rounds.policy": "BoundedAsync"},
+    "rounds.promptOvercommit": {"spec.rounds.policy": "TailBatching"},
+    "rounds.promptOvercommitMode": {"spec.rounds.policy": "TailBatching"},
+    "rounds.sampleOvercommit": {"spec.rounds.policy": "TailBatching"},
+}
+
+# What the job needs to have from the start for a change to be possible at all.
+BEFORE_CHANGE: dict[str, dict[str, Any]] = {
+    "rounds.auditEvery": {"spec.rounds.policy": "TailBatching"},
+    "rounds.maxLengthBias": {"spec.rounds.policy": "TailBatching"},
+    "rounds.quotas": {"spec.dataset.columns": {"domain": "topic"}},
+}

@@ -1,87 +1,33 @@
 """What may be changed of a job, and when."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from e2e.tests.api.objects import STARTED, Jobs, NewJob, Refused
-from longboat_crds.fixed import FIXED, WHILE_SUSPENDED
+from longboat_crds.fixed import WHILE_SUSPENDED
+from tests.crds.rule_cases import BEFORE_CHANGE, CHANGES, WITH_CHANGE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 
-CHANGES: dict[str, Any] = {
-    "algorithm": {"groupSize": 4},
-    "checkpoint.claimName": "other",
-    "checkpoint.export": False,
-    "checkpoint.resumeFrom": {"claimName": "other"},
-    "checkpoint.volume": {"size": "1Gi"},
-    "dataset.columns": {"prompt": "question"},
-    "dataset.evaluation": {"files": {"paths": ["/data/test.jsonl"]}},
-    "dataset.files": {"paths": ["/data/other.jsonl"]},
-    "dataset.promptTemplate": "{{ prompt }}",
-    "dataset.reasoningGym": {"task": "chain_sum"},
-    "dataset.shuffle": False,
-    "dataset.shuffleSeed": 1,
-    "dataset.tooLongPrompts": "Skip",
-    "model": {"path": "/models/other"},
-    "rewardPool": {"replicas": 2},
-    "rewards": [{"name": "other", "function": "rewards:other"}],
-    "rollout.enforceEager": True,
-    "rollout.enginesPerPod": 2,
-    "rollout.kvCache": "64Mi",
-    "rollout.maxSequences": 8,
-    "rollout.sampling": {"maxTokens": 32},
-    "rollout.tensorParallel": 2,
-    "rounds.auditEvery": 3,
-    "rounds.maxLengthBias": 0.1,
-    "rounds.maxStaleness": 2,
-    "rounds.policy": "TailBatching",
-    "rounds.promptOvercommit": 1.5,
-    "rounds.promptOvercommitMode": "Auto",
-    "rounds.promptsPerRound": 4,
-    "rounds.quotas": [{"domain": "math", "prompts": 5}, {"domain": "code", "prompts": 3}],
-    "rounds.sampleOvercommit": 1.5,
-    "rounds.seed": 1,
-    "rounds.stageDeadlineSeconds": 60,
-    "trainer.deterministic": False,
-    "trainer.gradientCheckpointing": True,
-    "trainer.maxSkippedSteps": 5,
-    "trainer.maxTokensPerBin": 4096,
-    "trainer.minibatches": 2,
-    "trainer.optimizer": {"learningRate": 1e-4},
-    "trainer.replicas": 2,
-}
-
-
-# What the job needs to have from the start for a change to be possible at all.
-NEEDED: dict[str, dict[str, Any]] = {
-    "rounds.auditEvery": {"spec.rounds.policy": "TailBatching"},
-    "rounds.maxLengthBias": {"spec.rounds.policy": "TailBatching"},
-    "rounds.quotas": {"spec.dataset.columns": {"domain": "topic"}},
-}
-
-
-def _patch(path: str, value: Any) -> dict[str, Any]:
-    for key in reversed(["spec", *path.split(".")]):
-        value = {key: value}
-    return value
-
-
-def test_a_change_is_tried_for_every_field_that_is_not_free() -> None:
-    assert set(CHANGES) == {*FIXED, *WHILE_SUSPENDED}
+def _patch(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A merge patch that sets values at dotted paths."""
+    patch: dict[str, Any] = {}
+    for path, value in changes.items():
+        *way, last = path.split(".")
+        at = patch
+        for key in way:
+            at = at.setdefault(key, {})
+        at[last] = value
+    return patch
 
 
 @pytest.mark.parametrize("path", sorted(CHANGES))
 def test_what_may_change_when(jobs: Jobs, new_job: NewJob, path: str) -> None:
-    patch = _patch(path, CHANGES[path])
-    if path == "dataset.reasoningGym":
-        patch["spec"]["dataset"]["files"] = None
-    if "Overcommit" in path:
-        patch["spec"]["rounds"]["policy"] = "TailBatching"
-    if path == "rounds.maxStaleness":
-        patch["spec"]["rounds"]["policy"] = "BoundedAsync"
-    base = NEEDED.get(path, {})
+    patch = _patch({f"spec.{path}": CHANGES[path]} | WITH_CHANGE.get(path, {}))
+    base = BEFORE_CHANGE.get(path, {})
     before = new_job(base)
     jobs.merge(before, patch)  # not started
 
@@ -140,4 +86,4 @@ def test_keys_without_a_schema_are_fixed_too(jobs: Jobs, new_job: NewJob) -> Non
     task = {"reasoningGym": {"task": "chain_sum", "config": {"min_terms": 2}}}
     name = new_job({"spec.dataset": task}, status={"startTime": STARTED})
     with pytest.raises(Refused, match=r"spec\.dataset\.reasoningGym is fixed once the job has started"):
-        jobs.merge(name, _patch("dataset.reasoningGym.config", {"min_terms": None, "max_terms": 2}))
+        jobs.merge(name, _patch({"spec.dataset.reasoningGym.config": {"min_terms": None, "max_terms": 2}}))
