@@ -7,7 +7,7 @@ from pydantic import Field
 
 from longboat_crds.base import ApiModel, Quantity, ReferenceName, Seconds
 from longboat_crds.expressions import both, constant, either, equals, field, negation, present
-from longboat_crds.rules import Changeable, Refusal, Rule
+from longboat_crds.rules import Changeable, FieldError, Rule
 
 
 class AccessMode(StrEnum):
@@ -58,7 +58,7 @@ class CheckpointSpec(ApiModel):
             ),
             "a job resumes from its own claim automatically: leave out resumeFrom, or name another claim",
             "resumeFrom",
-            Refusal.FORBIDDEN,
+            FieldError.FORBIDDEN,
         ),
     )
 

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from longboat_crds.base import ApiModel
 from longboat_crds.job import RLJobSpec
-from longboat_crds.rules import Changeable, Refusal, validation
+from longboat_crds.rules import Changeable, FieldError, validation
 
 
 def section(info: FieldInfo) -> type[ApiModel] | None:
@@ -69,21 +69,21 @@ def transition_rules() -> list[dict[str, Any]]:
             f"{_NOT_STARTED} || self.spec.rounds.steps >= oldSelf.spec.rounds.steps",
             "can only be raised once the job has started; to end it sooner, suspend it or create another job",
             "spec.rounds.steps",
-            Refusal.FORBIDDEN,
+            FieldError.FORBIDDEN,
         ),
         validation(
             f"{_NOT_STARTED} || !has(oldSelf.status.completionTime) || "
             "self.spec.rounds.steps == oldSelf.spec.rounds.steps",
             "can't be changed once the job has finished: create another job that resumes from its claim",
             "spec.rounds.steps",
-            Refusal.FORBIDDEN,
+            FieldError.FORBIDDEN,
         ),
     ]
 
 
 def _unchanged(paths: Iterable[str], unless: str, message: str) -> list[dict[str, Any]]:
     return [
-        validation(f"{_NOT_STARTED} || {_same(path)}{unless}", message, f"spec.{path}", Refusal.FORBIDDEN)
+        validation(f"{_NOT_STARTED} || {_same(path)}{unless}", message, f"spec.{path}", FieldError.FORBIDDEN)
         for path in paths
     ]
 

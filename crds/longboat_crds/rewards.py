@@ -7,7 +7,7 @@ from pydantic import Field
 from longboat_crds.base import LIST_TYPE, ApiModel, ColumnName, ObjectName, Opaque, ReferenceName
 from longboat_crds.expressions import both, choose, constant, equals, exactly_one, field, negation, present
 from longboat_crds.reward_style import RewardStyle
-from longboat_crds.rules import Refusal, Rule
+from longboat_crds.rules import FieldError, Rule
 
 
 class ConfigMapFunction(ApiModel):
@@ -36,13 +36,13 @@ class RewardSpec(ApiModel):
             choose(_SCORER, both(negation(present("function")), negation(present("configMap"))), constant(True)),
             "style ReasoningGym uses the task's own scorer: leave out function and configMap",
             "function",
-            Refusal.FORBIDDEN,
+            FieldError.FORBIDDEN,
         ),
         Rule(
             choose(_SCORER, constant(True), exactly_one("function", "configMap")),
             "give exactly one of function and configMap",
             "function",
-            Refusal.REQUIRED,
+            FieldError.REQUIRED,
         ),
     )
 

@@ -21,7 +21,7 @@ class Changeable(Enum):
     """While suspended, and only together with runtimeRef.renewOnResume."""
 
 
-class Refusal(StrEnum):
+class FieldError(StrEnum):
     """Kinds of field error of the API server."""
 
     INVALID = "FieldValueInvalid"
@@ -36,18 +36,18 @@ class Rule:
     holds: Expression
     message: str
     field: str
-    refusal: Refusal = Refusal.INVALID
+    error: FieldError = FieldError.INVALID
 
     def to_cel(self) -> dict[str, Any]:
         """An item of x-kubernetes-validations."""
-        return validation(self.holds.cel, self.message, self.field, self.refusal)
+        return validation(self.holds.cel, self.message, self.field, self.error)
 
 
-def validation(cel: str, message: str, field: str, refusal: Refusal) -> dict[str, Any]:
+def validation(cel: str, message: str, field: str, error: FieldError) -> dict[str, Any]:
     """An item of x-kubernetes-validations; the API server reports `field` relative to the rule's place."""
     while cel.startswith("(") and cel.endswith(")") and _encloses(cel):
         cel = cel[1:-1]
-    return {"rule": cel, "message": message, "fieldPath": f".{field}", "reason": refusal.value}
+    return {"rule": cel, "message": message, "fieldPath": f".{field}", "reason": error.value}
 
 
 def _encloses(cel: str) -> bool:

@@ -112,8 +112,8 @@ class Run:
             self._ending.remove(ended)
             self.audits.append(audit := ended.result())
             self.recorder.write("audit", **audit)
-            verdict = "clean" if lives.clean(audit) else f"NOT CLEAN, see {self.diagnosis}"
-            self._say(f"{audit['job']}: {audit['steps']} steps, {audit['incarnations']} incarnations, {verdict}")
+            judged = "clean" if lives.clean(audit) else f"NOT CLEAN, see {self.diagnosis}"
+            self._say(f"{audit['job']}: {audit['steps']} steps, {audit['incarnations']} incarnations, {judged}")
 
     def _struck(self, incident: Incident, now: float) -> None:
         """The harm is done, or could not be."""

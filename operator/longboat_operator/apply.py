@@ -45,7 +45,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Applied:
     """The outcome of a plan: what the cache is to show, the write that got no answer, whether the job had changed meanwhile."""
 
     expectations: tuple[Expectation, ...]
@@ -61,7 +61,7 @@ class Applier:
         self._cache = cache
         self._events = events
 
-    async def apply(self, plan: Plan, observed: Observed, rejections: Rejections) -> Outcome:
+    async def apply(self, plan: Plan, observed: Observed, rejections: Rejections) -> Applied:
         """Executes the actions in order; rejections go into `rejections`."""
         writes = Writes(self._client, self._cache, self._events, observed)
         return await _Run(writes, plan, observed, rejections).execute()
@@ -79,7 +79,7 @@ class _Run:
         self._dry_runs_made = False
         self._stale = False
 
-    async def execute(self) -> Outcome:
+    async def execute(self) -> Applied:
         self._rejections.keep_only({*map(target_of, self._plan.actions), *self._plan.look_up})
         unanswered = None
         for action in self._plan.actions:
@@ -92,7 +92,7 @@ class _Run:
                 break
             if self._stale:
                 break
-        return Outcome(tuple(self._writes.expectations), unanswered, self._stale)
+        return Applied(tuple(self._writes.expectations), unanswered, self._stale)
 
     async def _one(self, action: Action) -> None:
         if isinstance(action, CreateObject) and action.dry_run and not self._dry_runs_made:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import structlog
 
-from longboat_operator.apply import Applier, Outcome
+from longboat_operator.apply import Applied, Applier
 from longboat_operator.kube.errors import KubeError
 from longboat_operator.kube.resources import CLUSTER_RL_RUNTIME
 from longboat_operator.lease import LeadershipLostError
@@ -100,7 +100,7 @@ class Controller:
             if plan.empty and observed.job is None:
                 self._forget(job)
                 return "gone"
-            outcome = await self._applier.apply(plan, observed, rejections)
+            applied = await self._applier.apply(plan, observed, rejections)
         except LeadershipLostError:
             raise
         except KubeError as error:
@@ -112,15 +112,15 @@ class Controller:
             log.exception("reconcile failed", job=str(job))
             self._queue.add_after(job, self._queue.failed(job))
             return "error"
-        self.expectations.expect(job, outcome.expectations)
+        self.expectations.expect(job, applied.expectations)
         again = [plan.look_again_seconds, rejections.next_seconds()]
-        if outcome.unanswered is not None or outcome.stale:
-            retry_after = (outcome.unanswered.retry_after_seconds if outcome.unanswered else None) or 0.0
+        if applied.unanswered is not None or applied.stale:
+            retry_after = (applied.unanswered.retry_after_seconds if applied.unanswered else None) or 0.0
             again.append(max(self._queue.failed(job), retry_after))
         else:
             self._queue.succeeded(job)
         self._queue.add_after(job, min((seconds for seconds in again if seconds is not None), default=None))
-        return _word(plan, outcome)
+        return _word(plan, applied)
 
     async def _informed(self, observed: Observed, rejections: Rejections) -> tuple[Observed, Plan]:
         """A plan that has the answers it asked for, and its snapshot; answers that the server refuses are left out."""
@@ -154,10 +154,10 @@ class Controller:
         }
 
 
-def _word(plan: Plan, outcome: Outcome) -> str:
-    if outcome.unanswered is not None:
+def _word(plan: Plan, applied: Applied) -> str:
+    if applied.unanswered is not None:
         return "unanswered"
-    if outcome.stale:
+    if applied.stale:
         return "stale"
     return "empty" if plan.empty else "applied"
 

@@ -18,7 +18,7 @@ from longboat_operator.plan.losses import Lost, disruptions, lost_pods
 from longboat_operator.plan.records import RoleCount, count, dismissed, released, remembered
 from longboat_operator.plan.removal import Removal, condemned, removal_of
 from longboat_operator.plan.starts import HeldUp, held_up
-from longboat_operator.plan.suspension import Stage, grace_left, stage_of
+from longboat_operator.plan.suspension import Suspension, grace_left, suspension_of
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding, find
 from longboat_operator.reading.status import read_status
@@ -48,26 +48,26 @@ def plan(observed: Observed, now: datetime) -> Plan:
         return _unreadable(job, str(error), now)
     if view.finished:
         return _finished(view, now)
-    stage = stage_of(view, now)
+    suspension = suspension_of(view, now)
     lost = lost_pods(view, now)
-    counts = _counts(view, stage, now, lost)
-    creation = creation_of(view, counts, now) if stage is Stage.RUN else Creation()
-    held = held_up(view, now) if stage is Stage.RUN else HeldUp()
-    roles = survey(view, released=stage is Stage.SUSPENDED, lost=lost.pods)
-    facts = Facts(stage, roles, counts, creation, held.problem)
+    counts = _counts(view, suspension, now, lost)
+    creation = creation_of(view, counts, now) if suspension is Suspension.NONE else Creation()
+    held = held_up(view, now) if suspension is Suspension.NONE else HeldUp()
+    roles = survey(view, released=suspension is Suspension.SUSPENDED, lost=lost.pods)
+    facts = Facts(suspension, roles, counts, creation, held.problem)
     if end := _end(view, facts, now):
         return _published(view.status, final_status(view, end, counts, now), counts)
-    removal = _removal(view, stage, now, lost)
+    removal = _removal(view, suspension, now, lost)
     status = status_of(view, facts, now)
     waits = [creation.wait, removal.wait, lost.wait, held.wait, *_timers(view, facts, now)]
     made = _published(view.status, status, counts, (*creation.actions, *removal.actions), _soonest(waits))
     return replace(made, look_up=(*creation.look_up, *held.look_up))
 
 
-def _counts(view: JobView, stage: Stage, now: datetime, lost: Lost) -> Counts:
+def _counts(view: JobView, suspension: Suspension, now: datetime, lost: Lost) -> Counts:
     """Every role's memory. Pods removed on purpose are not losses."""
     memories = {role: remembered(view.published(role)) for role in ROLES}
-    if stage in {Stage.RUN, Stage.SUSPENDING}:
+    if suspension in {Suspension.NONE, Suspension.SUSPENDING}:
         allocation = view.status.allocation
         inside = failure_before(allocation.incarnation if allocation else None, view.status.demand)
         # A driver that loses a pod it works with can't continue: it restarts, and that is no failure of its own.
@@ -87,7 +87,7 @@ def _counts(view: JobView, stage: Stage, now: datetime, lost: Lost) -> Counts:
             )
             for role in ROLES
         }
-        if stage is Stage.RUN and stopped_short(view):
+        if suspension is Suspension.NONE and stopped_short(view):
             text = f"rounds.steps was raised to {view.spec.rounds.steps} when {view.step} steps were trained"
             counts[Role.DRIVER] = dismissed(memories[Role.DRIVER], view.pods[Role.DRIVER], text, now)
         return counts
@@ -98,7 +98,7 @@ def _end(view: JobView, facts: Facts, now: datetime) -> Finding | None:
     """Whether the job has ended: the driver's word first, then the operator's limits."""
     if end := said_by_driver(view):
         return end
-    if facts.stage is not Stage.RUN:
+    if facts.suspension is not Suspension.NONE:
         return None
     if end := over_the_limit(view, facts.counts):
         return end
@@ -108,19 +108,19 @@ def _end(view: JobView, facts: Facts, now: datetime) -> Finding | None:
     return deadline.missed(view, now, ready.message if ready else summary(facts.roles))
 
 
-def _removal(view: JobView, stage: Stage, now: datetime, lost: Lost) -> Removal:
-    if stage is Stage.RUN:
+def _removal(view: JobView, suspension: Suspension, now: datetime, lost: Lost) -> Removal:
+    if suspension is Suspension.NONE:
         return removal_of(condemned(view, lost.pods), now)
-    if stage is Stage.RELEASING and (view.suspended or view.status.suspend_time):
+    if suspension is Suspension.RELEASING and (view.suspended or view.status.suspend_time):
         return removal_of(view.all_pods, now)
     return Removal()
 
 
 def _timers(view: JobView, facts: Facts, now: datetime) -> list[float | None]:
     """Seconds until each time at which a rule changes its answer."""
-    if facts.stage is Stage.SUSPENDING:
+    if facts.suspension is Suspension.SUSPENDING:
         return [grace_left(view, now)]
-    if facts.stage is Stage.RUN and not all(found.all_ready for found in facts.roles.values()):
+    if facts.suspension is Suspension.NONE and not all(found.all_ready for found in facts.roles.values()):
         return [deadline.seconds_left(view, now)]
     return []
 

@@ -20,7 +20,7 @@ from longboat_crds.expressions import Expression, both, constant, either, equals
 from longboat_crds.load import ApiError, load_job
 from longboat_crds.objects import RLJob
 from longboat_crds.rounds import OFF_POLICY, RoundPolicyName
-from longboat_crds.rules import Refusal, Rule
+from longboat_crds.rules import FieldError, Rule
 from longboat_crds.yaml_text import dump
 from tests.crds.manifests import changed
 from tests.crds.rule_cases import CASES
@@ -137,7 +137,7 @@ def test_a_rule_sheds_outer_parentheses_only() -> None:
     yes = constant(True)
 
     def text(cel: str) -> str:
-        return str(Rule(Expression(cel, yes.evaluate), "m", "f", Refusal.INVALID).to_cel()["rule"])
+        return str(Rule(Expression(cel, yes.evaluate), "m", "f", FieldError.INVALID).to_cel()["rule"])
 
     assert text("((a) && (b))") == "(a) && (b)"
     assert text("(a) && (b)") == "(a) && (b)"

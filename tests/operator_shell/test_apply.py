@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from longboat_operator.apply import Applier, Outcome
+from longboat_operator.apply import Applied, Applier
 from longboat_operator.kube.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -104,7 +104,7 @@ class Bench:
         client: Any = self.server
         self.applier = Applier(client, self.cache, EventRecorder(client, "me"))
 
-    async def apply(self, *actions: Any) -> Outcome:
+    async def apply(self, *actions: Any) -> Applied:
         self.server.writes.clear()
         return await self.applier.apply(Plan(tuple(actions)), Observed(KEY, JOB), self.rejections)
 
@@ -129,7 +129,7 @@ REJECTED = ForbiddenError(403, "Forbidden", "exceeded quota")
 
 
 async def test_actions_are_done_in_order(bench: Bench) -> None:
-    outcome = await bench.apply(SERVICE, *PODS[:2], DELETE, ResizePod("p9", "graders", "2"), STATUS, EVENT)
+    applied = await bench.apply(SERVICE, *PODS[:2], DELETE, ResizePod("p9", "graders", "2"), STATUS, EVENT)
     assert bench.server.writes == [
         "make Service x",
         "create Pod p0",
@@ -139,10 +139,10 @@ async def test_actions_are_done_in_order(bench: Bench) -> None:
         "apply RLJob x/status",
         "create Event",
     ]
-    assert outcome.unanswered is None
-    assert not outcome.stale
-    assert [e.deleted_uid for e in outcome.expectations if e.key.name == "old"] == ["u1"]
-    assert [(e.key.kind, e.key.name, e.version) for e in outcome.expectations] == [
+    assert applied.unanswered is None
+    assert not applied.stale
+    assert [e.deleted_uid for e in applied.expectations if e.key.name == "old"] == ["u1"]
+    assert [(e.key.kind, e.key.name, e.version) for e in applied.expectations] == [
         ("Service", "x", 9),
         ("Pod", "p0", 9),
         ("Pod", "p1", 9),
@@ -154,9 +154,9 @@ async def test_actions_are_done_in_order(bench: Bench) -> None:
 
 async def test_a_rejected_pod_stops_no_other(bench: Bench) -> None:
     bench.server.errors["create Pod p0"] = REJECTED
-    outcome = await bench.apply(*PODS, STATUS)
+    applied = await bench.apply(*PODS, STATUS)
     assert bench.server.writes == ["create Pod p0", "create Pod p1", "create Pod p2", "apply RLJob x/status"]
-    assert outcome.unanswered is None
+    assert applied.unanswered is None
     assert bench.rejections.by_name() == {"p0": "Pod p0: exceeded quota"}
 
 
@@ -221,18 +221,18 @@ async def test_a_dry_run_doesnt_mind_that_the_name_is_taken(bench: Bench) -> Non
 @pytest.mark.parametrize("error", [TransportError("no answer"), ServerError(503, "ServiceUnavailable", "away")])
 async def test_a_write_without_an_answer_ends_the_plan(bench: Bench, error: KubeError) -> None:
     bench.server.errors["create Pod p1"] = error
-    outcome = await bench.apply(*PODS, STATUS)
+    applied = await bench.apply(*PODS, STATUS)
     assert bench.server.writes == ["create Pod p0", "create Pod p1"]
-    assert outcome.unanswered is error
+    assert applied.unanswered is error
     assert bench.rejections.by_name() == {}
-    assert [e.key.name for e in outcome.expectations] == ["p0"]  # what was done is still waited for
+    assert [e.key.name for e in applied.expectations] == ["p0"]  # what was done is still waited for
 
 
 async def test_a_status_against_an_old_job_ends_the_plan_without_its_events(bench: Bench) -> None:
     bench.server.errors["apply RLJob x/status"] = ConflictError(409, "Conflict", "changed meanwhile")
-    outcome = await bench.apply(STATUS, EVENT)
+    applied = await bench.apply(STATUS, EVENT)
     assert bench.server.writes == ["apply RLJob x/status"]
-    assert outcome.stale
+    assert applied.stale
     assert bench.rejections.by_name() == {}
 
 
@@ -243,8 +243,8 @@ async def test_a_status_is_guarded_by_the_version_that_was_observed(bench: Bench
 
 async def test_an_event_that_cant_be_written_harms_nothing(bench: Bench) -> None:
     bench.server.errors["create Event"] = REJECTED
-    outcome = await bench.apply(EVENT, STATUS)
-    assert outcome.unanswered is None
+    applied = await bench.apply(EVENT, STATUS)
+    assert applied.unanswered is None
     assert bench.server.writes == ["create Event", "apply RLJob x/status"]
 
 
@@ -283,12 +283,12 @@ async def test_what_the_server_makes_of_an_object_is_noted_on_it(bench: Bench) -
     await bench.apply(ApplyObject(body))
     assert bench.server.writes == ["make Service x"], "it keeps what was asked for"
     bench.server.defaults = {"spec": {"clusterIP": "None", "sessionAffinity": "None"}}
-    outcome = await bench.apply(ApplyObject(body))
+    applied = await bench.apply(ApplyObject(body))
     assert bench.server.writes == ["make Service x", "apply Service x"]
     noted = bench.server.bodies[-1]["metadata"]
     assert noted["annotations"]["longboat.dev/live-hash"] == content_digest({**body, **bench.server.defaults})
     assert noted["uid"] == "new"
-    assert len(outcome.expectations) == 1
+    assert len(applied.expectations) == 1
 
 
 async def test_metadata_is_patched_on_the_object_of_the_uid_alone(bench: Bench) -> None:

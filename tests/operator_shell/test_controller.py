@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from longboat_operator.apply import Outcome
+from longboat_operator.apply import Applied
 from longboat_operator.controller import HELD_SECONDS, Controller
 from longboat_operator.kube.errors import TooManyRequestsError, TransportError
 from longboat_operator.lease import LeadershipLostError
@@ -32,7 +32,7 @@ class Bench:
         self.cache = Cache()
         self.queue: WorkQueue[JobKey] = WorkQueue(clock=lambda: self.now)
         self.plan: Any = Plan()
-        self.outcome: Any = Outcome(())
+        self.outcome: Any = Applied(())
         self.applied: list[JobKey] = []
         self.observed: list[Observed] = []
         self.asked: list[Target] = []
@@ -63,7 +63,7 @@ class Bench:
             return {}
         return dict.fromkeys(targets, self.answer)
 
-    async def apply(self, _: Plan, observed: Observed, rejections: Rejections) -> Outcome:
+    async def apply(self, _: Plan, observed: Observed, rejections: Rejections) -> Applied:
         self.applied.append(observed.key)
         self.rejections = rejections
         if isinstance(self.outcome, Exception):
@@ -143,7 +143,7 @@ async def test_a_standby_queues_nothing_and_a_new_leader_plans_for_all() -> None
 
 async def test_no_plan_before_the_cache_shows_the_last_writes(bench: Bench) -> None:
     bench.plan = SOMETHING
-    bench.outcome = Outcome((Expectation(ObjectKey("Pod", "a", "p"), 10),))
+    bench.outcome = Applied((Expectation(ObjectKey("Pod", "a", "p"), 10),))
     assert await bench.controller.reconcile(X) == "applied"
     assert await bench.controller.reconcile(X) == "held"
     assert bench.applied == [X]
@@ -152,13 +152,13 @@ async def test_no_plan_before_the_cache_shows_the_last_writes(bench: Bench) -> N
     assert await bench.controller.reconcile(X) == "held"
     bench.put(pod("p", 10))
     assert bench.due() == [X]
-    bench.outcome = Outcome(())
+    bench.outcome = Applied(())
     assert await bench.controller.reconcile(X) == "applied"
 
 
 async def test_what_was_waited_for_may_come_without_a_change(bench: Bench) -> None:
     bench.plan = SOMETHING
-    bench.outcome = Outcome((Expectation(ObjectKey("Pod", "a", "p"), 10),))
+    bench.outcome = Applied((Expectation(ObjectKey("Pod", "a", "p"), 10),))
     await bench.controller.reconcile(X)
     assert await bench.controller.reconcile(X) == "held"
     bench.cache.saw(Source("Pod", None), 11)
@@ -169,7 +169,7 @@ async def test_what_was_waited_for_may_come_without_a_change(bench: Bench) -> No
 
 async def test_a_pod_that_came_and_went_before_a_new_list_wakes_its_job(bench: Bench) -> None:
     bench.plan = SOMETHING
-    bench.outcome = Outcome((Expectation(ObjectKey("Pod", "a", "p"), 10),))
+    bench.outcome = Applied((Expectation(ObjectKey("Pod", "a", "p"), 10),))
     assert await bench.controller.reconcile(X) == "applied"
     pods = Source("Pod", None)
     feed = Feed(bench.cache, Freshness([pods], [pods]), bench.controller.changed, bench.controller.listed)
@@ -181,7 +181,7 @@ async def test_a_pod_that_came_and_went_before_a_new_list_wakes_its_job(bench: B
 async def test_even_a_change_that_wakes_nobody_frees_who_waited_for_it(bench: Bench) -> None:
     bench.put(pod("p", 2))
     bench.due()
-    bench.outcome = Outcome((Expectation(ObjectKey("Pod", "a", "p"), 3),))
+    bench.outcome = Applied((Expectation(ObjectKey("Pod", "a", "p"), 3),))
     bench.plan = SOMETHING
     await bench.controller.reconcile(X)
     assert await bench.controller.reconcile(X) == "held"
@@ -206,7 +206,7 @@ async def test_a_write_without_an_answer_is_tried_again_ever_more_rarely_and_not
     bench: Bench,
 ) -> None:
     bench.plan = SOMETHING
-    bench.outcome = Outcome((), unanswered=TransportError("no answer"))
+    bench.outcome = Applied((), unanswered=TransportError("no answer"))
     waits = []
     for _ in range(3):
         assert await bench.controller.reconcile(X) == "unanswered"
@@ -218,7 +218,7 @@ async def test_a_write_without_an_answer_is_tried_again_ever_more_rarely_and_not
     assert waits[1:] == [2 * waits[0], 4 * waits[0]]
     busy = TooManyRequestsError(429, "TooManyRequests", "slow down")
     busy.retry_after_seconds = 100.0
-    bench.outcome = Outcome((), unanswered=busy)
+    bench.outcome = Applied((), unanswered=busy)
     await bench.controller.reconcile(X)
     bench.now += 99.0
     assert bench.due() == []
@@ -247,7 +247,7 @@ async def test_a_plan_that_cant_be_made_stops_no_other(bench: Bench) -> None:
     bench.plan = SOMETHING
     bench.outcome = KeyError("a bug while applying")
     assert await bench.controller.reconcile(X) == "error"
-    bench.outcome = Outcome(())
+    bench.outcome = Applied(())
     assert await bench.controller.reconcile(X) == "applied"
 
 

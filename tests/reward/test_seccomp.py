@@ -1,4 +1,4 @@
-"""The filter's program, run by a small interpreter of classic BPF: every call ends in the verdict that the rules give it."""
+"""The filter's program, run by a small interpreter of classic BPF: every call ends in the action that the rules give it."""
 
 import errno
 import struct
@@ -15,7 +15,7 @@ ALLOW, KILL = 0x7FFF0000, 0x80000000
 machines = st.sampled_from(sorted(ARCHITECTURE))
 
 
-def verdict(program: list[Instruction], architecture: int, call: int, *arguments: int) -> int:
+def action(program: list[Instruction], architecture: int, call: int, *arguments: int) -> int:
     padded = [argument % 2**64 for argument in (*arguments, 0, 0, 0, 0, 0, 0)][:6]
     data = struct.pack("<IIQ6Q", call, architecture, 0, *padded)
     accumulator, at = 0, 0
@@ -36,9 +36,7 @@ def verdict(program: list[Instruction], architecture: int, call: int, *arguments
 
 
 def outcome(machine: str, name: str, *arguments: int) -> int:
-    result = verdict(
-        filter_program(GROUP, PROTECTED, machine), ARCHITECTURE[machine], number(name, machine), *arguments
-    )
+    result = action(filter_program(GROUP, PROTECTED, machine), ARCHITECTURE[machine], number(name, machine), *arguments)
     return 0 if result == ALLOW else result & 0xFFFF
 
 
@@ -55,15 +53,15 @@ def test_other_calls_pass(machine: str, call: int) -> None:
         machine == "x86_64" and call >= 0x40000000
     ):
         return
-    assert verdict(filter_program(GROUP, PROTECTED, machine), ARCHITECTURE[machine], call) == ALLOW
+    assert action(filter_program(GROUP, PROTECTED, machine), ARCHITECTURE[machine], call) == ALLOW
 
 
 @pytest.mark.parametrize("machine", sorted(ARCHITECTURE))
 def test_foreign_architectures_are_killed(machine: str) -> None:
     program = filter_program(GROUP, PROTECTED, machine)
-    assert verdict(program, 0x40000003, 1) == KILL
+    assert action(program, 0x40000003, 1) == KILL
     if machine == "x86_64":
-        assert verdict(program, ARCHITECTURE[machine], 0x40000000 + number("socket", machine)) == KILL
+        assert action(program, ARCHITECTURE[machine], 0x40000000 + number("socket", machine)) == KILL
 
 
 @given(machines, st.sampled_from(["kill", "tgkill", "rt_sigqueueinfo"]), st.integers(-(2**31), 2**31 - 1))

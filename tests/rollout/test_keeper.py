@@ -14,7 +14,7 @@ from longboat_crds.reasons import Reason
 from longboat_runtime.interfaces import FleetState, WeightPublication
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout import keeper as module
-from longboat_runtime.rollout import refusals
+from longboat_runtime.rollout import recovery
 from longboat_runtime.rollout.engine import EngineConfig, EngineDead
 from longboat_runtime.rollout.fleet import RayRolloutFleet
 from longboat_runtime.rollout.member import RESOURCE, RolloutNode
@@ -105,7 +105,7 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(module, "start_actor", made.start_actor)
     for constant in ("WATCH_SECONDS", "RESTART_SECONDS", "NODE_SECONDS"):
         monkeypatch.setattr(module, constant, 0.001)
-    monkeypatch.setattr(refusals, "BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(recovery, "BACKOFF_SECONDS", 0.001)
     return made
 
 

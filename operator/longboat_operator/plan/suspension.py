@@ -12,11 +12,11 @@ from longboat_operator.reading.times import seconds_until
 from longboat_operator.reading.view import JobView
 
 
-class Stage(Enum):
-    """Whether the job should have pods."""
+class Suspension(Enum):
+    """How far a job is suspended: whether it should have pods."""
 
-    RUN = auto()
-    """It should."""
+    NONE = auto()
+    """It isn't: it should have pods."""
     SUSPENDING = auto()
     """It should not, but its driver may still save a checkpoint."""
     RELEASING = auto()
@@ -25,7 +25,7 @@ class Stage(Enum):
     """It has none."""
 
 
-def stage_of(view: JobView, now: datetime) -> Stage:
+def suspension_of(view: JobView, now: datetime) -> Suspension:
     """Where the job stands between running and suspended.
 
     Rules:
@@ -37,15 +37,15 @@ def stage_of(view: JobView, now: datetime) -> Stage:
     """
     if view.suspended:
         if not view.spec.suspend:
-            return Stage.RUN
-        return Stage.RELEASING if view.all_pods else Stage.SUSPENDED
+            return Suspension.NONE
+        return Suspension.RELEASING if view.all_pods else Suspension.SUSPENDED
     if view.status.suspend_time is None:
         if not view.spec.suspend and not has_stopped(view):
-            return Stage.RUN
-        return Stage.SUSPENDING if view.all_pods else Stage.SUSPENDED
+            return Suspension.NONE
+        return Suspension.SUSPENDING if view.all_pods else Suspension.SUSPENDED
     if has_stopped(view) or not may_checkpoint(view) or grace_left(view, now) <= 0:
-        return Stage.RELEASING if view.all_pods else Stage.SUSPENDED
-    return Stage.SUSPENDING if view.spec.suspend else Stage.RUN
+        return Suspension.RELEASING if view.all_pods else Suspension.SUSPENDED
+    return Suspension.SUSPENDING if view.spec.suspend else Suspension.NONE
 
 
 def has_stopped(view: JobView) -> bool:

@@ -13,7 +13,7 @@ from longboat_operator.plan.creation import Creation
 from longboat_operator.plan.deadline import has_trained
 from longboat_operator.plan.pod_problems import PodProblem
 from longboat_operator.plan.records import RoleCount
-from longboat_operator.plan.suspension import Stage, has_stopped
+from longboat_operator.plan.suspension import Suspension, has_stopped
 from longboat_operator.pods.driver import RAY_HEAD
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding, find
@@ -29,7 +29,7 @@ MESSAGE_LENGTH = 4096
 class Facts:
     """What the plan has found about a job that is not finished."""
 
-    stage: Stage
+    suspension: Suspension
     roles: Survey
     counts: Mapping[Role, RoleCount]
     creation: Creation
@@ -38,7 +38,7 @@ class Facts:
 
 def findings_of(view: JobView, facts: Facts) -> Iterator[Finding]:
     """Conditions of a job that is not finished, in the order of their types."""
-    if facts.stage is Stage.RUN:
+    if facts.suspension is Suspension.NONE:
         yield from _resolved(view, facts)
         yield _scheduled(view, facts)
         yield _roles_ready(view, facts)
@@ -47,7 +47,7 @@ def findings_of(view: JobView, facts: Facts) -> Iterator[Finding]:
             yield Finding(ConditionType.SUSPENDED, False, Reason.NOT_SUSPENDED)
         elif view.all_pods:
             yield Finding(ConditionType.SUSPENDED, False, Reason.NOT_SUSPENDED, "Resumed.")
-    elif facts.stage is Stage.SUSPENDING:
+    elif facts.suspension is Suspension.SUSPENDING:
         yield _running(view, facts)
         yield Finding(ConditionType.SUSPENDED, False, Reason.SUSPEND_REQUESTED, "Waiting for a final checkpoint.")
     else:
@@ -133,7 +133,7 @@ def _head_lost(view: JobView) -> str | None:
 
 
 def _suspended(view: JobView, facts: Facts) -> Finding:
-    if facts.stage is Stage.RELEASING:
+    if facts.suspension is Suspension.RELEASING:
         message = "Pods are being deleted."
         return Finding(ConditionType.SUSPENDED, view.suspended, Reason.SUSPEND_REQUESTED, message)
     if view.status.start_time is None:
@@ -154,7 +154,7 @@ def _degraded(view: JobView, facts: Facts) -> Finding:
         place = f"{problem.field}: " if problem.field else ""
         return Finding(ConditionType.DEGRADED, True, problem.reason, place + problem.message)
     incomplete = [role for role, found in facts.roles.items() if not (found.all_ready or ROLES[role].every_pod_needed)]
-    if incomplete and facts.stage is Stage.RUN and has_trained(view):
+    if incomplete and facts.suspension is Suspension.NONE and has_trained(view):
         missing = ", ".join(f"{role} {facts.roles[role].text}" for role in incomplete)
         return Finding(ConditionType.DEGRADED, True, Reason.ROLES_INCOMPLETE, f"{missing}.")
     return Finding(ConditionType.DEGRADED, False, Reason.AS_ASKED)

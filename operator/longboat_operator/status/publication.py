@@ -18,7 +18,7 @@ from longboat_crds.status import (
 from longboat_operator.plan.failures import stopped_short
 from longboat_operator.plan.incarnations import granted, revoked
 from longboat_operator.plan.records import RoleCount, released
-from longboat_operator.plan.suspension import Stage
+from longboat_operator.plan.suspension import Suspension
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding
 from longboat_operator.reading.times import stamp
@@ -36,15 +36,15 @@ def status_of(view: JobView, facts: Facts, now: datetime) -> RLJobStatus:
     """Status of a job that is not finished."""
     old = view.status
     conditions = updated(old.conditions, list(findings_of(view, facts)), view.generation, now)
-    phase = phase_of(conditions, wants_pods=facts.stage is Stage.RUN, has_pods=bool(view.all_pods))
-    started = facts.stage is Stage.RUN and bool(view.all_pods)
+    phase = phase_of(conditions, wants_pods=facts.suspension is Suspension.NONE, has_pods=bool(view.all_pods))
+    started = facts.suspension is Suspension.NONE and bool(view.all_pods)
     return old.model_copy(
         update={
             "observed_generation": view.generation,
             "phase": phase,
             "reason": reason_of(conditions, phase),
             "start_time": old.start_time or (stamp(now) if started else None),
-            "suspend_time": _suspend_time(view, facts.stage, now),
+            "suspend_time": _suspend_time(view, facts.suspension, now),
             "runtime": _runtime(view, facts) or old.runtime,
             "ray_token_secret": _ray_token(view, facts),
             "selector": ",".join(f"{k}={v}" for k, v in sorted(view.job.labels(Role.ROLLOUT).items())),
@@ -80,8 +80,8 @@ def operator_part(status: RLJobStatus) -> dict[str, Any]:
     return {key: value for key, value in status.to_json().items() if key in OPERATOR_FIELDS}
 
 
-def _suspend_time(view: JobView, stage: Stage, now: datetime) -> str | None:
-    if stage is Stage.RUN:
+def _suspend_time(view: JobView, suspension: Suspension, now: datetime) -> str | None:
+    if suspension is Suspension.NONE:
         return None
     return view.status.suspend_time or stamp(now)
 
@@ -96,7 +96,7 @@ def _runtime(view: JobView, facts: Facts) -> RuntimeStatus | None:
 
 def _ray_token(view: JobView, facts: Facts) -> str | None:
     """Dropped with the last pod of a suspended job: nobody looks after the Secret until it resumes."""
-    if facts.stage is Stage.SUSPENDED:
+    if facts.suspension is Suspension.SUSPENDED:
         return None
     return facts.creation.ray_token or view.status.ray_token_secret
 
@@ -105,9 +105,11 @@ def _allocation(view: JobView, facts: Facts) -> Allocation:
     old = view.status.allocation
     request = view.status.demand.incarnation_request if view.status.demand else None
     incarnation: Incarnation | None = old.incarnation if old else None
-    if facts.stage is Stage.RUN and (stopped_short(view) or (view.suspended and view.all_pods)):
+    if facts.suspension is Suspension.NONE and (stopped_short(view) or (view.suspended and view.all_pods)):
         incarnation = revoked(incarnation)
-    incarnation = granted(incarnation, request) if facts.stage in {Stage.RUN, Stage.SUSPENDING} else incarnation
+    incarnation = (
+        granted(incarnation, request) if facts.suspension in {Suspension.NONE, Suspension.SUSPENDING} else incarnation
+    )
     return Allocation(incarnation=incarnation, rollout_replicas=facts.roles[Role.ROLLOUT].desired)
 
 

@@ -34,7 +34,7 @@ GRADE_ATTEMPTS = 2
 # How often Ray is asked which reward nodes there are, in seconds.
 _WATCH_INTERVAL = 1.0
 # How long a node whose worker couldn't be made ready is left alone, in seconds.
-_REFUSED_SECONDS = 30.0
+_RETRY_SECONDS = 30.0
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class RayRewardPool:
         self._problem: SpecProblem | None = None
         self._joining: dict[str, asyncio.Task[None]] = {}
         # Node -> loop time before which it isn't tried again.
-        self._refused: dict[str, float] = {}
+        self._retry_at: dict[str, float] = {}
         self._watching: asyncio.Task[None] | None = None
 
     @property
@@ -158,8 +158,8 @@ class RayRewardPool:
                 self._lose(self._workers[node], ConnectionError("its node is gone"))
             self._joining = {node: task for node, task in self._joining.items() if not task.done()}
             now = asyncio.get_running_loop().time()
-            self._refused = {node: until for node, until in self._refused.items() if until > now}
-            for node in set(nodes) - set(self._workers) - set(self._joining) - set(self._refused):
+            self._retry_at = {node: until for node, until in self._retry_at.items() if until > now}
+            for node in set(nodes) - set(self._workers) - set(self._joining) - set(self._retry_at):
                 self._joining[node] = asyncio.create_task(self._join(node, nodes[node]))
             await asyncio.sleep(_WATCH_INTERVAL)
 
@@ -185,7 +185,7 @@ class RayRewardPool:
                 self._assign()
             else:
                 log.warning("a reward worker can't grade", node=node, problem=str(problem))
-                self._refused[node] = asyncio.get_running_loop().time() + _REFUSED_SECONDS
+                self._retry_at[node] = asyncio.get_running_loop().time() + _RETRY_SECONDS
                 ray.kill(actor)
                 if isinstance(problem, SpecProblem):
                     self._problem = problem

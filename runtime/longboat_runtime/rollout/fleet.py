@@ -83,7 +83,7 @@ class RayRolloutFleet:
             bytes=publication.payload.nbytes,
             parity=max((member.parity for member in serving), default=0.0),
             serving=tuple(sorted(member.name for member in serving)),
-            refused={member.name: member.trouble for member in members if member.state is MemberState.REFUSED},
+            refused={member.name: member.problem for member in members if member.state is MemberState.REFUSED},
         )
 
     async def changed(self, known: FleetState) -> FleetState:

@@ -25,7 +25,7 @@ from longboat_runtime.rollout.member import (
     rollout_nodes,
     start_actor,
 )
-from longboat_runtime.rollout.refusals import Remedy, after_refusal, hopeless, refused_everywhere
+from longboat_runtime.rollout.recovery import Remedy, after_refusal, hopeless, refused_everywhere
 from longboat_runtime.samples import FinishedSample, SampleId
 from longboat_runtime.store.client import StoreClient, StoreUnreachable
 from longboat_runtime.weights.gate import FetchFailed, PublicationRefused, UpdateFailed
@@ -93,12 +93,12 @@ class EngineKeeper:
     def refused(self) -> Mapping[str, str]:
         """Why engines that are up refused the last publication, by name."""
         members = self.members.values()
-        return {member.name: member.trouble for member in members if member.state is MemberState.REFUSED}
+        return {member.name: member.problem for member in members if member.state is MemberState.REFUSED}
 
     @property
     def state(self) -> FleetState:
         serving = sorted(member.name for member in self.members.values() if member.state is MemberState.SERVING)
-        waiting = {m.name: m.trouble for m in self.started if m.state is MemberState.STARTED and m.trouble}
+        waiting = {m.name: m.problem for m in self.started if m.state is MemberState.STARTED and m.problem}
         return FleetState(tuple(serving), self.refused, waiting, self.fetches, self.deaths, self.last_death)
 
     def watch(self) -> None:
@@ -163,14 +163,14 @@ class EngineKeeper:
         if first:
             key = member.calibration
             self.calibrations[key] = max(member.parity, self.calibrations.get(key, 0.0))
-        member.slot.refusals, member.fetches, member.trouble = 0, 0, ""
+        member.slot.refusals, member.fetches, member.problem = 0, 0, ""
         member.state = MemberState.SERVING
         self._listener.opened(member)
         self.tell()
 
     def _stop_serving(self, member: Member, state: MemberState, failed: UpdateFailed) -> None:
         log.error("%s", failed.reason)
-        member.state, member.trouble, member.loaded = state, failed.reason, None
+        member.state, member.problem, member.loaded = state, failed.reason, None
         self._listener.stopped(member, failed.lost, failed.reason)
         self.tell()
 

@@ -73,7 +73,7 @@ def engine_name(pod: str, slot: int, starts: int) -> str:
 class Member:
     """An engine actor, its state, and what it holds. `turn` orders publications, of which `given` is the last one tried.
 
-    `trouble` says why it doesn't serve. `fetches` counts updates in a row whose data could not be fetched. `ended` is set before
+    `problem` says why it doesn't serve. `fetches` counts updates in a row whose data could not be fetched. `ended` is set before
     it is ended on purpose.
     """
 
@@ -84,7 +84,7 @@ class Member:
     given: WeightPublication | None = None
     loaded: WeightPublication | None = None
     parity: float = 0.0
-    trouble: str = ""
+    problem: str = ""
     ended: bool = False
     fetches: int = 0
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)

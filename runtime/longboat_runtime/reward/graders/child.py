@@ -26,9 +26,9 @@ def run_grade(score: Scorer, sample: RewardSample, sandbox: Sandbox, *, answer: 
         prctl.die_with_parent()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
-        refusal = _locked_in(sandbox)
+        unconfined = _locked_in(sandbox)
         _arrange_files(answer, output)
-        outcome = refusal or _graded(score, sample)
+        outcome = unconfined or _graded(score, sample)
         os.write(_ANSWER_FD, frames.encode(outcome.to_json()))
         code = 0
     finally:

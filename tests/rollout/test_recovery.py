@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longboat_crds.reasons import Reason
-from longboat_runtime.rollout.refusals import (
+from longboat_runtime.rollout.recovery import (
     EXHAUSTED,
     MAX_BACKOFF_SECONDS,
     NextTry,
