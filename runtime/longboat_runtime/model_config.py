@@ -1,9 +1,12 @@
-"""A model's config.json, whatever its architecture calls things."""
+"""A model's config.json, whatever its architecture calls things, and how long its sequences may be."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from longboat_crds.reasons import Reason
+from longboat_runtime.problems import SpecProblem
 
 
 def language_model(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -18,3 +21,28 @@ def language_model(content: Mapping[str, Any]) -> dict[str, Any]:
     kind = text.get("model_type")
     names = CONFIG_MAPPING[kind].attribute_map if kind in CONFIG_MAPPING else {}
     return {standard: text[own] for standard, own in names.items() if own in text} | text
+
+
+def longest_sequence(model: Mapping[str, Any], max_length: int | None, directory: str) -> int:
+    """Tokens of the longest prompt plus response: spec.model.maxLength (`max_length`), by default the model's own limit.
+
+    `model` is the config.json of `directory` by standard names (`language_model`). An architecture without positions has no limit.
+    Raises SpecProblem if the job goes beyond the limit, or if neither names one.
+    """
+    limit: int | None = model.get("max_position_embeddings")
+    if max_length is None:
+        if limit is None:
+            raise SpecProblem(
+                Reason.MODEL_INVALID,
+                "spec.model.maxLength",
+                f"config.json in {directory} names no longest sequence (max_position_embeddings, or what its architecture calls it). "
+                "Set it.",
+            )
+        return limit
+    if limit is not None and max_length > limit:
+        raise SpecProblem(
+            Reason.MAX_LENGTH_EXCEEDED,
+            "spec.model.maxLength",
+            f"{max_length} tokens, but the model in {directory} takes at most {limit}. Lower it, leave it out, or take another model.",
+        )
+    return max_length

@@ -7,7 +7,7 @@ import pytest
 from longboat_crds.reasons import Reason
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout.arguments import check_version, engine_arguments
-from longboat_runtime.rollout.engine import EngineConfig, check_cache, check_parallelism, in_bytes, longest_sequence
+from longboat_runtime.rollout.engine import EngineConfig, check_cache, check_parallelism, in_bytes
 
 MODEL = {
     "max_position_embeddings": 1024,
@@ -25,14 +25,6 @@ CONFIG = EngineConfig(name="e", model="/models/m", dtype="bfloat16")
 )
 def test_quantities(quantity: str, expected: int) -> None:
     assert in_bytes(quantity) == expected
-
-
-def test_the_longest_sequence_is_the_models_limit_or_less() -> None:
-    assert longest_sequence(CONFIG, MODEL) == 1024
-    assert longest_sequence(replace(CONFIG, max_length=100), MODEL) == 100
-    with pytest.raises(SpecProblem) as caught:
-        longest_sequence(replace(CONFIG, max_length=2000), MODEL)
-    assert (caught.value.reason, caught.value.field) == (Reason.MAX_LENGTH_EXCEEDED, "model.maxLength")
 
 
 def test_heads_must_divide() -> None:

@@ -2,12 +2,11 @@ import json
 from pathlib import Path
 
 import pytest
-from transformers import GPT2Config, MambaConfig, ViTConfig
+from transformers import ViTConfig
 
-from longboat_crds.model import ModelSpec
 from longboat_crds.reasons import Reason
 from longboat_runtime.problems import SpecProblem
-from longboat_runtime.trainer.model import longest_sequence, read_config
+from longboat_runtime.trainer.model import read_config
 from tests.support.tiny_model import build_tiny_model
 
 
@@ -49,23 +48,3 @@ def test_no_language_model(tmp_path: Path) -> None:
     problem = problem_with(tmp_path)
     assert problem.reason == Reason.MODEL_INVALID
     assert "no causal language model" in problem.message
-
-
-def test_the_longest_sequence_is_within_the_models(directory: Path) -> None:
-    config = read_config(directory)
-    assert longest_sequence(ModelSpec(path=str(directory)), config) == 1024
-    assert longest_sequence(ModelSpec(path=str(directory), max_length=100), config) == 100
-    with pytest.raises(SpecProblem, match="1024") as problem:
-        longest_sequence(ModelSpec(path=str(directory), max_length=1025), config)
-    assert problem.value.field == "spec.model.maxLength"
-
-
-def test_the_longest_sequence_is_found_by_what_the_architecture_calls_it() -> None:
-    assert longest_sequence(ModelSpec(path="/model"), GPT2Config(n_positions=512)) == 512
-
-
-def test_a_model_without_a_longest_sequence_asks_for_one() -> None:
-    assert longest_sequence(ModelSpec(path="/model", max_length=100), MambaConfig()) == 100
-    with pytest.raises(SpecProblem, match=r"set spec\.model\.maxLength") as problem:
-        longest_sequence(ModelSpec(path="/model"), MambaConfig())
-    assert problem.value.field == "spec.model.maxLength"

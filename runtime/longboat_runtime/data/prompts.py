@@ -14,7 +14,7 @@ from longboat_crds.dataset import DatasetSpec
 from longboat_crds.model import ModelSpec
 from longboat_crds.reasons import Reason
 from longboat_runtime.data.columns import suggestion
-from longboat_runtime.model_config import language_model
+from longboat_runtime.model_config import language_model, longest_sequence
 from longboat_runtime.problems import SpecProblem
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _compile(template: str | None) -> jinja2.Template | None:
 
 
 def context_length(model: ModelSpec) -> int:
-    """Longest prompt plus response in tokens: spec.model.maxLength, which may not exceed what the model was made for."""
+    """Longest prompt plus response, in tokens (`model_config.longest_sequence`)."""
     path = Path(model.path) / "config.json"
     if not path.is_file():
         raise SpecProblem(
@@ -154,21 +154,7 @@ def context_length(model: ModelSpec) -> int:
             "spec.model.path",
             f"{path} is not there. Give a Hugging Face directory that every role pod sees at the same path.",
         )
-    own: Any = language_model(json.loads(path.read_text())).get("max_position_embeddings")
-    if model.max_length is None and own is None:
-        raise SpecProblem(
-            Reason.MODEL_INVALID,
-            "spec.model.maxLength",
-            f"{path} names no longest sequence (max_position_embeddings, or what its architecture calls it). Set "
-            "spec.model.maxLength.",
-        )
-    if model.max_length is not None and own is not None and model.max_length > own:
-        raise SpecProblem(
-            Reason.MAX_LENGTH_EXCEEDED,
-            "spec.model.maxLength",
-            f"{model.max_length} is more than the {own} positions the model was made for. Lower it, or leave it out.",
-        )
-    return int(model.max_length or own)
+    return longest_sequence(language_model(json.loads(path.read_text())), model.max_length, model.path)
 
 
 def load_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:

@@ -69,29 +69,6 @@ def engine_config(spec: RLJobSpec, name: str) -> EngineConfig:
     )
 
 
-def longest_sequence(config: EngineConfig, model: Mapping[str, Any]) -> int:
-    """Tokens of the longest prompt plus response: `spec.model.maxLength`, by default the model's own limit.
-
-    `model` is config.json by standard names (`model_config.language_model`). Raises SpecProblem if the model's limit is
-    lower, or if neither names one.
-    """
-    limit = int(model.get("max_position_embeddings") or config.max_length or 0)
-    if not limit:
-        raise SpecProblem(
-            Reason.MODEL_INVALID,
-            "model.maxLength",
-            f"config.json in {config.model} names no longest sequence (max_position_embeddings, or what its architecture calls it); "
-            "set it",
-        )
-    if config.max_length is not None and config.max_length > limit:
-        raise SpecProblem(
-            Reason.MAX_LENGTH_EXCEEDED,
-            "model.maxLength",
-            f"{config.max_length} tokens, but the model in {config.model} takes at most {limit}; lower it or take another model",
-        )
-    return config.max_length or limit
-
-
 def check_parallelism(config: EngineConfig, model: Mapping[str, Any]) -> None:
     """Attention heads must divide evenly over the workers of an engine."""
     heads = int(model.get("num_attention_heads", 1))

@@ -16,10 +16,10 @@ from pathlib import Path
 from longboat_crds.reasons import Reason
 from longboat_runtime.cgroup import cpu_limit
 from longboat_runtime.interfaces import Engine
-from longboat_runtime.model_config import language_model
+from longboat_runtime.model_config import language_model, longest_sequence
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout.arguments import check_version, engine_arguments
-from longboat_runtime.rollout.engine import EngineConfig, check_cache, check_parallelism, longest_sequence
+from longboat_runtime.rollout.engine import EngineConfig, check_cache, check_parallelism
 from longboat_runtime.rollout.environment import CpuShare, cpu_share, environment
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def start_engine(config: EngineConfig, *, index: int = 0, engines: int = 1) -> E
     anything imports torch or vLLM. Raises SpecProblem for what a person has to change.
     """
     model = read_model_config(config)
-    max_length = longest_sequence(config, model)
+    max_length = longest_sequence(model, config.max_length, config.model)
     check_parallelism(config, model)
     check_cache(config, model, max_length)
     check_version(vllm_version())

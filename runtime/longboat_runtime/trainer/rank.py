@@ -15,6 +15,7 @@ from longboat_crds.job import RLJobSpec
 from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint import sharded
 from longboat_runtime.interfaces import ModelInfo, TrainReport, TrainRequest
+from longboat_runtime.model_config import language_model, longest_sequence
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId
 from longboat_runtime.trainer import process_group
@@ -23,7 +24,6 @@ from longboat_runtime.trainer.batch import SampleBatch, WeightedSample, build_ba
 from longboat_runtime.trainer.forward import frozen_logprobs
 from longboat_runtime.trainer.full_weights import full_weights
 from longboat_runtime.trainer.loss_scale import LossScale
-from longboat_runtime.trainer.model import longest_sequence
 from longboat_runtime.trainer.packing import SampleTooLong
 from longboat_runtime.trainer.sharding import TORCH_DTYPES, load_sharded, not_finite, parameter_count
 from longboat_runtime.trainer.step_plan import SampleSize, plan_step
@@ -49,7 +49,8 @@ class TrainerRank:
     def load(self) -> ModelInfo:
         """Reads and shards the model. Raises SpecProblem if it can't be trained as the spec says."""
         model = load_sharded(self.spec.model, self.mesh)
-        longest = longest_sequence(self.spec.model, model.config)
+        config = language_model(model.config.get_text_config().to_dict())
+        longest = longest_sequence(config, self.spec.model.max_length, self.spec.model.path)
         if self.spec.trainer.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         reference = None

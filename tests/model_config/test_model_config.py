@@ -1,0 +1,85 @@
+"""What config.json says under standard names, and how long a sequence may be by it and the spec."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import Gemma3Config, GPT2Config, MambaConfig, PreTrainedConfig
+
+from longboat_crds.model import ModelSpec
+from longboat_crds.reasons import Reason
+from longboat_runtime.data.prompts import context_length
+from longboat_runtime.model_config import language_model, longest_sequence
+from longboat_runtime.problems import SpecProblem
+from longboat_runtime.rollout.engine import EngineConfig
+from longboat_runtime.rollout.factory import start_engine
+
+CONFIGS: tuple[dict[str, Any], ...] = (
+    {"model_type": "qwen3", "max_position_embeddings": 512},
+    {"model_type": "gpt2", "n_positions": 512},
+    {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "max_position_embeddings": 512}},
+    {"model_type": "unheard_of", "max_position_embeddings": 512},
+)
+
+
+def of_the_driver(directory: Path, max_length: int | None) -> int:
+    return context_length(ModelSpec(path=str(directory), max_length=max_length))
+
+
+def of_an_engine(directory: Path, max_length: int | None) -> None:
+    start_engine(EngineConfig("e", str(directory), "float32", max_length=max_length))
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("read", [of_the_driver, of_an_engine])
+def test_no_job_goes_beyond_what_its_model_takes(
+    read: Callable[[Path, int | None], object], config: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SpecProblem, match=r"513 tokens, but the model in .+ takes at most 512") as caught:
+        read(tmp_path, 513)
+    assert (caught.value.reason, caught.value.field) == (Reason.MAX_LENGTH_EXCEEDED, "spec.model.maxLength")
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_the_longest_sequence_is_the_models_by_whatever_name(config: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert of_the_driver(tmp_path, None) == longest_sequence(language_model(config), None, "/model") == 512
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        (GPT2Config(n_positions=512), 512),
+        (Gemma3Config(text_config={"max_position_embeddings": 512}), 512),
+        (MambaConfig(), None),
+    ],
+)
+def test_a_loaded_config_says_the_same_as_its_file(config: PreTrainedConfig, limit: int | None) -> None:
+    """Of the model that the trainer has loaded, and of its config.json."""
+    loaded = language_model(config.get_text_config().to_dict())
+    assert loaded.get("max_position_embeddings") == limit
+    assert language_model(json.loads(config.to_json_string())).get("max_position_embeddings") == limit
+
+
+@given(st.integers(8, 100) | st.none(), st.integers(8, 100) | st.none())
+def test_the_spec_may_ask_for_less_and_has_to_where_the_model_says_nothing(asked: int | None, own: int | None) -> None:
+    model: Mapping[str, Any] = {} if own is None else {"max_position_embeddings": own}
+    if asked is None and own is None:
+        with pytest.raises(SpecProblem, match="names no longest sequence") as caught:
+            longest_sequence(model, asked, "/model")
+        assert (caught.value.reason, caught.value.field) == (Reason.MODEL_INVALID, "spec.model.maxLength")
+    elif asked is not None and own is not None and asked > own:
+        with pytest.raises(SpecProblem, match=f"{asked} tokens, but the model in /model takes at most {own}"):
+            longest_sequence(model, asked, "/model")
+    else:
+        assert longest_sequence(model, asked, "/model") == min(length for length in (asked, own) if length is not None)
+
+
+def test_heads_and_layers_have_their_standard_names() -> None:
+    model = language_model({"model_type": "gpt2", "n_head": 12, "n_layer": 6, "n_embd": 768})
+    assert (model["num_attention_heads"], model["num_hidden_layers"], model["hidden_size"]) == (12, 6, 768)
