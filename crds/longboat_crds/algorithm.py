@@ -1,6 +1,6 @@
 """`spec.algorithm`: the estimator of the policy gradient, and what its presets stand for. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from pydantic import Field
@@ -165,7 +165,7 @@ PRESETS = {
 
 @dataclass(frozen=True, slots=True)
 class ResolvedAlgorithm:
-    """Every knob with its value. `importance_cap` is None where tokens have no importance weight; masks and `dual_clip` may be None."""
+    """Every knob that is the same under each round policy, with its value. Masks and `dual_clip` may be None."""
 
     group_size: int
     advantage_baseline: AdvantageBaseline
@@ -173,23 +173,25 @@ class ResolvedAlgorithm:
     aggregation: Aggregation
     clip_low: float
     clip_high: float
-    clip_against: ClipAgainst
     dual_clip: float | None
     kl_coefficient: float
-    importance_cap: float | None
     importance_mask: RatioBounds | None
     sequence_mask: RatioBounds | None
     drop_zero_variance: bool
     mask_truncated: bool
 
 
-def resolve(spec: AlgorithmSpec, *, off_policy: bool = False) -> ResolvedAlgorithm:
-    """The knobs given in `spec`, and the preset's for the rest.
+@dataclass(frozen=True, slots=True)
+class ResolvedLoss(ResolvedAlgorithm):
+    """All knobs. `importance_cap` is None where tokens have no importance weight."""
 
-    `off_policy`: the job's policy trains on tokens of older weights (`rounds.OFF_POLICY`), which changes the default of `clipAgainst`.
-    """
+    clip_against: ClipAgainst
+    importance_cap: float | None
+
+
+def resolve(spec: AlgorithmSpec) -> ResolvedAlgorithm:
+    """The knobs given in `spec`, and the preset's for the rest."""
     preset = PRESETS[spec.name]
-    against = spec.clip_against or (ClipAgainst.BEHAVIOUR if off_policy else ClipAgainst.PROXIMAL)
     return ResolvedAlgorithm(
         group_size=spec.group_size,
         advantage_baseline=spec.advantage_baseline or preset.advantage_baseline,
@@ -197,14 +199,23 @@ def resolve(spec: AlgorithmSpec, *, off_policy: bool = False) -> ResolvedAlgorit
         aggregation=spec.aggregation or preset.aggregation,
         clip_low=preset.clip_low if spec.clip_low is None else spec.clip_low,
         clip_high=preset.clip_high if spec.clip_high is None else spec.clip_high,
-        clip_against=against,
         dual_clip=spec.dual_clip,
         kl_coefficient=spec.kl_coefficient,
-        importance_cap=_importance_cap(spec, against),
         importance_mask=spec.importance_mask,
         sequence_mask=spec.sequence_mask,
         drop_zero_variance=preset.drop_zero_variance if spec.drop_zero_variance is None else spec.drop_zero_variance,
         mask_truncated=preset.mask_truncated if spec.mask_truncated is None else spec.mask_truncated,
+    )
+
+
+def resolve_loss(spec: AlgorithmSpec, *, off_policy: bool) -> ResolvedLoss:
+    """The same, and the knobs whose default depends on whether the job's policy trains on tokens of older weights (`rounds.OFF_POLICY`)."""
+    knobs = resolve(spec)
+    against = spec.clip_against or (ClipAgainst.BEHAVIOUR if off_policy else ClipAgainst.PROXIMAL)
+    return ResolvedLoss(
+        **{knob.name: getattr(knobs, knob.name) for knob in fields(knobs)},
+        clip_against=against,
+        importance_cap=_importance_cap(spec, against),
     )
 
 

@@ -14,6 +14,7 @@ from longboat_crds.algorithm import (
     ClipAgainst,
     RatioBounds,
     resolve,
+    resolve_loss,
 )
 
 KNOBS = st.fixed_dictionaries(
@@ -71,18 +72,18 @@ def test_a_given_knob_wins_and_an_unset_one_is_the_presets(name: AlgorithmName, 
 
 
 def test_policies_with_older_weights_clip_against_the_behaviour_policy_unless_told_otherwise() -> None:
-    assert resolve(AlgorithmSpec()).clip_against is ClipAgainst.PROXIMAL
-    assert resolve(AlgorithmSpec(), off_policy=True).clip_against is ClipAgainst.BEHAVIOUR
-    assert resolve(AlgorithmSpec(), off_policy=True).importance_cap is None
-    proximal = resolve(AlgorithmSpec(clip_against=ClipAgainst.PROXIMAL), off_policy=True)
+    assert resolve_loss(AlgorithmSpec(), off_policy=False).clip_against is ClipAgainst.PROXIMAL
+    assert resolve_loss(AlgorithmSpec(), off_policy=True).clip_against is ClipAgainst.BEHAVIOUR
+    assert resolve_loss(AlgorithmSpec(), off_policy=True).importance_cap is None
+    proximal = resolve_loss(AlgorithmSpec(clip_against=ClipAgainst.PROXIMAL), off_policy=True)
     assert (proximal.clip_against, proximal.importance_cap) == (ClipAgainst.PROXIMAL, 2.0)
 
 
 def test_a_mask_takes_the_place_of_the_cap() -> None:
-    masked = resolve(AlgorithmSpec(importance_mask=RatioBounds(low=0.5, high=5.0)))
+    masked = resolve_loss(AlgorithmSpec(importance_mask=RatioBounds(low=0.5, high=5.0)), off_policy=False)
     assert masked.importance_cap == 5.0
 
 
 def test_importance_cap_zero_is_off() -> None:
-    assert resolve(AlgorithmSpec(importance_cap=0.0)).importance_cap is None
-    assert resolve(AlgorithmSpec()).importance_cap == 2.0
+    assert resolve_loss(AlgorithmSpec(importance_cap=0.0), off_policy=False).importance_cap is None
+    assert resolve_loss(AlgorithmSpec(), off_policy=False).importance_cap == 2.0

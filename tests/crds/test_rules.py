@@ -15,6 +15,7 @@ from longboat_crds.algorithm import (
     ClipAgainst,
     RatioBounds,
     resolve,
+    resolve_loss,
 )
 from longboat_crds.expressions import Expression, both, constant, either, equals, field, negation, present
 from longboat_crds.load import ApiError, load_job
@@ -104,7 +105,7 @@ def test_losses_are_refused_exactly_where_a_knob_would_not_act_or_nothing_holds_
 ) -> None:
     spec = AlgorithmSpec(clip_against=against, importance_cap=cap, importance_mask=mask, dual_clip=limit)
     stale = policy in OFF_POLICY
-    resolved = resolve(spec, off_policy=stale)
+    resolved = resolve_loss(spec, off_policy=stale)
     ratio_moves = minibatches > 1 or resolved.clip_against is ClipAgainst.BEHAVIOUR
     refused = (
         (cap and resolved.importance_cap != cap)

@@ -15,8 +15,8 @@ from longboat_crds.algorithm import (
     AlgorithmSpec,
     ClipAgainst,
     RatioBounds,
-    ResolvedAlgorithm,
-    resolve,
+    ResolvedLoss,
+    resolve_loss,
 )
 from longboat_runtime.samples import GeneratedSample
 from longboat_runtime.trainer import losses
@@ -37,7 +37,7 @@ NEW = [old + RANDOM.normal(0, 0.3, len(old)).astype(np.float32) for old in OLD]
 REFERENCE = [old + RANDOM.normal(0, 0.3, len(old)).astype(np.float32) for old in OLD]
 
 
-def expected(algorithm: ResolvedAlgorithm, truncated: set[int], denominator: int) -> float:
+def expected(algorithm: ResolvedLoss, truncated: set[int], denominator: int) -> float:
     values = advantages(REWARDS, GROUPS, algorithm)
     inside = [i for i in range(len(SAMPLES)) if not (algorithm.mask_truncated and i in truncated)]
     total = 0.0
@@ -62,7 +62,7 @@ def expected(algorithm: ResolvedAlgorithm, truncated: set[int], denominator: int
     return total
 
 
-def computed(algorithm: ResolvedAlgorithm, truncated: set[int], denominator: int, capacity: int) -> float:
+def computed(algorithm: ResolvedLoss, truncated: set[int], denominator: int, capacity: int) -> float:
     """The sum over all bins."""
     sizes = [SampleSize(len(s.prompt_ids), len(s.token_ids), i in truncated) for i, s in enumerate(SAMPLES)]
     plan = plan_step(
@@ -94,7 +94,7 @@ def computed(algorithm: ResolvedAlgorithm, truncated: set[int], denominator: int
 
 
 def loss_and_sums(
-    logprobs: TokenLogprobs, batch: SampleBatch, algorithm: ResolvedAlgorithm
+    logprobs: TokenLogprobs, batch: SampleBatch, algorithm: ResolvedLoss
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     loss = objective(logprobs, batch, algorithm)
     return loss.total, metric_sums(loss, logprobs, batch, algorithm)
@@ -108,7 +108,7 @@ def joined(values: list[np.ndarray], members: tuple[int, ...]) -> torch.Tensor:
 @pytest.mark.parametrize("capacity", [40, 1000])
 @pytest.mark.parametrize("knobs", [{"importance_cap": 0}, {"importance_cap": 1.5, "kl_coefficient": 0.2}])
 def test_every_preset(name: AlgorithmName, capacity: int, knobs: dict[str, float]) -> None:
-    algorithm = resolve(AlgorithmSpec(name=name, **knobs))
+    algorithm = resolve_loss(AlgorithmSpec(name=name, **knobs), off_policy=False)
     truncated = {2, 5}
     for denominator in (8, 12):
         assert computed(algorithm, truncated, denominator, capacity) == pytest.approx(
@@ -124,7 +124,7 @@ def test_metrics_are_means_over_the_tokens_that_count() -> None:
     inside, outside = SAMPLES[0], SAMPLES[1]
     batch = build_batch([weighted(inside, 0.25), weighted(outside, 0.0)], torch.device("cpu"))
     logprobs = TokenLogprobs(joined(NEW, (0, 1)), joined(OLD, (0, 1)), None, torch.ones(len(batch.targets)))
-    _, sums = loss_and_sums(logprobs, batch, resolve(AlgorithmSpec()))
+    _, sums = loss_and_sums(logprobs, batch, resolve_loss(AlgorithmSpec(), off_policy=False))
     metrics = step_metrics({key: value.item() for key, value in sums.items()}, minibatches=1, kl_coefficient=0.0)
     difference = np.abs(np.exp(OLD[0]) - np.exp(inside.logprobs))
     assert metrics["actor/loss_tokens"] == len(inside.token_ids)
@@ -147,7 +147,7 @@ ON_POLICY: dict[str, tuple[dict[str, Any], bool]] = {
 EVERY = tuple(range(len(SAMPLES)))
 
 
-def whole_batch(algorithm: ResolvedAlgorithm) -> SampleBatch:
+def whole_batch(algorithm: ResolvedLoss) -> SampleBatch:
     """All samples, each with a weight of its own."""
     values = advantages(REWARDS, GROUPS, algorithm)
     entries = zip(SAMPLES, values, strict=True)
@@ -157,7 +157,7 @@ def whole_batch(algorithm: ResolvedAlgorithm) -> SampleBatch:
     )
 
 
-def all_logprobs(algorithm: ResolvedAlgorithm, *, moved: bool = True) -> TokenLogprobs:
+def all_logprobs(algorithm: ResolvedLoss, *, moved: bool = True) -> TokenLogprobs:
     """Of NEW, with gradient, and OLD; not `moved`: the weights are still those of OLD."""
     new = joined(NEW if moved else OLD, EVERY).requires_grad_()
     reference = joined(REFERENCE, EVERY) if algorithm.kl_coefficient else None
@@ -167,7 +167,7 @@ def all_logprobs(algorithm: ResolvedAlgorithm, *, moved: bool = True) -> TokenLo
 @pytest.mark.parametrize("name", ON_POLICY)
 def test_on_policy_losses_are_what_they_were(name: str) -> None:
     knobs, same = ON_POLICY[name]
-    algorithm, recorded = resolve(AlgorithmSpec.model_validate(knobs)), RECORDED[name]
+    algorithm, recorded = resolve_loss(AlgorithmSpec.model_validate(knobs), off_policy=False), RECORDED[name]
     batch, logprobs = whole_batch(algorithm), all_logprobs(algorithm, moved=not same)
     loss, sums = loss_and_sums(logprobs, batch, algorithm)
     loss.backward()
@@ -181,7 +181,7 @@ def test_on_policy_losses_are_what_they_were(name: str) -> None:
 @pytest.mark.parametrize("name", ON_POLICY)
 def test_on_policy_losses_are_bit_for_bit_the_clipped_surrogate_times_the_capped_weight(name: str) -> None:
     knobs, same = ON_POLICY[name]
-    algorithm = resolve(AlgorithmSpec.model_validate(knobs))
+    algorithm = resolve_loss(AlgorithmSpec.model_validate(knobs), off_policy=False)
     batch, logprobs = whole_batch(algorithm), all_logprobs(algorithm, moved=not same)
     loss = objective(logprobs, batch, algorithm).total
     loss.backward()
@@ -214,7 +214,7 @@ LOSSES = [
 @pytest.mark.parametrize("knobs", LOSSES)
 def test_gradients_of_every_off_policy_loss(knobs: dict[str, Any]) -> None:
     """-A * ratio * weight for every token, but 0 for those that are clipped or masked."""
-    algorithm = resolve(AlgorithmSpec(**knobs), off_policy=True)
+    algorithm = resolve_loss(AlgorithmSpec(**knobs), off_policy=True)
     batch, logprobs = whole_batch(algorithm), all_logprobs(algorithm)
     loss, sums = loss_and_sums(logprobs, batch, algorithm)
     loss.backward()
@@ -244,7 +244,7 @@ def test_gradients_of_every_off_policy_loss(knobs: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("knobs", LOSSES)
 def test_every_loss_has_the_plain_policy_gradient_on_the_weights_that_drew_the_tokens(knobs: dict[str, Any]) -> None:
-    algorithm = resolve(AlgorithmSpec(**knobs), off_policy=True)
+    algorithm = resolve_loss(AlgorithmSpec(**knobs), off_policy=True)
     batch = whole_batch(algorithm)
     new = batch.engine_logprobs.clone().requires_grad_()
     loss, sums = loss_and_sums(TokenLogprobs(new, batch.engine_logprobs, None, torch.zeros_like(new)), batch, algorithm)
@@ -256,7 +256,7 @@ def test_every_loss_has_the_plain_policy_gradient_on_the_weights_that_drew_the_t
 def test_one_minibatch_clips_against_the_behaviour_policy_and_never_against_the_proximal_one() -> None:
     clipped = {}
     for against in ClipAgainst:
-        algorithm = resolve(AlgorithmSpec(clip_against=against), off_policy=True)
+        algorithm = resolve_loss(AlgorithmSpec(clip_against=against), off_policy=True)
         _, sums = loss_and_sums(all_logprobs(algorithm, moved=False), whole_batch(algorithm), algorithm)
         clipped[against] = sums["clipped"].item()
     assert clipped[ClipAgainst.PROXIMAL] == 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from longboat_crds.algorithm import ClipAgainst, ResolvedAlgorithm
+from longboat_crds.algorithm import ClipAgainst, ResolvedLoss
 from longboat_runtime.trainer import losses
 from longboat_runtime.trainer.batch import SampleBatch
 
@@ -45,7 +45,7 @@ class Loss:
     responses: Tensor
 
 
-def objective(logprobs: TokenLogprobs, batch: SampleBatch, algorithm: ResolvedAlgorithm) -> Loss:
+def objective(logprobs: TokenLogprobs, batch: SampleBatch, algorithm: ResolvedLoss) -> Loss:
     """The policy loss of every token times its weights, and the KL term; which losses there are is the `algorithm`'s choice."""
     old, engine = logprobs.old, batch.engine_logprobs
     anchor = old if algorithm.clip_against is ClipAgainst.PROXIMAL else engine
@@ -71,9 +71,7 @@ def objective(logprobs: TokenLogprobs, batch: SampleBatch, algorithm: ResolvedAl
 
 
 @torch.no_grad()
-def metric_sums(
-    loss: Loss, logprobs: TokenLogprobs, batch: SampleBatch, algorithm: ResolvedAlgorithm
-) -> dict[str, Tensor]:
+def metric_sums(loss: Loss, logprobs: TokenLogprobs, batch: SampleBatch, algorithm: ResolvedLoss) -> dict[str, Tensor]:
     """Sums for metrics over the tokens that are in the loss; `*_max` is a maximum. All are float64 scalars."""
     old, engine = logprobs.old, batch.engine_logprobs
     difference = (old.exp() - engine.exp()).abs()

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from longboat_crds.algorithm import resolve
+from longboat_crds.algorithm import resolve_loss
 from longboat_crds.job import RLJobSpec
 from longboat_crds.rounds import OFF_POLICY
 from longboat_runtime.trainer.batch import SampleBatch
@@ -35,7 +35,7 @@ class Updates:
 
     def __init__(self, spec: RLJobSpec, model: nn.Module, reference: nn.Module | None) -> None:
         self.spec, self.model, self.reference = spec, model, reference
-        self.algorithm = resolve(spec.algorithm, off_policy=spec.rounds.policy in OFF_POLICY)
+        self.algorithm = resolve_loss(spec.algorithm, off_policy=spec.rounds.policy in OFF_POLICY)
         self.parameters = dict(model.named_parameters())
         self.optimizer = build_optimizer(spec.trainer.optimizer, self.parameters)
         self.loss_scale = LossScale.of(spec.model.dtype)
