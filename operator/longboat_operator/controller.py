@@ -21,7 +21,7 @@ from longboat_operator.queue import WorkQueue
 from longboat_operator.rejections import Rejections
 from longboat_operator.watch.cache import RUNTIME_KINDS, Cache, Change, job_of
 from longboat_operator.watch.expectations import Expectations
-from longboat_operator.watch.wakes import wakes
+from longboat_operator.watch.trim import wakes
 
 # A held job is woken by what it waits for or, should that go unseen, after this time.
 HELD_SECONDS = 10.0

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from longboat_crds.explanations import EXPLANATIONS
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.status import Condition, Phase
-from longboat_operator.status.phases import phase_of, reason_of
+from longboat_operator.status.publication import phase_of, reason_of
 
 TIME = "2026-01-01T00:00:00Z"
 

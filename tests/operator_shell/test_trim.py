@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from longboat_operator.watch.trim import trim
-from longboat_operator.watch.wakes import wakes
+from longboat_operator.watch.trim import trim, wakes
 
 POD: dict[str, Any] = {
     "apiVersion": "v1",

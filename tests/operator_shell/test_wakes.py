@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from longboat_operator.watch.wakes import wakes
+from longboat_operator.watch.trim import wakes
 
 JOB: dict[str, Any] = {
     "apiVersion": "longboat.dev/v1alpha1",

@@ -17,7 +17,7 @@ from longboat_runtime.rollout import keeper as module
 from longboat_runtime.rollout import recovery
 from longboat_runtime.rollout.engine import EngineConfig, EngineDead
 from longboat_runtime.rollout.fleet import RayRolloutFleet
-from longboat_runtime.rollout.member import RESOURCE, RolloutNode
+from longboat_runtime.rollout.keeper import RESOURCE, RolloutNode, rollout_nodes
 from longboat_runtime.samples import FinishedSample, LostSample, SampleId, SampleRequest
 from longboat_runtime.weights.gate import FetchFailed, PublicationRefused
 from tests.driver.fakes import make_spec
@@ -250,3 +250,18 @@ async def test_engines_of_a_pods_old_and_new_ray_node_have_different_names(
     await state_of(fleet, lambda state: state.serving == ("n0/0", "n0/0.1"))
     world.actors["n0/0"].die(RayActorError())
     await state_of(fleet, lambda state: state.serving == ("n0/0.1", "n0/0.2"))
+
+
+def test_only_living_nodes_with_slots_count() -> None:
+    nodes = [
+        {
+            "NodeID": "a",
+            "Alive": True,
+            "Resources": {"longboat-rollout": 2.0, "GPU": 1.0},
+            "Labels": {"longboat.dev/pod": "p"},
+        },
+        {"NodeID": "b", "Alive": False, "Resources": {"longboat-rollout": 2.0}, "Labels": {}},
+        {"NodeID": "c", "Alive": True, "Resources": {"longboat-trainer": 1.0}, "Labels": {}},
+        {"NodeID": "d", "Alive": True, "Resources": {"longboat-rollout": 1.0}, "Labels": {}, "NodeName": "host"},
+    ]
+    assert rollout_nodes(nodes) == {"a": RolloutNode("a", "p", 2, 1), "d": RolloutNode("d", "host", 1, 0)}

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from longboat_crds.base import Role
+from longboat_crds.phases import PHASES, PhaseRule, rule_of
 from longboat_crds.status import (
     OPERATOR_FIELDS,
     Allocation,
+    Condition,
     Incarnation,
+    Phase,
     RestartRecord,
     RLJobStatus,
     RuntimeStatus,
@@ -20,11 +23,10 @@ from longboat_operator.plan.incarnations import granted, revoked
 from longboat_operator.plan.records import RoleCount, released
 from longboat_operator.plan.suspension import Suspension
 from longboat_operator.pods.roles import ROLES
-from longboat_operator.reading.conditions import Finding
+from longboat_operator.reading.conditions import Finding, find
 from longboat_operator.reading.times import stamp
 from longboat_operator.reading.view import JobView
 from longboat_operator.status.conditions import Facts, final_findings, findings_of, updated
-from longboat_operator.status.phases import phase_of, reason_of
 from longboat_operator.status.roles import roles_status, survey
 
 HISTORY_LENGTH = 10
@@ -117,3 +119,32 @@ def _restarts(view: JobView, counts: Counts) -> dict[str, int | list[RestartReco
     news = [record for role in ROLES for record in counts[role].news]
     history = [*(view.status.restart_history or ()), *news][-HISTORY_LENGTH:]
     return {"restarts": sum(counts[role].restarts for role in ROLES), "restart_history": history or None}
+
+
+def phase_of(conditions: Sequence[Condition], *, wants_pods: bool, has_pods: bool) -> Phase:
+    """One word for people, from the conditions that machines read and from the job's pods.
+
+    Rule: the first of the table's phases that holds.
+    """
+    return next(
+        rule.phase
+        for rule in PHASES
+        if rule.wants_pods in {None, wants_pods} and rule.has_pods in {None, has_pods} and _said(rule, conditions)
+    )
+
+
+def _said(rule: PhaseRule, conditions: Sequence[Condition]) -> bool:
+    """Whether the condition that the rule names is there, and says what the rule asks for."""
+    if rule.condition is None:
+        return True
+    found = find(conditions, rule.condition)
+    status = "True" if rule.status else "False"
+    return found is not None and found.status == status and (not rule.reasons or found.reason in rule.reasons)
+
+
+def reason_of(conditions: Sequence[Condition], phase: Phase) -> str | None:
+    """Reason of the condition that explains the phase: one that is not yet True, or one that is."""
+    rule = rule_of(phase)
+    found = [condition for kind in rule.explained_by if (condition := find(conditions, kind))]
+    explaining = [condition for condition in found if (condition.status == "True") is not rule.awaited]
+    return next((condition.reason for condition in (*explaining, *found[-1:])), None)

@@ -12,8 +12,7 @@ from ray.exceptions import RayError
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.interfaces import EngineStats, FleetState, PublicationReport, WeightPublication
 from longboat_runtime.rollout.engine import EngineDead
-from longboat_runtime.rollout.keeper import EngineKeeper, last_line
-from longboat_runtime.rollout.member import Member, MemberState
+from longboat_runtime.rollout.keeper import EngineKeeper, Member, MemberState, last_line
 from longboat_runtime.rollout.router import Router
 from longboat_runtime.samples import (
     FinishedSample,

@@ -5,32 +5,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Protocol
 
 import ray
 from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.interfaces import FleetState, WeightPublication
 from longboat_runtime.problems import spec_problem_in
-from longboat_runtime.rollout.engine import EngineDead, engine_config
-from longboat_runtime.rollout.member import (
-    Member,
-    MemberState,
-    RolloutNode,
-    Slot,
-    engine_name,
-    rollout_nodes,
-    start_actor,
-)
+from longboat_runtime.rollout.actor import EngineActor
+from longboat_runtime.rollout.engine import EngineConfig, EngineDead, engine_config
 from longboat_runtime.rollout.recovery import Remedy, after_refusal, hopeless, refused_everywhere
 from longboat_runtime.samples import FinishedSample, SampleId
 from longboat_runtime.store.client import StoreClient, StoreUnreachable
-from longboat_runtime.weights.gate import FetchFailed, PublicationRefused, UpdateFailed
+from longboat_runtime.weights.gate import FetchFailed, PublicationRefused, UpdateFailed, calibration_key
 
 log = logging.getLogger(__name__)
+
+RESOURCE = "longboat-rollout"
+POD_LABEL = "longboat.dev/pod"
 
 # How often Ray is asked which nodes there are.
 WATCH_SECONDS = 1.0
@@ -41,6 +39,103 @@ MAX_RESTART_SECONDS = 60.0
 SHUTDOWN_SECONDS = 10.0
 # How long after an engine's death its node is checked: when a pod ends, its engines end first.
 NODE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutNode:
+    """A living Ray node with slots for engines. `pod` is its pod's name, or the node's where there are no pods."""
+
+    node_id: str
+    pod: str
+    slots: int
+    accelerators: int
+
+
+def rollout_nodes(nodes: Iterable[Mapping[str, Any]]) -> dict[str, RolloutNode]:
+    """The rollout nodes among `ray.nodes()`, by node id (pure)."""
+    found = {}
+    for node in nodes:
+        resources = node.get("Resources", {})
+        slots = int(resources.get(RESOURCE, 0))
+        if not node.get("Alive") or slots == 0:
+            continue
+        node_id = node["NodeID"]
+        pod = node.get("Labels", {}).get(POD_LABEL) or node.get("NodeName") or node_id
+        found[node_id] = RolloutNode(node_id, pod, slots, int(resources.get("GPU", 0)))
+    return found
+
+
+class MemberState(StrEnum):
+    """STARTING until vLLM is up; STARTED: it waits for a publication or its data; REFUSED: the last one did not pass the gate."""
+
+    STARTING = "starting"
+    STARTED = "started"
+    SERVING = "serving"
+    REFUSED = "refused"
+    ENDED = "ended"
+
+
+@dataclass
+class Slot:
+    """A place for one engine in a rollout node. `refusals` counts publications that its engines refused in a row."""
+
+    node: RolloutNode
+    number: int
+    refusals: int = 0
+
+
+def engine_name(pod: str, slot: int, starts: int) -> str:
+    """`<pod>/<slot>`, and how many engines this slot of the pod had before, if any (pure).
+
+    A pod whose Ray node is started again has two nodes for a while, until Ray has noticed the end of the first: both count
+    together, so that no two engines have one name.
+    """
+    return f"{pod}/{slot}" + (f".{starts}" if starts else "")
+
+
+@dataclass
+class Member:
+    """An engine actor, its state, and what it holds. `turn` orders publications, of which `given` is the last one tried.
+
+    `problem` says why it doesn't serve. `fetches` counts updates in a row whose data could not be fetched. `ended` is set before
+    it is ended on purpose.
+    """
+
+    config: EngineConfig
+    actor: Any
+    slot: Slot
+    state: MemberState = MemberState.STARTING
+    given: WeightPublication | None = None
+    loaded: WeightPublication | None = None
+    parity: float = 0.0
+    problem: str = ""
+    ended: bool = False
+    fetches: int = 0
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def calibration(self) -> str:
+        """Engines with the same key share the bound on their parity."""
+        return calibration_key(self.config.dtype, self.config.tensor_parallel)
+
+
+def start_actor(config: EngineConfig, node: RolloutNode, slot: int, engines: int, store: StoreClient) -> Any:
+    """An actor on exactly that node. It has no engine yet."""
+    return (
+        ray.remote(EngineActor)
+        .options(
+            num_cpus=0,
+            num_gpus=config.tensor_parallel if node.accelerators else 0,
+            resources={RESOURCE: 1},
+            max_restarts=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
+        )
+        .remote(config, slot, engines, store)
+    )
 
 
 class Listener(Protocol):
