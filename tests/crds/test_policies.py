@@ -1,4 +1,4 @@
-"""The policy for drivers guards exactly the operator's part of status. Its effect is tested in e2e/tests/test_api.py."""
+"""The policy for drivers guards exactly the operator's part of status. Its effect is tested in e2e/tests/api."""
 
 import re
 

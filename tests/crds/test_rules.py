@@ -1,4 +1,4 @@
-"""Rules between fields, as pydantic enforces them. The API server's side of the same rules: e2e/tests/test_api.py."""
+"""Rules between fields, as pydantic enforces them. The API server's side of the same rules: e2e/tests/api."""
 
 from typing import Any
 
