@@ -43,6 +43,6 @@ def longest_sequence(model: Mapping[str, Any], max_length: int | None, directory
         raise SpecProblem(
             Reason.MAX_LENGTH_EXCEEDED,
             "spec.model.maxLength",
-            f"{max_length} tokens, but the model in {directory} takes at most {limit}. Lower it, leave it out, or take another model.",
+            f"{max_length} tokens, but the model in {directory} allows at most {limit}. Lower it, leave it out, or use another model.",
         )
     return max_length

@@ -40,7 +40,7 @@ def test_no_job_goes_beyond_what_its_model_takes(
     read: Callable[[Path, int | None], object], config: dict[str, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(SpecProblem, match=r"513 tokens, but the model in .+ takes at most 512") as caught:
+    with pytest.raises(SpecProblem, match=r"513 tokens, but the model in .+ allows at most 512") as caught:
         read(tmp_path, 513)
     assert (caught.value.reason, caught.value.field) == (Reason.MAX_LENGTH_EXCEEDED, "spec.model.maxLength")
 
@@ -74,7 +74,7 @@ def test_the_spec_may_ask_for_less_and_has_to_where_the_model_says_nothing(asked
             longest_sequence(model, asked, "/model")
         assert (caught.value.reason, caught.value.field) == (Reason.MODEL_INVALID, "spec.model.maxLength")
     elif asked is not None and own is not None and asked > own:
-        with pytest.raises(SpecProblem, match=f"{asked} tokens, but the model in /model takes at most {own}"):
+        with pytest.raises(SpecProblem, match=f"{asked} tokens, but the model in /model allows at most {own}"):
             longest_sequence(model, asked, "/model")
     else:
         assert longest_sequence(model, asked, "/model") == min(length for length in (asked, own) if length is not None)

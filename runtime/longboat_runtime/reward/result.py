@@ -1,4 +1,4 @@
-"""What a reward function is given, what it returns, and the outcome. Pure."""
+"""What a reward function is given, what it returns, and the outcome of that. Pure."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class OutcomeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FunctionOutcome:
-    """What came of one function on one sample, as it travels between graders and driver.
+    """The outcome of one function on one sample, as it travels between graders and driver.
 
     `score` counts for SCORED and WRONG_FORMAT only. `seconds` is the wall time of the grade's process.
     """
