@@ -14,6 +14,9 @@ PACKAGES := buildah containerd containernetworking-plugins debootstrap gcc iprou
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
+# Tests start hundreds of processes, each of which would compile all that it imports of this checkout once more.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +55,11 @@ $(UV):
 	  --editable '.[$(EXTRAS)]'
 	touch $@
 
+# Pods of test clusters see the checkout read-only.
+.PHONY: bytecode
+bytecode: setup
+	@$(PYTHON) -m compileall -q crds operator runtime e2e
+
 .PHONY: binaries
 binaries: setup ## Build Kubernetes, CoreDNS and Helm, one binary, into the cache (about 10 minutes, once)
 	@$(PYTHON) -m e2e.cluster binaries
@@ -78,15 +86,15 @@ test-fast: binaries ## Run the tests that take seconds
 	$(PYTHON) -m pytest -m "not cluster and not slow"
 
 .PHONY: test-unit
-test-unit: binaries ## Run the tests that need no cluster
+test-unit: binaries bytecode ## Run the tests that need no cluster
 	$(PYTHON) -m pytest -m "not cluster" $(PARALLEL)
 
 .PHONY: test-parts
-test-parts: binaries images ## Run the tests of the parts, on test clusters too
+test-parts: binaries images bytecode ## Run the tests of the parts, on test clusters too
 	$(PYTHON) -m pytest -m "not alone" $(PARALLEL) e2e/tests/api tests
 
 .PHONY: test-e2e
-test-e2e: binaries images ## Run the tests that need the machine to themselves: of the test cluster, then of the whole (CLUSTER=NAME uses a running one)
+test-e2e: binaries images bytecode ## Run the tests that need the machine to themselves: of the test cluster, then of the whole (CLUSTER=NAME uses a running one)
 	$(PYTHON) -m pytest -m alone tests
 	$(PYTHON) -m pytest -m cluster e2e --ignore e2e/tests/api $(if $(CLUSTER),--cluster $(CLUSTER))
 
@@ -133,7 +141,7 @@ demo: ## Run an RLJob from scratch on the test cluster and show what happens
 	$(PYTHON) -m e2e.demo --split "$$split" $(ARGS)
 
 .PHONY: chaos
-chaos: binaries images ## Inject random faults into real jobs, which must lose nothing (SEED=, MINUTES=, POLICY= one or all)
+chaos: binaries images bytecode ## Inject random faults into real jobs, which must lose nothing (SEED=, MINUTES=, POLICY= one or all)
 	@$(PYTHON) -m e2e.chaos $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(POLICY),--policy $(POLICY)) $(ARGS)
 
 .PHONY: generate
