@@ -14,6 +14,7 @@ import pytest_asyncio
 import ray
 
 from longboat_crds.job import RLJobSpec
+from longboat_runtime.agent.ray_node import bare_nodes
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.pool import RayRewardPool
 from longboat_runtime.samples import FinishReason, GeneratedSample, GradeKind, PromptId, Row, SampleId
@@ -74,16 +75,16 @@ def job(rewards: list[dict[str, Any]]) -> RLJobSpec:
 def cluster() -> Iterator[None]:
     # Short, since Ray puts sockets below it.
     directory = tempfile.mkdtemp(prefix="ray-")
-    ray.init(
-        address="local",
-        _temp_dir=directory,
-        num_cpus=1,
-        resources={"longboat-reward": 2},
-        include_dashboard=False,
-        object_store_memory=80_000_000,
-        namespace="longboat",
-        log_to_driver=False,
-    )
+    with bare_nodes():
+        ray.init(
+            address="local",
+            _temp_dir=directory,
+            num_cpus=1,
+            resources={"longboat-reward": 2},
+            object_store_memory=80_000_000,
+            namespace="longboat",
+            log_to_driver=False,
+        )
     yield
     ray.shutdown()
     shutil.rmtree(directory, ignore_errors=True)

@@ -16,6 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from longboat_crds.reasons import Reason
+from longboat_runtime.agent.ray_node import bare_nodes
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
@@ -35,15 +36,15 @@ SAMPLES = make_samples(8)
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as directory:
-        ray.init(
-            address="local",
-            num_cpus=0,
-            resources={"longboat-store": 1, "longboat-trainer": 2},
-            include_dashboard=False,
-            object_store_memory=80_000_000,
-            namespace="longboat",
-            _temp_dir=directory,
-        )
+        with bare_nodes():
+            ray.init(
+                address="local",
+                num_cpus=0,
+                resources={"longboat-store": 1, "longboat-trainer": 2},
+                object_store_memory=80_000_000,
+                namespace="longboat",
+                _temp_dir=directory,
+            )
         yield
         ray.shutdown()
 

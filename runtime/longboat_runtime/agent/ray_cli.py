@@ -15,6 +15,8 @@ import os
 import sys
 from typing import Any
 
+from longboat_runtime.agent.ray_node import bare_nodes
+
 _UNUSED = ("ray.serve.scripts", "ray.dashboard.modules.job.cli", "ray.util.state.state_cli", "grpc")
 
 
@@ -39,7 +41,8 @@ def main() -> None:
         return dead
 
     Node.dead_processes = end_with_any
-    cli()
+    with bare_nodes():
+        cli()
 
 
 if __name__ == "__main__":

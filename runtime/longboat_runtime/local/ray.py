@@ -21,6 +21,7 @@ from longboat_runtime.agent.ray_command import (
     object_store_need,
     object_store_size,
 )
+from longboat_runtime.agent.ray_node import bare_nodes
 from longboat_runtime.driver.main import RAY_NAMESPACE
 
 log = structlog.get_logger()
@@ -88,16 +89,17 @@ def start_ray(resources: Mapping[str, float], object_store: int) -> None:
 def _start(resources: Mapping[str, float], object_store: int) -> None:
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            ray.init(
-                address="local",
-                namespace=RAY_NAMESPACE,
-                num_cpus=0,
-                resources=dict(resources),
-                include_dashboard=False,
-                object_store_memory=object_store,
-                log_to_driver=False,
-                logging_level="ERROR",
-            )
+            with bare_nodes():
+                ray.init(
+                    address="local",
+                    namespace=RAY_NAMESPACE,
+                    num_cpus=0,
+                    resources=dict(resources),
+                    include_dashboard=False,
+                    object_store_memory=object_store,
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                )
         except Exception as error:
             ray.shutdown()
             if attempt == ATTEMPTS:
