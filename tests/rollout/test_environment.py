@@ -53,7 +53,14 @@ def test_without_any_promise_a_worker_has_one_thread() -> None:
 
 
 def test_too_few_cpus_are_not_bound() -> None:
-    assert share({3}, workers=2) == CpuShare(NO_BINDING, 1)
+    assert share({3}, workers=2) == CpuShare(NO_BINDING, 1, crowded=True)
+
+
+def test_workers_that_cannot_all_run_at_once_are_crowded() -> None:
+    assert share({0, 1}, node=2, limit=1.5, workers=2).crowded
+    assert share({0, 1, 2}, node=4, engines=2, workers=2).crowded
+    assert not share({0, 1}, node=2, limit=2.0, workers=2).crowded
+    assert not share({3}).crowded, "it waits for nobody"
 
 
 @given(

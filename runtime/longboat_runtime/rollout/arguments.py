@@ -17,6 +17,8 @@ CPU_KV_CACHE_BYTES = 2**30
 # Names of `longboat_runtime.weights.backend`, which can't be imported without vLLM.
 WEIGHT_BACKEND = "longboat"
 WORKER_EXTENSION = "longboat_runtime.weights.backend.WeightReceipts"
+# And of `longboat_runtime.rollout.crowded`.
+CROWDED_WORKER_EXTENSION = "longboat_runtime.rollout.crowded.CrowdedWorker"
 
 
 def check_version(version: str) -> None:
@@ -27,7 +29,9 @@ def check_version(version: str) -> None:
         )
 
 
-def engine_arguments(config: EngineConfig, *, max_length: int, accelerator: bool) -> dict[str, Any]:
+def engine_arguments(
+    config: EngineConfig, *, max_length: int, accelerator: bool, crowded: bool = False
+) -> dict[str, Any]:
     """Arguments of vLLM's `EngineArgs`.
 
     Log-probs are those of the distribution that tokens are drawn from (`processed_logprobs`), as the loss needs them. Requests
@@ -45,7 +49,7 @@ def engine_arguments(config: EngineConfig, *, max_length: int, accelerator: bool
         "logprobs_mode": "processed_logprobs",
         "scheduling_policy": "priority",
         "weight_transfer_config": {"backend": WEIGHT_BACKEND},
-        "worker_extension_cls": WORKER_EXTENSION,
+        "worker_extension_cls": CROWDED_WORKER_EXTENSION if crowded else WORKER_EXTENSION,
     }
     if config.tensor_parallel > 1:
         arguments["distributed_executor_backend"] = "mp"

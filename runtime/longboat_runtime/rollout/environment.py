@@ -18,11 +18,15 @@ NO_BINDING = "nobind"
 
 @dataclass(frozen=True, slots=True)
 class CpuShare:
-    """`binding` is a value of VLLM_CPU_OMP_THREADS_BIND; `threads` of one worker; `cpus` of the engine (empty: not bound)."""
+    """`binding` is a value of VLLM_CPU_OMP_THREADS_BIND; `threads` of one worker; `cpus` of the engine (empty: not bound).
+
+    `crowded`: its workers can't all run at once, so none of them may spin while it waits for another.
+    """
 
     binding: str
     threads: int
     cpus: tuple[int, ...] = ()
+    crowded: bool = False
 
 
 def cpu_share(
@@ -41,13 +45,16 @@ def cpu_share(
     gets at least one. Then engines and their workers get equal, disjoint, contiguous parts. Otherwise nothing is bound, since
     others may use the same CPUs. Each worker then gets its part of the limit as threads, at least one; without a limit
     no CPUs are guaranteed, and it gets one: threads that wait for each other on CPUs that others use cost more than they bring
-    (measured on two busy CPUs: two threads drew a tenth of the tokens of one).
+    (measured on two busy CPUs: two threads drew a tenth of the tokens of one). For the same reason workers that can't all run at once
+    are `crowded`.
     """
     cpus = sorted(affinity)
     parts = engines * workers
     exclusive = len(cpus) < node_cpus and (limit is None or limit >= len(cpus))
     if not exclusive or len(cpus) < parts:
-        return CpuShare(NO_BINDING, 1 if limit is None else max(1, math.floor(min(len(cpus), limit) / parts)))
+        usable = len(cpus) if limit is None else min(len(cpus), limit)
+        threads = 1 if limit is None else max(1, math.floor(usable / parts))
+        return CpuShare(NO_BINDING, threads, crowded=workers > 1 and usable < parts)
     threads = len(cpus) // parts
     first = engine * workers * threads
     own = cpus[first : first + workers * threads]
