@@ -1,7 +1,7 @@
 """Fixtures and settings of all tests."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 import structlog
@@ -9,6 +9,8 @@ from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
+
+from longboat_runtime.garbage import uncollected
 
 # Tests that share a cluster, by the beginning of their paths.
 SHARED = {
@@ -45,6 +47,13 @@ def pytest_configure() -> None:
     cpu = cpu_of(worker) if worker else None
     if cpu is not None:
         os.sched_setaffinity(0, {cpu})
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Test files import most of torch, transformers and Ray."""
+    with uncollected():
+        return (yield)
 
 
 class Schedule(LoadFileScheduling):

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from longboat_crds.reasons import Reason
 from longboat_runtime.cgroup import cpu_limit
+from longboat_runtime.garbage import uncollected
 from longboat_runtime.interfaces import Engine
 from longboat_runtime.model_config import language_model, longest_sequence
 from longboat_runtime.problems import SpecProblem
@@ -56,9 +55,10 @@ def start_engine(config: EngineConfig, *, index: int = 0, engines: int = 1) -> E
         os.sched_setaffinity(0, share.cpus)
     os.environ.update(environment(config, share, in_process=local, accelerator=accelerator))
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    arguments = engine_arguments(config, max_length=max_length, accelerator=accelerator)
+    crowded = share.crowded and not accelerator
+    arguments = engine_arguments(config, max_length=max_length, accelerator=accelerator, crowded=crowded)
     log.info("starting engine %s (%s, CPUs %s)", config.name, "in process" if local else "spawned", share)
-    with _without_garbage_collection():
+    with uncollected():
         if config.enforce_eager and not accelerator:
             _import_without_compiler()
         if local:
@@ -158,21 +158,3 @@ def _load_model_classes(architectures: Sequence[str]) -> None:
         known = ModelRegistry.models.get(architecture)
         if known is not None:
             ModelRegistry.register_model(architecture, known.load_model_cls())
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Turns Python's cyclic garbage collector off, and excludes from later collections all objects that exist at the end.
-
-    Importing vLLM creates more than a million objects that are never freed. The collector would traverse them again and again
-    while their number grows, which takes a quarter of the import's CPU time, and later at every full collection.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.collect()
-        gc.freeze()
-        if was_enabled:
-            gc.enable()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import ray
 
 from longboat_crds.job import RLJobSpec
+from longboat_runtime.garbage import uncollected
 from longboat_runtime.interfaces import ModelInfo, SampleStore, TrainReport, TrainRequest, WeightPublication
 from longboat_runtime.samples import GeneratedSample, SampleId
 from longboat_runtime.stacks import thread_stacks
@@ -31,9 +32,10 @@ class TrainerActor:
         self._spec, self._rank, self._world_size, self._store = spec, rank, world_size, store
         self._snapshot: dict[str, Tensor] = {}
 
-        import torch
+        with uncollected():
+            import torch
 
-        from longboat_runtime.trainer.threads import available_threads
+            from longboat_runtime.trainer.threads import available_threads
 
         torch.set_num_threads(available_threads())
 
@@ -45,9 +47,11 @@ class TrainerActor:
 
     def load(self, address: str) -> ModelInfo:
         """Joins the group and loads the model. Raises SpecProblem."""
-        import torch.distributed as dist
+        with uncollected():
+            import torch.distributed as dist
+            from transformers import AutoModelForCausalLM  # noqa: F401 - what loads the model imports it
 
-        from longboat_runtime.trainer.rank import TrainerRank
+            from longboat_runtime.trainer.rank import TrainerRank
 
         self._trainer = TrainerRank(self._spec, self._rank, self._world_size, address)
         # Collectives of `write` must not mix with those of a step.
