@@ -27,21 +27,23 @@ class Allocations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = {storage._cdata for storage in _storages((args, kwargs))}
         result = func(*args, **(kwargs or {}))
-        for storage in _storages(result):
-            if storage._cdata not in given and storage._cdata not in self._live:
+        made = [storage for storage in _storages(result) if storage._cdata not in given]
+        for storage in made:
+            if storage._cdata not in self._live:
                 self._live[storage._cdata] = StorageWeakRef(storage)
-        self.held()
+        if made or func._schema.is_mutable:  # a view takes no memory
+            self.held()
         return result
 
     def held(self) -> int:
         """Bytes that are held now."""
-        total = 0
+        total, strong = 0, torch.UntypedStorage._new_with_weak_ptr
         for address, reference in list(self._live.items()):
-            if reference.expired():
+            storage = strong(reference.cdata)
+            if storage is None:
                 del self._live[address]
                 continue
-            # FSDP frees and takes memory by resizing.
-            size = torch.UntypedStorage._new_with_weak_ptr(reference.cdata).nbytes()
+            size = storage.nbytes()  # FSDP frees and takes memory by resizing
             self.largest = max(self.largest, size)
             total += size
         self.peak = max(self.peak, total)

@@ -21,6 +21,8 @@ from tests.support.tiny_model import build_tiny_model
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 _SET_CHILD_SUBREAPER = 36
+# Seconds between two looks at all processes that came from a program: at all of their threads, which are hundreds.
+LOOK = 0.3
 # Where these tests run some may be ignored (nohup, the background of a script), which a child inherits.
 _HEED = ("env", "--default-signal=INT,HUP,TERM")
 
@@ -46,7 +48,7 @@ class Program:
     def wait_until(self, happened: Callable[[], bool]) -> None:
         while not happened():
             assert self._process.poll() is None, self.output.read_text()
-            time.sleep(0.05)
+            time.sleep(LOOK)
 
     def send(self, number: signal.Signals) -> int:
         """Returns the exit status."""
@@ -127,7 +129,7 @@ def waits_for_engines(program: Program) -> Callable[[], bool]:
 def ends(program: Program) -> None:
     """Nothing that came from it is left. What is told to end may take a moment; what isn't told stays for ever."""
     while program.names():
-        time.sleep(0.05)
+        time.sleep(LOOK)
 
 
 # SIGHUP becomes SIGTERM, for which a run that trains stands below.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -148,8 +149,8 @@ async def test_a_dead_engines_samples_are_lost_and_its_successor_serves(
     before = await serving(fleet, ENGINES)
     victim = fleet._keeper.members[before[0]]
     ran_there = fleet._router.running(victim.name)
-    while (await victim.actor.stats.remote()).running < len(ran_there):
-        pass  # not all of them have arrived
+    while (await victim.actor.stats.remote()).running < len(ran_there):  # noqa: ASYNC110 - Ray tells nobody
+        await asyncio.sleep(0.01)  # not all of them have arrived
     ray.kill(victim.actor)
     lost = {event.id: event for event in (await events_of(fleet, 4)).values() if isinstance(event, LostSample)}
     assert set(ran_there) & lost.keys() == lost.keys()

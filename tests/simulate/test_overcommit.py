@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pytest
@@ -56,6 +57,7 @@ def chosen(
     )
 
 
+@cache
 def seconds(factor: float, curve: StepCurve) -> float:
     """What the factor takes under the distribution that the window is a sample of."""
     distribution = TwoLevel(MEDIAN, PROMPT_SIGMA, SAMPLE_SIGMA, LONGEST)
