@@ -1,7 +1,9 @@
 """Longboat ready for use on a test cluster: volumes, images, chart, runtime template, one namespace with data."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from e2e import host_runtime, installation, volumes
 from e2e.cluster.cluster import Cluster
@@ -17,6 +19,22 @@ class Site:
     cluster: Cluster
     namespace: str
     data: Path
+
+    def apply_runtime(self, name: str, change: Callable[[dict[str, Any]], None]) -> str:
+        """A runtime template like that of `prepare`, changed: `change` gets the pod spec of each role. Returns its name."""
+        made = host_runtime.template(catalogue.find("runtime-host").build().ref, name)
+        change({role: body["template"]["spec"] for role, body in made["spec"]["roles"].items()})
+        volumes.apply(self.cluster, [made])
+        return name
+
+    def apply_runtime_without(self, name: str, *roles: str) -> str:
+        """As `apply_runtime`: no node takes the pods of these roles, which would only take CPUs."""
+
+        def strand(specs: dict[str, Any]) -> None:
+            for role in roles:
+                specs[role]["nodeSelector"] = {"e2e.longboat.dev/none": "none"}
+
+        return self.apply_runtime(name, strand)
 
 
 def prepare(cluster: Cluster, namespace: str, data: Path) -> Site:

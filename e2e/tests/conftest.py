@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from e2e import host_runtime, small_job
 from e2e import site as sites
-from e2e import small_job
 from e2e.cluster.cluster import Cluster
 from e2e.fixtures import lent
 from e2e.jobs import Job
+from e2e.volumes import apply
 
 NAMESPACE = "e2e"
 
@@ -59,6 +60,30 @@ def survivor(long_lived: dict[str, Job]) -> Job:
     job.wait_for("Running", 300)
     job.wait_for_step(3)
     return job
+
+
+@pytest.fixture(scope="package")
+def held_up(site: sites.Site) -> Iterator[dict[str, Job]]:
+    """Jobs that operator and kubelet let wait for half a minute: other tests may run meanwhile.
+
+    `unmounted` has a reward whose ConfigMap doesn't exist, which the kubelet takes its time to say. `freed` found its driver's
+    ServiceAccount taken, and the operator looks again whether it still is; it isn't.
+    """
+    jobs = {name: Job(site.cluster, site.namespace, name) for name in ("unmounted", "freed")}
+    spec = small_job.spec()
+    spec["rollout"]["replicas"] = 0  # engines would only take CPUs
+    spec["rewards"] = [{"name": "vowels", "configMap": {"name": "nowhere", "key": "reward.py", "function": "reward"}}]
+    jobs["unmounted"].apply(spec)
+    metadata = {"name": "freed-driver", "namespace": site.namespace}
+    apply(site.cluster, [{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}])
+    runtime = site.apply_runtime_without("nowhere", *host_runtime.CONTAINERS)
+    freed = jobs["freed"]
+    freed.apply(small_job.spec(runtime, checkpoint={"reclaimPolicy": "Delete"}))
+    freed.wait("the job says so", lambda: freed.condition("Scheduled").get("reason") == "NameTaken", 60)
+    site.cluster.kubectl("-n", site.namespace, "delete", "serviceaccount", "freed-driver")
+    yield jobs
+    for job in jobs.values():
+        job.delete()
 
 
 @pytest.fixture

@@ -49,9 +49,10 @@ def full(site: Site) -> Iterator[Job]:
 @pytest.fixture(scope="module", autouse=True)
 def spoiled(site: Site, full: Job) -> Iterator[dict[str, Job]]:
     """All at once, since each waits for its pods."""
+    runtime = site.apply_runtime_without("no-trainer", "trainer")
     jobs: dict[str, Job] = {}
     for spoil in SPOILED:
-        spec = small_job.spec()
+        spec = small_job.spec(runtime)
         if spoil is not missing_model:
             spec["rollout"]["replicas"] = 0  # engines would only take CPUs
         spoil(spec)

@@ -12,6 +12,7 @@ from e2e.prompts import fates_in
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 
+@pytest.mark.usefixtures("held_up")
 def test_carried_prompts_survive_a_killed_driver(new_job: Callable[[str], Job]) -> None:
     """Unfinished responses go on under new weights; with the driver their tokens are lost, and no prompt is."""
     rounds = {"policy": "ContinueUnfinished", "promptOvercommit": 1.5, "steps": 100_000, "promptsPerRound": 4}

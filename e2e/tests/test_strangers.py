@@ -1,7 +1,7 @@
 """Objects of others stay theirs, whatever a job is called; a person is told what is in the way, and the cure."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -33,17 +33,6 @@ def claim(site: Site) -> dict[str, Any]:
 def found(site: Site, body: dict[str, Any]) -> dict[str, Any]:
     path = f"/api/v1/namespaces/{site.namespace}/{PATHS[body['kind']]}/{body['metadata']['name']}"
     return site.cluster.api.get(path) or {}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def unmounted(site: Site) -> Iterator[Job]:
-    """A reward of its names a ConfigMap that doesn't exist. The kubelet takes its time to say so: it begins before all tests."""
-    spec = small_job.spec()
-    spec["rewards"] = [{"name": "vowels", "configMap": {"name": "nowhere", "key": "reward.py", "function": "reward"}}]
-    job = Job(site.cluster, site.namespace, "unmounted")
-    job.apply(spec)
-    yield job
-    job.delete()
 
 
 @pytest.mark.parametrize(
@@ -83,17 +72,14 @@ def test_a_strangers_object_is_in_the_way_and_stays_as_it_is(
         site.cluster.kubectl("-n", site.namespace, "delete", body["kind"], body["metadata"]["name"], "--wait=false")
 
 
-def test_the_job_starts_when_the_name_is_free(site: Site, new_job: Callable[[str], Job]) -> None:
-    apply(site.cluster, [account(site)])
-    job = new_job("spark")
-    job.apply(small_job.spec(checkpoint={"reclaimPolicy": "Delete"}))
-    job.wait("the job says so", lambda: job.condition("Scheduled").get("reason") == "NameTaken", 60)
-    site.cluster.kubectl("-n", site.namespace, "delete", "serviceaccount", "spark-driver")
-    job.wait("pods are made", job.pods, 60)
+def test_the_job_starts_when_the_name_is_free(held_up: dict[str, Job]) -> None:
+    freed = held_up["freed"]
+    freed.wait("pods are made", freed.pods, 60)
 
 
-def test_a_volume_that_can_not_be_mounted_is_named(unmounted: Job) -> None:
+def test_a_volume_that_can_not_be_mounted_is_named(held_up: dict[str, Job]) -> None:
     """The pod's status says nothing of it, its Events do."""
+    unmounted = held_up["unmounted"]
     unmounted.wait("the job says so", lambda: unmounted.condition("RolesReady").get("reason") == "VolumeNotReady", 120)
     message = unmounted.condition("RolesReady")["message"]
     assert "FailedMount" in message
