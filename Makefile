@@ -95,7 +95,7 @@ test-parts: binaries images bytecode ## Run the tests of the parts, on test clus
 
 .PHONY: test-e2e
 test-e2e: binaries images bytecode ## Run the tests that need the machine to themselves: of the test cluster, then of the whole (CLUSTER=NAME uses a running one)
-	$(PYTHON) -m pytest -m alone tests
+	$(PYTHON) -m pytest -m alone tests/e2e_cluster
 	$(PYTHON) -m pytest -m cluster e2e --ignore e2e/tests/api $(if $(CLUSTER),--cluster $(CLUSTER))
 
 .PHONY: interleavings

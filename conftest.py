@@ -24,6 +24,9 @@ SHARED = {
 # What mostly waits: for a cluster, for Ray to notice what has ended.
 WAITING = {*SHARED.values(), "tests/agent/test_ray_agents.py"}
 
+# Where all tests are that are marked `alone`: collecting the others to find them would take longer than they do.
+ALONE = "tests/e2e_cluster/"
+
 pytest_plugins = ["e2e.fixtures"]
 
 # How long an example takes says nothing on a machine that others use too.
@@ -80,6 +83,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files of long tests first: a worker that gets one last keeps the other waiting for it."""
+    astray = [item.nodeid for item in items if item.get_closest_marker("alone") and not item.nodeid.startswith(ALONE)]
+    if astray:
+        raise pytest.UsageError(f"marked `alone`, and not below {ALONE}, where `make test-e2e` looks: {astray}")
     long = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("cluster")}
     items.sort(key=lambda item: item.path not in long)
 
