@@ -13,6 +13,8 @@ from e2e.site import Site
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 WRITES = {"create", "apply", "patch", "update", "delete"}
+# Seconds without a write after which the operator has written what it had to.
+SETTLED = 10
 SERIES = re.compile(r"^longboat_api_requests_total\{(?P<labels>[^}]*)\} (?P<value>\S+)$", re.MULTILINE)
 
 
@@ -30,20 +32,20 @@ def writes(site: Site) -> dict[str, float]:
 
 
 def settled(site: Site) -> dict[str, float]:
-    """The writes, once there were no more of them for ten seconds."""
+    """The writes, once there were no more of them for so long."""
     before, now = {"": 0.0}, writes(site)
     while before != now:
-        time.sleep(10)
+        time.sleep(SETTLED)
         before, now = now, writes(site)
     return now
 
 
 def test_idle_operator_writes_nothing(site: Site, finished: Job, survivor: Job) -> None:
-    """One finished and one running job, sixty seconds after it has written what it had to."""
+    """One finished and one running job, for sixty seconds after it has written what it had to."""
     assert finished.status()["phase"] == "Succeeded"
     before = settled(site)
     assert before, "the operator counts its writes"
     step = survivor.step()
-    time.sleep(60)
+    time.sleep(60 - SETTLED)
     survivor.wait_for_step(step + 1)
     assert writes(site) == before
