@@ -44,7 +44,9 @@ def driver(
     from longboat_runtime.driver.main import Ending, cause_of
     from longboat_runtime.driver.pod import drive_in_pod
     from longboat_runtime.logs import configure
+    from longboat_runtime.model_config import import_transformers_without_torch
 
+    import_transformers_without_torch()
     prctl.hide_memory()
     configure()
     try:
@@ -83,7 +85,9 @@ def run(
     """
     from longboat_runtime.local.run import run_file
     from longboat_runtime.logs import configure
+    from longboat_runtime.model_config import import_transformers_without_torch
 
+    import_transformers_without_torch()
     configure(quiet=not verbose)
     raise typer.Exit(run_file(file, output, config_map or [], volume or [], verbose=verbose))
 

@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from longboat_crds.reasons import Reason
 from longboat_runtime.problems import SpecProblem
+
+_NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+
+
+def import_transformers_without_torch() -> None:
+    """Makes transformers do without torch for the life of a process that needs only tokenizers and configurations, like a driver.
+
+    If transformers finds torch, it imports torch and the code of models even for a tokenizer or a configuration: 4.7 s of CPU time and
+    690 MB, against 1.3 s and 70 MB (measured). Does nothing if torch has been imported already.
+    """
+    if "torch" in sys.modules:
+        return
+    advice = os.environ.get(_NO_ADVICE)
+    sys.modules["torch"] = None  # type: ignore[assignment]  # so it can't be found
+    os.environ[_NO_ADVICE] = "1"
+    try:
+        from transformers import is_torch_available
+
+        is_torch_available()  # it keeps its first answer
+    finally:
+        del sys.modules["torch"]
+        if advice is None:
+            del os.environ[_NO_ADVICE]
+        else:
+            os.environ[_NO_ADVICE] = advice
 
 
 def language_model(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,6 +50,10 @@ class Program:
             assert self._process.poll() is None, self.output.read_text()
             time.sleep(LOOK)
 
+    def maps(self) -> str:
+        """What is mapped into its memory: libraries, among others."""
+        return Path(f"/proc/{self._process.pid}/maps").read_text()
+
     def send(self, number: signal.Signals) -> int:
         """Returns the exit status."""
         self._process.send_signal(number)
@@ -149,6 +153,7 @@ def test_a_run_that_trains_saves_its_step_and_leaves_nothing(
 ) -> None:
     program = start(run(job, tmp_path))
     program.wait_until(lambda: "\n     2 " in program.output.read_text())
+    assert "libtorch" not in program.maps(), "the driver computes nothing"
     status = program.send(signal.SIGTERM)
     ends(program)
     assert status == 143, program.output.read_text()

@@ -1,6 +1,8 @@
 """What config.json says under standard names, and how long a sequence may be by it and the spec."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -83,3 +85,16 @@ def test_the_spec_may_ask_for_less_and_has_to_where_the_model_says_nothing(asked
 def test_heads_and_layers_have_their_standard_names() -> None:
     model = language_model({"model_type": "gpt2", "n_head": 12, "n_layer": 6, "n_embd": 768})
     assert (model["num_attention_heads"], model["num_hidden_layers"], model["hidden_size"]) == (12, 6, 768)
+
+
+def test_a_process_that_computes_nothing_has_tokenizers_and_configurations_without_torch() -> None:
+    program = """
+import sys
+from longboat_runtime.model_config import import_transformers_without_torch, language_model
+import_transformers_without_torch()
+from transformers import AutoTokenizer
+assert AutoTokenizer.from_pretrained
+print(language_model({"model_type": "gpt2", "n_positions": 512})["max_position_embeddings"], "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("512 False\n", "")
