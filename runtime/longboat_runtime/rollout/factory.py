@@ -61,6 +61,8 @@ def start_engine(config: EngineConfig, *, index: int = 0, engines: int = 1) -> E
     with uncollected():
         if config.enforce_eager and not accelerator:
             _import_without_compiler()
+        if crowded:
+            import longboat_runtime.rollout.crowded  # noqa: F401
         if local:
             from longboat_runtime.rollout.inprocess import InProcessEngine
 
