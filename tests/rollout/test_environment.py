@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,4 +91,21 @@ def test_nothing_that_an_engine_needs_before_its_environment_imports_torch() -> 
     """OpenMP reads its number of threads when it is loaded."""
     modules = "longboat_runtime.rollout.actor, longboat_runtime.rollout.factory, longboat_runtime.weights.handover"
     program = f"import sys, {modules}; sys.exit(bool({{'torch', 'vllm'}} & {{*sys.modules}}))"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_the_environment_is_set_before_the_models_config_is_read(tmp_path: Path) -> None:
+    """For which transformers imports torch."""
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "max_position_embeddings": 64}')
+    program = f"""
+import sys
+from longboat_runtime.rollout import factory
+from longboat_runtime.rollout.engine import EngineConfig
+
+def environment(*_, **__):
+    sys.exit("torch" in sys.modules)
+
+factory.environment = environment
+factory.start_engine(EngineConfig("e", {str(tmp_path)!r}, "float32", enforce_eager=True))
+"""
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

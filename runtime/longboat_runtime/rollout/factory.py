@@ -41,28 +41,28 @@ def start_engine(config: EngineConfig, *, index: int = 0, engines: int = 1) -> E
     Sets this process's environment and, where CPUs are the pod's own, its affinity, so one process starts one engine, before
     anything imports torch or vLLM. Raises SpecProblem for what a person has to change.
     """
-    model = read_model_config(config)
-    max_length = longest_sequence(model, config.max_length, config.model)
-    check_parallelism(config, model)
-    check_cache(config, model, max_length)
-    check_version(vllm_version())
     accelerator = has_accelerator()
-    if not accelerator:
-        check_compiler(config)
     local = in_process(accelerator=accelerator)
     share = _own_share(index, engines, config.tensor_parallel)
     if share.cpus and not accelerator:
         os.sched_setaffinity(0, share.cpus)
     os.environ.update(environment(config, share, in_process=local, accelerator=accelerator))
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    crowded = share.crowded and not accelerator
-    arguments = engine_arguments(config, max_length=max_length, accelerator=accelerator, crowded=crowded)
     log.info("starting engine %s (%s, CPUs %s)", config.name, "in process" if local else "spawned", share)
     with uncollected():
-        if config.enforce_eager and not accelerator:
-            _import_without_compiler()
+        model = read_model_config(config)  # transformers imports torch for it
+        max_length = longest_sequence(model, config.max_length, config.model)
+        check_parallelism(config, model)
+        check_cache(config, model, max_length)
+        check_version(vllm_version())
+        if not accelerator:
+            check_compiler(config)
+            if config.enforce_eager:
+                _import_without_compiler()
+        crowded = share.crowded and not accelerator
         if crowded:
             import longboat_runtime.rollout.crowded  # noqa: F401
+        arguments = engine_arguments(config, max_length=max_length, accelerator=accelerator, crowded=crowded)
         if local:
             from longboat_runtime.rollout.inprocess import InProcessEngine
 
