@@ -1,15 +1,19 @@
-"""Flat buckets of tensors, so that a publication moves in a few large pieces instead of thousands of small ones."""
+"""Flat buckets of tensors, so that a publication moves in a few large pieces instead of thousands of small ones.
+
+Drivers hand publications on and have no torch: only what makes tensors or reads them imports it.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, NamedTuple
 
 from longboat_runtime.weights.checksum import ByteArray, WeightChecksum
+
+if TYPE_CHECKING:
+    import torch
 
 # As others have measured: moving weights tensor by tensor takes minutes, in buckets of about this size seconds.
 BUCKET_BYTES = 512 * 1024 * 1024
@@ -39,6 +43,8 @@ class Bucket:
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors by name, as read-only views of `data`, valid as long as it is."""
+        import torch
+
         for entry in self.entries:
             flat = torch.from_numpy(self._bytes_of(entry))
             yield entry.name, flat.view(getattr(torch, entry.dtype)).reshape(entry.shape)
@@ -57,6 +63,8 @@ def buckets(named_tensors: Iterable[tuple[str, torch.Tensor]], limit: int = BUCK
 
     Tensors may be on any device; each is copied and released before the next is requested.
     """
+    import torch
+
     entries: list[TensorEntry] = []
     data = torch.empty(0, dtype=torch.uint8)
     filled = 0
