@@ -61,16 +61,17 @@ def _with_ports(start: Any) -> Any:
     """The raylet waits for the files in which its agents leave their ports."""
     from ray import _raylet
 
+    compiled: Any = _raylet
     names = (
-        _raylet.DASHBOARD_AGENT_LISTEN_PORT_NAME,
-        _raylet.METRICS_AGENT_PORT_NAME,
-        _raylet.METRICS_EXPORT_PORT_NAME,
-        _raylet.RUNTIME_ENV_AGENT_PORT_NAME,
+        compiled.DASHBOARD_AGENT_LISTEN_PORT_NAME,
+        compiled.METRICS_AGENT_PORT_NAME,
+        compiled.METRICS_EXPORT_PORT_NAME,
+        compiled.RUNTIME_ENV_AGENT_PORT_NAME,
     )
 
     def start_raylet(node: Any, *arguments: Any, **options: Any) -> None:
         for name in names:
-            _raylet.persist_port(node._session_dir, node._node_id, name, -1)
+            compiled.persist_port(node._session_dir, node._node_id, name, -1)
         start(node, *arguments, **options)
 
     return start_raylet

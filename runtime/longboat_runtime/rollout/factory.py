@@ -60,8 +60,6 @@ def start_engine(config: EngineConfig, *, index: int = 0, engines: int = 1) -> E
             if config.enforce_eager:
                 _import_without_compiler()
         crowded = share.crowded and not accelerator
-        if crowded:
-            import longboat_runtime.rollout.crowded  # noqa: F401
         arguments = engine_arguments(config, max_length=max_length, accelerator=accelerator, crowded=crowded)
         if local:
             from longboat_runtime.rollout.inprocess import InProcessEngine
