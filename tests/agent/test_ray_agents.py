@@ -141,7 +141,9 @@ def test_agents_follow_the_head_through_its_deaths(agents: dict[str, Agent]) -> 
     until("it has joined", agents, rollout.ready)
 
     (third_raylet,) = rollout.find("raylet/raylet")
-    (raylets_agent,) = rollout.find("ray_node.py\0runtime-env")
+    stand_in = "ray_node.py\0runtime-env"
+    until("the stand-in of the raylet's agent runs", agents, lambda: len(rollout.find(stand_in)) == 1)
+    (raylets_agent,) = rollout.find(stand_in)
     os.kill(raylets_agent, signal.SIGKILL)  # the raylet ends by itself, with status 0
     until("another raylet runs", agents, lambda: rollout.find("raylet/raylet") not in ([], [third_raylet]))
     until("that has joined", agents, rollout.ready)
