@@ -1,12 +1,12 @@
-"""Ray nodes of as few processes as a job needs: a raylet, on a head Ray's server too, and actors.
+"""Ray nodes with no more processes than a job needs: a raylet, actors and, on the head, Ray's server.
 
-Ray starts others whatever it is told. With `--include-dashboard=false` a head still gets the dashboard's process, which then only
-collects usage statistics. Each node gets an agent of the dashboard and one that makes environments for single actors; jobs use neither.
-`ray.init` brings Ray's autoscaler and a reader of log files with it. All of them import most of Ray: together more CPU time than the
-rest of a node's start, in every pod, and a hundred megabytes each for as long as the pod lives.
+Ray starts others whatever its options say. With `--include-dashboard=false` a head still runs the dashboard's process, which then only
+collects usage statistics. Every node runs a dashboard agent and an agent that creates runtime environments; jobs use neither. `ray.init`
+also starts Ray's autoscaler and a reader of log files. Each of them imports most of Ray: together more CPU time than the rest of a
+node's start, in every pod, and a hundred megabytes each for as long as the pod lives.
 
-A raylet wants both agents' commands and ends when one of them does, so each has a stand-in: this file as a program, which waits for
-the raylet's end. As their port it gets -1, Ray's own word for an agent that serves nothing.
+A raylet requires both agents' commands and ends when one of the agents does, so each has a stand-in: this file run as a program, which
+waits for the raylet's end. Their port is given as -1, Ray's own value for an agent that serves nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _AGENTS = {"--dashboard_agent_command=": "dashboard", "--runtime_env_agent_comma
 
 @contextmanager
 def bare_nodes() -> Iterator[None]:
-    """Ray nodes that this process starts within the block are such nodes. It replaces functions of Ray meanwhile."""
+    """Nodes that this process starts within the block have no other processes. Functions of Ray are replaced meanwhile."""
     from ray._private import services
     from ray._private.node import Node
 

@@ -1,10 +1,10 @@
-"""Workers of an engine on CPUs that has fewer of them than workers: they sleep while they wait for each other.
+"""Makes the workers of a CPU engine sleep while they wait for each other, if there are fewer CPUs than workers.
 
-vLLM's workers on CPUs exchange results through shared memory, and spin until those of the others have come. Where they can't all run at
-once, the one that is waited for gets no CPU before the one that spins has used up its time slice, several times in each step. vLLM
-exchanges through torch.distributed where ranks have no memory in common, and that waits in the kernel.
+vLLM's workers on CPUs exchange results through shared memory, and spin until the others' results have arrived. If they can't all run at
+once, the worker that is waited for gets no CPU until the one that spins has used up its time slice, several times in each step. Ranks
+without common memory exchange through torch.distributed instead, which waits in the kernel.
 
-Importing this module makes the choice for the process; vLLM imports it in every worker to mix `CrowdedWorker` in, before ranks meet.
+Importing this module makes the choice for the process; vLLM imports it in every worker, before the ranks meet, to mix in `CrowdedWorker`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from longboat_runtime.weights.backend import WeightReceipts
 
 
 class CrowdedWorker(WeightReceipts):
-    """What every worker gets."""
+    """The extension of every worker; the module's import is what counts."""
 
 
 def _share_no_memory(communicator: CpuCommunicator) -> bool:
