@@ -70,13 +70,13 @@ async def save(root: Path, incarnation: int, *steps: int) -> None:
     site.incarnation = incarnation - 1
     driver = site.driver()
     log = EventLog(root, incarnation, {})
-    driver._steps.go_on(RunState(Ledger(2), LengthHistory(), log, audited=False), None, None)
+    driver._steps.resume(RunState(Ledger(2), LengthHistory(), log, audited=False), None, None)
     async with asyncio.TaskGroup() as driver._tasks:
         for step in steps:
             site.trainer.weights = f"of step {step}"
             await driver._steps.save(StepBoundary("job", {"step": step}, {}, {}, log.position), needed=False)
             site.trainer.weights = "of a later step"
-        await driver._steps.written()
+        await driver._steps.wait_for_write()
     log.close()
     site.reporter.reports.close()
 

@@ -136,7 +136,7 @@ def rollout_restarts(root: Path) -> None:
 
 
 def an_engine_dies(site: Site) -> None:
-    site.fleet.become(FleetState(("engine-0",), deaths=1, last_death="out of memory"))
+    site.fleet.set_state(FleetState(("engine-0",), deaths=1, last_death="out of memory"))
 
 
 @of("failurePolicy.backoffSeconds")

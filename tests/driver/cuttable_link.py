@@ -1,4 +1,4 @@
-"""A TCP link that a test can cut and mend."""
+"""A TCP link that a test can cut and restore."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
             sink.write(data)
             await sink.drain()
     except ConnectionError:
-        pass  # the test has cut it
+        pass  # the test has cut the link
     sink.close()

@@ -1,6 +1,6 @@
 """Components in memory: deterministic engines, graders and a trainer, with failures on request.
 
-Over 400 lines: a fake for each thing that a driver speaks to, which all stand on the same site.
+Over 400 lines: a fake for each component that a driver talks to, all on the same site.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from longboat_runtime.trainer.errors import TrainerLost
 
 
 class Crash(Exception):
-    """What ends a driver in these tests."""
+    """The error that ends a driver in these tests."""
 
 
 def digest(*parts: Any) -> int:
@@ -90,7 +90,7 @@ class FakeStore:
 
 @dataclass
 class FakeFleet:
-    """A sample's tokens are a function of its seed and the weights. `shuffle` gives the order in which samples finish.
+    """A sample's tokens are a function of its seed and the weights. `shuffle` determines the order in which samples finish.
 
     The log-prob of a token is minus the weight version that drew it.
     """
@@ -134,7 +134,7 @@ class FakeFleet:
     def _sample(
         self, request: SampleRequest, token: int, spans: tuple[VersionSpan, ...], reason: FinishReason, text: str
     ) -> GeneratedSample:
-        """New tokens behind those that the sample had."""
+        """The sample with new tokens after those that it had."""
         part = self.begun[request.id]
         count = spans[-1].end if spans else 0
         tokens, logprobs = np.full(count, token, np.int32), np.zeros(count, np.float32)
@@ -179,7 +179,7 @@ class FakeFleet:
             self.aborted.append(i)
             if task := self.running.pop(i, None):
                 task.cancel()
-                # The order in which samples finish has nothing to do with their lengths, so neither has where they are cut.
+                # The order in which samples finish doesn't depend on their lengths, so neither does the place where they are cut.
                 made = self.likely.get(i, 1) - 1 if self.shortest_first else self.cut_at
                 request = next(request for request in reversed(self.requests) if request.id == i)
                 spans = (VersionSpan(self.version, 0, made),) if made else ()
@@ -204,7 +204,7 @@ class FakeFleet:
             await self.news.wait()
         return self.state
 
-    def become(self, state: FleetState) -> None:
+    def set_state(self, state: FleetState) -> None:
         self.state = state
         self.news.set()
 
@@ -241,9 +241,9 @@ class FakeRewards:
 
 @dataclass
 class FakeTrainer:
-    """Weights are a digest of everything that was trained. `crash` says at which step it dies, and whether after the update.
+    """Weights are a digest of everything that was trained. `crash` is the step at which it dies, and whether after the update.
 
-    A write of a checkpoint waits at `writing` and for `may_write`; the numbers of those that find no space are in `full`.
+    A write of a checkpoint waits for `may_write`; `full` has the numbers of the writes that find no space.
     """
 
     store: FakeStore
@@ -362,7 +362,7 @@ def make_spec(**rounds: Any) -> RLJobSpec:
 
 
 class EditedBroker(LocalBroker):
-    """A job whose spec somebody edits while it runs."""
+    """A broker for a job whose spec is edited while it runs."""
 
     def __init__(self, incarnation: int, spec: RLJobSpec) -> None:
         super().__init__(incarnation)
@@ -370,7 +370,7 @@ class EditedBroker(LocalBroker):
         self._news = asyncio.Event()
 
     def edit(self, **sections: Mapping[str, Any]) -> None:
-        """Lays these fields over sections of the spec."""
+        """Overrides these fields in sections of the spec."""
         made = {name: getattr(self._spec, name).model_copy(update=fields) for name, fields in sections.items()}
         self._spec = self._spec.model_copy(update=made)
         self._news.set()
@@ -383,7 +383,7 @@ class EditedBroker(LocalBroker):
 
 
 class Site:
-    """A job's checkpoint directory, and drivers that come and go. `adopted` is that of the job it resumes from."""
+    """A job's checkpoint directory, and its successive drivers. `adopted` is the directory of the job it resumes from."""
 
     def __init__(
         self, root: Path, spec: RLJobSpec, policy: Policy | None = None, *, adopted: Path | None = None

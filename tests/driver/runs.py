@@ -1,4 +1,4 @@
-"""What tests of the driver look at after a run."""
+"""What tests of the driver check after a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.driver.fakes import Crash, Site, make_spec
 
 
 def history(site: Site) -> list[events.Body]:
-    """What survives of all incarnations, without times, starts and publications after a start."""
+    """The surviving events of all incarnations, without times, starts, and publications after a start."""
     kept = [e.body for e in surviving(site.root, end_of(site.root, site.incarnation))]
     return [b for b in kept if not isinstance(b, (events.Started, events.PublishStarted, events.Published))]
 
@@ -28,7 +28,7 @@ def trained(site: Site) -> list[tuple[int, tuple[SampleId, ...]]]:
 
 
 def manifests(root: Path) -> list[dict[str, Any]]:
-    """The driver's part of all complete checkpoints."""
+    """The driver's state in all complete checkpoints."""
     found = sorted(root.glob("incarnations/*/*/manifest.json"))
     return [json.loads((path.parent / "state.json").read_text()) for path in found]
 

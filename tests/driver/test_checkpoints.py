@@ -1,4 +1,4 @@
-"""Checkpoints are copied at the step boundary and written beside the steps that follow."""
+"""Checkpoints are copied at the step boundary and written in the background while the next steps run."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from tests.driver.runs import finished, manifests, saved_steps, trained, until
 
 
 class Killed(BaseException):
-    """Ends the driver's process as far as these tests go: nothing that it would clean up is."""
+    """Ends the driver's process as far as these tests go: it cleans nothing up."""
 
 
 async def turns(count: int = 2000) -> None:
-    """Lets everything happen that can."""
+    """Lets everything that can happen do so."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 def holding(root: Path, **spec: Any) -> tuple[Site, asyncio.Task[RunOutcome]]:
-    """A driver that runs, whose trainer writes nothing until it may."""
+    """A running driver whose trainer writes nothing until it may."""
     site = Site(root, make_spec(**spec))
     driver = site.driver()
     site.trainer.may_write.clear()
@@ -39,14 +39,14 @@ def holding(root: Path, **spec: Any) -> tuple[Site, asyncio.Task[RunOutcome]]:
 
 
 def weights_of(root: Path) -> dict[int, str]:
-    """By step, as they stand in complete checkpoints."""
+    """The weights in complete checkpoints, by step."""
     found = sorted(root.glob("incarnations/*/*/manifest.json"))
     return {
         int(path.parent.name.removeprefix("step-")): (path.parent / "trainer" / "weights").read_text() for path in found
     }
 
 
-async def test_steps_go_on_while_a_checkpoint_is_written_and_the_next_one_waits_for_it(tmp_path: Path) -> None:
+async def test_steps_continue_while_a_checkpoint_is_written_and_the_next_checkpoint_waits(tmp_path: Path) -> None:
     whole = await finished(tmp_path / "whole", steps=6)
     site, running = holding(tmp_path / "held", steps=6)
     await until(lambda: Stage.CHECKPOINT in site.reporter.stages.active and site.reporter.step == 4, running)
@@ -65,7 +65,7 @@ async def test_steps_go_on_while_a_checkpoint_is_written_and_the_next_one_waits_
     assert manifests(site.root)[0]["ledger"] == manifests(whole.root)[0]["ledger"]
 
 
-async def test_a_checkpoint_is_told_when_its_manifest_is_in_place(tmp_path: Path) -> None:
+async def test_a_checkpoint_is_reported_once_its_manifest_is_in_place(tmp_path: Path) -> None:
     site, running = holding(tmp_path)
     told: list[int] = []
     publish = site.broker.publish
@@ -87,7 +87,7 @@ async def test_a_checkpoint_is_told_when_its_manifest_is_in_place(tmp_path: Path
 
 @pytest.mark.parametrize("every", [2, 5])
 async def test_the_last_step_waits_for_what_is_written(tmp_path: Path, every: int) -> None:
-    """With every second step, that of step 2 and then its own."""
+    """With a checkpoint every second step, it waits for that of step 2 and then for its own."""
     site, running = holding(tmp_path, steps=3, checkpoint={"every_steps": every})
     await until(lambda: site.reporter.step == 3, running)
     await turns()
@@ -172,10 +172,10 @@ async def test_a_trainer_that_is_lost_with_what_it_writes_sends_the_job_back_to_
     ids=lambda value: str(value).strip("_"),
 )
 @pytest.mark.parametrize("after", [True, False], ids=["after it", "before it"])
-async def test_a_driver_that_is_killed_while_it_writes_goes_on_from_the_newest_manifest(
+async def test_a_driver_that_is_killed_while_it_writes_resumes_from_the_newest_manifest(
     tmp_path: Path, part: str, newest: int, after: bool
 ) -> None:
-    """In the checkpoint of step 4; what it had trained since is trained again, bit for bit."""
+    """It dies in the checkpoint of step 4; the steps trained since the newest manifest are repeated, bit for bit."""
     whole = await finished(tmp_path / "whole", steps=6)
     site = Site(tmp_path / "killed", whole.spec)
     driver = site.driver()
@@ -193,7 +193,7 @@ async def test_a_driver_that_is_killed_while_it_writes_goes_on_from_the_newest_m
 
 
 def killing(method: Callable[..., Any], *, after: bool) -> Callable[..., Any]:
-    """As `method`, but the second call ends the process before or after its work."""
+    """Like `method`, but the second call ends the process before or after its work."""
     calls = []
 
     def called() -> Any:
@@ -223,7 +223,7 @@ def killing(method: Callable[..., Any], *, after: bool) -> Callable[..., Any]:
 async def test_what_happens_while_a_checkpoint_is_written_is_not_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The evaluation is that of step 2, though the write begins only after that of step 3."""
+    """The checkpoint has the evaluation of step 2, though the write begins only after the evaluation of step 3."""
     site = Site(tmp_path, make_spec(evaluation={"every_steps": 1}))
     driver, sync, begun, may = site.driver(), EventLog.sync, [], asyncio.Event()
 
@@ -243,7 +243,7 @@ async def test_what_happens_while_a_checkpoint_is_written_is_not_in_it(
 
 
 async def test_a_write_that_hangs_is_a_stage_of_its_own(tmp_path: Path) -> None:
-    """The watchdog names it, and `status.training.stage` has what the step is busy with."""
+    """The watchdog names it, while `status.training.stage` shows what the step is doing."""
     site, running = holding(tmp_path, stage_deadline_seconds=100)
     site.fleet.hang = {SampleId(0, 4, 0, 0)}
     await until(lambda: site.fleet.running.keys() == site.fleet.hang, running)

@@ -1,4 +1,4 @@
-"""Engines that don't serve or die: what the driver tells of them, and when it gives up."""
+"""Engines that don't serve or die: what the driver reports, and when it gives up."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ async def test_engines_that_die_too_often_without_a_step_fail_the_job(tmp_path: 
     site.fleet.hang = {SampleId(0, 0, 0, 0)}
     running = asyncio.create_task(driver.run())
     await until(lambda: site.fleet.running.keys() == site.fleet.hang, running)
-    site.fleet.become(FleetState(("e",), deaths=limit, last_death="engine e died: out of memory"))
+    site.fleet.set_state(FleetState(("e",), deaths=limit, last_death="engine e died: out of memory"))
     for _ in range(50):
         await asyncio.sleep(0)
     assert not running.done(), "as many as the limit are allowed"
-    site.fleet.become(FleetState((), deaths=limit + 1, last_death="engine e died: out of memory"))
+    site.fleet.set_state(FleetState((), deaths=limit + 1, last_death="engine e died: out of memory"))
     with pytest.raises(ExceptionGroup) as failed:
         await running
     problem = spec_problem_in(failed.value)
@@ -44,7 +44,7 @@ async def test_engines_that_die_too_often_without_a_step_fail_the_job(tmp_path: 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5))))
 def test_only_deaths_since_the_last_new_step_count(seen: list[tuple[int, int]]) -> None:
-    """A step that is done again after going back to a checkpoint is not new."""
+    """A step that is repeated after resuming from a checkpoint is not new."""
     deaths, highest = EngineDeaths(), 0
     since: list[int] = []
     for more, step in seen:
@@ -66,19 +66,19 @@ async def test_refused_engines_degrade_the_job_while_others_serve(tmp_path: Path
         return site.broker.status.problem and site.broker.status.problem.reason
 
     await until(lambda: site.fleet.running.keys() == site.fleet.hang, running)
-    site.fleet.become(FleetState(("a",), refused={"b": "engine b refused version 0: log-probs differ by 0.3"}))
+    site.fleet.set_state(FleetState(("a",), refused={"b": "engine b refused version 0: log-probs differ by 0.3"}))
     await until(lambda: reason() == Reason.ENGINE_REFUSED, running)
     assert "differ by 0.3" in site.broker.status.problem.message
     assert not site.broker.status.problem.fatal
-    site.fleet.become(FleetState((), refused={"a": "differs", "b": "differs"}))
+    site.fleet.set_state(FleetState((), refused={"a": "differs", "b": "differs"}))
     await until(lambda: reason() == Reason.NO_ENGINES, running)
-    site.fleet.become(FleetState((), unreached={"a": "engine a could not get version 0: no route to host"}))
+    site.fleet.set_state(FleetState((), unreached={"a": "engine a could not get version 0: no route to host"}))
     await until(lambda: "no route" in site.broker.status.problem.message, running)
     assert reason() == Reason.NO_ENGINES
-    site.fleet.become(FleetState((), deaths=1, last_death="engine a died: out of memory"))
+    site.fleet.set_state(FleetState((), deaths=1, last_death="engine a died: out of memory"))
     await until(lambda: "out of memory" in site.broker.status.problem.message, running)
     assert reason() == Reason.NO_ENGINES
-    site.fleet.become(FleetState(("a", "b"), deaths=1, last_death="engine a died: out of memory"))
+    site.fleet.set_state(FleetState(("a", "b"), deaths=1, last_death="engine a died: out of memory"))
     await until(lambda: reason() is None, running)
     site.broker.suspend()
     assert await running is RunOutcome.SUSPENDED
@@ -119,20 +119,20 @@ async def test_the_calibration_of_the_gate_outlives_the_driver(tmp_path: Path) -
 
 @pytest.mark.parametrize("held_out", [False, True], ids=["while a round waits", "while an evaluation waits"])
 async def test_weights_that_no_engine_can_fetch_are_published_again(tmp_path: Path, held_out: bool) -> None:
-    """Their data is gone with the trainer that had it, which nobody asks for anything while no engine serves."""
+    """Their data is gone with the trainer that held it, and the trainer has nothing to do while no engine serves."""
     site = Site(tmp_path, make_spec(**({"evaluation": {"every_steps": 1}} if held_out else {})))
     driver = site.driver()
     hanging = SampleId(-1, 0, 0, 0) if held_out else SampleId(0, 0, 0, 0)
     site.fleet.hang = {hanging}
     running = asyncio.create_task(driver.run())
     await until(lambda: site.fleet.running.keys() == site.fleet.hang, running)
-    site.fleet.become(FleetState(("b",), unreached={"a": "no route to host"}, fetches=1))
+    site.fleet.set_state(FleetState(("b",), unreached={"a": "no route to host"}, fetches=1))
     for _ in range(50):
         await asyncio.sleep(0)
     assert site.fleet.published == [0], "another engine serves"
-    site.fleet.become(FleetState((), unreached={"a": "no route to host"}, fetches=2))
+    site.fleet.set_state(FleetState((), unreached={"a": "no route to host"}, fetches=2))
     await until(lambda: site.fleet.published == [0, 0] and driver._republishing is None, running)
-    site.fleet.become(FleetState((), unreached={"a": "no route to host"}, fetches=3))
+    site.fleet.set_state(FleetState((), unreached={"a": "no route to host"}, fetches=3))
     await until(lambda: site.fleet.published == [0, 0, 0], running)
     site.broker.suspend()
     assert await running is RunOutcome.SUSPENDED

@@ -36,7 +36,7 @@ def test_scores_accuracy_and_lengths() -> None:
     assert metrics["val/response_length/clip_ratio"] == 0.5
 
 
-def test_a_timeout_is_worth_the_worst_answer_and_a_grader_error_is_left_out() -> None:
+def test_a_timeout_scores_as_the_worst_answer_and_a_grader_error_is_left_out() -> None:
     late = EvaluatedSample("", evaluated(0.0).finished, Grade(GradeKind.TIMEOUT, 0.0, 1.0, parts={"exact": None}))
     metrics = evaluation_metrics([evaluated(1.0), evaluated(-1.0), late, evaluated(0.0, GradeKind.GRADER_ERROR)], EXACT)
     assert metrics["val/score/mean"] == -1 / 3
@@ -48,16 +48,16 @@ def test_nothing_graded_gives_no_score() -> None:
     assert "val/score/mean" not in evaluation_metrics([evaluated(0.0, GradeKind.GRADER_ERROR)], EXACT)
 
 
-def test_domains_apart() -> None:
+def test_each_domain_has_its_own_metrics() -> None:
     metrics = evaluation_metrics([evaluated(1.0, domain="code"), evaluated(0.0, domain="math")], EXACT)
     assert (metrics["val/score/code/mean"], metrics["val/score/math/mean"], metrics["val/score/mean"]) == (1, 0, 0.5)
 
 
-# Nothing in it is a default.
+# No value here is a default.
 TRAINING = SamplingSpec(max_tokens=7, temperature=0.9, stop=["."], repetition=RepetitionSpec(pattern_tokens=3, count=4))
 
 
-def test_held_out_samples_are_drawn_as_those_of_training_but_for_what_the_evaluation_says() -> None:
+def test_held_out_samples_are_drawn_like_training_samples_except_for_what_the_evaluation_sets() -> None:
     job = Job("job", make_spec(sampling=TRAINING.model_dump(exclude_unset=True)), Path(), 1)
     spec = EvaluationSpec(files=FilesSource(paths=["/t"]), temperature=0.6, top_p=0.95)
     drawn = asdict(held_out_sampling(spec, job.sampling))
@@ -80,11 +80,11 @@ async def test_a_loop_ends_in_held_out_samples_as_in_training(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("step", "due"), [(0, True), (3, False), (4, True), (10, True)])
-def test_before_the_first_every_so_many_and_after_the_last(step: int, due: bool) -> None:
+def test_evaluation_is_due_before_the_first_every_n_and_after_the_last_step(step: int, due: bool) -> None:
     assert is_due(step, steps=10, every=4) is due
 
 
-def test_names_are_those_of_no_training_sample_and_no_other_evaluation() -> None:
+def test_ids_differ_from_those_of_training_samples_and_other_evaluations() -> None:
     row = Row(PromptId(0, 3), "text", (1,))
     names = {evaluation_id(step, row, index) for step in (0, 10) for index in (0, 1)}
     assert len(names) == 4

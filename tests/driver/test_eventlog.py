@@ -45,7 +45,7 @@ async def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     assert list(surviving(tmp_path, end_of(tmp_path, 1))) == [started()]
 
 
-async def test_what_came_after_the_resumed_position_is_dead(tmp_path: Path) -> None:
+async def test_events_after_the_resumed_position_are_dead(tmp_path: Path) -> None:
     first = EventLog(tmp_path, 1, EMPTY)
     await write(first, started(), drawn(2))
     position = first.position

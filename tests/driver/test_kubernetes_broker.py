@@ -1,4 +1,4 @@
-"""The driver's channel to a real API server, with the rights a driver has and the admission policy in front."""
+"""The driver's channel to a real API server, with a driver's rights and the admission policy."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def prepared(cluster: Cluster) -> Cluster:
 
 
 class Api:
-    """The cluster as the operator and as people use it, for one job."""
+    """The cluster as the operator and people use it, for one job."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self.cluster, self.namespace = cluster, namespace
@@ -101,7 +101,7 @@ async def link(prepared: Cluster) -> AsyncIterator[CuttableLink]:
 
 @pytest.fixture
 async def brokers(api: Api, link: CuttableLink, tmp_path: Path) -> AsyncIterator[Callable[[], KubernetesBroker]]:
-    """Makes brokers with the token of the driver's account; they reach the server by the link."""
+    """Makes brokers with the token of the driver's account; they reach the server over the link."""
     kubeconfig = yaml.safe_load(api.cluster.kubeconfig.read_text())["clusters"][0]["cluster"]
     authority = tmp_path / "ca.pem"
     authority.write_bytes(certificate(kubeconfig))
@@ -127,7 +127,7 @@ def certificate(kubeconfig: dict[str, Any]) -> bytes:
 
 
 async def started(broker: KubernetesBroker, api: Api, number: int) -> KubernetesBroker:
-    """The broker with its number, given by a pretended operator."""
+    """The broker with its number, granted by a fake operator."""
     await broker.start()
     asking = asyncio.create_task(broker.incarnation())
     await until(lambda: api.job().get("status", {}).get("demand", {}).get("incarnationRequest") == token_of(broker))
@@ -195,7 +195,7 @@ async def test_a_later_start_keeps_what_the_first_wrote_and_ends_it(
 async def test_a_start_that_read_an_older_status_gets_its_number_all_the_same(
     api: Api, brokers: Callable[[], KubernetesBroker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between its reading and its asking, two others began: what it would leave as it was is rejected as outdated."""
+    """Two other starts happen between its read and its request: keeping the status it read would be rejected as outdated."""
     monkeypatch.setattr(kubernetes_broker, "BACKOFF", (0.05, 0.2))
     first = await started(brokers(), api, 1)
     first.publish(progress(1, 4))
@@ -219,7 +219,7 @@ async def until_cancelled() -> None:
     await asyncio.Event().wait()
 
 
-async def test_a_start_tells_how_the_one_before_failed_in_its_container(
+async def test_a_start_reports_how_the_previous_one_failed_in_its_container(
     api: Api, brokers: Callable[[str], KubernetesBroker]
 ) -> None:
     broker = await started(brokers("driver exited with code 1: " + "x" * 5000), api, 1)

@@ -46,7 +46,7 @@ async def test_a_dataset_that_skips_nothing_says_nothing(tmp_path: Path) -> None
     assert "data/skipped_prompts" not in read_records(tmp_path)[-1].metrics
 
 
-async def test_throughput_has_verls_unit_and_the_status_tells_that_of_the_whole_job(tmp_path: Path) -> None:
+async def test_throughput_has_verls_unit_and_the_status_shows_that_of_the_whole_job(tmp_path: Path) -> None:
     """Tokens per second and device: one engine of two devices and three ranks."""
     spec = make_spec(steps=1)
     rollout = spec.rollout.model_copy(update={"tensor_parallel": 2})
@@ -77,7 +77,7 @@ async def test_one_record_a_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", [1, 2, 3, 5])
 async def test_a_driver_that_dies_repeats_the_same_events(tmp_path: Path, step: int, when: str) -> None:
-    """Whether a rank died or the driver did between train and commit: bit for bit as if never stopped."""
+    """Whether a rank died, or the driver between train and commit: bit for bit as if it had never stopped."""
     whole = await finished(tmp_path / "whole")
     site = Site(tmp_path / "broken", whole.spec)
     driver = site.driver(order=5)
@@ -92,7 +92,7 @@ async def test_a_driver_that_dies_repeats_the_same_events(tmp_path: Path, step: 
 
 
 async def test_a_resumed_job_has_the_same_events_in_the_same_order(tmp_path: Path) -> None:
-    """With the same order of finishing, the surviving events are the same, one by one."""
+    """If samples finish in the same order, the surviving events are the same, one by one."""
     whole = Site(tmp_path / "whole", make_spec(checkpoint={"every_steps": 1}))
     await whole.driver().run()
     site = Site(tmp_path / "broken", whole.spec)
@@ -141,7 +141,7 @@ async def test_suspend_keeps_the_last_boundary(tmp_path: Path) -> None:
 
 
 async def test_suspended_while_pods_are_missing(tmp_path: Path) -> None:
-    """A job may be suspended before it could begin: there is nothing to save, and nothing is waited for."""
+    """A job may be suspended before it could start: it has nothing to save and waits for nothing."""
     site = Site(tmp_path, make_spec())
     driver = site.driver()
 
@@ -175,7 +175,7 @@ async def test_suspend_lets_a_step_that_is_computed_finish(tmp_path: Path) -> No
     assert site.fleet.published == [0]
 
 
-async def test_evaluation_before_every_so_many_and_after_the_last(tmp_path: Path) -> None:
+async def test_evaluation_runs_before_the_first_every_n_and_after_the_last_step(tmp_path: Path) -> None:
     site = await finished(tmp_path, evaluation={"every_steps": 2, "samples_per_prompt": 2})
     records = {record.step: record.metrics for record in read_records(tmp_path)}
     assert [step for step, metrics in records.items() if "val/score/mean" in metrics] == [0, 2, 4, 5]
@@ -200,7 +200,7 @@ async def test_evaluation_changes_nothing_about_training_and_is_not_repeated(tmp
     assert {request.id.epoch for request in site.fleet.requests if request.evaluation} == {-4, -5, -6}
 
 
-async def test_a_damaged_checkpoint_is_told_until_there_is_another_and_the_steps_are_trained_again(
+async def test_a_damaged_checkpoint_is_reported_until_there_is_another_and_the_steps_are_repeated(
     tmp_path: Path,
 ) -> None:
     whole = await finished(tmp_path / "whole")
@@ -223,7 +223,7 @@ async def test_a_damaged_checkpoint_is_told_until_there_is_another_and_the_steps
     assert site.trainer.weights == whole.trainer.weights
 
 
-async def test_a_full_volume_is_told_and_tried_again(tmp_path: Path) -> None:
+async def test_a_full_volume_is_reported_and_retried(tmp_path: Path) -> None:
     site = Site(tmp_path, make_spec())
     driver = site.driver()
     site.trainer.full = {1}
@@ -242,7 +242,7 @@ async def test_a_full_volume_is_told_and_tried_again(tmp_path: Path) -> None:
     ("checkpoint", "field"),
     [({}, "spec.checkpoint.volume.size"), ({"claim_name": "ours"}, "spec.checkpoint.claimName")],
 )
-async def test_a_full_volume_is_told_by_the_field_that_names_it(
+async def test_a_full_volume_is_reported_with_the_field_that_names_it(
     tmp_path: Path, checkpoint: dict[str, str], field: str
 ) -> None:
     site = Site(tmp_path, make_spec(steps=2, checkpoint=checkpoint))
@@ -275,7 +275,7 @@ async def test_a_later_start_shows_what_the_earlier_one_left_until_it_knows_bett
     site = await finished(tmp_path, evaluation={"every_steps": 5})
     left = site.broker.status
     driver = site.driver(previous=left)
-    site.reporter.tell()
+    site.reporter.publish()
     shown = site.broker.status
     assert (shown.training.step, shown.training.reward, shown.training.accuracy) == (
         5, left.training.reward, left.training.accuracy,

@@ -1,4 +1,4 @@
-"""What a job loses on its way, and what its graders fail at, changes nothing else about it."""
+"""Lost samples, trainers and data, and graders that fail, change nothing else about a job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.driver.fakes import Site, make_spec
 from tests.driver.runs import finished, saved_steps, trained, until
 
 
-async def test_a_lost_sample_is_made_again_with_its_seed(tmp_path: Path) -> None:
+async def test_a_lost_sample_is_generated_again_with_its_seed(tmp_path: Path) -> None:
     whole = await finished(tmp_path / "whole")
     site = Site(tmp_path / "broken", whole.spec)
     driver = site.driver()
@@ -49,7 +49,7 @@ async def test_data_lost_before_training_is_made_and_graded_again(tmp_path: Path
 
 
 async def test_a_lost_trainer_computes_the_step_again_from_the_same_state(tmp_path: Path) -> None:
-    """Step 1 starts from the model, step 3 from the checkpoint of step 2: nothing is generated again."""
+    """Step 1 starts from the model, step 3 from the checkpoint of step 2; no sample is generated again."""
     whole = await finished(tmp_path / "whole")
     site = Site(tmp_path / "broken", whole.spec)
     driver = site.driver()
@@ -87,7 +87,7 @@ async def test_a_driver_that_is_stopped_saves_and_leaves_the_state(tmp_path: Pat
 
 
 async def test_a_part_of_a_sample_never_stands_in_for_the_whole(tmp_path: Path) -> None:
-    """An engine gives a sample up without being asked to: what the store got of it goes before it is made again."""
+    """An engine gives up a sample without being asked to: the store's part of it is deleted before it is generated again."""
     whole = await finished(tmp_path / "whole")
     site = Site(tmp_path / "broken", whole.spec)
     driver = site.driver()
@@ -127,7 +127,7 @@ async def test_graders_that_never_work_fail_the_job(tmp_path: Path) -> None:
     assert "the grader crashed" in problem.message
 
 
-async def test_a_timeout_is_trained_and_counted_apart(tmp_path: Path) -> None:
+async def test_a_timeout_is_trained_and_counted_separately(tmp_path: Path) -> None:
     site = Site(tmp_path, make_spec(steps=1))
     driver = site.driver()
     site.rewards.timeouts = {PromptId(0, 0)}

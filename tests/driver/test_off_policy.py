@@ -1,4 +1,4 @@
-"""Policies that train on tokens of older weights, through the driver: every prompt once, and versions that are true."""
+"""Policies that train on tokens of older weights, through the driver: every prompt once, with the right versions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def site_of(root: Path, rounds: dict[str, Any]) -> Site:
 
 
 def start(site: Site, order: int = 0) -> Driver:
-    """An engine gives back two tokens of what it has to pause."""
+    """Starts a driver whose engine returns two tokens of each sample that it has to pause."""
     driver = site.driver(order)
     site.fleet.cut_at = 2
     return driver
@@ -70,7 +70,7 @@ async def test_every_prompt_is_trained_once_with_the_versions_that_drew_it(
     assert not site.store.samples, "nothing is left in the store"
 
 
-async def test_unfinished_responses_go_on_behind_their_tokens(tmp_path: Path) -> None:
+async def test_unfinished_responses_continue_after_their_tokens(tmp_path: Path) -> None:
     site = site_of(tmp_path, CONTINUE)
     assert await start(site).run() is RunOutcome.DONE
     paused = {body.sample: body for body in bodies(site, events.Paused)}
@@ -90,7 +90,7 @@ async def test_unfinished_responses_go_on_behind_their_tokens(tmp_path: Path) ->
         assert request.seed != sample_seed("job-uid", site.spec.rounds.seed, request.id)
 
 
-async def test_metrics_tell_what_was_carried_and_how_old_tokens_are(tmp_path: Path) -> None:
+async def test_metrics_show_what_was_carried_and_how_old_tokens_are(tmp_path: Path) -> None:
     site = site_of(tmp_path, CONTINUE)
     assert await start(site).run() is RunOutcome.DONE
     steps = [record.metrics for record in read_records(tmp_path)][1:]
@@ -107,7 +107,7 @@ async def test_metrics_tell_what_was_carried_and_how_old_tokens_are(tmp_path: Pa
     assert max(metrics["fully_async/partial/partial_ratio"] for metrics in steps) > 0
 
 
-async def test_rollout_runs_ahead_and_grades_are_heard_meanwhile(tmp_path: Path) -> None:
+async def test_rollout_runs_ahead_and_grades_are_recorded_meanwhile(tmp_path: Path) -> None:
     site = site_of(tmp_path, ASYNC)
     assert await start(site).run() is RunOutcome.DONE
     log = history(site)

@@ -29,7 +29,7 @@ ROUNDS = {
 
 
 def driver_of(site: Site, steps: int = 1000, seconds: float = 10.0, **arguments: object) -> Driver:
-    """With engines that have seen so many steps."""
+    """A driver whose engines have seen `steps` steps."""
     driver = site.driver(**arguments)
 
     async def stats() -> list[EngineStats]:
@@ -40,7 +40,7 @@ def driver_of(site: Site, steps: int = 1000, seconds: float = 10.0, **arguments:
 
 
 def awaits_a_choice(driver: Driver, site: Site, step: int) -> None:
-    """The trainer stops before `step` until a factor is chosen: rounds of these components take less time than the choice."""
+    """Stops the trainer before `step` until a factor is chosen: rounds of these components are faster than the choice."""
     chosen, train = asyncio.Event(), site.trainer.train
     overcommits = driver._steps.overcommits
     happened = overcommits._happened
@@ -62,7 +62,7 @@ def choices(site: Site) -> list[events.OvercommitChosen]:
 
 
 @pytest.mark.parametrize("first_factor", [None, 1.5])
-async def test_a_factor_is_chosen_and_told(tmp_path: Path, first_factor: float | None) -> None:
+async def test_a_factor_is_chosen_and_reported(tmp_path: Path, first_factor: float | None) -> None:
     site = Site(tmp_path, make_spec(**{**ROUNDS, "prompt_overcommit": first_factor}))
     driver = driver_of(site)
     awaits_a_choice(driver, site, 30)
@@ -120,5 +120,5 @@ async def test_a_choice_that_fails_ends_nothing(tmp_path: Path, monkeypatch: pyt
     assert not choices(site)
 
 
-def test_it_looks_again_ever_more_rarely() -> None:
+def test_choices_become_ever_rarer() -> None:
     assert [period for period in range(33) if is_due(period)] == [1, 2, 4, 8, 16, 24, 32]

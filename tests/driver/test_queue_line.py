@@ -1,4 +1,4 @@
-"""What people read of the queue."""
+"""The line about the queue that people read."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from longboat_runtime.metrics.queue import queue_line
         (24, 3, "24 prompts, the oldest for 3 rounds"),
     ],
 )
-def test_the_queue_is_told_while_something_waits(waiting: int, age: int, line: str | None) -> None:
+def test_the_queue_is_reported_while_something_waits(waiting: int, age: int, line: str | None) -> None:
     assert queue_line({"tail/queue_len": float(waiting), "tail/queue_age/max": float(age)}) == line
 
 
-def test_before_the_first_round_nothing_is_told() -> None:
+def test_nothing_is_reported_before_the_first_round() -> None:
     assert queue_line({}) is None

@@ -90,7 +90,7 @@ def test_dead_steps_of_an_earlier_incarnation_are_not_read(tmp_path: Path) -> No
     assert records[4].metrics == {"a": 2.0}
 
 
-def test_what_is_no_number_is_null_in_json(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_null_in_json(tmp_path: Path) -> None:
     record = Record(1, 1.0, {"actor/pg_loss": math.nan})
     assert '"actor/pg_loss": null' in record.to_line()
     write(tmp_path, 1, record)

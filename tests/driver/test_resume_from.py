@@ -1,4 +1,4 @@
-"""A job that begins from a checkpoint of another one, whatever policy either has."""
+"""A job that starts from a checkpoint of another job, whatever policy either has."""
 
 from __future__ import annotations
 

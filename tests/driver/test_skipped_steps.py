@@ -1,4 +1,4 @@
-"""Minibatches whose gradient is not finite: the job goes on without them, for some time."""
+"""Minibatches whose gradient is not finite: the job continues without them, for some time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MINIBATCHES = 2
 
 
 def skip(site: Site, steps: Collection[int], skipped: int = MINIBATCHES) -> None:
-    """The trainer skips so many minibatches in these steps."""
+    """Makes the trainer skip `skipped` minibatches in these steps."""
     train = site.trainer.train
 
     async def train_or_skip(request: TrainRequest) -> TrainReport:
@@ -47,7 +47,7 @@ def allowing(spec: RLJobSpec, steps: int) -> RLJobSpec:
 
 
 async def failing(site: Site, skipped: Collection[int]) -> SpecProblem:
-    """What a driver ends with whose trainer skips these steps."""
+    """The problem that ends a driver whose trainer skips these steps."""
     driver = site.driver()
     skip(site, skipped)
     with pytest.raises(ExceptionGroup) as failed:
@@ -69,7 +69,9 @@ POLICIES = (
 @pytest.mark.parametrize(
     "rounds", POLICIES, ids=lambda rounds: f"{rounds.get('policy')}{'-quotas' * ('quotas' in rounds)}"
 )
-async def test_a_step_that_trained_nothing_drops_its_prompts_and_the_job_goes_on(tmp_path: Path, rounds: dict) -> None:
+async def test_a_step_that_trained_nothing_drops_its_prompts_and_the_job_continues(
+    tmp_path: Path, rounds: dict
+) -> None:
     site = Site(tmp_path, make_spec(**rounds))
     driver = site.driver()
     skip(site, {2, 4})
@@ -84,7 +86,7 @@ async def test_a_step_that_trained_nothing_drops_its_prompts_and_the_job_goes_on
 
 
 async def test_the_weights_of_a_skipped_step_are_served_under_its_number(tmp_path: Path) -> None:
-    """On-policy: whatever is generated next has that version, and the trainer's weights have not changed."""
+    """On-policy: the next samples have that version, and the trainer's weights have not changed."""
     site = Site(tmp_path, make_spec(steps=3))
     driver = site.driver()
     publish, weights = site.fleet.publish, {}
@@ -139,7 +141,7 @@ async def test_a_step_with_some_minibatches_skipped_trains_its_prompts(tmp_path:
 
 
 async def test_too_many_skipped_steps_in_a_row_fail_the_job(tmp_path: Path) -> None:
-    """Not fewer in a row, however many there are."""
+    """Fewer in a row don't, however many there are in total."""
     site = Site(tmp_path, make_spec(steps=9))
     problem = await failing(site, {1, 2, 4, 5, 7, 8, 9})
     assert (problem.reason, problem.field, problem.fatal) == (
@@ -153,7 +155,7 @@ async def test_too_many_skipped_steps_in_a_row_fail_the_job(tmp_path: Path) -> N
     assert [body.step for body in commits(site)] == list(range(1, 9))
 
 
-async def test_a_new_driver_goes_on_counting(tmp_path: Path) -> None:
+async def test_a_new_driver_continues_counting(tmp_path: Path) -> None:
     site = Site(tmp_path, allowing(make_spec(steps=6), 2))
     driver = site.driver()
     skip(site, {2})

@@ -28,7 +28,7 @@ every_policy = pytest.mark.parametrize("rounds", POLICIES, ids=lambda rounds: ro
 
 
 def at_step(site: Site, step: int, happen: Callable[[], object]) -> None:
-    """Something happens while the trainer computes this step, and the driver hears of it."""
+    """Something happens while the trainer computes this step, and the driver gets to know of it."""
     train = site.trainer.train
 
     async def trains(request: TrainRequest) -> TrainReport:
@@ -42,7 +42,7 @@ def at_step(site: Site, step: int, happen: Callable[[], object]) -> None:
 
 
 def once_saved(site: Site, number: int, happen: Callable[[], object]) -> None:
-    """Something happens while this checkpoint is written, and the driver hears of it."""
+    """Something happens while this checkpoint is written, and the driver gets to know of it."""
     write = site.trainer.write
 
     async def writes(directory: Path) -> None:
@@ -56,7 +56,7 @@ def once_saved(site: Site, number: int, happen: Callable[[], object]) -> None:
 
 
 def before_report(driver: Driver, step: int, happen: Callable[[], object]) -> None:
-    """Something happens just before the report of this step is dealt with."""
+    """Something happens just before the report of this step is handled."""
     reported = driver._steps._reported
 
     def reports(record: Record) -> None:
@@ -72,7 +72,7 @@ def horizons(site: Site) -> list[tuple[int, int]]:
 
 
 def changes(site: Site) -> list[tuple[int, events.SpecChanged]]:
-    """Edits that were recorded, each with the number of steps that were committed before it."""
+    """The recorded edits, each with the number of steps committed before it."""
     found, step = [], 0
     for body in history(site):
         if isinstance(body, events.SpecChanged):
@@ -116,7 +116,7 @@ async def test_more_steps_when_the_last_one_is_committed(tmp_path: Path, rounds:
     if when == "saved":
         once_saved(site, 2, lambda: site.broker.edit(rounds={"steps": 5}))
     else:
-        # Both wait in the inbox: the edit, and behind it the end of the job.
+        # Both wait in the inbox: the edit, and after it the end of the job.
         before_report(driver, 3, lambda: driver._inbox.put_nowait(events.SpecChanged(5, 2, 10)))
     assert await driver.run() is RunOutcome.DONE
     assert [step for step, _ in trained(site)] == [1, 2, 3, 4, 5]
@@ -124,7 +124,7 @@ async def test_more_steps_when_the_last_one_is_committed(tmp_path: Path, rounds:
     assert changes(site) == [(3, events.SpecChanged(5, 2, 10))]
 
 
-async def test_more_steps_behind_the_end_are_left_to_the_next_driver(tmp_path: Path) -> None:
+async def test_more_steps_requested_after_the_end_are_left_to_the_next_driver(tmp_path: Path) -> None:
     site = Site(tmp_path, make_spec(steps=3, checkpoint={"export": False}))
     driver = site.driver()
     site.broker.publish, publish = (
@@ -163,7 +163,7 @@ async def test_fewer_steps_than_are_done_end_the_job_with_the_step_that_is_made(
 async def test_fewer_steps_when_the_last_one_is_published_leave_nothing_unsaved(
     tmp_path: Path, rounds: dict[str, str]
 ) -> None:
-    """Step 3 was not the last one when it was committed, and step 2 is still being written."""
+    """Step 3 was not the last step when it was committed, and the checkpoint of step 2 is still being written."""
     site = Site(tmp_path, make_spec(steps=9, **rounds))
     driver = site.driver()
     site.trainer.may_write.clear()
@@ -186,10 +186,8 @@ async def test_fewer_steps_when_the_last_one_is_published_leave_nothing_unsaved(
 
 @every_policy
 @pytest.mark.parametrize("steps", [3, 5, 7])
-async def test_a_job_that_resumes_goes_by_its_spec_as_it_then_is(
-    tmp_path: Path, rounds: dict[str, str], steps: int
-) -> None:
-    """Behind its last step there is nothing more to do, and the job has succeeded."""
+async def test_a_job_that_resumes_follows_its_current_spec(tmp_path: Path, rounds: dict[str, str], steps: int) -> None:
+    """Past its last step there is nothing more to do, and the job has succeeded."""
     site = await finished(tmp_path, steps=5, **rounds)
     site.spec = make_spec(steps=steps, **rounds)
     assert await site.driver().run() is RunOutcome.DONE
@@ -253,7 +251,7 @@ async def test_the_limit_of_engines_that_die_is_that_of_the_spec_now(tmp_path: P
     await until(lambda: site.fleet.running.keys() == site.fleet.hang, running)
     site.broker.edit(failure_policy={"max_rollout_restarts": limit})
     await until(lambda: driver._engines.limit == limit, running)
-    site.fleet.become(FleetState(("a",), deaths=3, last_death="engine a died: out of memory"))
+    site.fleet.set_state(FleetState(("a",), deaths=3, last_death="engine a died: out of memory"))
     if limit < 3:
         with pytest.raises(ExceptionGroup) as failed:
             await running
@@ -264,7 +262,7 @@ async def test_the_limit_of_engines_that_die_is_that_of_the_spec_now(tmp_path: P
 
 
 class StoredJob:
-    """Stands for the API server's RLJob: what is put into `news` is seen by the watch."""
+    """Stands in for the API server's RLJob: the watch sees what is put into `news`."""
 
     def __init__(self, spec: RLJobSpec) -> None:
         self.news: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -280,7 +278,7 @@ class StoredJob:
     async def close(self) -> None: ...
 
 
-async def test_the_broker_tells_of_every_edit_that_it_understands() -> None:
+async def test_the_broker_returns_every_edit_that_it_understands() -> None:
     specs = [make_spec(steps=steps) for steps in (3, 5, 7)]
     stored = StoredJob(specs[0])
     broker = KubernetesBroker(stored, lambda: 0.0)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Tail batching through the driver: what it defers is trained later, also after a death."""
+"""Tail batching through the driver: deferred prompts are trained later, also after a driver's death."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def test_status_has_the_last_rounds_and_what_they_cost(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("crash", [None, (40, "after")])
 async def test_lengths_are_audited_at_the_end_of_a_period(tmp_path: Path, crash: tuple[int, str] | None) -> None:
-    """The fake engine's lengths don't depend on the order in which it finishes, so there is nothing to find."""
+    """The fake engine's lengths don't depend on the order in which samples finish, so there is no bias to find."""
     site = Site(tmp_path, make_spec(**{**ROUNDS, "steps": 60}))
     driver = site.driver()
     if crash:
@@ -131,7 +131,7 @@ async def test_lengths_are_audited_at_the_end_of_a_period(tmp_path: Path, crash:
 
 
 async def test_too_much_bias_suspends_races_for_a_period_and_says_so(tmp_path: Path) -> None:
-    """An engine that hands the shortest of each group back first, to a policy that keeps only half of each group."""
+    """An engine returns the shortest responses of each group first, to a policy that keeps only half of each group."""
     rounds = {**ROUNDS, "prompts_per_round": 8, "sample_overcommit": 4.0, "steps": 30, "max_length_bias": 0.02}
     site = Site(tmp_path, make_spec(**rounds))
     driver = site.driver()

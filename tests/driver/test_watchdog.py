@@ -11,8 +11,8 @@ from tests.driver.fakes import Site, make_spec
 from tests.driver.test_loop import until
 
 
-async def test_a_stage_that_hangs_is_named_with_stacks_until_it_moves(tmp_path: Path) -> None:
-    """A sample never finishes: told once the deadline is over, with where everybody stands; gone when it goes on."""
+async def test_a_stage_that_hangs_is_named_with_stacks_until_it_makes_progress(tmp_path: Path) -> None:
+    """A sample never finishes: reported after the deadline, with the stacks of all processes; cleared once it continues."""
     site = Site(tmp_path, make_spec(steps=1, stage_deadline_seconds=100))
     driver = site.driver()
     hanging = SampleId(0, 0, 0, 0)
@@ -45,7 +45,7 @@ async def test_a_stage_that_hangs_is_named_with_stacks_until_it_moves(tmp_path: 
     await running
 
 
-async def test_a_component_that_does_not_answer_is_said_to(tmp_path: Path) -> None:
+async def test_a_component_that_does_not_answer_is_listed_with_its_error(tmp_path: Path) -> None:
     site = Site(tmp_path, make_spec(stage_deadline_seconds=1))
     driver = site.driver()
 
@@ -59,7 +59,7 @@ async def test_a_component_that_does_not_answer_is_said_to(tmp_path: Path) -> No
     assert "trainer: ...gave no stacks: ConnectionError('the actor is gone')" in site.broker.status.problem.message
 
 
-async def test_that_no_grader_answers_is_told_until_one_does(tmp_path: Path) -> None:
+async def test_missing_graders_are_reported_until_one_answers(tmp_path: Path) -> None:
     site = Site(tmp_path, make_spec())
     driver = site.driver()
     watchdog = Watchdog(driver._job, driver._components, site.reporter)

@@ -1,8 +1,8 @@
-"""Random interleavings of finish, abort, pause, lost, grade, doubled, late, skipped, restart and edits of the spec, under all policies.
+"""Random interleavings under all policies: finish, abort, pause, lose, grade, duplicate, late, skip, restart and edits of the spec.
 
     python -m tests.rounds.interleavings 10000
 
-runs so many, other ones each time, and says how many ran under which policy (`make interleavings` does so).
+runs this many, different ones each time, and prints how many ran under each policy (as does `make interleavings`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ CALLBACKS = (events.Generated, events.Graded, events.Stopped, events.Paused)
 
 
 class Interleavings(RuleBasedStateMachine):
-    """Whatever happens in whatever order, what is trained is right."""
+    """Whatever happens, in whatever order, the right samples are trained."""
 
     @initialize(policy=st.sampled_from(POLICIES), flat=st.booleans())
     def begin(self, policy: Policy, flat: bool) -> None:
@@ -92,7 +92,7 @@ class Interleavings(RuleBasedStateMachine):
     @precondition(lambda self: self.world.pausing)
     @rule(data=st.data(), finished=st.booleans())
     def pause(self, data: st.DataObject, finished: bool) -> None:
-        """An engine gives back what it was told to pause; the sample may have ended by itself just before."""
+        """An engine returns a sample that it was told to pause; it may have ended on its own just before."""
         sample = data.draw(st.sampled_from(self.world.pausing))
         assert self.world.finish(sample) if finished else self.world.paused(sample)
 
@@ -109,7 +109,7 @@ class Interleavings(RuleBasedStateMachine):
     @precondition(lambda self: self._has(SampleState.RUNNING))
     @rule(data=st.data(), deaths=st.integers(1, MOST_ENGINE_DEATHS))
     def kill_engines(self, data: st.DataObject, deaths: int) -> None:
-        """One engine after another dies with a sample, as long as it is made again."""
+        """One engine after another dies with a sample, as long as it is retried."""
         sample = self._some(data, SampleState.RUNNING)
         for _ in range(deaths):
             record = self.world.ledger.sample(sample)
@@ -119,7 +119,7 @@ class Interleavings(RuleBasedStateMachine):
     @precondition(lambda self: self.world.stopping)
     @rule(data=st.data(), finished=st.booleans())
     def stop(self, data: st.DataObject, finished: bool) -> None:
-        """An engine gives back what it was told to stop, perhaps long after, perhaps whole."""
+        """An engine returns a sample that it was told to stop, perhaps long afterwards, perhaps complete."""
         sample = data.draw(st.sampled_from(self.world.stopping))
         before = to_snapshot(self.world.ledger)
         if not self.world.stopped(sample, finished=finished):
@@ -131,7 +131,7 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule(steps=st.integers(1, 2 * STEPS))
     def edit(self, steps: int) -> None:
-        """The number of steps is raised, or lowered: then the step that is being made is the last one."""
+        """The number of steps is raised, or lowered, in which case the current step is the last one."""
         self.lowered = self.lowered or steps < self.world.wanted
         self.most = max(steps, self.world.ledger.step + 1)
         self.world.edit(steps)
@@ -153,14 +153,14 @@ class Interleavings(RuleBasedStateMachine):
     @precondition(lambda self: self.world.log)
     @rule(data=st.data())
     def double(self, data: st.DataObject) -> None:
-        """The same numbered event again."""
+        """The same numbered event arrives again."""
         before = to_snapshot(self.world.ledger)
         assert not self.world.ledger.apply(data.draw(st.sampled_from(self.world.log)))
         assert to_snapshot(self.world.ledger) == before
 
     @rule(data=st.data())
     def late(self, data: st.DataObject) -> None:
-        """A callback again for a sample that is not in the state it was in: finished, graded, moved, aborted."""
+        """A callback arrives again for a sample whose state has changed: finished, graded, moved, aborted."""
         callbacks = [e.body for e in self.world.log] + self.world.late
         callbacks = [b for b in callbacks if isinstance(b, CALLBACKS)]
         stale = [b for b in callbacks if not self._expects(b)]
@@ -236,7 +236,7 @@ class Interleavings(RuleBasedStateMachine):
 
     @invariant()
     def first_generated_count_and_stay(self) -> None:
-        """Fixed by the numbers of `generated` events alone, and never taken back while the attempt lives."""
+        """Which samples count depends only on the numbers of `generated` events, and never changes while the attempt lives."""
         for group in self.world.ledger.groups.values():
             by_number = sorted((s for s in group.samples if s.seq is not None), key=lambda s: s.seq)
             assert group.counted == [s.index for s in by_number[:GROUP]]
@@ -257,13 +257,13 @@ class Interleavings(RuleBasedStateMachine):
         self.kept |= {(g.prompt, g.attempt) for g in ledger.groups.values() if g.state is SampleState.KEPT}
 
     def _skipped(self, prompt: PromptId) -> bool:
-        """It was in a step that trained nothing."""
+        """Whether the prompt was in a step that trained nothing."""
         steps = [event.body for event in self.world.log if isinstance(event.body, events.StepCommitted)]
         return any(sample.prompt == prompt for step in steps if step.dropped for sample in step.samples)
 
     @invariant()
     def no_sample_kills_engines_for_ever(self) -> None:
-        """It runs in `MOST_ENGINE_DEATHS` engines that die; then its group is dropped, and for nothing else."""
+        """Its group is dropped once `MOST_ENGINE_DEATHS` engines have died with it, and only then."""
         deaths = Counter(
             e.body.sample for e in self.world.log if isinstance(e.body, events.Lost) and e.body.engine_died
         )
@@ -323,7 +323,7 @@ class Interleavings(RuleBasedStateMachine):
 
     @invariant()
     def quotas_hold(self) -> None:
-        """No step trains more of a domain than its quota; nor less, unless graders failed or data was lost when it was too late."""
+        """No step trains more of a domain than its quota, or less unless graders failed or data was lost too late to replace it."""
         policy = self.world.policy
         if not isinstance(policy, ByDomain):
             return
@@ -345,17 +345,17 @@ class Interleavings(RuleBasedStateMachine):
 
 
 def interleavings(count: int) -> settings:
-    """How to run so many."""
+    """The settings to run `count` interleavings."""
     return settings(max_examples=count, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-# Interleavings that ran to their end, and the events of their last incarnations, by policy.
+# The number of interleavings that ran to their end, and of events of their last incarnations, by policy.
 RAN: Counter[str] = Counter()
 EVENTS: Counter[str] = Counter()
 
 
 def main(count: int) -> None:
-    """Raises what the first interleaving that fails raises, made as short as can be."""
+    """Raises the error of the first interleaving that fails, in its shortest form."""
     begun = time.monotonic()
     run_state_machine_as_test(Interleavings, settings=settings(interleavings(count), database=None))
     for policy in map(str, POLICIES):

@@ -1,4 +1,4 @@
-"""Policies that exist to show what the ledger and the driver allow."""
+"""Policies that exist only to test what the ledger and the driver allow."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def judge(group: GroupRecord | None) -> Decision | None:
 
 @dataclass(frozen=True)
 class Racing:
-    """Launches one prompt and one sample a group too many; the first groups to be filled win, the others are deferred."""
+    """Launches one prompt too many, and one sample too many per group; the first complete groups win, the others are deferred."""
 
     prompts_per_round: int
     group_size: int
@@ -56,7 +56,7 @@ class Racing:
         return []
 
     def _choose(self, view: View, round_: RoundRecord) -> list[Decision]:
-        """The first P groups by the number of the event that filled them, skipping those that graders failed on."""
+        """Keeps the first P groups by the number of the event that completed them, skipping groups with grader errors."""
         for prompt in round_.groups:
             if view.groups[prompt].errors:
                 return [dropped(view.groups[prompt], DropReason.GRADER_ERROR)]

@@ -1,4 +1,4 @@
-"""Rounds ahead of training: never further than allowed, trained in order."""
+"""Rounds ahead of training: never further than allowed, and trained in order."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_rounds_are_opened_as_far_ahead_as_allowed() -> None:
     assert [round_.version for round_ in world.view.rounds.values()] == [0, 0, 1]
 
 
-def test_responses_go_on_with_new_weights() -> None:
+def test_responses_continue_with_new_weights() -> None:
     world = started(steps=3, prompts=1, group_size=2)
     world.publish()
     first, second, *ahead = world.samples(SampleState.RUNNING)
@@ -62,7 +62,7 @@ def test_later_rounds_wait_for_earlier_ones() -> None:
 
 
 def test_grades_are_answered_while_nothing_serves() -> None:
-    """A driver starts again with samples of the driver before that are being graded: nobody says their grades twice."""
+    """A driver restarts while samples of the previous driver are being graded: their grades are reported only once."""
     world = started(steps=2, prompts=1, group_size=1)
     world.publish()
     first, second = world.samples(SampleState.RUNNING)

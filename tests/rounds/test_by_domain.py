@@ -1,4 +1,4 @@
-"""Quotas of domains: held in every round, by policies that know of one quota each."""
+"""Quotas of domains: they hold in every round, with policies that each know about one quota."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def bodies(world: World, kind: type) -> list:
 
 
 def trained(world: World) -> list[Counter[str]]:
-    """Prompts of each step by domain."""
+    """The number of prompts of each step, by domain."""
     return [
         Counter(world.domain_of(row) for _, row in {sample.prompt for sample in samples})
         for _, samples in sorted(world.batches.items())
@@ -84,7 +84,7 @@ def test_quotas_hold_in_every_round_and_the_end_drains_every_domain(
 @settings(deadline=None, max_examples=50)
 @given(quotas=quotas_, overcommit=overcommits, seed=st.integers(0, 1000))
 def test_share_of_long_rounds_is_that_of_the_closed_form(quotas: dict[str, int], overcommit: float, seed: int) -> None:
-    """(overcommit - 1) / overcommit, within one round, before the end of the run comes into sight."""
+    """(overcommit - 1) / overcommit, within one round, until the end of the run has an effect."""
     steps = 24
     world = started(steps + 40, tail_batching(quotas, 1, overcommit))
     world.run(random.Random(seed).choice, steps)
@@ -103,7 +103,7 @@ def test_extra_prompts_of_small_quotas_come_in_turn() -> None:
 
 
 def test_a_domain_with_its_quota_ends_alone() -> None:
-    """Its slow prompts are stopped then and there, while another domain still races."""
+    """Its slow prompts are stopped immediately, while another domain is still racing."""
     world = started(20, tail_batching({"b": 2, "c": 2}, 1, overcommit=1.5))
     world.publish()
     b = [sample for sample in world.samples(SampleState.RUNNING) if world.domain_of(sample.row) == "b"]
@@ -128,7 +128,7 @@ def test_a_complete_prompt_beyond_the_quota_is_deferred() -> None:
 
 
 def test_a_queue_of_more_than_two_quotas_forces_a_long_round_that_others_fill_up() -> None:
-    """Domain b loses the weights of its groups again and again: all of them are deferred."""
+    """Domain b loses the weights of its groups again and again, so all of them are deferred."""
     world = started(30, tail_batching({"b": 1, "c": 2}, 1, overcommit=1.1))
     world.publish()
     while len(world.view.within("b").deferred) <= 2:
@@ -189,7 +189,7 @@ def test_a_grader_error_makes_its_domain_train_smaller() -> None:
     assert trained(world) == [Counter(b=1, c=1)]
 
 
-def test_a_long_round_begins_with_what_got_furthest_of_all_domains() -> None:
+def test_a_long_round_starts_with_the_longest_attempts_of_all_domains() -> None:
     world = started(30, tail_batching({"b": 1, "c": 1}, 1, overcommit=2.0))
     world.publish()
     by_domain = {domain: [p for p in world.view.groups if world.domain_of(p.row) == domain] for domain in "bc"}

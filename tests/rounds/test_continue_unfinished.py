@@ -1,4 +1,4 @@
-"""Rounds that leave unfinished responses to the next one: nothing is thrown away, and token versions say what happened."""
+"""Rounds that leave unfinished responses to the next round: nothing is discarded, and token versions are right."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def started(
 
 
 def next_round(world: World) -> None:
-    """Trains what is kept, publishes, and opens the next round."""
+    """Trains the kept groups, publishes, and opens the next round."""
     while generated := world.samples(SampleState.GENERATED):
         world.grade(generated[0])
     assert world.train()
     assert world.publish()
 
 
-def test_a_round_ends_with_its_first_complete_prompts_and_the_others_go_on() -> None:
+def test_a_round_ends_with_its_first_complete_prompts_and_the_others_continue() -> None:
     world = started(steps=4, prompts=2, group_size=2)
     world.publish()
     slow = PromptId(0, 1)
@@ -75,7 +75,7 @@ def test_what_finishes_while_it_is_being_paused_counts() -> None:
     assert round_.grades == {GradeKind.SCORED: 1}, "grades between two rounds are counted in the second"
 
 
-def test_what_is_given_back_late_goes_on_when_it_comes() -> None:
+def test_a_response_returned_late_resumes_when_it_arrives() -> None:
     world = started(steps=4, prompts=1, group_size=2, prompt_overcommit=2.0)
     world.publish()
     for index in (0, 1):

@@ -1,4 +1,4 @@
-"""A sample that engines die with is made again a few times, and then given up with its group."""
+"""A sample with which engines die is retried a few times, and then given up with its group."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_deaths_are_remembered_by_snapshots_and_by_the_log() -> None:
     assert again.dropped[DropReason.ENGINE_DEATHS] == 1
 
 
-def test_logs_from_before_deaths_were_told_apart_can_be_read() -> None:
+def test_logs_from_before_deaths_were_distinguished_can_be_read() -> None:
     body = events.Lost(SampleId(0, 0, 0, 0), "gone")
     written = Event(1, 1, 0.0, body).to_json()
     del written["engine_died"]

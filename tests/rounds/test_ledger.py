@@ -55,7 +55,7 @@ def test_the_first_samples_by_number_count_and_the_rest_are_surplus() -> None:
     assert not add(ledger, graded(1)), "a surplus sample is not graded"
 
 
-def test_a_sample_keeps_its_seat_while_it_is_made_again() -> None:
+def test_a_sample_keeps_its_seat_while_it_is_generated_again() -> None:
     ledger = fold(*LAUNCHED, generated(2), events.Lost(SampleId(*PROMPT, 0, 2), "node is gone"))
     add(ledger, events.Relaunched(SampleId(*PROMPT, 0, 2)))
     for index in (0, 1, 2):
@@ -129,7 +129,7 @@ def test_prompts_of_a_step_with_some_minibatches_skipped_are_trained() -> None:
 
 @given(st.lists(st.sampled_from(["trained", "skipped", "empty"])))
 def test_skipped_steps_are_counted_in_a_row(steps: list[str]) -> None:
-    """A step without a batch says nothing of gradients."""
+    """A step without a batch says nothing about gradients."""
     count = 0
     for number, what in enumerate(steps, 1):
         dropped = DropReason.NOT_FINITE if what == "skipped" else None
@@ -139,7 +139,7 @@ def test_skipped_steps_are_counted_in_a_row(steps: list[str]) -> None:
     assert count == len(told) - max((i for i, what in enumerate(told, 1) if what == "trained"), default=0)
 
 
-def test_skipped_steps_are_in_a_snapshot_and_another_job_begins_without() -> None:
+def test_skipped_steps_are_in_a_snapshot_and_another_job_starts_without() -> None:
     ledger = fold(*KEPT, events.StepCommitted(1, 1, 1, BATCH, 1, DropReason.NOT_FINITE))
     again = from_snapshot(json.loads(json.dumps(to_snapshot(ledger))))
     assert again.skipped_steps == 1
@@ -170,7 +170,7 @@ def test_mistakes_of_policies_are_errors() -> None:
 
     with pytest.raises(PolicyError, match="no weights serve"):
         next_round(View(Ledger(2)))
-    with pytest.raises(PolicyError, match=r"GroupDropped\(prompt=.* is against the state of the ledger"):
+    with pytest.raises(PolicyError, match=r"GroupDropped\(prompt=.* contradicts the state of the ledger"):
         World(Mistaken(), 2).start()
 
 

@@ -1,4 +1,4 @@
-"""Some interleavings in every run of the tests; `make interleavings` runs many."""
+"""A few interleavings in every run of the tests; `make interleavings` runs many."""
 
 from __future__ import annotations
 

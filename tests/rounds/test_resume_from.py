@@ -1,4 +1,4 @@
-"""A job goes on from the checkpoint of one with any other policy, whatever that left unfinished."""
+"""A job resumes from the checkpoint of a job with any other policy, whatever that job left unfinished."""
 
 from __future__ import annotations
 

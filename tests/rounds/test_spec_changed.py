@@ -1,4 +1,4 @@
-"""Edits of the spec while a job runs: recorded at a step boundary, followed by every policy."""
+"""Edits of the spec while a job runs: recorded at a step boundary and followed by every policy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def started(policy: Policy, steps: int) -> World:
 
 
 def ended(world: World) -> tuple[int, set[int], int, int]:
-    """Steps, sizes of their batches, and what is left in the queue and in rounds."""
+    """The steps, the sizes of their batches, and how many prompts are left in the queue and in groups."""
     ledger = world.ledger
     return ledger.step, {len(batch) for batch in world.batches.values()}, len(ledger.queue), len(ledger.groups)
 
@@ -97,7 +97,7 @@ def test_fewer_steps_than_are_done_end_the_job_with_the_step_that_is_made(policy
 
 @every_policy
 @pytest.mark.parametrize("steps", [1, 5])
-def test_a_driver_that_starts_goes_by_the_spec_as_it_then_is(policy: Policy, steps: int) -> None:
+def test_a_driver_that_starts_follows_the_current_spec(policy: Policy, steps: int) -> None:
     world = started(policy, steps=3)
     world.run(steps=2)
     world.wanted = steps
@@ -120,7 +120,7 @@ def test_a_number_that_cannot_be_changes_nothing() -> None:
     raises=st.lists(st.integers(1, 4), min_size=1, max_size=3),
 )
 def test_whenever_steps_are_raised_everything_drawn_is_trained(policy: Policy, seed: int, raises: list[int]) -> None:
-    """Engines, graders and trainer take turns as they like, and so does whoever edits."""
+    """Engines, graders, trainer and edits take turns at random."""
     world, chance, left = started(policy, steps=1), random.Random(seed), list(raises)
     while left or world.ledger.step < world.wanted:
         moves = [world.train, world.publish]

@@ -63,7 +63,7 @@ def test_order_of_generation_and_grading_changes_nothing(seed: int, drop: bool) 
 
 @given(first=st.integers(0, 10_000), second=st.integers(0, 10_000))
 def test_reward_latency_does_not_choose_samples(first: int, second: int) -> None:
-    """Under racing, the same order of generation gives the same batches, in whatever order graders answer."""
+    """With racing, the same order of generation gives the same batches, whatever the order in which graders answer."""
     batches = []
     for seed in (first, second):
         world, order, grading = started(3, Racing(2, 2)), random.Random(7), random.Random(seed)
@@ -93,7 +93,7 @@ def test_a_grader_error_drops_the_group_and_the_batch_is_smaller() -> None:
     assert bodies(world, events.GroupDropped)[0].reason is DropReason.GRADER_ERROR
 
 
-def test_timeouts_wrong_answers_and_errors_are_counted_apart() -> None:
+def test_timeouts_wrong_answers_and_errors_are_counted_separately() -> None:
     world = started(1, Synchronous(prompts_per_round=1, group_size=4))
     world.publish()
     for sample in world.samples(SampleState.RUNNING):
@@ -126,7 +126,7 @@ def test_replacement_ends_when_nothing_can_be_learned() -> None:
     assert world.ledger.dropped == {DropReason.ZERO_VARIANCE: 2 * MAX_DRAWS_PER_ROUND}
 
 
-def test_a_lost_sample_is_made_again_under_its_name() -> None:
+def test_a_lost_sample_is_relaunched_under_its_id() -> None:
     world = started(1, Synchronous(prompts_per_round=1, group_size=2))
     world.publish()
     sample = SampleId(0, 0, 0, 1)
@@ -164,7 +164,7 @@ def test_tokens_of_other_weights_are_not_trained() -> None:
 
 @pytest.mark.parametrize("events_lived_through", [5, 17, 29])
 def test_a_restart_repeats_the_same_events(events_lived_through: int) -> None:
-    """From the boundary on, the batches and the final state are those of a job that never stopped."""
+    """From the boundary on, batches and final state are the same as for a job that never stopped."""
     policy = Synchronous(prompts_per_round=2, group_size=2, drop_zero_variance=True)
     whole, broken = started(4, policy), started(4, policy)
     whole.run()

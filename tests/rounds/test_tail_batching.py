@@ -1,4 +1,4 @@
-"""Short and long rounds: what is launched, what wins, what waits, and that nothing but its order changes."""
+"""Short and long rounds: which prompts are launched, win or wait, and that only their order changes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_slowest_prompts_wait_for_a_long_round() -> None:
 @settings(deadline=None)
 @given(prompts=st.integers(1, 8), overcommit=overcommits, seed=st.integers(0, 1000))
 def test_share_of_long_rounds_is_that_of_the_closed_form(prompts: int, overcommit: float, seed: int) -> None:
-    """(overcommit - 1) / overcommit, within one round, before the end of the run comes into sight."""
+    """(overcommit - 1) / overcommit, within one round, until the end of the run has an effect."""
     steps = 24
     world = started(steps + 40, tail_batching(prompts, 1, overcommit))
     world.run(random.Random(seed).choice, steps)
@@ -105,7 +105,7 @@ def test_the_end_of_a_run_drains_the_queue(
 @settings(deadline=None)
 @given(seed=st.integers(0, 10_000), errors=st.booleans())
 def test_grading_never_decides_what_is_kept(seed: int, errors: bool) -> None:
-    """The same responses in the same order, graded at once or whenever: the same batches."""
+    """The same responses in the same order give the same batches, whether they are graded at once or at any later time."""
     orders = [None, random.Random(seed), random.Random(seed + 1)]
     outcomes = []
     for order in orders:
@@ -136,7 +136,7 @@ def test_a_surplus_response_is_stopped_and_never_waited_for() -> None:
     assert world.batches[1] == (SampleId(0, 0, 0, 0), SampleId(0, 0, 0, 2))
 
 
-def test_a_long_round_begins_with_what_got_furthest() -> None:
+def test_a_long_round_starts_with_the_longest_attempts() -> None:
     world = started(30, tail_batching(prompts_per_round=2, group_size=1, prompt_overcommit=1.5))
     while kinds(world).count(RoundKind.LONG) == 0:
         if running := world.samples(SampleState.RUNNING):
@@ -258,7 +258,7 @@ def chosen(factor: float) -> events.OvercommitChosen:
     seed=st.integers(0, 1000),
 )
 def test_each_chosen_factor_has_its_share_of_long_rounds(prompts: int, factors: list[float], seed: int) -> None:
-    """Chosen between rounds: from there on, within one round, the closed form of the new factor."""
+    """Chosen between rounds; from then on, the closed form of the new factor holds within one round."""
     stretch = 12
     world = started(stretch * (len(factors) + 1) + 60, tail_batching(prompts, 1))
     pick = random.Random(seed).choice
@@ -270,7 +270,7 @@ def test_each_chosen_factor_has_its_share_of_long_rounds(prompts: int, factors: 
                 world.finish(pick(running)) if running else world.grade(pick(generated))
             else:
                 assert world.train() or world.publish()
-        # The round after the last one is open already: it began with the factor before.
+        # The round after the last one is already open: it started with the previous factor.
         there = kinds(world)[stretch * number : stretch * (number + 1)]
         assert abs(there.count(RoundKind.LONG) - stretch * (1 - 1 / Fraction(str(factor)))) <= 2
 

@@ -1,4 +1,4 @@
-"""A driver without components: folds events, asks the policy, and lets a test decide when what finishes."""
+"""A driver without components: folds events, asks the policy, and lets a test decide what finishes when."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ EPOCH_ROWS = 5
 
 
 class World:
-    """`boundary` is what a checkpoint at the last commit holds; `publishing` and `training` are what the trainer has to do,
+    """`boundary` is the state that a checkpoint of the last commit holds; `publishing` and `training` are the trainer's tasks,
     `stopping` and `pausing` the samples that engines have been told to stop and to pause.
 
-    `drawn` is what engines have drawn of samples that they make, `made` what they have drawn of finished ones. `oldest` is how many
-    versions behind its step the oldest trained token was. `steps` are those of the job, as many as in the recorded decisions if a test
-    doesn't say; `wanted` those that its spec asks for now.
+    `drawn` has the tokens drawn so far of running samples, `made` those of finished samples. `oldest` is how many versions behind its
+    step the oldest trained token was. `steps` is the number of steps of the job, by default that of the recorded decisions; `wanted`
+    is the number that its spec now has.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class World:
         self.boundary = (to_snapshot(self.ledger), 0, dict(self.fate), dict(self.batches), dict(self.made))
 
     def take_over(self, ledger: Ledger, incarnation: int) -> None:
-        """From now on the events of another incarnation go into `ledger`."""
+        """Folds the events of another incarnation into `ledger` from now on."""
         self.loop = RoundLoop(self.policy, self, ledger, incarnation)
         self.ledger, self.view, self.incarnation = ledger, self.loop.view, incarnation
 
@@ -71,7 +71,7 @@ class World:
             self.edit(self.wanted)
 
     def edit(self, steps: int) -> None:
-        """Somebody edits the spec."""
+        """Edits the number of steps in the spec."""
         self.wanted = steps
         assert self.record(events.SpecChanged(steps, checkpoint_every_steps=1, checkpoint_keep=1))
 
@@ -131,10 +131,10 @@ class World:
 
     @staticmethod
     def domain_of(row: int) -> str:
-        """Domains of as many rows as the letter says."""
+        """The domain of a row: each letter stands for one row in five."""
         return "abbcc"[row % EPOCH_ROWS]
 
-    # What engines, graders and the trainer have in hand.
+    # The work that engines, graders and the trainer have to do.
 
     def samples(self, state: SampleState) -> list[SampleId]:
         return [
@@ -152,7 +152,7 @@ class World:
         return self.record(events.Generated(sample, 2, spans[-1].end, FinishReason.STOP, spans, "engine-0"))
 
     def _draw(self, sample: SampleId, tokens: int, version: int | None = None) -> None:
-        """An engine draws so many tokens of a sample."""
+        """An engine draws this many tokens of a sample."""
         version = self.ledger.serving if version is None else version
         assert version is not None
         spans = self.drawn[sample]
@@ -173,20 +173,20 @@ class World:
         return self.record(events.Lost(sample, "engine is gone", engine_died))
 
     def stopped(self, sample: SampleId, *, finished: bool = False) -> bool:
-        """An engine gives back what it was told to stop; if `finished`, the response had ended before that."""
+        """An engine returns a sample that it was told to stop; if `finished`, the response had ended before that."""
         self.stopping.remove(sample)
         if finished:
             return self.finish(sample)
         return self.record(events.Stopped(sample, 1 + sample.index, "engine-0"))
 
     def paused(self, sample: SampleId) -> bool:
-        """An engine gives back a sample that it was told to pause."""
+        """An engine returns a sample that it was told to pause."""
         self.pausing.remove(sample)
         spans = self.drawn[sample]
         return self.record(events.Paused(sample, spans[-1].end if spans else 0, spans, "engine-0"))
 
     def train(self, *, skipped: int = 0, dropped: DropReason | None = None) -> bool:
-        """A step is done; the trainer has skipped so many minibatches, and `dropped` the batch if that was all of them."""
+        """A step is done; the trainer skipped `skipped` minibatches; `dropped` is the reason if it skipped all of them."""
         if not self.training:
             return False
         round_ = self.ledger.rounds[self.training.pop(0)]
@@ -218,7 +218,7 @@ class World:
     def run(
         self, pick: Callable[[Sequence[SampleId]], SampleId] = lambda samples: samples[0], steps: float = inf
     ) -> None:
-        """Lets everything finish, or `steps` be made; `pick` chooses which sample is generated or graded next."""
+        """Runs until everything is finished or `steps` are made; `pick` chooses the sample to be generated or graded next."""
         while self.ledger.step < steps:
             if running := self.samples(SampleState.RUNNING):
                 self.finish(pick(running))
@@ -231,7 +231,7 @@ class World:
 
 
 def replay(log: Sequence[Event], group_size: int, steps: int) -> Ledger:
-    """Of a job that began with so many steps to make."""
+    """The ledger of a job that started with `steps` steps to make."""
     ledger = Ledger(group_size, steps)
     for event in log:
         ledger.apply(event)

@@ -1,1 +1,1 @@
-"""The driver: one process a job that runs its rounds."""
+"""The driver: one process per job, which runs its rounds."""

@@ -34,21 +34,21 @@ log = structlog.get_logger()
 
 # Where the claim of `checkpoint.resumeFrom` is mounted.
 RESUME = Path("/resume")
-# How long the first engine that is up waits for the others, before the first round of a driver.
+# How long a driver waits for the other engines once the first one is up, before its first round.
 ENGINES_SECONDS = 60.0
 # How often the name of the sample store is tried, in seconds.
 _STORE_SECONDS = 0.5
 
 
 class AdoptingStore(CheckpointStore):
-    """A job's own checkpoints; before it has any, those of the claim it resumes from."""
+    """A job's own checkpoints, or the checkpoints of the claim it resumes from while it has none of its own."""
 
     def __init__(self, root: Path, keep: int, incarnation: int, adopted: Path, resume: ResumeFrom) -> None:
         super().__init__(root, keep, incarnation)
         self._adopted, self._resume = CheckpointStore(adopted, keep, incarnation), resume
 
     def newest(self, step: int | None = None) -> Manifest | None:
-        """Raises SpecProblem if neither has one: starting from nothing is not what was asked for."""
+        """The newest checkpoint. Raises SpecProblem if neither has one: the job must not silently start from scratch."""
         own = super().newest(step)
         adopted = own or self._adopted.newest(self._resume.step)
         self.damaged = self.damaged if own else self._adopted.damaged
@@ -64,9 +64,10 @@ class AdoptingStore(CheckpointStore):
 
 @asynccontextmanager
 async def open_components(job: Job, socket: Path = SOCKET, resume: Path = RESUME) -> AsyncIterator[Components]:
-    """Checks what can be checked while engines and graders start, which `Components.ready` waits for. Raises SpecProblem.
+    """Opens all components, and checks the data while engines and graders start (see `Components.ready`). Raises SpecProblem.
 
-    `ray.init` has been called. `socket` is where graders listen in every reward pod.
+    `ray.init` must have been called. `socket` is where graders listen in every reward pod, `resume` the mount point of the claim
+    of `checkpoint.resumeFrom`.
     """
     spec = job.spec
     longest = spec.rollout.sampling.max_tokens
@@ -80,7 +81,7 @@ async def open_components(job: Job, socket: Path = SOCKET, resume: Path = RESUME
         trainer = RayTrainerGroup(spec, store)
         stack.push_async_callback(_close, trainer)
 
-        # Engines take longest to start, and graders must be there too; neither needs the data.
+        # Engines take longest to start, and graders are needed too; neither needs the data.
         starting = asyncio.create_task(_start(rewards, fleet, spec.rollout.replicas * spec.rollout.engines_per_pod))
         stack.push_async_callback(_give_up, starting)
         quotas = spec.rounds.quotas or ()
@@ -94,17 +95,17 @@ async def open_components(job: Job, socket: Path = SOCKET, resume: Path = RESUME
 
 
 async def _own_store() -> ActorHandle:
-    """A new store; that of the driver before this one goes with it, which Ray may not have noticed yet."""
+    """A new store. The previous driver's store dies with that driver, but Ray may not have noticed yet."""
     while True:
         try:
             return start_store()
         except ActorAlreadyExistsError:
-            log.info("the sample store of the driver before this one is not gone yet")
+            log.info("the previous driver's sample store is not gone yet")
             await asyncio.sleep(_STORE_SECONDS)
 
 
 async def _close(component: RolloutFleet | RewardPool | TrainerGroup) -> None:
-    """What can't be closed any more (its pods are gone, or Ray is) ends with this process, and changes nothing about its end."""
+    """Closes a component. One that can no longer be closed (its pods or Ray are gone) ends with this process anyway."""
     try:
         await component.close()
     except Exception as error:  # noqa: BLE001
@@ -123,7 +124,7 @@ async def _give_up(starting: asyncio.Task[None]) -> None:
 
 
 async def _engines_started(fleet: RayRolloutFleet, engines: int) -> None:
-    """Waits for all engines, so that every round has the same ones; once the first is up, for the others only so long."""
+    """Waits for all engines, so that every round has the same ones, but at most ENGINES_SECONDS after the first is up."""
     await fleet.wait_started(1)
     try:
         await asyncio.wait_for(fleet.wait_started(engines), ENGINES_SECONDS)

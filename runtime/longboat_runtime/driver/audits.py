@@ -1,4 +1,4 @@
-"""Once a period of short and long rounds: whether what was trained has the lengths of what was launched."""
+"""Compares, once per period of short and long rounds, the lengths of trained responses with those launched."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from longboat_runtime.rounds.audit.audit_rounds import compare
 from longboat_runtime.rounds.audit.history import LengthHistory, PromptHistory
 from longboat_runtime.rounds.audit.length_bias import LengthBias, audit
 from longboat_runtime.rounds.audit.lengths import PromptLengths
-from longboat_runtime.rounds.policies import races_of_a_period
+from longboat_runtime.rounds.policies import races_per_period
 
 log = structlog.get_logger()
 
 
 class Audits:
-    """Looks at `lengths` once it holds one period more. What it finds goes into metrics and status; `happened` hears what follows."""
+    """Audits the length history each time a period ends.
+
+    Findings go into metrics and status; `happened` gets the event if races have to be suspended.
+    """
 
     def __init__(
         self, job: Job, source: PromptSource, reporter: Reporter, happened: Callable[[events.Body], None]
@@ -31,12 +34,12 @@ class Audits:
         self._spec, self._longest = job.spec, job.sampling.max_tokens
         self._source, self._reporter, self._happened = source, reporter, happened
 
-    def go_on(self, lengths: LengthHistory) -> None:
-        """Where the driver begins: what it has of earlier periods was audited before."""
+    def resume(self, lengths: LengthHistory) -> None:
+        """Starts from this history, whose periods have been audited by an earlier driver."""
         self._lengths, self._audited = lengths, lengths.period
 
     async def run(self, step: int) -> None:
-        """Adds to the record of `step`, if that ended a period."""
+        """Adds the audit to the record of `step` if that step ended a period."""
         if self._lengths.period == self._audited:
             return
         self._audited = self._lengths.period
@@ -50,17 +53,17 @@ class Audits:
             length_line(found.overall), {name: length_line(of) for name, of in found.domains.items()}
         )
         if audited:
-            beside = await asyncio.to_thread(compare, audited, raced, self._longest)
-            self._reporter.reports.add(step, audit_rounds_metrics(beside))
-            self._reporter.compared(length_line(beside))
+            comparison = await asyncio.to_thread(compare, audited, raced, self._longest)
+            self._reporter.reports.add(step, audit_rounds_metrics(comparison))
+            self._reporter.compared(length_line(comparison))
         self._limit(found.overall)
 
     def _lengths_of(self, window: Sequence[PromptHistory], *, audited: bool) -> list[PromptLengths]:
-        """Of prompts that were first launched in audit rounds, or in others."""
+        """Lengths of the prompts first launched in audit rounds (`audited`), or in other rounds."""
         return [one.lengths(self._source.domain(one.prompt.row)) for one in window if one.audited == audited]
 
     def _limit(self, bias: LengthBias) -> None:
-        """Suspends racing for a period once the bias is more than allowed, beyond doubt."""
+        """Suspends racing for a period if the bias certainly exceeds the limit: the low end of its interval does."""
         limit = self._spec.rounds.max_length_bias
         exceeded = limit is not None and bias.ks is not None and bias.ks.low > limit
         message = (
@@ -69,4 +72,4 @@ class Audits:
         self._reporter.problems.set(Reason.LENGTH_BIAS, "spec.rounds.maxLengthBias", message, exceeded)
         if exceeded:
             log.warning("races are suspended", bias=length_line(bias), limit=limit)
-            self._happened(events.RacesSuspended(races_of_a_period(self._spec)))
+            self._happened(events.RacesSuspended(races_per_period(self._spec)))

@@ -1,6 +1,6 @@
-"""A pure function's work in a process of its own, at the lowest priority.
+"""Runs a pure function in a process of its own, at the lowest priority.
 
-In a thread it would hold the interpreter, and the driver's messages would wait for it.
+In a thread it would hold the interpreter lock and delay the driver's messages.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _LOWEST = 19
 
 
 class BackgroundFailed(Exception):
-    """The process ended without a result; what it said is on standard error."""
+    """The process ended without a result; its error is on standard error."""
 
 
 async def in_background(work: Callable[[], T]) -> T:
-    """What `work` returns. It and its result are pickled. Ends the process if cancelled. Raises BackgroundFailed."""
+    """Returns the result of `work`; both are pickled. Kills the process if cancelled. Raises BackgroundFailed."""
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", __spec__.name, stdin=PIPE, stdout=PIPE)
     try:
         output, _ = await process.communicate(pickle.dumps(work))
@@ -40,7 +40,7 @@ async def in_background(work: Callable[[], T]) -> T:
 
 
 def main() -> None:
-    """Work from standard input, its result to standard output."""
+    """Reads pickled work from standard input and writes its result to standard output."""
     prctl.die_with_parent()
     os.nice(_LOWEST)
     work = pickle.load(sys.stdin.buffer)  # noqa: S301 - `in_background` wrote it

@@ -1,4 +1,4 @@
-"""From the groups a round kept to one optimizer step, and what is wrong with that one. Pure."""
+"""Turns the groups that a round kept into the batch of one optimizer step, and its report into a problem. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from longboat_runtime.trainer.advantages import advantages
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The samples of a step, sorted by id: the order in which they are packed. `rewards` and `advantages` are in the same order."""
+    """The samples of a step, sorted by id, the order in which they are packed, with their `rewards` and `advantages`."""
 
     records: Mapping[SampleId, SampleRecord]
     rewards: Sequence[float]
@@ -27,23 +27,23 @@ class Batch:
 
     @property
     def samples(self) -> tuple[TrainSample, ...]:
-        """What the trainer is given."""
+        """The batch in the form that the trainer takes."""
         return tuple(map(TrainSample, self.records, self.advantages))
 
 
 def kept_batch(view: View, round_: RoundRecord, rewards: Sequence[RewardSpec], algorithm: ResolvedAlgorithm) -> Batch:
-    """What the round kept, with what it is worth by the job's `rewards` and `algorithm`."""
+    """The samples that the round kept, with rewards and advantages by the job's `rewards` and `algorithm`."""
     groups = [view.groups[prompt] for prompt in sorted(round_.kept)]
     records = {sample: group.samples[sample.index] for group in groups for sample in sorted(group.counted_ids)}
-    worth = batch_rewards(rewards, list(records.values()))
-    return Batch(records, worth, advantages(worth, [sample.prompt for sample in records], algorithm))
+    sample_rewards = batch_rewards(rewards, list(records.values()))
+    return Batch(records, sample_rewards, advantages(sample_rewards, [sample.prompt for sample in records], algorithm))
 
 
 def skip_problem(report: TrainReport, skipped_steps: int, limit: int) -> SpecProblem | None:
-    """What minibatches that were skipped mean for the job; None if none was.
+    """The problem to report if minibatches were skipped; None if none was.
 
-    `skipped_steps` steps in a row before this one trained nothing. If this one did neither and they are `limit` with it
-    (`trainer.maxSkippedSteps`), the job fails: the next step would begin with the same weights.
+    `skipped_steps` is how many steps in a row before this one trained nothing. If this one trained nothing either and there are
+    now `limit` (`trainer.maxSkippedSteps`) of them, the job fails: the next step would start from the same weights.
     """
     if not report.skipped:
         return None
@@ -57,10 +57,8 @@ def skip_problem(report: TrainReport, skipped_steps: int, limit: int) -> SpecPro
         cure += ", in a new job that resumes from the claim (checkpoint.resumeFrom)"
     elif report.trained:
         what = f"{report.skipped} of {report.minibatches} minibatches of step {report.step} had no finite gradient and were skipped"
-        cure = f"If that repeats: {cure[0].lower()}{cure[1:]}, in another job"
+        cure = f"If this happens again: {cure[0].lower()}{cure[1:]}, in another job"
     else:
-        what = (
-            f"No minibatch of step {report.step} had a finite gradient: the weights stay, and its prompts are dropped"
-        )
+        what = f"No minibatch of step {report.step} had a finite gradient: the weights are unchanged, and its prompts are dropped"
         cure = f"The job fails after {limit} such steps in a row (trainer.maxSkippedSteps). {cure}, in another job"
     return SpecProblem(Reason.LOSS_NOT_FINITE, "spec.trainer.optimizer.learningRate", f"{what}. {cure}.", fatal)

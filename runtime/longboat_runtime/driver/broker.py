@@ -1,4 +1,4 @@
-"""What lies between a driver and whoever grants it resources."""
+"""The channel between a driver and whatever grants its resources and stores its status."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from longboat_runtime.driver.status import DriverStatus
 
 
 class Superseded(Exception):
-    """Another driver runs this job now, or the job is gone: this one must stop and write nothing more."""
+    """Another driver runs this job now, or the job is gone: this driver must stop and write nothing more."""
 
 
 class Broker(Protocol):
-    """The driver's only channel outwards."""
+    """The driver's only channel to the outside."""
 
     @property
     def previous(self) -> DriverStatus:
-        """What an earlier start left: shown until there is something newer."""
+        """The status that an earlier start left: shown until there is something newer."""
 
     async def incarnation(self) -> int:
-        """Asks for the number of this start and waits for it."""
+        """Requests the number of this start and waits for it."""
 
     async def suspended(self) -> None:
-        """Returns once the job is to be suspended. Raises Superseded."""
+        """Waits until the job is to be suspended. Raises Superseded."""
 
     async def edited(self, known: RLJobSpec) -> RLJobSpec:
-        """The job's spec, once it is another one than `known`. Raises Superseded."""
+        """Waits until the job's spec differs from `known`, and returns it. Raises Superseded."""
 
     def publish(self, status: DriverStatus) -> None:
-        """The driver's status from now on. Returns at once; it is written when it is worth a request."""
+        """Sets the driver's status. Returns at once; it is written when the change is worth a request."""
 
     async def flush(self) -> None:
-        """Returns once the last published status is stored."""
+        """Waits until the last published status is stored."""
 
     async def close(self) -> None: ...
 
 
 class LocalBroker:
-    """Without Kubernetes: grants what the spec says, which nobody edits while the job runs.
+    """The broker of a job without Kubernetes: grants what the spec says. The spec is never edited while the job runs.
 
-    `suspend` is what a person asks for with Ctrl-C; `shown` gets every status.
+    `suspend` is called on Ctrl-C; `shown` gets every status.
     """
 
     def __init__(self, incarnation: int, shown: Callable[[DriverStatus], None] = lambda status: None) -> None:
@@ -61,7 +61,7 @@ class LocalBroker:
         return known
 
     def suspend(self) -> None:
-        """Has the job suspended at the next step boundary."""
+        """Suspends the job at the next step boundary."""
         self._suspend.set()
 
     def publish(self, status: DriverStatus) -> None:

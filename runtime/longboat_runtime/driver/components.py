@@ -23,10 +23,10 @@ async def _at_once() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """Everything but the driver itself.
+    """Everything except the driver itself.
 
-    `evaluation` are the held-out rows, empty if there are none. `ready` returns once the others can work; the trainer loads
-    meanwhile.
+    `evaluation` are the held-out rows, empty if there are none. `ready` waits until engines and graders can work; the trainer
+    loads its model meanwhile.
     """
 
     store: SampleStore

@@ -1,4 +1,4 @@
-"""Held-out evaluation: rows that are never trained, made greedily (or as the spec says) and graded."""
+"""Held-out evaluation: responses to rows that are never trained, sampled greedily (or as the spec says) and graded."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from longboat_runtime.samples import (
 
 log = structlog.get_logger()
 
-# `val/accuracy` is the share of samples with at least this score: the full one of rewards between 0 and 1.
+# `val/accuracy` is the share of samples with at least this score: the full score for rewards between 0 and 1.
 FULL_SCORE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedSample:
-    """One response and what it was worth."""
+    """One response and its grade."""
 
     domain: str
     finished: FinishedSample
@@ -42,23 +42,23 @@ class EvaluatedSample:
 
 
 def is_due(step: int, steps: int, every: int) -> bool:
-    """Before the first step, every so many steps, and after the last."""
+    """Whether to evaluate after `step`: before the first step, after each `every` steps, and after the last of `steps`."""
     return step % every == 0 or step >= steps
 
 
 def evaluation_id(step: int, row: Row, index: int) -> SampleId:
-    """A name that no training sample and no other evaluation has: epochs below 0, one for each step."""
+    """An id that no training sample and no other evaluation has: epochs below 0, one for each step."""
     return SampleId(-1 - step, row.prompt.row, 0, index)
 
 
 def held_out_sampling(spec: EvaluationSpec, training: Sampling) -> Sampling:
-    """How held-out samples are drawn: as training's, but for what the evaluation's `spec` says itself."""
+    """How held-out samples are drawn: like training samples, except for what the evaluation's `spec` sets itself."""
     own = {field.name: getattr(spec, field.name) for field in fields(Sampling) if field.name in type(spec).model_fields}
     return replace(training, **own)
 
 
 class Evaluation:
-    """Runs one evaluation at a time. `seed` and `grade` are the driver's; `take` is fed what the fleet finished."""
+    """Runs one evaluation at a time. `seed` and `grade` are the driver's; `take` gets the samples that the fleet finished."""
 
     def __init__(
         self,
@@ -76,9 +76,9 @@ class Evaluation:
         self._waiting: dict[SampleId, asyncio.Future[FinishedSample | LostSample]] = {}
 
     async def run(self, step: int) -> dict[str, float]:
-        """Metrics `val/...` of the weights that serve. Grader errors are counted, not scored.
+        """Evaluates the weights that serve after `step` and returns the `val/...` metrics. Grader errors are counted, not scored.
 
-        Lost samples are made again, unless as many engines have died with one as a training sample may.
+        Lost samples are retried, until MOST_ENGINE_DEATHS engines have died with one.
         """
         count = self._spec.samples_per_prompt
         samples = [(evaluation_id(step, row, index), row) for row in self._rows for index in range(count)]
@@ -86,7 +86,7 @@ class Evaluation:
         return evaluation_metrics([result for result in results if result is not None], self._rewards)
 
     def take(self, sample: FinishedSample | LostSample) -> bool:
-        """Takes one result; False if nobody waits for it (doubled, or of an evaluation that was given up)."""
+        """Takes one result; returns False if it isn't awaited (a duplicate, or from an evaluation that was given up)."""
         waiting = self._waiting.pop(sample.id, None)
         if waiting is None or waiting.done():
             return False
@@ -115,16 +115,16 @@ class Evaluation:
 
 
 def evaluation_metrics(results: Sequence[EvaluatedSample], rewards: Sequence[RewardSpec]) -> dict[str, float]:
-    """Scores in all and by reward function, lengths, grades by kind; by domain where rows have one.
+    """Scores in total and by reward function (each by domain too if rows have one), lengths in tokens, and grades by kind.
 
-    What a timeout is worth is decided as for a batch that is trained. `rewards` are the job's.
+    Timeouts are scored as in a batch that is trained. `rewards` are the job's. Empty without results.
     """
     if not results:
         return {}
     scored: dict[str, list[float]] = {}
     graded = [result for result in results if result.grade.kind is not GradeKind.GRADER_ERROR]
-    worth = batch_rewards(rewards, [result.grade for result in graded])
-    for result, reward in zip(graded, worth, strict=True):
+    sample_rewards = batch_rewards(rewards, [result.grade for result in graded])
+    for result, reward in zip(graded, sample_rewards, strict=True):
         for name in {"", result.domain}:
             scored.setdefault(f"val/score/{name}", []).append(reward)
             scored.setdefault(f"val/accuracy/{name}", []).append(float(reward >= FULL_SCORE))

@@ -1,7 +1,7 @@
 """The event log of one incarnation: JSON lines, durable up to the last `sync`.
 
-Line 1 has the ledger that the log goes on from, and where that came from: incarnation and offset (bytes) of the manifest
-that was resumed, or null. What other incarnations wrote after that offset is dead.
+Line 1 holds the ledger that the log continues from and where that came from: the incarnation and offset (bytes) in the manifest
+that was resumed, or null. Anything that other incarnations wrote after that offset is dead.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LogPosition:
 
 
 def log_path(root: Path, incarnation: int) -> Path:
-    """Where an incarnation's log is, given the checkpoint directory."""
+    """The path of an incarnation's log; `root` is the checkpoint directory."""
     return root / "incarnations" / str(incarnation) / LOG_NAME
 
 
@@ -54,7 +54,7 @@ class EventLog:
 
     @property
     def position(self) -> LogPosition:
-        """Behind the last event, durable or not."""
+        """The position after the last event, durable or not."""
         return LogPosition(self.incarnation, self._end)
 
     def append(self, event: Event) -> None:
@@ -64,7 +64,7 @@ class EventLog:
     async def sync(self) -> None:
         """Makes all events taken so far durable, in a thread of its own.
 
-        Raises OSError (such as ENOSPC) with nothing lost: the file is cut back to what was durable, and a later call tries again.
+        Raises OSError (such as ENOSPC) without losing anything: the file is truncated to its durable part, and a later call retries.
         """
         async with self._syncing:
             lines = list(self._pending)
@@ -74,7 +74,7 @@ class EventLog:
             del self._pending[: len(lines)]
 
     def close(self) -> None:
-        """Closes the file; what was not synced is gone."""
+        """Closes the file; events that were not synced are lost."""
         os.close(self._file)
 
     def _add(self, value: dict[str, Any]) -> None:
@@ -112,7 +112,7 @@ def surviving(root: Path, position: LogPosition) -> Iterator[Event]:
 
 
 def end_of(root: Path, incarnation: int) -> LogPosition:
-    """The end of an incarnation's log; a torn last line (a crash while it was written) is left out."""
+    """The end of an incarnation's log, without a torn last line (from a crash while it was written)."""
     data = log_path(root, incarnation).read_bytes()
     return LogPosition(incarnation, data.rfind(b"\n") + 1)
 

@@ -23,16 +23,17 @@ from longboat_runtime.samples import (
     VersionSpan,
 )
 
-# Graders may say a lot; the event log keeps the beginning.
+# Graders' messages may be long; the event log keeps the beginning.
 _MESSAGE_LIMIT = 500
 
-Heard = events.Generated | events.Stopped | events.Paused | events.Lost
+FleetEvent = events.Generated | events.Stopped | events.Paused | events.Lost
 
 
 class SampleFlow:
-    """Launches, stops, grades and discards samples, and tells the loop what came of it by `happened`.
+    """Launches, stops, grades and discards samples, and reports the outcome to the loop through `happened`.
 
-    `spawn` runs a coroutine beside the loop. `identity` goes into seeds. What is asked of the fleet reaches it in order.
+    `spawn` runs a coroutine in the background. `identity` goes into seeds. Requests reach the fleet in the order in which they
+    were made.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class SampleFlow:
         return sample_seed(self.identity, self._seed, sample)
 
     def launch(self, begun: Mapping[SampleId, tuple[VersionSpan, ...]]) -> None:
-        """Has engines make these samples, behind the first tokens that the store has of them, in such spans."""
+        """Launches these samples in engines; each continues after the tokens that the store has of it, in the given spans."""
         requests = []
         for sample, spans in begun.items():
             prompt_ids = self._components.source.row(sample.prompt).token_ids
@@ -66,32 +67,32 @@ class SampleFlow:
             self._orders.put_nowait(partial(self._components.fleet.submit, requests))
 
     def abort(self, samples: Sequence[SampleId]) -> None:
-        """Has engines stop these samples; what they made of them is discarded when it comes."""
+        """Stops these samples in their engines; the tokens so far are discarded when they come back."""
         if samples:
             self._stopping.update(samples)
             self._orders.put_nowait(partial(self._components.fleet.abort, samples))
 
     def pause(self, samples: Sequence[SampleId]) -> None:
-        """Has engines stop these samples; the store keeps what they made of them."""
+        """Stops these samples in their engines; the store keeps the tokens so far."""
         if samples:
             self._pausing.update(samples)
             self._orders.put_nowait(partial(self._components.fleet.abort, samples))
 
     def discard(self, samples: Sequence[SampleId]) -> None:
-        """Has the store forget these samples."""
+        """Deletes these samples from the store."""
         if samples:
             self._spawn(self._components.store.delete(samples))
 
     async def send(self) -> None:
-        """Carries out what is asked of the fleet, one order after the other, forever."""
+        """Sends requests to the fleet, one after the other, forever."""
         while True:
             order = await self._orders.get()
             await order()
 
     async def collect(self, evaluated: Callable[[FinishedSample | LostSample], bool]) -> None:
-        """Takes what the fleet finished, forever. `evaluated` takes held-out samples, and says whether one was awaited."""
+        """Collects what the fleet finishes, forever. `evaluated` takes held-out samples and returns whether one was awaited."""
         while True:
-            heard: list[Heard] = []
+            received: list[FleetEvent] = []
             for item in await self._components.fleet.finished():
                 if item.evaluation:
                     self._stages.move(Stage.EVALUATE)
@@ -99,11 +100,13 @@ class SampleFlow:
                         self.discard([item.id])
                 else:
                     self._stages.move(Stage.GENERATE)
-                    heard.append(as_event(item, stopping=item.id in self._stopping, pausing=item.id in self._pausing))
-            # Of what was given up the store may have a part, which would stand in for the whole.
-            if parts := [event.sample for event in heard if isinstance(event, events.Stopped | events.Lost)]:
+                    received.append(
+                        as_event(item, stopping=item.id in self._stopping, pausing=item.id in self._pausing)
+                    )
+            # The store may hold a part of a sample that was given up, and would return it in place of the whole.
+            if parts := [event.sample for event in received if isinstance(event, events.Stopped | events.Lost)]:
                 await self._components.store.delete(parts)
-            for event in heard:
+            for event in received:
                 self._stopping.discard(event.sample)
                 self._pausing.discard(event.sample)
                 self._happened(event)
@@ -132,10 +135,10 @@ class SampleFlow:
             self._stages.set(Stage.REWARD, self._grading > 0)
 
 
-def as_event(item: FinishedSample | LostSample, *, stopping: bool, pausing: bool) -> Heard:
-    """What the fleet says, as an event; `stopping` or `pausing` if it was asked to stop this sample, for good or to go on later.
+def as_event(item: FinishedSample | LostSample, *, stopping: bool, pausing: bool) -> FleetEvent:
+    """The fleet's report as an event; `stopping` or `pausing` if this sample was to be stopped for good, or to resume later.
 
-    A sample that an engine gave up without being asked to is lost: nobody makes it.
+    A sample that an engine gave up without being asked to is lost: no engine generates it any more.
     """
     if isinstance(item, LostSample):
         return events.Lost(item.id, item.reason, item.engine_died)

@@ -1,4 +1,4 @@
-"""Which job a driver runs. Pure."""
+"""The job that a driver runs. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from longboat_runtime.samples import Repetition, Sampling
 
 
 def spec_changed(spec: RLJobSpec) -> SpecChanged:
-    """What a running job takes from its spec, once that has been edited."""
+    """The fields of an edited spec that a running job follows through its event log."""
     return SpecChanged(spec.rounds.steps, spec.checkpoint.every_steps, spec.checkpoint.keep)
 
 
@@ -19,7 +19,8 @@ def spec_changed(spec: RLJobSpec) -> SpecChanged:
 class Job:
     """One start of a driver.
 
-    `identity` goes into sample seeds: the RLJob's uid or, without Kubernetes, its name. `root` is the checkpoint directory.
+    `identity` goes into sample seeds: the RLJob's uid or, without Kubernetes, its name. `root` is the checkpoint directory,
+    `incarnation` the number of this start.
     """
 
     identity: str
@@ -42,5 +43,5 @@ class Job:
 
     @property
     def full_batch(self) -> int:
-        """Samples of a step that lost none."""
+        """The number of samples in a step that lost none."""
         return self.spec.rounds.prompts_per_round * self.spec.algorithm.group_size

@@ -1,4 +1,4 @@
-"""The broker of a job on Kubernetes: its own RLJob is the only thing it reads and writes."""
+"""The broker of a job on Kubernetes: it reads and writes nothing but its own RLJob."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _WATCH_PAUSE = 0.2
 
 
 class KubernetesBroker:
-    """Follows the job and keeps its status. Outages of the API server are waited out: training doesn't need it.
+    """Follows the job and maintains its status. Waits out outages of the API server: training doesn't need it.
 
-    `start` comes first. `clock` is monotonic, in seconds. `after_failure` says how the start before this one failed, unless that
-    ended its container, too: the operator counts it with the request for a number.
+    Call `start` first. `clock` is monotonic, in seconds. `after_failure` says how the previous start failed, unless its container
+    ended too: the operator counts that failure with the request for a number.
     """
 
     def __init__(self, own: OwnJob, clock: Callable[[], float], after_failure: str | None = None) -> None:
@@ -49,7 +49,7 @@ class KubernetesBroker:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> dict[str, Any]:
-        """The job; from now on it is followed. Waits until the API server answers. Raises Superseded if there is no such job."""
+        """Returns the job and follows it from now on. Waits until the API server answers. Raises Superseded if the job is gone."""
         self._job = await self._persist(self._own.get)
         self._before = self._job.get("status", {})
         self._run(self._follow())
@@ -60,7 +60,7 @@ class KubernetesBroker:
         return DriverStatus.from_json(self._before)
 
     async def incarnation(self) -> int:
-        """What an earlier start wrote stays as it is until this one has its number: lower numbers are rejected."""
+        """See `Broker.incarnation`. An earlier start's status is left as it is until then: lower numbers are rejected."""
         await self._persist(self._ask)
         await self._until(lambda: self._granted() is not None)
         self._number = self._granted()
@@ -89,7 +89,7 @@ class KubernetesBroker:
         self._notify()
 
     async def flush(self) -> None:
-        """Raises Superseded if the status counts for nothing any more."""
+        """See `Broker.flush`. Raises Superseded if the status no longer counts."""
         self._flushing = True
         self._notify()
         await self._until(lambda: self._stored is self._wanted)
@@ -112,7 +112,7 @@ class KubernetesBroker:
         self._tasks.append(asyncio.create_task(unless_superseded()))
 
     def _notify(self) -> None:
-        """Wakes everybody who waits for a change."""
+        """Wakes everything that waits for a change."""
         self._signal.set()
         self._signal = asyncio.Event()
 
@@ -123,22 +123,22 @@ class KubernetesBroker:
             await self._signal.wait()
 
     def _granted(self) -> int | None:
-        """Our number, once the operator has answered our request."""
+        """Our number once the operator has answered our request, else None."""
         incarnation = self._job.get("status", {}).get("allocation", {}).get("incarnation", {})
         return incarnation.get("number") if incarnation.get("request") == self._demand.incarnation_request else None
 
     def _take(self, job: dict[str, Any]) -> None:
-        """Takes a newer state of the job. Raises Superseded if it is not ours any more."""
+        """Takes a newer state of the job. Raises Superseded if the job is no longer ours."""
         if job["metadata"]["uid"] != self._job["metadata"]["uid"]:
             raise Superseded("the job was deleted, and another one has its name")
         number = job.get("status", {}).get("allocation", {}).get("incarnation", {}).get("number", 0)
         if self._number is not None and number > self._number:
-            raise Superseded(f"driver start {number} counts, not this one ({self._number})")
+            raise Superseded(f"driver start {number} counts, not this start ({self._number})")
         self._job = job
         self._notify()
 
     async def _persist(self, request: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-        """Asks until the answer is yes. Raises Superseded if the job is gone."""
+        """Repeats the request until it succeeds. Raises Superseded if the job is gone."""
         wait = BACKOFF[0]
         while True:
             try:
@@ -151,7 +151,7 @@ class KubernetesBroker:
             wait = min(2 * wait, BACKOFF[1])
 
     async def _follow(self) -> None:
-        """Watches the job; after an outage or a compaction it is read again."""
+        """Watches the job; reads it again after an outage or a compaction."""
         while True:
             try:
                 async for kind, job in self._own.watch(self._job["metadata"]["resourceVersion"]):
@@ -168,7 +168,7 @@ class KubernetesBroker:
             await asyncio.sleep(_WATCH_PAUSE)
 
     async def _write(self) -> None:
-        """Stores the wanted status whenever that is due; after an outage, the newest one."""
+        """Stores the wanted status whenever a write is due; after an outage, the newest."""
         while True:
             wait = self._due()
             if wait is None or wait > 0:
@@ -179,7 +179,7 @@ class KubernetesBroker:
             self._notify()
 
     async def _ask(self) -> dict[str, Any]:
-        """Asks for a number, beside what stands in the status now: another start may have written since this one has read it."""
+        """Requests a number and keeps the status as it is now: another start may have written since this one read it."""
         self._before = self._job.get("status", {})
         kept = {name: part for name, part in self._before.items() if name in ("training", "checkpoint")}
         return await self._apply({**kept, "demand": self._demand.to_json()})
@@ -192,7 +192,7 @@ class KubernetesBroker:
         return job
 
     async def _apply(self, status: dict[str, Any]) -> dict[str, Any]:
-        """Writes the status. What is forbidden may be so since another driver counts, or has written: the job is read again."""
+        """Writes the status. If that is forbidden, another driver may count or have written since, so the job is read again."""
         try:
             return await self._own.apply_status(status)
         except Rejected as error:
@@ -213,9 +213,9 @@ class KubernetesBroker:
 
 
 def _read(spec: dict[str, Any], known: RLJobSpec) -> RLJobSpec:
-    """The spec; `known` if it has a field that this version doesn't understand: the job goes on as it was."""
+    """The parsed spec; `known` if it has a field that this version doesn't understand: the job then continues unchanged."""
     try:
         return RLJobSpec.model_validate(spec)
     except ValidationError as error:
-        log.warning("the edited spec can't be read, so nothing of it is followed", error=str(error))
+        log.warning("the edited spec can't be read, so the job ignores the edit", error=str(error))
         return known

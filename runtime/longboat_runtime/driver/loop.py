@@ -1,7 +1,7 @@
 """The round loop of one job.
 
-Components say what happened; the decision loop (`rounds.loop`) folds it and asks the policy, and the driver carries out what comes of it:
-open, launch, (as samples finish) grade, close, advantages, train, commit, publish weights, checkpoint, report.
+Components report what happened; the decision loop (`rounds.loop`) folds it and asks the policy, and the driver carries out the
+decisions: open, launch, (as samples finish) grade, close, advantages, train, commit, publish weights, checkpoint, report.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from longboat_runtime.driver.evaluation import Evaluation
 from longboat_runtime.driver.flow import SampleFlow
 from longboat_runtime.driver.job import Job, spec_changed
 from longboat_runtime.driver.reporter import Reporter
-from longboat_runtime.driver.resume import Beginning, begin
+from longboat_runtime.driver.resume import Restored, restore
 from longboat_runtime.driver.stages import Stage
 from longboat_runtime.driver.steps import Steps
 from longboat_runtime.driver.trainer_queue import Task
@@ -45,7 +45,7 @@ class RunOutcome(StrEnum):
     DONE = "done"
     SUSPENDED = "suspended"
     STOPPED = "stopped"
-    """As suspended, but nobody asked the job to be: its driver's process must end."""
+    """Saved like a suspended job, but only because the driver's process must end."""
 
 
 class Driver:
@@ -65,28 +65,28 @@ class Driver:
         self.now, self.draw = clock, components.source.draw
         self._inbox: asyncio.Queue[events.Body | RunOutcome] = asyncio.Queue()
         self._flow = SampleFlow(job, components, reporter.stages, self._inbox.put_nowait, self._spawn)
-        self._evaluation = self._held_out()
+        self._evaluation = self._open_evaluation()
         inbox = self._inbox.put_nowait
         self._steps = Steps(job, components, reporter, self._evaluation, inbox, self._reported, self._spawn)
         self._watchdog = Watchdog(job, components, reporter)
         self._engines = EngineWatch(job, components.fleet, reporter, self._publish_again)
-        self._beside: set[asyncio.Task[None]] = set()
-        self._starting: asyncio.Task[Beginning] | None = None
+        self._background: set[asyncio.Task[None]] = set()
+        self._starting: asyncio.Task[Restored] | None = None
         self._interrupted: RunOutcome | None = None
         self._republishing: asyncio.Task[None] | None = None
 
     async def run(self) -> RunOutcome:
-        """Raises SpecProblem, Superseded, or what else ended the run; the next start goes on from the newest checkpoint."""
+        """Runs the job. Raises SpecProblem, Superseded or whatever ended the run; the next start resumes from the newest checkpoint."""
         async with asyncio.TaskGroup() as self._tasks:
             for work in (self._watchdog.run(), self._engines.run(), self._suspension(), self._edits()):
                 self._spawn(work)
             outcome = await self._begin() or await self._rounds()
-            for task in self._beside:
+            for task in self._background:
                 task.cancel()
         if outcome is RunOutcome.DONE and self._job.spec.checkpoint.export:
             await self._export()
         if outcome is not RunOutcome.STOPPED:
-            self._reporter.become(TrainingState.SUCCEEDED if outcome is RunOutcome.DONE else TrainingState.SUSPENDED)
+            self._reporter.set_state(TrainingState.SUCCEEDED if outcome is RunOutcome.DONE else TrainingState.SUSPENDED)
         return outcome
 
     def _publish_again(self) -> None:
@@ -98,65 +98,65 @@ class Driver:
         self._republishing = None
 
     def stop(self) -> None:
-        """Has `run` save the last step boundary and return STOPPED."""
+        """Makes `run` save the last step boundary and return STOPPED."""
         self._interrupt(RunOutcome.STOPPED)
 
     async def _begin(self) -> RunOutcome | None:
-        """Goes back to the newest checkpoint; an outcome if that was interrupted."""
-        self._starting = asyncio.create_task(begin(self._job, self._components))
+        """Restores the newest checkpoint. Returns an outcome if that was interrupted."""
+        self._starting = asyncio.create_task(restore(self._job, self._components))
         with self._reporter.stages.running(Stage.START):
             try:
-                beginning = await self._starting
+                restored = await self._starting
             except asyncio.CancelledError:
                 if self._interrupted is None:
                     raise
                 return self._interrupted
-        self._run_state, self._view, self._boundary = beginning.run_state, beginning.run_state.view, beginning.boundary
+        self._run_state, self._view, self._boundary = restored.run_state, restored.run_state.view, restored.boundary
         self._loop = RoundLoop(self._policy, self, self._run_state.ledger, self._job.incarnation)
         self._flow.identity = self._boundary.identity
-        self._steps.go_on(self._run_state, beginning.saved, beginning.evaluated)
-        self._reporter.trains_by(beginning.model.attention)
-        self._reporter.skips(self._components.source.skipped)
-        self._reporter.go_on(self._view, beginning.saved)
+        self._steps.resume(self._run_state, restored.saved, restored.evaluated)
+        self._reporter.set_attention(restored.model.attention)
+        self._reporter.set_skipped_prompts(self._components.source.skipped)
+        self._reporter.resume(self._view, restored.saved)
         if damaged := "; ".join(self._components.checkpoints.damaged):
             text = (
-                f"Damaged, so the job went on from an older checkpoint: {damaged}. Check the storage behind the claim."
+                f"Damaged, so the job resumed from an older checkpoint: {damaged}. Check the storage behind the claim."
             )
             self._reporter.problems.put(Reason.CHECKPOINT_CORRUPT, "spec.checkpoint", text)
-        for sample in beginning.missing:
+        for sample in restored.missing:
             self._inbox.put_nowait(events.Lost(sample, "the store has lost its data"))
         return None
 
     async def _rounds(self) -> RunOutcome:
-        """Components report into the inbox; one event after another is dealt with, until the last step or an interruption."""
+        """Handles the events that components put into the inbox, one by one, until the last step or an interruption."""
         for work in (self._flow.collect(self._evaluated), self._flow.send(), self._steps.overcommits.run()):
             self._spawn(work)
         self._happened(events.Started(self._view.step))
         if self._job.spec.rounds.steps != self._view.steps:
             self._happened(spec_changed(self._job.spec))
-        self._steps.introduce(self._boundary)
+        self._steps.report_start(self._boundary)
         self._working = self._spawn(self._steps.queue.run())
         while True:
             body = await self._inbox.get()
             if body is RunOutcome.DONE and self._view.step < self._view.steps:
-                continue  # more steps were asked for meanwhile
+                continue  # more steps have been requested meanwhile
             if isinstance(body, RunOutcome):
                 if body is not RunOutcome.DONE:
-                    await self._rest()
+                    await self._wind_down()
                 await self._save_boundary()
                 return body
             self._happened(body)
 
     def _happened(self, body: events.Body) -> None:
-        """Has the loop decide what follows."""
+        """Passes an event to the loop, which decides what follows."""
         if not self._loop.happened(body):
-            self._run_state.late += 1
+            self._run_state.late_events += 1
             self._discard_if_unwanted(body)
             return
         self._reporter.stages.set(Stage.GENERATE, self._view.counts[SampleState.RUNNING] > 0)
 
     def carry_out(self, event: Event, effects: Effects) -> None:
-        """Logs the event, and sets going what follows from it."""
+        """Logs the event and starts what follows from it."""
         if self._run_state.audited:
             self._run_state.lengths.fold(event.body)
         self._run_state.log.append(event)
@@ -193,21 +193,21 @@ class Driver:
         self._flow.pause(effects.pause)
 
     def _commit(self, body: events.StepCommitted) -> None:
-        """The step boundary: what a checkpoint will hold is taken before anything else happens."""
+        """The step boundary: the state for a checkpoint is taken before anything else happens."""
         self._boundary = self._run_state.boundary(self._flow.identity, self._components.source.state())
         self._flow.discard(body.samples)
         self._components.source.forget({sample.prompt for sample in body.samples})
         self._steps.finish(self._boundary)
 
     def _discard_if_unwanted(self, body: events.Body) -> None:
-        """Data that comes late, of a sample that is no part of a live group any more."""
+        """Discards late data of a sample that is no longer part of a live group."""
         if isinstance(body, events.Generated | events.Paused | events.Lost):
             record = self._view.sample(body.sample)
             if record is None or record.state is SampleState.SURPLUS:
                 self._flow.discard([body.sample])
 
     async def _export(self) -> None:
-        """The finished model as a Hugging Face directory beside the checkpoints."""
+        """Writes the finished model as a Hugging Face directory next to the checkpoints."""
         with self._reporter.stages.running(Stage.EXPORT):
             try:
                 await self._components.trainer.export(self._job.root / EXPORT_DIRECTORY)
@@ -225,7 +225,7 @@ class Driver:
         self._interrupt(RunOutcome.SUSPENDED)
 
     async def _edits(self) -> None:
-        """Follows edits of the spec: rounds and checkpoints from the next step boundary on, a limit at once."""
+        """Follows edits of the spec: of rounds and checkpoints from the next step boundary on, of a limit immediately."""
         spec = self._job.spec
         while True:
             before, spec = spec, await self._broker.edited(spec)
@@ -234,19 +234,19 @@ class Driver:
                 self._inbox.put_nowait(spec_changed(spec))
 
     def _interrupt(self, outcome: RunOutcome) -> None:
-        """Has the run end with `outcome`: at once while it starts, else at the step boundary."""
+        """Ends the run with `outcome`: immediately while it starts, else at the step boundary."""
         self._interrupted = outcome
         if self._starting is not None:
             self._starting.cancel()
         self._inbox.put_nowait(outcome)
 
-    async def _rest(self) -> None:
-        """Lets a step that is being computed finish, and gives up open rounds."""
-        self._loop.resting = True
+    async def _wind_down(self) -> None:
+        """Lets a step that is being computed finish, and abandons open rounds."""
+        self._loop.halted = True
         self._flow.abort([sample for group in self._view.groups.values() for sample in group.running])
         self._steps.queue.clear()
         if self._steps.queue.current in (Task.TRAIN, Task.SAVE):
-            await self._steps.queue.rest()
+            await self._steps.queue.idle()
         self._working.cancel()
         while not self._inbox.empty():
             body = self._inbox.get_nowait()
@@ -254,12 +254,12 @@ class Driver:
                 self._happened(body)
 
     async def _save_boundary(self) -> None:
-        """Saves the last boundary, unless it is: steps may have been lowered to one whose checkpoint nobody had to wait for."""
-        await self._steps.written()
+        """Saves the last boundary unless it is saved: an edit may have lowered the steps to it after its checkpoint was skipped."""
+        await self._steps.wait_for_write()
         if self._boundary.step > (self._steps.saved.step if self._steps.saved else 0):
             await self._steps.save(self._boundary, needed=True)
 
-    def _held_out(self) -> Evaluation | None:
+    def _open_evaluation(self) -> Evaluation | None:
         spec, rows = self._job.spec.dataset.evaluation, self._components.evaluation
         if spec is None or not rows:
             return None
@@ -271,8 +271,8 @@ class Driver:
         return self._evaluation is not None and self._evaluation.take(sample)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Runs `work` beside the loop; an error in it ends the run."""
+        """Runs `work` in the background; an error in it ends the run."""
         task = self._tasks.create_task(work)
-        self._beside.add(task)
-        task.add_done_callback(self._beside.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
         return task

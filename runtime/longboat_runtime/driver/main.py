@@ -1,4 +1,4 @@
-"""One start of a driver: what it works with, and how it ends."""
+"""One start of a driver, from opening its components to its end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RAY_NAMESPACE = "longboat"
 
 
 class Ending(StrEnum):
-    """How a start ended, apart from errors that the next start may overcome."""
+    """How a start ended, unless with an error that the next start may overcome."""
 
     DONE = "done"
     SUSPENDED = "suspended"
@@ -44,13 +44,14 @@ class Ending(StrEnum):
 async def drive(
     job: Job, broker: Broker, sinks: Sequence[Sink] = (), socket: Path = SOCKET, resume: Path = RESUME
 ) -> tuple[Ending, SpecProblem | None]:
-    """Runs the job to its end; what the end is stands in the status before this returns. SIGTERM saves and stops.
+    """Runs the job to its end, which the status shows before this returns. On SIGTERM the job is saved and stopped.
 
-    Raises what the next start may overcome: a lost trainer, a lost store, a lost head.
+    Returns how the job ended, and the problem if it failed. Raises errors that the next start may overcome: a lost trainer, store
+    or head.
     """
     reports = Reports([], time.time)
     reporter = Reporter(job, broker, reports, StageClock(time.monotonic), time.time)
-    reporter.tell()
+    reporter.publish()
     try:
         reports.sinks = [*_files(job), *sinks]
         async with open_components(job, socket, resume) as components:
@@ -61,13 +62,13 @@ async def drive(
         return Ending(outcome), None
     except Exception as error:
         if superseded(error):
-            log.warning("this driver doesn't count any more", error=str(error))
+            log.warning("this driver has been superseded", error=str(error))
             return Ending.SUPERSEDED, None
         problem = spec_problem_in(error)
         if problem is None or not problem.fatal:
             raise
-        log.error("the job can't go on", problem=str(problem))
-        reporter.become(TrainingState.FAILED, problem.status)
+        log.error("the job can't continue", problem=str(problem))
+        reporter.set_state(TrainingState.FAILED, problem.status)
         await broker.flush()
         return Ending.FAILED, problem
     finally:
@@ -75,7 +76,7 @@ async def drive(
 
 
 def _files(job: Job) -> list[Sink]:
-    """Metrics on the checkpoint volume. Raises SpecProblem if it can't be written."""
+    """The metric files on the checkpoint volume. Raises SpecProblem if they can't be written."""
     try:
         return [JsonLines(job.home / "metrics.jsonl"), TensorBoard(job.home / "tensorboard")]
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`promptOvercommitMode: Auto`: now and then, at the end of a period, the factor that rounds would be fastest with."""
+"""`promptOvercommitMode: Auto`: chooses, at the end of some periods, the factor that would make rounds fastest."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from longboat_runtime.simulate.site import Site
 
 log = structlog.get_logger()
 
-# Engines that have made fewer steps, all together, have not shown what a step takes.
+# If engines have made fewer steps than this in total, their step times are not known well enough.
 MIN_STEPS = 100
 
 
 def is_due(period: int) -> bool:
-    """After periods 1, 2, 4, 8, and then whenever the window of lengths is a new one: every eighth (pure)."""
+    """After periods 1, 2, 4, 8, and then whenever the window of lengths is entirely new, every eighth period (pure)."""
     return period > 0 and (period & (period - 1) == 0 if period <= WINDOW_PERIODS else period % WINDOW_PERIODS == 0)
 
 
 class Overcommits:
-    """Chooses in a process of its own: rounds go on meanwhile. `happened` hears what was chosen."""
+    """Chooses in a background process while rounds continue. `happened` gets the event of a choice."""
 
     def __init__(
         self, job: Job, components: Components, reporter: Reporter, happened: Callable[[events.Body], None]
@@ -49,17 +49,17 @@ class Overcommits:
         self._prompt_tokens = 0
         self.active = job.spec.rounds.prompt_overcommit_mode is OvercommitMode.AUTO
 
-    def go_on(self, run_state: RunState) -> None:
-        """Where the driver begins: for the periods until then, a choice was made before, or engines don't remember steps."""
+    def resume(self, run_state: RunState) -> None:
+        """Starts from this state: its past periods have had their choice, or their step times are lost with their engines."""
         self._run_state, self._period = run_state, run_state.lengths.period
 
     def metrics(self) -> dict[str, float]:
-        """The factor that the next short round is opened with, where it is chosen."""
+        """The factor of the next short round, if one has been chosen."""
         chosen = self._run_state.view.overcommit if self.active else None
         return {} if chosen is None else {"tail/prompt_overcommit": chosen}
 
     def consider(self, record: Record) -> None:
-        """Has a factor chosen if the step of `record` ended a period, and it is time for it."""
+        """Requests a choice if the step of `record` ended a period after which one is due."""
         period = self._run_state.lengths.period
         self._prompt_tokens = ceil(record.metrics.get("prompt_length/mean", self._prompt_tokens))
         if self.active and period != self._period and is_due(period):
@@ -67,18 +67,18 @@ class Overcommits:
         self._period = period
 
     async def run(self) -> None:
-        """Chooses whenever it is due, forever."""
+        """Chooses a factor whenever a choice is due, forever."""
         while True:
             await self._ended.wait()
             self._ended.clear()
             if choice := await self._choose():
-                log.info("promptOvercommit is chosen", factor=choice.factor, reason=choice.reason)
+                log.info("promptOvercommit chosen", factor=choice.factor, reason=choice.reason)
                 predicted = {format(factor, "g"): seconds for factor, seconds in choice.predicted.items()}
                 self._reporter.overcommitted(choice.reason)
                 self._happened(events.OvercommitChosen(choice.factor, predicted, choice.reason))
 
     async def _choose(self) -> Choice | None:
-        """None while too little is known."""
+        """The best factor; None while too little is known."""
         stats = await self._components.fleet.stats()
         window = self._run_state.lengths.window()
         if not window or sum(times.steps for of in stats for times in of.step_times.values()) < MIN_STEPS:
@@ -99,11 +99,11 @@ class Overcommits:
         try:
             return await in_background(work)
         except BackgroundFailed as failed:
-            log.warning("no promptOvercommit was chosen; the present one stays", error=str(failed))
+            log.warning("no promptOvercommit was chosen; the current one stays", error=str(failed))
             return None
 
     def _site(self, stats: list[EngineStats]) -> Site:
-        """Engines as they are, and prompts that teach nothing as often as so far. What else a round takes is the same anyway."""
+        """The engines as they are, and the share of prompts dropped so far for equal rewards; the rest of a round costs the same."""
         ledger = self._run_state.ledger
         equal = ledger.dropped[DropReason.ZERO_VARIANCE]
         return Site(

@@ -1,4 +1,4 @@
-"""The driver's own RLJob at the API server: get, watch, apply its status. Plain dicts; nothing is listed."""
+"""The driver's own RLJob on the API server: gets it, watches it and applies its status, as plain dicts. Never lists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from longboat_crds.base import API_VERSION, GROUP, VERSION
 
 FIELD_MANAGER = "longboat-driver"
 REQUEST_TIMEOUT = 15.0
-# The server sends a bookmark about every minute: longer silence than this means that the connection is dead.
+# The server sends a bookmark about every minute: silence for longer than this means that the connection is dead.
 _WATCH_SILENCE = 90.0
 _WATCH_SECONDS = 300
 _NO_ANSWER = (aiohttp.ClientError, OSError, TimeoutError, json.JSONDecodeError)
@@ -28,7 +28,7 @@ class NoAnswer(Exception):
 
 
 class Rejected(Exception):
-    """The API server said no. `code` is the HTTP status."""
+    """The API server rejected the request. `code` is the HTTP status."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -49,9 +49,9 @@ class OwnJob:
         return await self._send("GET", f"{self._jobs}/{self.name}")
 
     async def watch(self, resource_version: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """Changes after `resource_version` as (type, job), until the server ends the stream after some minutes.
+        """Yields changes after `resource_version` as (type, job), until the server ends the stream after some minutes.
 
-        Rejected with code 410: that version is too old; get the job again.
+        Raises Rejected with code 410 if that version is too old; get the job again.
         """
         query = {
             "watch": "true",

@@ -1,4 +1,4 @@
-"""The driver of an RLJob, in its pod beside the Ray head."""
+"""The driver of an RLJob, in the pod that it shares with the Ray head."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ CHECKPOINT = Path("/checkpoint")
 async def drive_in_pod(name: str, namespace: str, head: str, after_failure: str | None = None) -> Ending:
     """Runs the job from its newest checkpoint; `head` is the Ray head's host:port.
 
-    `after_failure` says how the start before this one failed, if that was in the same container.
-
-    Raises what the next start of the process may overcome.
+    `after_failure` says how the previous start failed, if that was in the same container. Raises errors that the next start of the
+    process may overcome.
     """
     configuration = Configuration()
     load_incluster_config(configuration)
@@ -51,7 +50,7 @@ async def drive_in_pod(name: str, namespace: str, head: str, after_failure: str 
         job = Job(found["metadata"]["uid"], spec, CHECKPOINT, number)
         ending, _ = await drive(job, broker, [Prometheus(METRICS_PORT)])
     except Superseded as error:
-        log.warning("this driver doesn't count any more", error=str(error))
+        log.warning("this driver has been superseded", error=str(error))
         return Ending.SUPERSEDED
     finally:
         await broker.close()

@@ -1,4 +1,4 @@
-"""Keeps the job's status: state, progress, the newest checkpoint, and problems that a person should know of while they last."""
+"""Maintains the job's status: state, progress, the newest checkpoint, and current problems that a person should know about."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.rounds.events import RoundKind
 from longboat_runtime.rounds.view import View
 
-# `status.problem` has room for one: the first of these that there is.
+# `status.problem` has room for one problem: the first of these that is present.
 _FOREMOST_FIRST = (
     Reason.CHECKPOINT_VOLUME_FULL,
     Reason.STAGE_STUCK,
@@ -45,28 +45,28 @@ _MESSAGE_LIMIT = 4096
 
 
 class Problems:
-    """None of these is fatal: the job goes on, and each goes away when its cause does."""
+    """Problems that aren't fatal: the job continues, and each is cleared once its cause is gone."""
 
     def __init__(self) -> None:
         self._problems: dict[Reason, Problem] = {}
 
     def put(self, reason: Reason, field: str | None, message: str) -> None:
-        """There is such a problem, with this message."""
+        """Sets the problem of this reason."""
         self._problems[reason] = Problem(reason=reason, field=field, message=message[:_MESSAGE_LIMIT])
 
     def set(self, reason: Reason, field: str | None, message: str, present: bool) -> None:
-        """Puts or clears it."""
+        """Sets the problem if `present`, else clears it."""
         if present:
             self.put(reason, field, message)
         else:
             self.clear(reason)
 
     def get(self, reason: Reason) -> Problem | None:
-        """The problem, if there is such a one."""
+        """The problem of this reason, or None."""
         return self._problems.get(reason)
 
     def clear(self, reason: Reason) -> None:
-        """The problem is gone."""
+        """Removes the problem of this reason."""
         self._problems.pop(reason, None)
 
     @property
@@ -75,7 +75,7 @@ class Problems:
 
 
 class Reporter:
-    """`tell` hands the present status to the broker; every change of stage does so too. `clock` is Unix time in seconds."""
+    """Publishes the status through the broker, also on every change of stage. `clock` is Unix time in seconds."""
 
     def __init__(
         self, job: Job, broker: Broker, reports: Reports, stages: StageClock, clock: Callable[[], float]
@@ -97,17 +97,17 @@ class Reporter:
         self._attention = self._before.attention if self._before else None
         self._skipped = self._before.skipped_prompts if self._before else None
         self._metrics: dict[str, float] = {}
-        stages.changed = self.tell
+        stages.changed = self.publish
 
-    def go_on(self, view: View, saved: Manifest | None) -> None:
-        """The job runs from here; progress is read from this view."""
+    def resume(self, view: View, saved: Manifest | None) -> None:
+        """The job runs from now on; progress is read from `view`. `saved` is its newest checkpoint."""
         self._view, self._state = view, TrainingState.RUNNING
-        # Those that the driver before made after the checkpoint will be made again.
+        # Rounds that the previous driver made after the checkpoint will be repeated.
         kept = [summary for summary in self._rounds if summary.step <= view.step]
         self._rounds = deque(kept, maxlen=RECENT_ROUNDS)
         if saved:
             self.saved(saved)
-        self.tell()
+        self.publish()
 
     @property
     def step(self) -> int:
@@ -116,67 +116,67 @@ class Reporter:
 
     @property
     def samples(self) -> str:
-        """How many samples are in which state."""
+        """How many samples are in each state, as text."""
         counts = self._view.counts if self._view else {}
         return ", ".join(f"{count} {state}" for state, count in sorted(counts.items()) if count) or "none"
 
-    def become(self, state: TrainingState, fatal: Problem | None = None) -> None:
-        """The job is in another state; `fatal` says why it failed."""
+    def set_state(self, state: TrainingState, fatal: Problem | None = None) -> None:
+        """Sets the job's state; `fatal` says why it failed."""
         self._state, self._fatal = state, fatal
-        self.tell()
+        self.publish()
 
     def saved(self, manifest: Manifest) -> None:
-        """There is a newer complete checkpoint."""
+        """Reports a newer complete checkpoint."""
         self._checkpoint = CheckpointStatus(
             incarnation=manifest.incarnation,
             step=manifest.step,
             path=str(manifest.directory.relative_to(self._job.root)),
             time=self._now(),
         )
-        self.tell()
+        self.publish()
 
     def exported(self, path: str) -> None:
-        """The finished model is at `path` below the checkpoint directory."""
+        """Reports that the finished model is at `path` below the checkpoint directory."""
         if self._checkpoint:
             self._checkpoint = self._checkpoint.model_copy(update={"export": path})
-        self.tell()
+        self.publish()
 
     def audited(self, line: str, of_domains: Mapping[str, str]) -> None:
-        """What the last audit of response lengths found, over all and by domain."""
+        """Reports the last audit of response lengths: over all prompts, and by domain."""
         self._length_bias, self._domain_bias = line, dict(of_domains)
 
     def compared(self, line: str) -> None:
-        """How trained responses compare with those of audit rounds."""
+        """Reports how trained responses compare with those of audit rounds."""
         self._audit_rounds = line
 
     def overcommitted(self, line: str) -> None:
-        """The factor that was chosen, and why."""
+        """Reports the factor that was chosen, and why."""
         self._overcommit = line
-        self.tell()
+        self.publish()
 
-    def trains_by(self, attention: str) -> None:
-        """How samples go through the model together."""
+    def set_attention(self, attention: str) -> None:
+        """Sets how samples are batched through the model: packed or padded, and by which attention."""
         self._attention = attention
 
-    def skips(self, prompts: int | None) -> None:
-        """So many rows of the dataset are known to be too long."""
+    def set_skipped_prompts(self, prompts: int | None) -> None:
+        """Sets how many rows of the dataset are known to be too long; None if such rows fail the job."""
         self._skipped = prompts
 
     def remember(self, metrics: Mapping[str, float]) -> None:
-        """Values that the status shows until newer ones come."""
+        """Keeps metrics that the status shows until newer values come."""
         self._metrics.update(metrics)
 
     def finish_step(self, step: int, *, timed: bool, devices: int) -> Record:
-        """Writes the record of `step` (see `Reports.finish`) and tells the progress."""
+        """Writes the record of `step` (see `Reports.finish`) and publishes the progress."""
         record = self.reports.finish(step, timed=timed, devices=devices)
         self.remember(record.metrics)
         if timed:
             self._rounds.append(_summary(step, record.metrics))
-        self.tell()
+        self.publish()
         return record
 
-    def tell(self) -> None:
-        """Publishes the status as it is now."""
+    def publish(self) -> None:
+        """Publishes the current status."""
         self._broker.publish(
             DriverStatus(
                 training=self._training(),
@@ -214,7 +214,7 @@ class Reporter:
         )
 
     def _domains(self) -> list[DomainTraining] | None:
-        """Of quotas, in their order; before there is a view, as the driver before this one wrote it."""
+        """The domains with a quota, in the order of the quotas; before there is a view, as the previous driver wrote them."""
         if self._view is None:
             return self._before.domains if self._before else None
         waiting, bias = self._view.queued_of_domains, self._domain_bias
@@ -232,7 +232,7 @@ class Reporter:
 
 
 def _summary(step: int, metrics: Mapping[str, float]) -> RoundSummary:
-    """Of the round that fed `step`. Pure."""
+    """The summary of the round that fed `step`. Pure."""
     return RoundSummary(
         round=int(metrics.get("training/round", 0)),
         step=step,

@@ -1,4 +1,4 @@
-"""The start of a driver: everything back to the newest complete checkpoint, or to nothing."""
+"""The start of a driver: restores the newest complete checkpoint, or starts from scratch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from longboat_runtime.driver.run_state import Evaluated, RunState, StepBoundary,
 from longboat_runtime.interfaces import Manifest, ModelInfo
 from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.ledger import STORED, Ledger
-from longboat_runtime.rounds.policies import races_of_a_period
+from longboat_runtime.rounds.policies import races_per_period
 from longboat_runtime.rounds.snapshot import to_snapshot
 from longboat_runtime.samples import SampleId
 
@@ -23,10 +23,11 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
-    """Where a driver begins.
+class Restored:
+    """The state that a driver starts from.
 
-    `saved` is the newest checkpoint of this job, `missing` are samples of the ledger that the store doesn't hold any more.
+    `saved` is the newest checkpoint of this job, `evaluated` the last evaluation, `missing` are samples that the ledger expects in
+    the store and that the store no longer holds.
     """
 
     run_state: RunState
@@ -37,11 +38,11 @@ class Beginning:
     model: ModelInfo
 
 
-async def begin(job: Job, components: Components) -> Beginning:
+async def restore(job: Job, components: Components) -> Restored:
     """Loads the model, restores the newest checkpoint and opens this incarnation's log. Raises SpecProblem.
 
-    A checkpoint of another job (`checkpoint.resumeFrom`) is a start and not a part of this job's past: its log stays where it
-    is, incarnations count from this job's own, and rounds that its policy had under way begin again by this job's policy.
+    A checkpoint of another job (`checkpoint.resumeFrom`) is a starting point and not part of this job's past: its log stays where
+    it is, incarnations are counted by this job, and rounds that were under way start over under this job's policy.
     """
     manifest = await asyncio.to_thread(components.checkpoints.newest)
     async with asyncio.TaskGroup() as tasks:
@@ -67,7 +68,7 @@ async def begin(job: Job, components: Components) -> Beginning:
     wanted = _stored(ledger)
     await components.store.delete(sorted(held - wanted))
     boundary = run_state.boundary(identity, components.source.state())
-    return Beginning(run_state, boundary, manifest, evaluated, sorted(wanted - held), info)
+    return Restored(run_state, boundary, manifest, evaluated, sorted(wanted - held), info)
 
 
 def _opened(job: Job, ledger: Ledger, lengths: LengthHistory, resumes: LogPosition | None) -> RunState:
@@ -75,7 +76,7 @@ def _opened(job: Job, ledger: Ledger, lengths: LengthHistory, resumes: LogPositi
         log_ = EventLog(job.root, job.incarnation, to_snapshot(ledger), resumes)
     except OSError as error:
         raise volume_problem(error) or error from error
-    return RunState(ledger, lengths, log_, audited=races_of_a_period(job.spec) > 0)
+    return RunState(ledger, lengths, log_, audited=races_per_period(job.spec) > 0)
 
 
 def _stored(ledger: Ledger) -> set[SampleId]:

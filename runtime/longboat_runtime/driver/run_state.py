@@ -1,4 +1,4 @@
-"""What a driver remembers while it runs, and of that what a checkpoint holds beside the model."""
+"""The state of a running driver, and the part of it that a checkpoint holds in addition to the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from longboat_runtime.rounds.view import View
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The last held-out evaluation; `score` is None if nothing could be graded."""
+    """The last held-out evaluation; `score` is its mean score, None if nothing could be graded."""
 
     step: int
     score: float | None
@@ -27,8 +27,8 @@ class Evaluated:
 class StepBoundary:
     """The state between two steps, as JSON values: taken right after a commit, before anything else happens.
 
-    `identity` is that of the job that began (it goes into seeds), `source` the prompt source's state, `lengths` what is
-    known of response lengths, `log` the position behind the commit.
+    `identity` belongs to the job that the training started as (it goes into seeds), `source` is the prompt source's state,
+    `lengths` the history of response lengths, `log` the position after the commit.
     """
 
     identity: str
@@ -42,41 +42,41 @@ class StepBoundary:
         return int(self.ledger["step"])
 
     def to_state(self, evaluated: Evaluated | None, calibrations: Mapping[str, float]) -> dict[str, Any]:
-        """As it stands in a manifest. The evaluation comes after the commit, and is not repeated once it is saved.
+        """The boundary as a manifest holds it. The evaluation comes after the commit and is not repeated once it is saved.
 
-        `calibrations` are those of the fleet: a later one judges its engines by them.
+        `calibrations` are the fleet's: a later fleet judges its engines by them.
         """
         later = {"evaluated": asdict(evaluated) if evaluated else None, "calibrations": dict(calibrations)}
         return {**asdict(self), **later}
 
 
 class RunState:
-    """The ledger with its view, the history of lengths beside it, and the event log.
+    """The ledger with its view, the history of response lengths, and the event log.
 
-    `lengths` are kept where rounds make periods (`audited`): else none would ever be forgotten. `late` counts what was told and
-    had no effect; it gets no number and isn't logged.
+    `lengths` are recorded only if rounds form periods (`audited`), since otherwise they would never be dropped. `late_events`
+    counts reported events that had no effect; they get no number and aren't logged.
     """
 
     def __init__(self, ledger: Ledger, lengths: LengthHistory, log: EventLog, *, audited: bool) -> None:
         self.ledger, self.view, self.lengths, self.log = ledger, View(ledger), lengths, log
         self.audited = audited
-        self.late = 0
+        self.late_events = 0
 
     def boundary(self, identity: str, source: Mapping[str, Any]) -> StepBoundary:
-        """The state at this moment, a step boundary."""
+        """The current state, which must be at a step boundary."""
         snapshots = to_snapshot(self.ledger), dict(source), self.lengths.to_snapshot()
         return StepBoundary(identity, *snapshots, self.log.position)
 
 
 def calibrations(state: Mapping[str, Any]) -> dict[str, float]:
-    """Those in the state of a manifest; none if it was made before they were kept."""
+    """The calibrations in the state of a manifest; none if it is from before they were saved."""
     return {str(key): float(value) for key, value in state.get("calibrations", {}).items()}
 
 
 def read_boundary(
     state: Mapping[str, Any], group_size: int
 ) -> tuple[StepBoundary, Ledger, LengthHistory, Evaluated | None]:
-    """Inverse of `to_state`. Raises SpecProblem if the checkpoint was made with another group size or cannot be read."""
+    """Inverse of `to_state`. Raises SpecProblem if the checkpoint was made with a different group size or can't be read."""
     try:
         ledger = from_snapshot(state["ledger"])
         lengths = LengthHistory.from_snapshot(state["lengths"])

@@ -1,4 +1,4 @@
-"""What the driver is busy with, since when, and how long each stage of a step took."""
+"""What the driver is doing, since when, and how long each stage of a step took."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Stage(StrEnum):
-    """Stages of a job, in the order in which the foremost of several is named."""
+    """Stages of a job. Of several that run at once, the first in this order is the foremost."""
 
     START = "start"
     EXPORT = "export"
@@ -20,19 +20,19 @@ class Stage(StrEnum):
     GENERATE = "generate"
     REWARD = "reward"
     WRITE = "write"
-    """Of a checkpoint, beside the others; `checkpoint` is what training waits for."""
+    """The write of a checkpoint, in the background; `checkpoint` is the part that training waits for."""
 
 
 @dataclass(slots=True)
 class Activity:
-    """Times of `clock`: `counted` is up to where the stage's seconds were taken, `moved` its last sign of life."""
+    """Times of `clock`: the stage's seconds have been taken up to `counted`; `moved` is its last sign of progress."""
 
     counted: float
     moved: float
 
 
 class StageClock:
-    """Stages that run now; several may. `clock` is monotonic, in seconds; `changed` is told when another one is foremost."""
+    """The stages that run now, perhaps several. `clock` is monotonic, in seconds; `changed` is called when the foremost changes."""
 
     def __init__(self, clock: Callable[[], float], changed: Callable[[], None] = lambda: None) -> None:
         self._clock, self.changed = clock, changed
@@ -44,7 +44,7 @@ class StageClock:
         return next((stage for stage in Stage if stage in self.active), None)
 
     def set(self, stage: Stage, active: bool) -> None:
-        """Begins or ends a stage; nothing happens if it already is so."""
+        """Begins or ends a stage; does nothing if it already is in that state."""
         if active is (stage in self.active):
             return
         now, foremost = self._clock(), self.foremost
@@ -57,13 +57,13 @@ class StageClock:
             self.changed()
 
     def move(self, stage: Stage) -> None:
-        """The stage made progress."""
+        """Notes that the stage made progress."""
         if stage in self.active:
             self.active[stage].moved = self._clock()
 
     @contextmanager
     def running(self, stage: Stage) -> Iterator[None]:
-        """Within the block, the stage runs."""
+        """Runs the stage for the duration of the block."""
         self.set(stage, True)
         try:
             yield
@@ -71,7 +71,7 @@ class StageClock:
             self.set(stage, False)
 
     def take(self) -> dict[Stage, float]:
-        """Seconds that each stage ran since the last call."""
+        """Seconds that each stage has run since the last call."""
         now, taken = self._clock(), self._seconds
         for stage, activity in self.active.items():
             taken[stage] = taken.get(stage, 0.0) + now - activity.counted
@@ -80,6 +80,6 @@ class StageClock:
         return taken
 
     def stuck(self, deadline: float) -> dict[Stage, float]:
-        """Stages that did not move for longer than `deadline` seconds, and for how long."""
+        """Stages without progress for more than `deadline` seconds, with the seconds since their last progress."""
         now = self._clock()
         return {stage: now - a.moved for stage, a in self.active.items() if now - a.moved > deadline}

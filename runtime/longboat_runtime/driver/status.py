@@ -13,13 +13,13 @@ from longboat_crds.status import CheckpointStatus, Demand, Problem, Training
 
 Part = TypeVar("Part", bound=ApiModel)
 
-# Changes of these are written at once; anything else (the stage) at most so often, in seconds.
+# The least time, in seconds, between writes of a change that isn't urgent, such as the stage.
 QUIET_INTERVAL = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class DriverStatus:
-    """All fields that the driver owns; what is None is absent."""
+    """All fields that the driver owns; None means absent."""
 
     training: Training | None = None
     demand: Demand | None = None
@@ -27,7 +27,7 @@ class DriverStatus:
     problem: Problem | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As in the manifest. Server-side apply drops what is left out."""
+        """The status as the API has it. Server-side apply removes fields that are left out."""
         parts = {
             "training": self.training,
             "demand": self.demand,
@@ -38,7 +38,7 @@ class DriverStatus:
 
     @classmethod
     def from_json(cls, status: Mapping[str, Any]) -> DriverStatus:
-        """Progress and checkpoint in a job's status; a part that another version wrote and this one can't read is absent."""
+        """Progress and checkpoint in a job's status; a part that another version wrote and this version can't read is absent."""
         return cls(
             training=_read(Training, status.get("training")),
             checkpoint=_read(CheckpointStatus, status.get("checkpoint")),
@@ -53,9 +53,9 @@ def _read(model: type[Part], value: Any) -> Part | None:
 
 
 def due(stored: DriverStatus | None, wanted: DriverStatus, seconds: float) -> float | None:
-    """In how many seconds `wanted` should be written, `seconds` after `stored` was; None if nothing changed.
+    """Seconds until `wanted` should be written, `seconds` after `stored` was written; None if nothing changed.
 
-    At once: another state, step, incarnation, demand, checkpoint or problem. Once a minute at most: anything else.
+    Immediately if state, step, incarnation, accuracy, demand, checkpoint or problem changed; other changes once a minute at most.
     """
     if stored is None:
         return 0.0

@@ -1,6 +1,6 @@
-"""What the trainer does for each step, one thing at a time: train, publish and evaluate, save, report.
+"""The trainer's work for each step, one task at a time: train, publish and evaluate, save, report.
 
-A checkpoint is copied in its turn and written beside the steps that follow.
+A checkpoint is copied in turn and written in the background while the next steps run.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ _TIMINGS = {
 
 
 class Steps:
-    """Queues and does the work of steps, and tells the loop what came of it by `happened`; `reported` gets each record.
+    """Queues and does the work of steps, and reports the outcome to the loop through `happened`; `reported` gets each record.
 
-    `spawn` runs work beside the loop; an error in it ends the run.
+    `spawn` runs work in the background; an error in it ends the run.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class Steps:
         self.checkpoint_every = job.spec.checkpoint.every_steps
         self._writing: asyncio.Task[None] | None = None
 
-    def go_on(self, run_state: RunState, saved: Manifest | None, evaluated: Evaluated | None) -> None:
-        """Where the driver begins."""
+    def resume(self, run_state: RunState, saved: Manifest | None, evaluated: Evaluated | None) -> None:
+        """Starts from this state; `saved` is the newest checkpoint, `evaluated` the last evaluation."""
         self._run_state, self.saved, self._evaluated = run_state, saved, evaluated
-        self._audits.go_on(run_state.lengths)
-        self.overcommits.go_on(run_state)
+        self._audits.resume(run_state.lengths)
+        self.overcommits.resume(run_state)
 
     def train(self, step: int, round_: int) -> None:
         """Queues the optimizer step."""
@@ -94,16 +94,16 @@ class Steps:
         self.queue.put(version, Task.PUBLISH, partial(self._publish, version))
 
     def finish(self, boundary: StepBoundary) -> None:
-        """Queues what follows a commit: a checkpoint if it is time for one, and the report."""
+        """Queues what follows a commit: a checkpoint if one is due, and the report."""
         step, last = boundary.step, boundary.step >= self._run_state.view.steps
         if last or step % self.checkpoint_every == 0:
             self.queue.put(step, Task.SAVE, partial(self.save, boundary, needed=last))
         self.queue.put(step, Task.REPORT, partial(self._report, step, timed=True))
 
-    def introduce(self, boundary: StepBoundary) -> None:
-        """Queues the record of what is known before this driver's first step: first publication and evaluation.
+    def report_start(self, boundary: StepBoundary) -> None:
+        """Queues the record of what precedes this driver's first step: the first publication and evaluation.
 
-        Where the job begins behind its last step (a checkpoint of another job that had made more), it is saved at once.
+        If the job starts past its last step (from a checkpoint of another job that had made more steps), it is saved first.
         """
         step = boundary.step
         if step >= self._run_state.view.steps and self.saved is None:
@@ -112,19 +112,19 @@ class Steps:
 
     async def _train(self, step: int, number: int) -> None:
         with self._stages.running(Stage.TRAIN):
-            await self._surviving(step - 1, partial(self._compute, step, number))
+            await self._with_retry(step - 1, partial(self._compute, step, number))
 
     async def _compute(self, step: int, number: int) -> None:
-        """Advantages and one optimizer step from what the round kept; without a sample to learn from, the weights stay.
+        """Computes advantages and one optimizer step from the groups that the round kept.
 
-        So they do if no minibatch has a finite gradient. That step counts too and its weights get its number, but its prompts are
-        dropped.
+        The weights stay the same if there is no sample to learn from or no minibatch has a finite gradient. The step counts all the
+        same and its weights get its number; in the second case its prompts are dropped.
         """
         view, reports = self._run_state.view, self._reporter.reports
         round_, waiting = view.rounds[number], queue_metrics(view, number)
         batch = kept_batch(view, round_, self._spec.rewards, self._algorithm)
         if not batch.records and round_.grades.get(GradeKind.GRADER_ERROR) and len(round_.grades) == 1:
-            message = "No sample of the round could be graded. Correct the reward function; its last error: "
+            message = "No sample of the round could be graded. Fix the reward function; its last error: "
             last = self._reporter.problems.get(Reason.GRADER_ERRORS)
             raise SpecProblem(Reason.GRADER_ERRORS, "spec.rewards", message + (last.message if last else "unknown"))
         request = TrainRequest(step, view.steps, batch.samples, self._job.full_batch)
@@ -139,17 +139,17 @@ class Steps:
                 raise
             return
         if batch.records:
-            self._tell_skips(report)
+            self._report_skips(report)
         dropped = None if report.trained else DropReason.NOT_FINITE
         records = list(batch.records.values())
         reports.add(step, batch_metrics(records, batch.rewards, batch.advantages))
         reports.add(step, {**staleness(records, step - 1), **report.metrics, **waiting})
-        # Not before: what engines stopped when the round was decided comes back meanwhile.
+        # Only now, since responses that engines stopped when the round was decided come back meanwhile.
         reports.add(step, round_metrics(round_, sum(record.tokens for record in records), dropped))
         self._happened(events.StepCommitted(step, step, number, tuple(batch.records), report.skipped, dropped))
 
-    def _tell_skips(self, report: TrainReport) -> None:
-        """Raises SpecProblem if too many steps in a row trained nothing."""
+    def _report_skips(self, report: TrainReport) -> None:
+        """Reports skipped minibatches. Raises SpecProblem if too many steps in a row trained nothing."""
         problem = skip_problem(report, self._run_state.ledger.skipped_steps, self._spec.trainer.max_skipped_steps)
         if problem is None:
             self._reporter.problems.clear(Reason.LOSS_NOT_FINITE)
@@ -159,22 +159,22 @@ class Steps:
             raise problem
         self._reporter.problems.put(Reason.LOSS_NOT_FINITE, problem.field, problem.message)
 
-    async def _surviving(self, committed: int, work: Callable[[], Awaitable[T]]) -> T:
-        """Does `work` on the trainer's state after step `committed`, once more if the trainer is lost and that state is not.
+    async def _with_retry(self, committed: int, work: Callable[[], Awaitable[T]]) -> T:
+        """Does `work` on the trainer's state after step `committed`; retries once if the trainer is lost but its state isn't.
 
-        It is not if nothing was trained yet, or if the newest checkpoint is of just that step; one that is being written is waited
-        for. Else TrainerLost ends the run, and the next start goes back to the newest checkpoint.
+        The state survives if nothing was trained yet, or if the newest checkpoint is of exactly that step; a checkpoint that is
+        being written is waited for. Otherwise TrainerLost ends the run, and the next start resumes from the newest checkpoint.
         """
         try:
             return await work()
         except TrainerLost as lost:
-            await self.written()
+            await self.wait_for_write()
             if committed and (self.saved is None or self.saved.step != committed):
                 raise
             log.warning("the trainer is lost; its state is loaded again", step=committed, error=str(lost))
             message = f"{lost}; the state of step {committed} is loaded again, and nothing is lost."
             self._reporter.problems.put(Reason.TRAINER_LOST, None, message)
-            self._reporter.tell()
+            self._reporter.publish()
         await self._components.trainer.load()
         if committed and self.saved:
             await self._components.trainer.restore(self.saved.model)
@@ -183,7 +183,7 @@ class Steps:
         return result
 
     async def _data_lost(self, step: int, number: int, batch: set[SampleId]) -> bool:
-        """Whether the trainer failed because the store has lost samples of the batch; they are then made again."""
+        """Whether the trainer failed because the store has lost samples of the batch, which are then generated again."""
         lost = sorted(batch - set(await self._components.store.held()))
         if lost:
             log.warning("the batch is incomplete; the step will be computed again", step=step, lost=len(lost))
@@ -193,20 +193,20 @@ class Steps:
         return bool(lost)
 
     async def _publish(self, version: int) -> None:
-        """Makes the commit durable, moves the weights to the engines, and evaluates them if it is time."""
+        """Makes the commit durable, publishes the weights to the engines, and evaluates them if an evaluation is due."""
         await self._sync_log()
         with self._stages.running(Stage.PUBLISH):
-            publication = await self._surviving(version, lambda: self._components.trainer.publish(version))
+            publication = await self._with_retry(version, lambda: self._components.trainer.publish(version))
             report = await self._components.fleet.publish(publication)
         self._add_publication(report)
         await self._evaluate(version)
         self._happened(events.Published(version))
 
     async def publish_again(self) -> None:
-        """Moves the weights that should serve once more, as the data of their publication can't be had.
+        """Publishes the weights that should serve once more, since the data of their publication can't be fetched.
 
-        Between other work of the trainer: while an evaluation waits for engines it has none. Nothing is done where newer weights
-        are on their way.
+        It waits for its turn at the trainer, except during an evaluation, when the trainer is idle and the evaluation waits for
+        engines. Does nothing if newer weights are about to be published.
         """
         view = self._run_state.view
         version = view.serving if view.publishing is None else view.publishing
@@ -223,7 +223,7 @@ class Steps:
         if version == self._run_state.view.step:
             log.warning("no engine can fetch the weights; they are published again", step=version)
             with self._stages.running(Stage.PUBLISH):
-                publication = await self._surviving(version, lambda: self._components.trainer.publish(version))
+                publication = await self._with_retry(version, lambda: self._components.trainer.publish(version))
                 await self._components.fleet.publish(publication)
         done.set()
 
@@ -231,7 +231,7 @@ class Steps:
         try:
             await self._run_state.log.sync()
         except OSError as error:
-            self._tell_full_volume(error)
+            self._report_full_volume(error)
 
     def _add_publication(self, report: PublicationReport) -> None:
         self._engines = len(report.serving)
@@ -256,13 +256,13 @@ class Steps:
         self._reporter.remember(metrics)
 
     async def save(self, boundary: StepBoundary, *, needed: bool) -> None:
-        """A checkpoint of the boundary. What it holds is copied now; it is written beside the steps that follow.
+        """Saves a checkpoint of the boundary: copies its state now and writes it in the background while the next steps run.
 
-        One is written at a time: the next waits for it. One that is `needed` (the last step, a suspension), where going on
-        without it would lose steps, has been written when this returns.
+        Checkpoints are written one at a time: the next one waits. One that is `needed` (the last step, a suspension) has been
+        written when this returns, since steps would be lost without it.
         """
         with self._stages.running(Stage.CHECKPOINT):
-            await self.written()
+            await self.wait_for_write()
             await self._components.trainer.snapshot()
             state = boundary.to_state(self._evaluated, self._components.fleet.calibrations)
             write = self._write(boundary.step, state, needed=needed)
@@ -271,23 +271,23 @@ class Steps:
             else:
                 self._writing = self._spawn(write)
 
-    async def written(self) -> None:
-        """Waits for the checkpoint that is being written, whatever comes of it."""
+    async def wait_for_write(self) -> None:
+        """Waits until the checkpoint that is being written, if any, is complete or has failed."""
         if self._writing is not None:
             await asyncio.wait([self._writing])
 
     async def _write(self, step: int, state: Mapping[str, Any], *, needed: bool) -> None:
-        """Writes what was copied; the checkpoint counts, and is told, once its manifest is in place.
+        """Writes the copied state; the checkpoint counts, and is reported, once its manifest is in place.
 
-        A full volume is told and tried again at the next one: the newest complete checkpoint is untouched, and training can go
-        on. It ends the job only if this checkpoint is `needed`.
+        A full volume is reported, and the next checkpoint is the next attempt: the newest complete checkpoint is untouched, and
+        training can continue. It ends the job only if this checkpoint is `needed`.
         """
         with self._stages.running(Stage.WRITE):
             try:
                 await self._run_state.log.sync()
                 self.saved = await self._components.checkpoints.save(step, state, self._components.trainer.write)
             except Exception as error:
-                problem = self._tell_full_volume(error)
+                problem = self._report_full_volume(error)
                 if needed:
                     raise SpecProblem(problem.reason, problem.field, problem.message) from error
                 return
@@ -295,8 +295,8 @@ class Steps:
         self._reporter.problems.clear(Reason.CHECKPOINT_CORRUPT)
         self._reporter.saved(self.saved)
 
-    def _tell_full_volume(self, error: BaseException) -> SpecProblem:
-        """Tells that the volume is full, if that is what `error` means; raises it if not."""
+    def _report_full_volume(self, error: BaseException) -> SpecProblem:
+        """Reports that the volume is full if that is what `error` means, else raises it."""
         problem = volume_full(error)
         if problem is None:
             raise error
@@ -304,18 +304,18 @@ class Steps:
             problem = SpecProblem(problem.reason, "spec.checkpoint.claimName", problem.message, problem.fatal)
         log.warning("nothing could be saved", problem=problem.message)
         self._reporter.problems.put(Reason.CHECKPOINT_VOLUME_FULL, problem.field, problem.message)
-        self._reporter.tell()
+        self._reporter.publish()
         return problem
 
     async def _report(self, step: int, *, timed: bool) -> None:
-        """The step's record, once everything of the step is done; `timed` if this driver made the step."""
+        """Writes the step's record once all its work is done; `timed` if this driver made the step."""
         seconds = self._stages.take()
         await self._audits.run(step)
         if timed:
             timings = {f"timing_s/{name}": seconds.get(stage, 0.0) for stage, name in _TIMINGS.items()}
-            self._reporter.reports.add(step, {**timings, "training/late_events": float(self._run_state.late)})
+            self._reporter.reports.add(step, {**timings, "training/late_events": float(self._run_state.late_events)})
         self._reporter.reports.add(step, self.overcommits.metrics())
-        self._reporter.skips(skipped := self._components.source.skipped)
+        self._reporter.set_skipped_prompts(skipped := self._components.source.skipped)
         if skipped is not None:
             self._reporter.reports.add(step, {"data/skipped_prompts": float(skipped)})
         devices = self._engines * self._spec.rollout.tensor_parallel + self._spec.trainer.replicas

@@ -10,7 +10,7 @@ Work = Callable[[], Awaitable[None]]
 
 
 class Task(IntEnum):
-    """What there is to do for one step, in this order; all of it comes before the next step."""
+    """The tasks of one step, in this order; all of them come before the next step."""
 
     TRAIN = 0
     PUBLISH = 1
@@ -19,13 +19,13 @@ class Task(IntEnum):
 
 
 class TrainerQueue:
-    """Runs work one at a time: lowest step first, then by task, then as it came."""
+    """Runs one piece of work at a time: lowest step first, then by task, then first come, first served."""
 
     def __init__(self) -> None:
         self._queue: asyncio.PriorityQueue[tuple[int, Task, int, Work]] = asyncio.PriorityQueue()
         self._count = 0
-        self._rest = asyncio.Event()
-        self._rest.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self.current: Task | None = None
 
     def put(self, step: int, task: Task, work: Work) -> None:
@@ -34,19 +34,19 @@ class TrainerQueue:
         self._queue.put_nowait((step, task, self._count, work))
 
     async def run(self) -> None:
-        """Works forever; an error in the work ends it."""
+        """Runs queued work forever; an error in the work ends it."""
         while True:
             _, self.current, _, work = await self._queue.get()
-            self._rest.clear()
+            self._idle.clear()
             await work()
             self.current = None
-            self._rest.set()
+            self._idle.set()
 
     def clear(self) -> None:
-        """Forgets what hasn't begun."""
+        """Drops work that hasn't begun."""
         while not self._queue.empty():
             self._queue.get_nowait()
 
-    async def rest(self) -> None:
-        """Returns once the present work is done."""
-        await self._rest.wait()
+    async def idle(self) -> None:
+        """Waits until the current work is done."""
+        await self._idle.wait()

@@ -17,9 +17,9 @@ from longboat_runtime.stacks import thread_stacks
 
 log = structlog.get_logger()
 
-# How long processes are waited for that are asked for their stacks, in seconds.
+# How long to wait for processes to return their stacks, in seconds.
 STACKS_TIMEOUT = 10.0
-# The watchdog looks so often within one deadline, but no more than once a second and no less than every so many seconds.
+# The watchdog looks this often within one deadline, but at most once a second and at least every _LONGEST_PAUSE seconds.
 _LOOKS_PER_DEADLINE = 10
 _LONGEST_PAUSE = 30.0
 # `status.problem.message` has room for this much of each process's stacks: the innermost frames.
@@ -28,9 +28,9 @@ _STANDARD_ERROR = 2
 
 
 class Watchdog:
-    """Reports a stage that has not moved for `rounds.stageDeadlineSeconds`, with stacks, until it moves again.
+    """Reports a stage that has made no progress for `rounds.stageDeadlineSeconds`, with stacks, until it does again.
 
-    And that no reward pod is left to grade, until one joins.
+    Also reports that no reward pod is left to grade, until one joins.
     """
 
     def __init__(self, job: Job, components: Components, reporter: Reporter) -> None:
@@ -39,7 +39,7 @@ class Watchdog:
         self._reported: set[Stage] = set()
 
     async def run(self) -> None:
-        """Looks forever. If the driver's own loop hangs, faulthandler writes its stacks to the log after the deadline."""
+        """Watches forever. If the driver's own loop hangs, faulthandler writes its stacks to the log after the deadline."""
         pause = max(1.0, min(self._deadline / _LOOKS_PER_DEADLINE, _LONGEST_PAUSE))
         try:
             while True:
@@ -60,11 +60,11 @@ class Watchdog:
                 log.warning("a stage is stuck", stages=names, process=process, stacks=text)
             text = message(names, self._reporter.samples, stacks)
             self._reporter.problems.put(Reason.STAGE_STUCK, "spec.rounds.stageDeadlineSeconds", text)
-            self._reporter.tell()
+            self._reporter.publish()
         elif self._reported and not stuck:
             log.info("no stage is stuck any more")
             self._reporter.problems.clear(Reason.STAGE_STUCK)
-            self._reporter.tell()
+            self._reporter.publish()
         self._reported = set(stuck)
 
     def _look_for_graders(self) -> None:
@@ -72,12 +72,12 @@ class Watchdog:
         if Stage.START in self._reporter.stages.active:
             return  # the first ones are still waited for
         if serving is (problems.get(Reason.NO_GRADERS) is not None):
-            text = "No reward pod is left; samples wait for their grades. Look at the reward pods, or raise the number of them."
+            text = "No reward pod is left; samples wait for their grades. Check the reward pods, or raise their number."
             problems.set(Reason.NO_GRADERS, "spec.rewardPool.replicas", text, not serving)
-            self._reporter.tell()
+            self._reporter.publish()
 
     async def _stacks(self) -> dict[str, str]:
-        """Stacks by process, the driver's own last. A component that doesn't answer is said to."""
+        """Stacks by process, the driver's own last. A component that doesn't answer is listed with its error."""
         components = {
             "rollout": self._components.fleet,
             "reward": self._components.rewards,
@@ -88,17 +88,17 @@ class Watchdog:
             if isinstance(component, Inspectable):
                 try:
                     found |= await asyncio.wait_for(component.stacks(), STACKS_TIMEOUT)
-                except Exception as error:  # noqa: BLE001 - whatever keeps it from answering is told
+                except Exception as error:  # noqa: BLE001 - whatever keeps it from answering is reported
                     found[name] = f"gave no stacks: {error!r}"
         found["driver"] = thread_stacks() + "\n" + _waiting_tasks()
         return found
 
 
 def message(stages: str, samples: str, stacks: dict[str, str]) -> str:
-    """What status says: the stages, how many samples are in which state, and where each process stands."""
+    """The message for the status: the stages, how many samples are in each state, and what each process is doing."""
     parts = [
         f"No progress for longer than stageDeadlineSeconds in stage {stages}. Samples: {samples}.",
-        "Whole stacks are in the driver's log; their ends:",
+        "Complete stacks are in the driver's log; their innermost frames:",
         *(f"{process}: ...{text[-_EXCERPT:]}" for process, text in stacks.items()),
     ]
     return "\n".join(parts)

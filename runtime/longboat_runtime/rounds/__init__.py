@@ -1,1 +1,1 @@
-"""Which samples are made, kept and trained: events, the ledger they are folded into, and round policies. Pure."""
+"""Which samples are generated, kept and trained: events, the ledger that folds them, and round policies. Pure."""

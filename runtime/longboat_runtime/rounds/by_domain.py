@@ -1,4 +1,4 @@
-"""Quotas: every round trains so many prompts of each domain. Strictly on-policy. Pure."""
+"""Quotas: every round trains a fixed number of prompts of each domain. Strictly on-policy. Pure."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from longboat_runtime.rounds.rules import next_round
 from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import PromptId
 
-# What happens to one sample concerns its own domain alone.
+# Events of one sample concern its own domain alone.
 _OF_A_SAMPLE = (events.Generated, events.Graded, events.Lost, events.Stopped)
 
 
 @dataclass(frozen=True, slots=True)
 class ByDomain(OnPolicy):
-    """Applies to each domain, by name, the rule for its own quota: a domain launches, races, defers and is replaced by itself.
+    """Applies to each domain the rule for its own quota, by name: domains launch, race, defer and replace prompts independently.
 
-    A round ends once every domain has its quota, and is long once every domain can make its part of one from what it has
-    deferred. A domain whose queue can't wait for that (it exceeds two quotas, or the rounds to come could not take it) has a long
-    round at once, in which the missing places of other domains go to fresh prompts. So no domain waits for ever for another, and
-    quotas hold in rounds of both kinds.
+    A round ends once every domain has its quota, and is long once every domain can fill its part of it with deferred prompts. A
+    domain whose queue can't wait for that (it exceeds two quotas, or the remaining rounds couldn't take it) gets a long round at
+    once, in which the missing places of other domains go to fresh prompts. So no domain waits forever for another, and quotas hold
+    in rounds of both kinds.
     """
 
     rules: Mapping[str, OneQuota]
@@ -51,12 +51,12 @@ class ByDomain(OnPolicy):
         return self._lacking(view, round_, body, self.rules) or [events.RoundClosed(round_.number)]
 
     def _concerned(self, view: View, body: events.Body) -> Iterable[str]:
-        """Domains whose part of the round the event may have changed; all of them for a prompt that was given up by it."""
+        """Domains whose part of the round the event may have changed; all of them if it gave up the prompt."""
         domain = view.domain(body.sample.prompt) if isinstance(body, _OF_A_SAMPLE) else ""
         return (domain,) if domain else self.rules
 
     def _lacking(self, view: View, round_: RoundRecord, body: events.Body, domains: Iterable[str]) -> list[Decision]:
-        """All that these domains ask for, but for the round's end."""
+        """All decisions of these domains except the end of the round."""
         decisions: list[Decision] = [
             replace(decision, domain=domain) if isinstance(decision, Launch) else decision
             for domain in domains
@@ -67,7 +67,7 @@ class ByDomain(OnPolicy):
 
 
 def _longest_first(view: View, decisions: Sequence[Decision]) -> list[Decision]:
-    """The same, but all domains' queued prompts in one order: those whose given up attempts had got furthest first."""
+    """The same decisions, but with the queued prompts of all domains in one order: longest abandoned attempt first."""
     launches = [decision for decision in decisions if isinstance(decision, Launch)]
     queued = [replace(launch, queued=(prompt,), fresh=0) for launch in launches for prompt in launch.queued]
     fresh = [replace(launch, queued=()) for launch in launches if launch.fresh]

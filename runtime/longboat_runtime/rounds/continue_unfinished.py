@@ -1,7 +1,7 @@
-"""Partial rollout: a round ends with its first complete prompts, and what the others have goes on in the next one. Pure.
+"""Partial rollout: a round ends with its first complete prompts, and the unfinished ones continue in the next round. Pure.
 
 Source: Kimi k1.5, "partial rollouts" (arXiv:2501.12599, section 2.6.2), and APRIL (arXiv:2509.18521), which overcommits to end
-rounds early. Differs in what waits: whole groups, so that no response of a group is preferred for being short.
+rounds early. Differs in that whole groups are carried, so that no response of a group is preferred for being short.
 """
 
 from __future__ import annotations
@@ -18,26 +18,25 @@ from longboat_runtime.rounds.rules import (
     adopt,
     judge_racing,
     losers,
-    make_again,
     may_draw,
     next_round,
     next_work,
     overcommitted,
     places,
+    relaunch_lost,
 )
 from longboat_runtime.rounds.view import View
 
 
 @dataclass(frozen=True, slots=True)
 class ContinueUnfinished:
-    """A round has `prompt_overcommit` times `prompts_per_round` groups: first those carried from before, then new ones.
+    """A round has `prompt_overcommit` times `prompts_per_round` groups: first the groups carried from earlier rounds, then new ones.
 
-    It trains the first `prompts_per_round` that are complete. The others are carried: their unfinished responses are paused
-    with the tokens that they have, and go on in the next round under its weights. Nothing is thrown away or drawn
-    twice, and a response may have tokens of several versions. No more are carried than the remaining rounds can take, so nothing
-    is left at the end.
+    It trains the first `prompts_per_round` groups to be complete. The others are carried: their unfinished responses are paused
+    with their tokens, and resume in the next round under its weights. Nothing is discarded or drawn twice, and a response may have
+    tokens of several versions. No more groups are carried than the remaining rounds can take, so none is left at the end.
 
-    With `drop_zero_variance` the first complete groups of unequal rewards are kept. A group with a grader error is dropped
+    With `drop_zero_variance` the first complete groups with unequal rewards are kept. A group with a grader error is dropped
     and not replaced.
     """
 
@@ -56,12 +55,12 @@ class ContinueUnfinished:
             return []
         if round_ is None:
             return [next_round(view)] if view.step < view.steps else []
-        if again := make_again(view):
+        if again := relaunch_lost(view):
             return again
         return self._settle(view, round_) if round_.open else []
 
     def _answer(self, view: View, round_: RoundRecord, body: events.Body) -> Decision | None:
-        """What is said only once, so it is answered whatever serves."""
+        """The decision on an event that is reported only once, so that it is answered whether or not weights serve."""
         match body:
             case events.Graded(sample=sample):
                 wanted = places(round_, self.prompts_per_round)
@@ -72,7 +71,7 @@ class ContinueUnfinished:
         return None
 
     def _settle(self, view: View, round_: RoundRecord) -> Sequence[Decision]:
-        """Fills the round, ends the race once it is decided, and closes the round when every group is."""
+        """Fills the round, ends the race once it is decided, and closes the round once every group is decided."""
         if not round_.launched and not round_.adopted:
             return self._fill(view, round_)
         missing = places(round_, self.prompts_per_round) - len(round_.groups)
@@ -85,7 +84,7 @@ class ContinueUnfinished:
         return [] if round_.undecided else [events.RoundClosed(round_.number)]
 
     def _fill(self, view: View, round_: RoundRecord) -> list[Decision]:
-        """Carried groups first, oldest first."""
+        """Fills the round: with carried groups, oldest first, then with new ones."""
         rest = self.prompts_per_round * (view.steps - view.step)
         count = min(overcommitted(self.prompts_per_round, self.prompt_overcommit, view.short_rounds), rest)
         carried = list(islice(view.carried, count))

@@ -16,7 +16,7 @@ from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId
 
 
 class RoundKind(StrEnum):
-    """Short rounds leave long responses to long rounds."""
+    """The two kinds of round: short rounds leave long responses to long rounds."""
 
     SHORT = "Short"
     LONG = "Long"
@@ -26,16 +26,16 @@ class DropReason(StrEnum):
     """Why a prompt is given up for this epoch."""
 
     ZERO_VARIANCE = "zero_variance"
-    """All rewards of the group are equal, so that it teaches nothing (DAPO, arXiv:2503.14476, section 3.2)."""
+    """All rewards of the group are equal, so nothing can be learned from it (DAPO, arXiv:2503.14476, section 3.2)."""
     GRADER_ERROR = "grader_error"
-    """A sample could not be graded on several workers."""
+    """Several workers failed to grade a sample."""
     ENGINE_DEATHS = "engine_deaths"
-    """A sample ran in several engines that died: made again, it would kill the next one."""
+    """A sample ran in several engines that died: retried, it would kill the next one."""
     NOT_FINITE = "not_finite"
-    """The gradient of every minibatch of the prompt's step was not finite, so that nothing was trained."""
+    """The gradient of every minibatch of the prompt's step was not finite, so nothing was trained."""
 
 
-# A group dropped for one of these is not replaced: the batch trains smaller, against the same denominator.
+# A group dropped for one of these reasons is not replaced: the batch is smaller, against the same denominator.
 NOT_REPLACED = (DropReason.GRADER_ERROR, DropReason.ENGINE_DEATHS)
 
 
@@ -45,23 +45,23 @@ class DeferReason(StrEnum):
     VERSION_GONE = "version_gone"
     """A sample was lost, and the weights that began the group no longer serve."""
     OFF_VERSION = "off_version"
-    """A sample has, or would get, tokens of other weights than its round's, under a policy that allows none."""
+    """A sample has, or would get, tokens of weights other than its round's, which the policy doesn't allow."""
     TOO_LONG = "too_long"
     """The round closed before the group was complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A driver started: engines of the incarnation before are gone, and nothing serves until `Published`."""
+    """A driver started: engines of the previous incarnation are gone, and no weights serve until `Published`."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class SpecChanged:
-    """From this step boundary on, the fields of the job's spec that may be edited while it runs have these values.
+    """The values, from this step boundary on, of the fields of the job's spec that may be edited while it runs.
 
-    `steps` are the optimizer steps of the whole job.
+    `steps` is the number of optimizer steps of the whole job.
     """
 
     steps: int
@@ -71,9 +71,9 @@ class SpecChanged:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Prompts were taken from the source. `position` is the number of prompts drawn before them.
+    """Prompts were drawn from the source. `position` is the number of prompts drawn before them.
 
-    All are of `domain`; where that is empty they may be of any.
+    All are of `domain`; if that is empty, they may be of any domain.
     """
 
     position: int
@@ -83,7 +83,10 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class RoundOpened:
-    """Round numbers count from 1. `version` is the weight version that serves. A `racing` round leaves its slowest prompts out."""
+    """A round opened. Rounds are numbered from 1. `version` is the weight version that serves.
+
+    A `racing` round leaves out its slowest prompts.
+    """
 
     round: int
     kind: RoundKind
@@ -93,16 +96,16 @@ class RoundOpened:
 
 @dataclass(frozen=True, slots=True)
 class RacesSuspended:
-    """The next `rounds` short rounds must not race: racing has biased the data by more than is allowed."""
+    """The next `rounds` short rounds must not race: racing has biased the data more than allowed."""
 
     rounds: int
 
 
 @dataclass(frozen=True, slots=True)
 class OvercommitChosen:
-    """Short rounds that are opened from now on launch `factor` times the prompts that they train.
+    """Short rounds opened from now on launch `factor` times the prompts that they train.
 
-    `predicted` are rollout seconds of a round by factor, as text; `reason` is for people.
+    `predicted` maps each factor, as text, to the predicted rollout seconds of a round; `reason` is for people.
     """
 
     factor: float
@@ -122,7 +125,7 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """The sample store holds this response. Its number decides whether it counts."""
+    """The sample store holds this response. The number of this event decides whether the response counts."""
 
     sample: SampleId
     prompt_tokens: int
@@ -134,9 +137,9 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The engine of a running sample, or the data of a stored one, is gone.
+    """The engine of a running sample, or the data of a stored sample, is gone.
 
-    `engine_died` says that the sample ran in an engine that died by itself, in a pod that lives.
+    `engine_died` says that the sample ran in an engine that died on its own, in a pod that stayed up.
     """
 
     sample: SampleId
@@ -146,17 +149,17 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Relaunched:
-    """A lost sample is made again, with the same seed on the same weights."""
+    """A lost sample is generated again, with the same seed; on the same weights under on-policy policies."""
 
     sample: SampleId
 
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """What came of grading. `score` is the sum of what the reward functions gave; a grader error has none (0.0).
+    """A sample was graded. `score` is the weighted sum of the reward functions' scores; a grader error has none (0.0).
 
-    `parts` are the scores of the single reward functions, None of those that timed out: what these are worth may be known only with
-    the batch (`reward.combine.batch_rewards`).
+    `seconds` is the time it took. `parts` are the scores of the single reward functions, None if one timed out: what that counts
+    may be known only with the batch (`reward.combine.batch_rewards`).
     """
 
     sample: SampleId
@@ -169,16 +172,16 @@ class Graded:
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """Samples beyond the group's size were stopped: they are surplus."""
+    """Samples in excess of the group's size were stopped: they are surplus."""
 
     samples: tuple[SampleId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """An engine has given back a sample that it was told to stop, after `tokens` response tokens. They are thrown away.
+    """An engine returned a sample that it was told to stop, after `tokens` response tokens, which are discarded.
 
-    `finished` says that the response had ended by itself, at that length.
+    `finished` says that the response had ended on its own, at that length.
     """
 
     sample: SampleId
@@ -197,7 +200,7 @@ class GroupKept:
 
 @dataclass(frozen=True, slots=True)
 class GroupCarried:
-    """The round goes on without the group, which waits for a later one. Its unfinished samples are being paused."""
+    """The round continues without the group, which waits for a later round. Its unfinished samples are being paused."""
 
     prompt: PromptId
     attempt: int
@@ -205,7 +208,7 @@ class GroupCarried:
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """An engine has given back an unfinished sample of a carried group. The store has its `tokens` response tokens, and keeps them."""
+    """An engine returned an unfinished sample of a carried group. The store keeps its `tokens` response tokens."""
 
     sample: SampleId
     tokens: int
@@ -224,14 +227,14 @@ class GroupAdopted:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Paused samples were handed to the engines again, to go on behind the tokens that they have."""
+    """Paused samples were handed to the engines again, to continue after the tokens that they have."""
 
     samples: tuple[SampleId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class GroupDeferred:
-    """The attempt was given up; the prompt is queued for another one."""
+    """The attempt was given up; the prompt is queued for another attempt."""
 
     prompt: PromptId
     attempt: int
@@ -249,14 +252,14 @@ class GroupDropped:
 
 @dataclass(frozen=True, slots=True)
 class RoundClosed:
-    """Every group of the round is decided: the batch is what it kept."""
+    """Every group of the round is decided: the kept groups are the batch."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class StepStarted:
-    """The trainer computes a step from what the round kept."""
+    """The trainer starts to compute a step from the groups that the round kept."""
 
     step: int
     round: int
@@ -264,7 +267,7 @@ class StepStarted:
 
 @dataclass(frozen=True, slots=True)
 class StepFailed:
-    """The trainer could not read the batch, and changed nothing. What it missed is named by `Lost` events."""
+    """The trainer could not read the batch and changed nothing. `Lost` events name the missing samples."""
 
     step: int
     round: int
@@ -273,11 +276,11 @@ class StepFailed:
 
 @dataclass(frozen=True, slots=True)
 class StepCommitted:
-    """The optimizer step on all ranks is done. `version` is the weight version it made, `samples` the batch, sorted.
+    """The optimizer step is done on all ranks. `version` is the weight version it made, `samples` the batch, sorted.
 
-    `skipped` is how many of its minibatches all ranks skipped because their gradient was not finite. If that was all of them,
-    `dropped` says why the batch's prompts are given up for this epoch instead of trained; the weights of `version` are then those of
-    the version before.
+    `skipped` is how many of its minibatches all ranks skipped because their gradient was not finite. If all were skipped,
+    `dropped` says why the batch's prompts are given up for this epoch instead of trained; `version` then has the same weights as
+    the previous version.
     """
 
     step: int
@@ -297,7 +300,7 @@ class PublishStarted:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Every engine that serves does so with the weights of `version`."""
+    """Every engine that serves has the weights of `version`."""
 
     version: int
 
@@ -344,7 +347,7 @@ class Event:
     body: Body
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values, without line breaks in any key."""
+        """The event as plain JSON values, without line breaks in any key."""
         name = type(self.body).__name__
         fields = _BODIES[name].dump_python(self.body, mode="json")
         return {"seq": self.seq, "incarnation": self.incarnation, "time": self.time, "type": name, **fields}

@@ -1,7 +1,7 @@
 """The ledger: one owner of every sample's state, a fold over events. Pure.
 
-Each event costs O(1), but for those that name many samples (O(their number)) and `Started` (O(samples in flight)). An event that
-doesn't fit the state (late, doubled, of a moved or aborted sample, of an older incarnation) has no effect at all.
+Each event costs O(1), except events that name many samples (O(their number)) and `Started` (O(samples in flight)). An event that
+doesn't fit the state (late, duplicate, of a moved or aborted sample, of an older incarnation) has no effect at all.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ STORED = (SampleState.GENERATED, SampleState.REWARDED, SampleState.KEPT)
 
 
 def skipped_in_a_row(before: int, committed: events.StepCommitted) -> int:
-    """Steps in a row that trained nothing of their batch, after this one. A step without a batch neither adds to them nor ends them."""
+    """How many steps in a row, up to this one, trained nothing of their batch. A step without a batch leaves the count as it is."""
     if committed.dropped is not None:
         return before + 1
     return 0 if committed.samples else before
 
 
 class Ledger(LedgerState):
-    """Folds events."""
+    """The state of every sample, as the fold of all events."""
 
     def apply(self, event: Event) -> bool:
-        """Folds `event` if it is the next number and fits the state; says whether it did."""
+        """Folds `event` if it has the next number and fits the state; returns whether it did."""
         starts = isinstance(event.body, events.Started)
         newer = event.incarnation > self.incarnation if starts else event.incarnation == self.incarnation
         if event.seq != self.seq + 1 or not newer or not self._fold(event.body, event.seq):
@@ -218,7 +218,7 @@ class Ledger(LedgerState):
         return True
 
     def _surplus(self, sample: SampleId) -> SampleRecord | None:
-        """The sample if its group is complete without it, so that it may be stopped."""
+        """The sample's record if its group is complete without it, so that it may be stopped; else None."""
         group, record = self.groups.get(sample.prompt), self.sample(sample)
         stoppable = group and record and group.completed is not None and not record.counts
         return record if stoppable and record and record.state in (SampleState.RUNNING, SampleState.LOST) else None
@@ -294,7 +294,7 @@ class Ledger(LedgerState):
         return bool(records)
 
     def _given_up(self, prompt: PromptId, attempt: int) -> GroupRecord | None:
-        """Takes out a group that is undecided, or kept with data that is gone, unless it is being trained; else None."""
+        """Removes and returns the group if it is undecided, or kept with missing data, and not being trained; else None."""
         group = self.groups.get(prompt)
         if (
             not group

@@ -1,6 +1,6 @@
-"""The decision loop: what happened is numbered and folded, the policy is asked, and what it decides is folded and carried out. Pure.
+"""The decision loop: numbers and folds events, asks the policy, then folds its decisions and has the host carry them out. Pure.
 
-The driver, the simulator and the property tests put their own engines, graders and trainer around it.
+The driver, the simulator and the property tests run it with their own engines, graders and trainer.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from longboat_runtime.samples import PromptId, SampleId
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What an event does to samples that were under way until then.
+    """What an event does to samples that are under way.
 
-    Engines have to `stop` samples that they still make, or to give them back with the tokens that they have, to go on later
-    (`pause`). `given_up` are all samples of a group that is given up: nobody needs their data.
+    Engines have to `stop` samples, or `pause` them: return them with their tokens, to be resumed later. `given_up` are all samples
+    of a group that is given up: their data is no longer needed.
     """
 
     stop: tuple[SampleId, ...] = ()
@@ -32,38 +32,38 @@ class Effects:
 
 
 class Host(Protocol):
-    """What is around a loop."""
+    """The environment of a loop: its clock, its prompts, and whatever carries out its decisions."""
 
     def now(self) -> float:
-        """The time that the next event gets, in seconds."""
+        """The time of the next event, in seconds."""
 
     def draw(self, count: int, domain: str) -> Sequence[PromptId]:
-        """The next prompts of a domain, or of the whole source where it is empty."""
+        """The next `count` prompts of a domain, or of the whole source if `domain` is empty."""
 
     def carry_out(self, event: Event, effects: Effects) -> None:
-        """An event was folded, whoever it came from. What it sets going (launch, stop, train, publish) begins here."""
+        """Called for every event that was folded, wherever it came from. Starts what follows: launch, stop, train, publish."""
 
 
 class RoundLoop:
     """A ledger and the policy that is asked after every event. `incarnation` is the number its events carry.
 
-    `resting` has it fold what happens and decide nothing.
+    While it is `halted` it folds events and decides nothing.
 
-    An edit of the spec counts from the step boundary on: one that comes while a step is made waits for its commit, and is folded
-    just before that. So the checkpoint of the step has it, and so has whatever the policy decides of the next one.
+    An edit of the spec counts from the next step boundary: one that arrives during a step waits for its commit and is folded just
+    before it. So the step's checkpoint includes the edit, and the policy follows it in the next step.
     """
 
     def __init__(self, policy: Policy, host: Host, ledger: Ledger, incarnation: int) -> None:
         self.policy, self.ledger, self.view, self.incarnation = policy, ledger, View(ledger), incarnation
-        self.resting = False
+        self.halted = False
         self._host = host
         self._edit: events.SpecChanged | None = None
 
     def happened(self, body: Body) -> bool:
-        """Folds what happened, and has the policy decide until it decides nothing more; False if it had no effect.
+        """Folds an event, and asks the policy until it decides nothing more. Returns False if the event had no effect.
 
-        A response that finished while it was being stopped counts for nothing, and its length is known: it is `Stopped`, and
-        `finished`. Raises PolicyError if a decision is against the state of the ledger.
+        A response that finished while it was being stopped doesn't count, but its length is known: it is recorded as `Stopped`
+        with `finished`. Raises PolicyError if a decision contradicts the state of the ledger.
         """
         if isinstance(body, events.SpecChanged) and not between_steps(self.view):
             self._edit = body
@@ -74,15 +74,15 @@ class RoundLoop:
         if isinstance(body, events.Generated) and self.view.awaits(body.sample):
             body = events.Stopped(body.sample, body.tokens, body.engine, finished=True)
         event = self._fold(body)
-        while event and not self.resting and (decisions := self.policy.decide(self.view, event)):
+        while event and not self.halted and (decisions := self.policy.decide(self.view, event)):
             for decision in decisions:
                 for decided in self._launches(decision) if isinstance(decision, Launch) else (decision,):
                     if self._fold(decided) is None:
-                        raise PolicyError(f"{decision} is against the state of the ledger")
+                        raise PolicyError(f"{decision} contradicts the state of the ledger")
         return event is not None
 
     def _launches(self, launch: Launch) -> Iterator[Body]:
-        """Its events, in order. Each is folded before the next one is asked for."""
+        """Yields the events of the launch, in order. Each is folded before the next is requested."""
         drawn = tuple(self._host.draw(launch.fresh, launch.domain)) if launch.fresh else ()
         if drawn:
             yield events.Drawn(self.view.drawn, drawn, launch.domain)
@@ -90,7 +90,7 @@ class RoundLoop:
             yield events.Launched(launch.round, prompt, self.view.queue.get(prompt, -1), launch.samples)
 
     def _fold(self, body: Body) -> Event | None:
-        """The event, once it is folded and carried out; None if it had no effect."""
+        """Folds an event and has it carried out; returns it, or None if it had no effect."""
         event = Event(self.ledger.seq + 1, self.incarnation, self._host.now(), body)
         effects = effects_of(self.view, body)
         if not self.ledger.apply(event):
@@ -100,12 +100,12 @@ class RoundLoop:
 
 
 def between_steps(view: View) -> bool:
-    """No step is being made: the last one is done, no round is under way, or a driver has started and nothing serves yet (pure)."""
+    """Whether no step is under way: all are done, no round is open or waits, or no weights serve since the driver's start (pure)."""
     return view.step >= view.steps or not view.rounds or view.serving is None
 
 
 def effects_of(view: View, body: Body) -> Effects:
-    """What folding `body`, which has not been folded yet, does to samples that are under way (pure)."""
+    """What `body`, which has not been folded yet, will do to samples that are under way (pure)."""
     match body:
         case events.Aborted(samples=samples):
             running = (s for s in samples if (record := view.sample(s)) and record.state is SampleState.RUNNING)

@@ -16,7 +16,7 @@ from longboat_runtime.rounds.view import View
 
 @dataclass(frozen=True, slots=True)
 class OnPolicy(ABC):
-    """Publishes, opens a round, makes lost samples again, trains; a policy says what happens to the groups of a round.
+    """Publishes, opens a round, recovers lost samples, trains; subclasses decide what happens to the groups of a round.
 
     A step trains `prompts_per_round` prompts with `group_size` responses each.
     """
@@ -47,39 +47,39 @@ class OnPolicy(ABC):
 
     @abstractmethod
     def answer(self, view: View, round_: RoundRecord, body: events.Body) -> Decision | None:
-        """What the event itself calls for."""
+        """The decision that the event itself requires, if any."""
 
     @abstractmethod
     def settle(self, view: View, round_: RoundRecord, body: events.Body) -> Sequence[Decision]:
-        """What an open round lacks, or its end, now that this has happened."""
+        """The decisions that an open round still needs after this event: launches, the end of a race, the end of the round."""
 
 
 @dataclass(frozen=True, slots=True)
 class OneQuota(OnPolicy):
-    """A rule for `prompts_per_round` prompts: those of a job, or of one domain of it (see `by_domain`).
+    """A rule for `prompts_per_round` prompts: all prompts of a round, or those of one domain (see `by_domain`).
 
-    It sees no more than what waits and what is in a round of those prompts.
+    It sees only these prompts, both in the queue and in the round.
     """
 
     def due(self, view: View) -> bool:
-        """Enough is deferred for a long round."""
+        """Whether enough prompts are deferred for a long round."""
         return False
 
     def urgent(self, view: View) -> bool:
-        """What is deferred can't wait for other domains."""
+        """Whether the deferred prompts can't wait for other domains."""
         return False
 
     def racing(self, view: View) -> bool:
-        """The next short round leaves its slowest prompts out."""
+        """Whether the next short round races: leaves out its slowest prompts."""
         return False
 
     @abstractmethod
     def answer(self, view: View, part: PartRecord, body: events.Body) -> Decision | None:
-        """What the event itself calls for."""
+        """The decision that the event itself requires, if any."""
 
     @abstractmethod
     def settle(self, view: View, part: PartRecord, body: events.Body) -> Sequence[Decision]:
-        """What the quota lacks, or the round's end, now that this has happened."""
+        """The decisions that the quota still needs after this event: launches, the end of a race, the end of the round."""
 
     def _open(self, view: View) -> events.RoundOpened:
         if self.due(view) or self.urgent(view):

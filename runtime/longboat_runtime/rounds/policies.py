@@ -1,4 +1,4 @@
-"""The round policy that a job names. Pure."""
+"""The round policy of a job, by its name in the spec. Pure."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from longboat_runtime.rounds.synchronous import Synchronous
 from longboat_runtime.rounds.tail_batching import TailBatching
 
 
-def races_of_a_period(spec: RLJobSpec) -> int:
-    """Short rounds between two long ones: 1 / (promptOvercommit - 1), at least one. 0 where there never is a long one."""
+def races_per_period(spec: RLJobSpec) -> int:
+    """Short rounds between two long ones: 1 / (promptOvercommit - 1), at least 1. 0 if there are no long rounds."""
     surplus = (spec.rounds.prompt_overcommit or PROMPT_OVERCOMMIT) - 1
     if spec.rounds.policy is not RoundPolicyName.TAIL_BATCHING or surplus <= 0:
         return 0
@@ -28,7 +28,7 @@ def races_of_a_period(spec: RLJobSpec) -> int:
 
 
 def open_policy(spec: RLJobSpec) -> Policy:
-    """`spec.rounds.policy` with its knobs; those that hold quotas, for each quota apart."""
+    """`spec.rounds.policy` with its parameters; policies that support quotas get one rule per quota."""
     rounds, algorithm = spec.rounds, resolve(spec.algorithm)
     size = rounds.prompts_per_round, algorithm.group_size
     match rounds.policy:
@@ -46,13 +46,13 @@ def open_policy(spec: RLJobSpec) -> Policy:
 
 
 def open_with(spec: RLJobSpec, factor: float) -> Policy:
-    """The job's policy with another factor, to see what it takes; without audits, which are the same with any."""
+    """The job's policy with another overcommit factor, for simulation; without audit rounds, which don't depend on the factor."""
     rounds = {"prompt_overcommit": factor, "audit_every": None}
     return open_policy(spec.model_copy(update={"rounds": spec.rounds.model_copy(update=rounds)}))
 
 
 def _by_quotas(spec: RLJobSpec, rule: Callable[[RLJobSpec, int, Fraction], OneQuota]) -> Policy:
-    """`rule(spec, prompts, phase)` for all prompts of a round, or for each quota."""
+    """`rule(spec, prompts, phase)` for all prompts of a round, or one for each quota."""
     rounds, algorithm = spec.rounds, resolve(spec.algorithm)
     if not rounds.quotas:
         return rule(spec, rounds.prompts_per_round, Fraction(0))
@@ -62,14 +62,14 @@ def _by_quotas(spec: RLJobSpec, rule: Callable[[RLJobSpec, int, Fraction], OneQu
 
 
 def _synchronous(spec: RLJobSpec, prompts: int, phase: Fraction) -> OneQuota:
-    """For so many prompts a round. Nothing is overcommitted, in whatever `phase`."""
+    """The synchronous rule for `prompts` per round. It overcommits nothing, so `phase` doesn't matter."""
     del phase
     algorithm = resolve(spec.algorithm)
     return Synchronous(prompts, algorithm.group_size, algorithm.drop_zero_variance)
 
 
 def _tail_batching(spec: RLJobSpec, prompts: int, phase: Fraction) -> OneQuota:
-    """For so many prompts a round; `phase` as in `rules.overcommitted`."""
+    """The tail batching rule for `prompts` per round; `phase` as in `rules.overcommitted`."""
     rounds, algorithm = spec.rounds, resolve(spec.algorithm)
     return TailBatching(
         prompts,

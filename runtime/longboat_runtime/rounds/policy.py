@@ -1,4 +1,4 @@
-"""Round policies: the pure rule that launches, stops, keeps, defers, closes, trains and publishes."""
+"""The interface of round policies: the pure rules that launch, stop, keep, defer, close, train and publish."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from longboat_runtime.samples import PromptId
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Launches groups of `samples` responses: first the prompts of `queued`, then `fresh` new ones from the source, of `domain`.
+    """Launches groups of `samples` responses: first for the `queued` prompts, then for `fresh` new prompts of `domain`.
 
-    The only decision that isn't an event: which prompts are drawn is up to the source.
+    The only decision that isn't an event, since the source decides which prompts are drawn.
     """
 
     round: int
@@ -29,16 +29,16 @@ Decision = Launch | Body
 
 
 class PolicyError(Exception):
-    """A policy decided what the ledger's state doesn't allow: a mistake in the policy."""
+    """A policy made a decision that the ledger's state doesn't allow: a bug in the policy."""
 
 
 class Policy(Protocol):
-    """A rule without state of its own: what it needs to know is in the view, or is derived from it.
+    """A rule without state of its own: everything it needs to know is in the view.
 
-    It is asked after every event from outside that had an effect (Started, SpecChanged, Generated, Lost, Stopped, Paused,
-    Graded, StepFailed, StepCommitted, Published).
-    What it decides becomes events in this order, and it is asked again with the same event and the new state until it decides
-    nothing more. So a policy compares what is with what should be, and need not remember what it has asked for.
+    It is asked after every external event that had an effect (Started, SpecChanged, Generated, Lost, Stopped, Paused, Graded,
+    StepFailed, StepCommitted, Published). Its decisions become events in the order given, and it is asked again with the same event
+    and the new state until it decides nothing more. So a policy compares the actual state with the desired one, and needn't
+    remember its earlier decisions.
     """
 
     def decide(self, view: View, event: Event) -> Sequence[Decision]: ...

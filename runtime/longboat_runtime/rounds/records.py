@@ -1,4 +1,4 @@
-"""What the ledger remembers of a sample, a group and a round. Pure."""
+"""The ledger's records of samples, groups and rounds. Pure."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ PromptSet = Annotated[
 
 
 class SampleState(StrEnum):
-    """Where a sample of a live group is. Samples of a queued, deferred, dropped or trained prompt have no record any more."""
+    """The state of a sample of a live group. Samples of a queued, deferred, dropped or trained prompt have no record."""
 
     RUNNING = "running"
     PAUSED = "paused"
-    """Unfinished, of a carried group: it waits with its tokens, or is on its way out of its engine."""
+    """Unfinished, in a carried group: it waits with its tokens, or its engine is about to return it."""
     GENERATED = "generated"
-    """The store holds it and it counts; not graded yet."""
+    """The store holds it, and it counts; it isn't graded yet."""
     REWARDED = "rewarded"
     KEPT = "kept"
     SURPLUS = "surplus"
@@ -36,7 +36,7 @@ class SampleState(StrEnum):
 
 
 class RoundState(StrEnum):
-    """Open rounds launch and decide; closed ones wait to be trained, or are."""
+    """Open rounds launch and decide groups; closed rounds wait to be trained; rounds in training feed the current step."""
 
     OPEN = "open"
     CLOSED = "closed"
@@ -47,9 +47,9 @@ class RoundState(StrEnum):
 class SampleRecord:
     """One response.
 
-    `seq` is the number of its first `generated` event, `counts` whether that was among the group's first `groupSize`; grade
-    fields are set while it is graded. `begun` are the spans of the tokens that the store keeps of an unfinished sample: it
-    goes on behind them. `engine_deaths` are the engines that died while they made it.
+    `seq` is the number of its first `generated` event, `counts` whether that was among the group's first `groupSize`; the grade
+    fields are set while it has a grade. `begun` are the spans of the tokens that the store keeps of an unfinished sample, which
+    continues after them. `engine_deaths` is the number of engines that died while generating it.
     """
 
     index: int
@@ -70,7 +70,7 @@ class SampleRecord:
 
     @property
     def resumable(self) -> bool:
-        """It is paused, and no engine has it any more."""
+        """Whether it is paused and no engine has it any more."""
         return self.state is SampleState.PAUSED and self.finish_reason is not None
 
     @property
@@ -85,10 +85,11 @@ class SampleRecord:
 
 @dataclass(slots=True)
 class GroupRecord:
-    """One attempt at one prompt. `state` is RUNNING until it is decided, then KEPT. `round` is the one that it is in, or was last.
+    """One attempt at one prompt. `state` is RUNNING until it is decided, then KEPT. `round` is its current or last round.
 
     `counted` are the indices of the first `groupSize` samples in the order of their `generated` events: they count, whatever
-    happens later. `completed` is the number of the event that filled it. `graded` and `errors` count its grades.
+    happens later. `completed` is the number of the event that completed the group. `graded` counts its grades, `errors` those that
+    are grader errors.
     """
 
     prompt: PromptId
@@ -114,33 +115,33 @@ class GroupRecord:
 
     @property
     def running(self) -> tuple[SampleId, ...]:
-        """What engines make of it."""
+        """The samples that engines are generating."""
         return tuple(self.sample_id(sample.index) for sample in self.samples if sample.state is SampleState.RUNNING)
 
     @property
     def given_up(self) -> GivenUp:
-        """What is kept of it once it is given up."""
+        """The record that remains once the attempt is given up."""
         lengths = [sample.tokens if sample.finish_reason is not None else None for sample in self.samples]
         return GivenUp(self.prompt, self.attempt, self.round, lengths)
 
     @property
     def rewarded(self) -> bool:
-        """Every sample that counts has its grade."""
+        """Whether every sample that counts has a grade."""
         return self.completed is not None and self.graded == len(self.counted)
 
     @property
     def zero_variance(self) -> bool:
-        """All rewards are equal. What a timeout is worth is known only with the batch: it equals timeouts of the same functions."""
+        """Whether all rewards are equal. The reward of a timeout is known only with the batch: timeouts of the same functions are equal."""
         counted = [self.samples[index] for index in self.counted]
         return len({(sample.score, sample.timed_out) for sample in counted}) == 1
 
 
 @dataclass(slots=True)
 class GivenUp:
-    """The last attempt at a deferred prompt, in `round`.
+    """The last attempt at a deferred prompt, made in `round`.
 
-    `lengths` are the response tokens of its samples, by index: of finished ones, and of stopped ones as far as they got; None
-    while the engine hasn't said.
+    `lengths` are the response tokens of its samples, by index: the full length if finished, the length so far if stopped; None
+    until the engine has reported it.
     """
 
     prompt: PromptId
@@ -149,18 +150,18 @@ class GivenUp:
     lengths: list[int | None]
 
     def awaits(self, index: int) -> bool:
-        """The engine hasn't said yet how far this sample got."""
+        """Whether the engine has yet to report the length of this sample."""
         return 0 <= index < len(self.lengths) and self.lengths[index] is None
 
     @property
     def longest(self) -> int:
-        """The longest response seen: a lower bound of what the next attempt may take."""
+        """The longest response seen, in tokens: a lower bound for the longest of the next attempt."""
         return max((length for length in self.lengths if length is not None), default=0)
 
 
 @dataclass(slots=True)
 class Waiting:
-    """What `LedgerState.queue` and `LedgerState.deferred_prompts` have of one domain."""
+    """The part of `LedgerState.queue` and `LedgerState.deferred_prompts` that belongs to one domain."""
 
     queue: dict[PromptId, int] = field(default_factory=dict)
     deferred: dict[PromptId, GivenUp] = field(default_factory=dict)
@@ -168,10 +169,10 @@ class Waiting:
 
 @dataclass(slots=True)
 class PartRecord:
-    """What became of the prompts of a round, or of those of one domain in it.
+    """The state of a round's prompts, or of the prompts of one domain in it.
 
-    A `racing` round leaves its slowest prompts out. `groups` are the undecided and kept groups; `completed` groups in the order
-    they were filled. The counters are over the whole round, decided groups included: `dropped` and `deferred` by reason.
+    A `racing` round leaves out its slowest prompts. `groups` are the undecided and kept groups, `completed` the complete ones in
+    the order of completion. The counters cover the whole round, decided groups included: `dropped` and `deferred` by reason.
     """
 
     number: int
@@ -189,19 +190,19 @@ class PartRecord:
         return len(self.groups) - len(self.kept)
 
     def without_batch(self, reason: DropReason) -> Self:
-        """The same once the batch is dropped."""
+        """The record after its batch is dropped for `reason`."""
         dropped = self.dropped | {reason: self.dropped.get(reason, 0) + len(self.kept)}
         return replace(self, kept={}, dropped=dropped)
 
 
 @dataclass(slots=True)
 class RoundRecord(PartRecord):
-    """One round. `parts` has what became of prompts that have a domain, by domain.
+    """One round. `parts` holds the state of prompts that have a domain, by domain.
 
-    `missing` counts samples of kept groups whose data or grade is gone: it can't be trained before they are made again.
-    The counters are over the whole round, decided groups included: `grades` by kind; `generated_tokens` are response tokens
-    that were made in the round, those of stopped samples apart, `stopped_tokens` theirs; `carried` are groups that the round
-    left to a later one, `adopted` those that one before had left to it.
+    `missing` counts samples of kept groups whose data or grade is gone: the round can't be trained before they are restored.
+    The counters cover the whole round, decided groups included: `grades` by kind; `generated_tokens` are the response tokens
+    generated in the round except those of stopped samples, which are `stopped_tokens`; `carried` counts groups left to a later
+    round, `adopted` groups taken over from an earlier one.
     """
 
     version: int = field(kw_only=True)
@@ -218,12 +219,12 @@ class RoundRecord(PartRecord):
     grades: dict[GradeKind, int] = field(default_factory=dict)
 
     def without_batch(self, reason: DropReason) -> Self:
-        """The same once the batch is dropped, in every domain."""
+        """The record after its batch is dropped for `reason`, in every domain."""
         parts = {domain: part.without_batch(reason) for domain, part in self.parts.items()}
         return replace(PartRecord.without_batch(self, reason), parts=parts)
 
     def part(self, domain: str) -> PartRecord:
-        """What became of the prompts of a domain."""
+        """The state of the prompts of a domain."""
         return self.parts.get(domain) or PartRecord(self.number, self.kind, self.racing)
 
     @property

@@ -1,4 +1,4 @@
-"""Rules that several policies have in common. Pure."""
+"""Rules that several policies share. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from longboat_runtime.rounds.records import GroupRecord, PartRecord, RoundState,
 from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import PromptId, SampleId
 
-# With dropZeroVariance a round draws new prompts for dropped groups until it has drawn so many times `promptsPerRound`, and
-# then trains smaller: DAPO's dynamic sampling with the bound of verl's recipe (`max_num_gen_batches: 10`).
+# With dropZeroVariance a round draws new prompts for dropped groups until it has drawn this many times `promptsPerRound`, and
+# then trains a smaller batch: DAPO's dynamic sampling with the bound of verl's recipe (`max_num_gen_batches: 10`).
 MAX_DRAWS_PER_ROUND = 10
-# A sample is made again after an engine has died with it, until so many have. The same seed on the same weights draws the same
-# tokens, so what kills one engine kills the next; three is more than chance brings upon one sample.
+# A sample whose engine died is retried until this many engines have died with it. The same seed on the same weights draws the same
+# tokens, so a sample that kills one engine kills the next; three deaths are unlikely to be chance.
 MOST_ENGINE_DEATHS = 3
 
 
@@ -25,22 +25,22 @@ MOST_ENGINE_DEATHS = 3
 
 
 def next_round(view: View, kind: RoundKind = RoundKind.SHORT, *, racing: bool = False) -> events.RoundOpened:
-    """The next round, on the weights that serve. Raises PolicyError while none do."""
+    """Opens the next round on the weights that serve. Raises PolicyError while none do."""
     if view.serving is None:
         raise PolicyError("a round was opened while no weights serve")
     return events.RoundOpened(view.last_round + 1, kind, view.serving, racing)
 
 
 def publication(view: View) -> list[Decision]:
-    """The weights of the last step are published, unless some are being published already."""
+    """Publishes the weights of the last step, unless a publication is under way."""
     return [events.PublishStarted(view.step)] if view.publishing is None else []
 
 
 def next_work(view: View) -> list[Decision]:
-    """What the trainer can do next, rounds in the order in which they were opened, each step on the published weights of the one before.
+    """What the trainer can do next: rounds train in the order in which they opened, each step on the published weights of the last.
 
-    It publishes the last step, else makes one from the oldest round once that is closed. Where an edit of the spec has lowered the
-    number of steps, rounds beyond it are left as they are.
+    Publishes the last step, else starts one from the oldest round if that is closed. If an edit of the spec has lowered the number
+    of steps, rounds beyond it are left as they are.
     """
     if view.serving != view.step:
         return publication(view)
@@ -51,7 +51,7 @@ def next_work(view: View) -> list[Decision]:
 
 
 def opened_steps(view: View) -> int:
-    """The step that the youngest round feeds, or fed."""
+    """The number of the step that the newest round feeds or, if no round is left, fed."""
     return view.step + len(view.rounds)
 
 
@@ -59,19 +59,19 @@ def opened_steps(view: View) -> int:
 
 
 def overcommitted(prompts: int, factor: float, ordinal: int, phase: Fraction = Fraction(0)) -> int:
-    """Prompts of the race number `ordinal`: the whole ones of an even flow, whose fractions are carried on.
+    """How many prompts race number `ordinal` launches: an even flow in whole prompts, with fractions carried to the next race.
 
-    `phase`, in [0, 1), is what has been carried to the first race. It never takes anything from a later one: after n races the flow
-    has brought n x `factor` x `prompts`, rounded down, or one more.
+    `phase`, in [0, 1), is the fraction carried into the first race. It takes nothing from later races: after n of them the flow has
+    launched n x `factor` x `prompts`, rounded down, or one more.
     """
     flow = Fraction(str(factor)) * prompts
     return int(flow * ordinal + phase) - int(flow * (ordinal - 1) + phase)
 
 
 def phases(count: int) -> list[Fraction]:
-    """Phases of so many flows beside each other (quotas of domains) that bring their extra prompts in turn, not all in one race.
+    """Phases of `count` parallel flows (quotas of domains), such that they launch their extra prompts in turn, not all in one race.
 
-    The first is 0, so that it is never ahead: once it has brought a quota of extra prompts, every other flow has too.
+    The first is 0, so that it is never ahead: once it has launched a quota of extra prompts, so has every other flow.
     """
     return [Fraction(number, count) for number in range(count)]
 
@@ -81,7 +81,7 @@ def settle_whole(
 ) -> Sequence[Decision]:
     """Fills an open round with `prompts` groups of `group_size` responses, waits for all, and closes it once every group is decided.
 
-    With `drop_zero_variance` each group that was dropped for that is replaced, within MAX_DRAWS_PER_ROUND.
+    With `drop_zero_variance` each group that was dropped for equal rewards is replaced, within MAX_DRAWS_PER_ROUND.
     """
     wanted = prompts
     if drop_zero_variance:
@@ -92,21 +92,21 @@ def settle_whole(
     return [] if part.undecided else [events.RoundClosed(part.number)]
 
 
-# --- What becomes of a group --------------------------------------------------------------------------------------
+# --- Decisions about a group --------------------------------------------------------------------------------------
 
 
 def dropped(group: GroupRecord, reason: DropReason) -> events.GroupDropped:
-    """The prompt is given up for this epoch."""
+    """Gives up the prompt for this epoch."""
     return events.GroupDropped(group.prompt, group.attempt, reason)
 
 
 def deferred(group: GroupRecord, reason: DeferReason) -> events.GroupDeferred:
-    """This attempt is given up, and the prompt queued for another one."""
+    """Gives up this attempt, and queues the prompt for another one."""
     return events.GroupDeferred(group.prompt, group.attempt, reason)
 
 
 def judge(group: GroupRecord | None, *, drop_zero_variance: bool) -> events.GroupKept | events.GroupDropped | None:
-    """Keeps a group once all of it is graded; drops it for a grader error, or for equal rewards where that is asked for."""
+    """Keeps a group once it is fully graded; drops it for a grader error, or for equal rewards with `drop_zero_variance`."""
     if group is None:
         return None
     if group.errors:
@@ -119,7 +119,7 @@ def judge(group: GroupRecord | None, *, drop_zero_variance: bool) -> events.Grou
 
 
 def off_version(view: View, sample: SampleId) -> bool:
-    """The sample has tokens of other weights than its round's."""
+    """Whether the sample has tokens of weights other than its round's."""
     group, record = view.groups.get(sample.prompt), view.sample(sample)
     if group is None or record is None:
         return False
@@ -127,30 +127,30 @@ def off_version(view: View, sample: SampleId) -> bool:
     return any(span.version != version for span in record.spans)
 
 
-# --- Races: the first groups that are complete count --------------------------------------------------------------
+# --- Races: the first groups to be complete count -----------------------------------------------------------------
 # What a round keeps depends on the order in which responses are generated, never on when they are graded.
 
 
 def places(part: PartRecord, prompts: int) -> int:
-    """Groups that a race for `prompts` of them still can train: some that are dropped are not replaced."""
+    """How many groups a race for `prompts` groups can still train: some dropped groups are not replaced."""
     return prompts - sum(part.dropped.get(reason, 0) for reason in NOT_REPLACED)
 
 
 def may_draw(part: PartRecord, prompts: int) -> bool:
-    """Dynamic sampling ends: see MAX_DRAWS_PER_ROUND."""
+    """Whether dynamic sampling may draw more prompts: see MAX_DRAWS_PER_ROUND."""
     return part.dropped.get(DropReason.ZERO_VARIANCE, 0) <= prompts * (MAX_DRAWS_PER_ROUND - 1)
 
 
 def judge_racing(
     view: View, part: PartRecord, prompt: PromptId, wanted: int, *, drop_zero_variance: bool
 ) -> events.GroupKept | events.GroupDropped | None:
-    """What becomes of groups of the round now that one of this prompt was graded.
+    """Judges groups of the round after a sample of this prompt was graded.
 
-    Only complete groups are judged. With `drop_zero_variance` those beyond the first `wanted` wait for an earlier one to be dropped.
+    Only complete groups are judged. With `drop_zero_variance`, groups beyond the first `wanted` wait for an earlier one to be dropped.
     """
     group = view.groups.get(prompt)
     if group is None:
-        # It was dropped a moment ago, so another one may count.
+        # The group has just been dropped, so another one may count.
         prompts = islice(part.completed, wanted)
         judged = (judge_complete(view.groups.get(prompt), drop_zero_variance=drop_zero_variance) for prompt in prompts)
         return next((found for found in judged if found), None)
@@ -163,13 +163,13 @@ def judge_racing(
 def judge_complete(
     group: GroupRecord | None, *, drop_zero_variance: bool
 ) -> events.GroupKept | events.GroupDropped | None:
-    """What becomes of a complete group by itself; None for another one."""
+    """Judges a group on its own if it is complete; None otherwise."""
     complete = group is not None and group.completed is not None
     return judge(group, drop_zero_variance=drop_zero_variance) if complete else None
 
 
 def losers(view: View, part: PartRecord, wanted: int, *, drop_zero_variance: bool) -> list[GroupRecord]:
-    """Groups that the round goes on without, once the first `wanted` are complete (kept, with `drop_zero_variance`); else none."""
+    """The groups left out of the round once the first `wanted` are complete (kept, with `drop_zero_variance`); else none."""
     finished = part.kept if drop_zero_variance else part.completed
     if len(part.groups) <= wanted or len(finished) < wanted:
         return []
@@ -185,8 +185,8 @@ def adopt(
 ) -> list[Decision]:
     """Round `number` adopts these carried groups in this order; no other group of the round may be complete before them.
 
-    A group may have been finished and graded while it waited. No event will say so again: among the first `wanted` complete
-    ones it is judged here.
+    A group may have been completed and graded while it waited. No event will report that again, so if it is among the first
+    `wanted` complete groups it is judged here.
     """
     decisions: list[Decision] = []
     complete = 0
@@ -210,12 +210,12 @@ def adopt(
 
 
 def recover(view: View) -> list[Decision]:
-    """On-policy, lost samples are made again if the weights that began their round still serve; else their group is deferred.
+    """On-policy: relaunches lost samples if the weights of their round still serve; else defers their group.
 
-    The same seed on the same weights gives the same tokens, so a relaunch changes nothing about what is learned; on other
-    weights it would mix versions within a group, so the prompt is queued for a new attempt. While nothing serves (between a
-    driver's start and its first publication) samples stay lost; so do those of a batch that is being trained, since the
-    trainer may have read them before. The group of a sample that `MOST_ENGINE_DEATHS` engines died with is dropped.
+    The same seed on the same weights gives the same tokens, so a relaunch doesn't change what is learned; on other weights it would
+    mix versions within a group, so the prompt is queued for a new attempt. Samples stay lost while no weights serve (between a
+    driver's start and its first publication), and in a batch that is being trained, since the trainer may already have read them.
+    The group of a sample with which `MOST_ENGINE_DEATHS` engines have died is dropped.
     """
     if view.serving is None:
         return []
@@ -239,11 +239,11 @@ def recover(view: View) -> list[Decision]:
     return decisions
 
 
-def make_again(view: View) -> list[Decision]:
-    """Where a batch may have several versions, lost samples are made again on whatever serves: from their start, with their seed.
+def relaunch_lost(view: View) -> list[Decision]:
+    """Off-policy: relaunches lost samples on whatever weights serve, from their start and with their seed.
 
-    They stay lost while nothing serves, in a batch that is being trained, and in a carried group until a round adopts it. The
-    group of a sample that `MOST_ENGINE_DEATHS` engines died with is dropped.
+    They stay lost while no weights serve, in a batch that is being trained, and in a carried group until a round adopts it. The
+    group of a sample with which `MOST_ENGINE_DEATHS` engines have died is dropped.
     """
     if view.serving is None:
         return []

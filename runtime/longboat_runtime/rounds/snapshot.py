@@ -37,7 +37,7 @@ _ROUNDS = TypeAdapter(list[RoundRecord])
 
 
 def to_snapshot(ledger: Ledger) -> dict[str, Any]:
-    """Plain JSON values; two ledgers are equal if and only if their snapshots are."""
+    """The ledger as plain JSON values; two ledgers are equal if and only if their snapshots are."""
     return {
         "group_size": ledger.group_size,
         **{name: getattr(ledger, name) for name in _SCALARS},
@@ -55,7 +55,7 @@ def to_snapshot(ledger: Ledger) -> dict[str, Any]:
 
 
 def from_snapshot(snapshot: Mapping[str, Any]) -> Ledger:
-    """Inverse of `to_snapshot`. Raises KeyError or ValueError if it isn't one."""
+    """Inverse of `to_snapshot`. Raises KeyError or ValueError if `snapshot` isn't a snapshot."""
     ledger = Ledger(snapshot["group_size"])
     for name in _SCALARS:
         setattr(ledger, name, snapshot[name])

@@ -1,4 +1,4 @@
-"""What a ledger holds, and the steps that several events have in common. Pure."""
+"""The state of a ledger, and the changes that several events share. Pure."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from longboat_runtime.samples import GradeKind, PromptId, SampleId
 
 
 class LedgerState:
-    """Read it through `view.View`; nothing but `Ledger.apply` changes it.
+    """Read through `view.View`; changed only by `Ledger.apply`.
 
-    `steps` are the optimizer steps of the whole job, `step` those that are committed.
-    `queue` maps prompts that wait for a launch to their next attempt, oldest first; `deferred_prompts` those of them that have
-    been launched before to the attempt that was given up. `domains` are those of queued prompts and live groups that were drawn from
-    one; `waiting` has what is queued by domain. `short_rounds` counts the short rounds opened so far, `races` those of
-    them that race, `calm_rounds` those to come that must not. `lost` are samples that nobody makes any more. `carried` are groups
-    that wait for a round, oldest first; `between` counts what happens to them once the round they were in is trained, and is added
-    to the next round. `counts` counts samples of live groups by state. `overcommit` is the factor chosen last, None
-    before; `overcommit_since` counts the races that were opened before it was. `skipped_steps` are the last steps, in a row, whose
-    batch was dropped since nothing of it could be trained.
+    `steps` is the number of optimizer steps of the whole job, `step` how many of them are committed.
+    `queue` maps prompts that wait for a launch to the number of their next attempt, oldest first; `deferred_prompts` maps the
+    prompts among them that have been launched before to the attempt that was given up. `domains` has the domain of each queued
+    prompt and live group that was drawn from one; `waiting` is the queue by domain. `short_rounds` counts the short rounds opened
+    so far, `races` those that raced, `calm_rounds` future short rounds that must not race. `lost` are samples that no engine
+    generates any more. `carried` are groups that wait for a round, oldest first; `between` counts what happens to them after the
+    round they were in is trained, and is added to the next round. `counts` counts samples of live groups by state. `overcommit` is
+    the last factor chosen, None before any; `overcommit_since` is the number of races opened before that choice. `skipped_steps`
+    counts the last steps in a row whose batch was dropped since none of it could be trained.
     """
 
     def __init__(self, group_size: int, steps: int = 0) -> None:
@@ -62,14 +62,14 @@ class LedgerState:
         self.counts: Counter[SampleState] = Counter()
 
     def sample(self, sample: SampleId) -> SampleRecord | None:
-        """The record of a sample of a live group and of its current attempt."""
+        """The record of the sample if its group is live and its attempt is the current one, else None."""
         group = self.groups.get(sample.prompt)
         if group is None or group.attempt != sample.attempt or not 0 <= sample.index < len(group.samples):
             return None
         return group.samples[sample.index]
 
     def awaits(self, sample: SampleId) -> bool:
-        """An engine was told to stop this sample, and hasn't given it back."""
+        """Whether an engine was told to stop this sample and hasn't returned it yet."""
         if record := self.sample(sample):
             return record.state is SampleState.SURPLUS and record.finish_reason is None
         given_up = self.deferred_prompts.get(sample.prompt)
@@ -81,7 +81,7 @@ class LedgerState:
         record.state = state
 
     def enqueue(self, prompt: PromptId, attempt: int, given_up: GivenUp | None = None) -> None:
-        """The prompt waits for a launch as this attempt; `given_up` is the one before."""
+        """Queues the prompt for a launch as this attempt; `given_up` is the previous attempt."""
         self.queue[prompt] = attempt
         if given_up:
             self.deferred_prompts[prompt] = given_up
@@ -92,7 +92,7 @@ class LedgerState:
                 waiting.deferred[prompt] = given_up
 
     def _requeue(self, group: GroupRecord, reason: DeferReason) -> None:
-        """A group that was taken out waits for its next attempt."""
+        """Queues the prompt of a removed group for its next attempt."""
         self.deferred[reason] += 1
         self.enqueue(group.prompt, group.attempt + 1, group.given_up)
 
@@ -105,7 +105,7 @@ class LedgerState:
             waiting.deferred.pop(prompt, None)
 
     def _shares(self, prompt: PromptId, round_: RoundRecord) -> tuple[PartRecord, ...]:
-        """Where a group of the round is kept account of: in the round and, in it, with its domain."""
+        """The records that account for a group: its round and, if its prompt has a domain, that domain's part of the round."""
         domain = self.domains.get(prompt)
         if domain is None:
             return (round_,)
@@ -113,7 +113,7 @@ class LedgerState:
         return round_, part
 
     def _counters(self, group: GroupRecord) -> RoundRecord:
-        """Where what happens to a group is counted."""
+        """The record that counts what happens to a group."""
         return self.rounds.get(group.round, self.between)
 
     def _lose(self, group: GroupRecord, record: SampleRecord) -> None:
@@ -132,7 +132,7 @@ class LedgerState:
         self._move(record, SampleState.LOST)
 
     def start_over(self) -> None:
-        """Another job begins here: unfinished groups wait for another attempt, before all others, no round is open, no step skipped."""
+        """Prepares the state for another job: unfinished groups are queued first for another attempt, rounds and skips are reset."""
         unfinished = [*self.groups.values()]
         waiting = [(prompt, attempt, self.deferred_prompts.get(prompt)) for prompt, attempt in self.queue.items()]
         for prompt, _, _ in waiting:

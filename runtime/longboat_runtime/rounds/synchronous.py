@@ -1,4 +1,4 @@
-"""The synchronous policy: one round at a time, every response waited for, strictly on-policy. Pure."""
+"""The synchronous policy: one round at a time, waits for every response, strictly on-policy. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Synchronous(OneQuota):
     """Launches `prompts_per_round` groups of exactly `group_size` samples, waits for all of them, trains, publishes, repeats.
 
     Nothing races: what a round keeps depends on prompts, seeds and rewards, never on the order in which samples finish.
-    A group with a grader error is dropped and not replaced, so the batch trains smaller against the same denominator; with
+    A group with a grader error is dropped and not replaced, so the batch is smaller, against the same denominator; with
     `drop_zero_variance` a group of equal rewards is dropped and replaced by the next prompt. How many are replaced
     depends only on how many of the drawn prompts were dropped, so the order of grading doesn't matter either.
     """
@@ -32,7 +32,7 @@ class Synchronous(OneQuota):
         return None
 
     def settle(self, view: View, part: PartRecord, body: events.Body) -> Sequence[Decision]:
-        """Fills the quota; the round may end once every group is decided."""
+        """Fills the quota, and lets the round end once every group is decided."""
         return settle_whole(
             view, part, self.prompts_per_round, self.group_size, drop_zero_variance=self.drop_zero_variance
         )

@@ -1,8 +1,8 @@
-"""Tail batching: short rounds that leave the slowest prompts out, and rare long rounds of those. Strictly on-policy. Pure.
+"""Tail batching: short rounds that leave out the slowest prompts, and rare long rounds that train them. Strictly on-policy. Pure.
 
-Source: RollPacker, "tail batching" (arXiv:2509.21009). Differs where that loses or biases data: prompts and samples
-are overcommitted independently, a prompt is complete when its responses are generated and not when they are graded, fractions
-of a prompt are carried from round to round, and the end of a run drains the queue.
+Source: RollPacker, "tail batching" (arXiv:2509.21009). Differs where RollPacker loses or biases data: prompts and samples are
+overcommitted independently, a prompt is complete when its responses are generated rather than graded, fractions of a prompt are
+carried from round to round, and the end of a run drains the queue.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from longboat_runtime.samples import PromptId, SampleId
 class TailBatching(OneQuota):
     """Trains `prompts_per_round` prompts a step, `group_size` responses each.
 
-    A short round launches `prompt_overcommit` times as many prompts, fresh ones, with `sample_overcommit` times as many
-    responses; the first prompts to be complete are kept, the others deferred. Once a round's worth of prompts is deferred
-    they make a long round: nothing races, every response is waited for, and the prompts whose given up attempts had got
-    furthest are launched first, so that what may take longest never waits for room in an engine. So a long round follows every
+    A short round launches `prompt_overcommit` times as many fresh prompts with `sample_overcommit` times as many responses; the
+    first prompts to be complete are kept, the others deferred. Once a round's worth of prompts is deferred, they make a long round:
+    nothing races, every response is waited for, and the prompts with the longest abandoned attempts are launched first, so that
+    the responses that may take longest never wait for room in an engine. So a long round follows every
     1 / (prompt_overcommit - 1) short ones.
 
     What a round keeps depends on the order in which responses are generated, never on when they are graded. With
-    `drop_zero_variance` the first complete groups of unequal rewards are kept, and the race lasts until there are enough of
-    them. A group with a grader error is dropped and not replaced. Deferred prompts train by the end: no more are deferred
-    than the remaining rounds can take.
+    `drop_zero_variance` the first complete groups with unequal rewards are kept, and the race lasts until there are enough of
+    them. A group with a grader error is dropped and not replaced. All deferred prompts are trained before the end: no more are
+    deferred than the remaining rounds can take.
 
-    Every `audit_every`-th short round is an audit round: it doesn't race, so that it shows what responses are like where nothing
-    is cut. Neither do short rounds while races are suspended: they are rounds of the synchronous policy, which defer nothing.
+    Every `audit_every`-th short round is an audit round: it doesn't race, and so shows the lengths of responses when none is cut
+    short. Short rounds don't race while races are suspended either: they are then like synchronous rounds and defer nothing.
 
-    A factor that was chosen while the job runs (`OvercommitChosen`) takes the place of `prompt_overcommit`. With a factor of 1
-    nothing is deferred, so no long round may ever come; what was deferred before then goes into the next rounds.
+    A factor chosen while the job runs (`OvercommitChosen`) replaces `prompt_overcommit`. With a factor of 1 nothing is deferred,
+    so there may never be another long round; prompts deferred earlier go into the next rounds.
     """
 
     prompt_overcommit: float
@@ -52,20 +52,20 @@ class TailBatching(OneQuota):
     phase: Fraction = Fraction(0)
 
     def due(self, view: View) -> bool:
-        """A whole round is deferred."""
+        """Whether a whole round's prompts are deferred."""
         return len(view.deferred) >= self.prompts_per_round
 
     def urgent(self, view: View) -> bool:
-        """More is deferred than the rounds after the next one can take, or than two rounds train."""
+        """Whether more prompts are deferred than the rounds after the next one can take, or than two rounds train."""
         return len(view.deferred) > min(self._later(view), 2 * self.prompts_per_round)
 
     def racing(self, view: View) -> bool:
-        """All short rounds do but for audit rounds, unless races are suspended."""
+        """All short rounds race except audit rounds, unless races are suspended."""
         audit = self.audit_every is not None and (view.short_rounds + 1) % self.audit_every == 0
         return not audit and not view.calm_rounds
 
     def _later(self, view: View) -> int:
-        """Prompts that the rounds after this one train."""
+        """How many prompts the rounds after this one train."""
         return self.prompts_per_round * (view.steps - view.step - 1)
 
     def answer(self, view: View, part: PartRecord, body: events.Body) -> Decision | None:
@@ -78,7 +78,7 @@ class TailBatching(OneQuota):
         return None
 
     def settle(self, view: View, part: PartRecord, body: events.Body) -> Sequence[Decision]:
-        """Launches, ends the race once it is decided, and lets the round end when every group is."""
+        """Launches, ends the race once it is decided, and lets the round end once every group is decided."""
         if not part.launched:
             return [self._first_launch(view, part)]
         wanted, live = places(part, self.prompts_per_round), len(part.groups)
@@ -107,14 +107,14 @@ class TailBatching(OneQuota):
         return self._launch(part, self._fresh(view, count), count)
 
     def _replacement(self, view: View, part: PartRecord, count: int) -> Launch:
-        """For groups that were dropped, or given up with the weights that began them. The last round takes what is deferred."""
+        """Replaces groups that were dropped, or given up with their weights. The last round takes deferred prompts."""
         last = view.step + 1 >= view.steps
         queued = tuple(islice(view.deferred, count)) if part.kind is RoundKind.LONG or last else ()
         fresh = self._fresh(view, count - len(queued))
         return self._launch(part, (*queued, *fresh), count)
 
     def _fresh(self, view: View, count: int) -> tuple[PromptId, ...]:
-        """Prompts that were drawn and never launched, which a driver before this one may have left."""
+        """Prompts that were drawn and never launched, which an earlier driver may have left."""
         if len(view.queue) == len(view.deferred):
             return ()
         return tuple(islice((prompt for prompt, attempt in view.queue.items() if attempt == 0), count))
@@ -127,7 +127,7 @@ class TailBatching(OneQuota):
 
 
 def _running_extras(group: GroupRecord | None) -> tuple[SampleId, ...]:
-    """Responses of a complete group that still run and don't count."""
+    """Responses of a complete group that are still running and don't count."""
     if group is None or group.completed is None:
         return ()
     pairs = zip(group.sample_ids, group.samples, strict=True)

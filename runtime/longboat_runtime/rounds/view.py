@@ -1,4 +1,4 @@
-"""What a round policy may see: the ledger, to be read and never changed. Pure."""
+"""What a round policy may see: a read-only view of the ledger. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from longboat_runtime.samples import PromptId, SampleId
 
 
 class View:
-    """A window onto one ledger; always shows its present state."""
+    """A view of one ledger; always shows its current state."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -18,12 +18,12 @@ class View:
 
     @property
     def step(self) -> int:
-        """Optimizer steps committed."""
+        """The number of optimizer steps committed."""
         return self._ledger.step
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of the whole job, as its spec has it since the last step boundary."""
+        """The number of optimizer steps of the whole job, by its spec as of the last step boundary."""
         return self._ledger.steps
 
     @property
@@ -38,7 +38,7 @@ class View:
 
     @property
     def training(self) -> bool:
-        """A step is being computed."""
+        """Whether a step is being computed."""
         return any(round_.state is RoundState.TRAINING for round_ in self._ledger.rounds.values())
 
     @property
@@ -51,7 +51,7 @@ class View:
 
     @property
     def drawn(self) -> int:
-        """Prompts taken from the source so far, over all epochs."""
+        """The number of prompts drawn from the source so far, over all epochs."""
         return self._ledger.drawn
 
     @property
@@ -71,32 +71,32 @@ class View:
 
     @property
     def short_rounds(self) -> int:
-        """Short rounds opened so far, of the whole job."""
+        """The number of short rounds opened so far, over the whole job."""
         return self._ledger.short_rounds
 
     @property
     def races(self) -> int:
-        """Those of them that race."""
+        """The number of short rounds opened so far that race."""
         return self._ledger.races
 
     @property
     def calm_rounds(self) -> int:
-        """So many short rounds to come must not race."""
+        """The number of future short rounds that must not race."""
         return self._ledger.calm_rounds
 
     @property
     def overcommit(self) -> float | None:
-        """The factor of prompts that was chosen last while the job ran; None before."""
+        """The last prompt overcommit factor chosen while the job ran; None before any."""
         return self._ledger.overcommit
 
     @property
     def overcommit_since(self) -> int:
-        """Races opened before that."""
+        """The number of races opened before that choice."""
         return self._ledger.overcommit_since
 
     @property
     def rounds(self) -> Mapping[int, RoundRecord]:
-        """Rounds that are open, or closed and not trained, by number, oldest first."""
+        """Rounds that are open, or closed and not trained yet, by number, oldest first."""
         return self._ledger.rounds
 
     @property
@@ -105,7 +105,7 @@ class View:
 
     @property
     def carried(self) -> Collection[PromptId]:
-        """Groups that wait for a round to go on in, oldest first."""
+        """Prompts of the groups that wait for a round to continue in, oldest first."""
         return self._ledger.carried.keys()
 
     @property
@@ -119,11 +119,11 @@ class View:
         return self._ledger.groups
 
     def domain(self, prompt: PromptId) -> str:
-        """The domain that a queued prompt or one with a live group was drawn from; empty if from none."""
+        """The domain from which a queued prompt, or a prompt with a live group, was drawn; empty if from none."""
         return self._ledger.domains.get(prompt, "")
 
     def within(self, domain: str) -> View:
-        """The same, but for what waits: `queue` and `deferred` are those of one domain."""
+        """The same view, except that `queue` and `deferred` hold only the prompts of one domain."""
         return DomainView(self._ledger, domain)
 
     def open_rounds(self) -> Iterator[RoundRecord]:
@@ -144,5 +144,5 @@ class DomainView(View):
 
     @property
     def deferred(self) -> Mapping[PromptId, GivenUp]:
-        """Those of them that have been launched before, oldest first, with the attempt that was given up."""
+        """Prompts of `queue` that have been launched before, oldest first, with the attempt that was given up."""
         return self._waiting.deferred

@@ -1,4 +1,4 @@
-"""Windows of tail batching on lengths of a known distribution, whose bias is therefore known."""
+"""Windows of tail batching with lengths from a known distribution, so that their bias is known."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from longboat_runtime.rounds.audit.lengths import PromptLengths
 GROUP_SIZE = 8
 PROMPTS_PER_ROUND = 32
 LONGEST = 16_000
-# Log-normal, prompt effect x sample effect: together a longest response of 25 to 32 medians, as RollPacker (arXiv:2509.21009) saw.
+# Log-normal, prompt effect x sample effect: the longest response is 25 to 32 medians, as in RollPacker (arXiv:2509.21009).
 MEDIAN, PROMPT_SIGMA, SAMPLE_SIGMA = 500, 0.9, 0.6
 
 
@@ -21,8 +21,8 @@ MEDIAN, PROMPT_SIGMA, SAMPLE_SIGMA = 500, 0.9, 0.6
 class Racing:
     """Short rounds of `prompt_overcommit` times the prompts with `sample_overcommit` times the responses.
 
-    `deferred_lost` is the share of deferred prompts that never get their long round, `lost` that of all prompts, whatever their
-    length. With `by_lot` who is deferred doesn't depend on lengths either.
+    `deferred_lost` is the share of deferred prompts that never get their long round, `lost` the share of all prompts, whatever their
+    length. With `by_lot` the choice of deferred prompts doesn't depend on lengths either.
     """
 
     prompt_overcommit: float = 1.25
@@ -39,7 +39,7 @@ class Racing:
 
 @dataclass(frozen=True)
 class Played:
-    """First launches [prompts, responses] in ascending order, where unfinished ones were `cut`, and what was trained of whom."""
+    """First launches [prompts, responses] in ascending order, the lengths where responses were `cut`, and the trained samples."""
 
     first: np.ndarray
     cut: np.ndarray
@@ -67,7 +67,7 @@ class Played:
         return found
 
     def bias(self) -> tuple[float, float]:
-        """Mean ratio and Kolmogorov-Smirnov distance of what was trained to all first launches, seen without censoring."""
+        """Mean ratio and Kolmogorov-Smirnov distance between trained responses and all first launches, without censoring."""
         kept, redone = self.trained & ~self.deferred, self.trained & self.deferred
         trained = np.sort(np.concatenate([self.first[kept, :GROUP_SIZE].ravel(), self.later[redone].ravel()]))
         launched = np.sort(self.first.ravel())
@@ -85,7 +85,7 @@ def lengths(rng: np.random.Generator, prompts: np.ndarray, responses: int) -> np
 
 
 def play(policy: Racing, rounds: int, rng: np.random.Generator) -> Played:
-    """Short rounds, and the long rounds of those they deferred."""
+    """Plays short rounds, and the long rounds of the prompts they deferred."""
     launched = round(policy.prompt_overcommit * PROMPTS_PER_ROUND)
     count = rounds * launched
     prompts = rng.normal(0, PROMPT_SIGMA, count)
@@ -108,5 +108,5 @@ def play(policy: Racing, rounds: int, rng: np.random.Generator) -> Played:
 
 @cache
 def true_bias(policy: Racing) -> tuple[float, float]:
-    """Of the policy itself, rather than of a window: mean ratio and Kolmogorov-Smirnov distance."""
+    """Mean ratio and Kolmogorov-Smirnov distance of the policy itself, not of a window."""
     return (1.0, 0.0) if policy.unbiased else play(policy, 3000, np.random.default_rng(0)).bias()

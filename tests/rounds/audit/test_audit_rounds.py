@@ -1,4 +1,4 @@
-"""Audit rounds beside what was trained: right intervals, on distributions whose difference is known."""
+"""Audit rounds compared with trained responses: the intervals are right for distributions whose difference is known."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from longboat_runtime.rounds.audit.lengths import PromptLengths
 from tests.rounds.audit.racing import GROUP_SIZE, LONGEST, Racing, lengths, play, true_bias
 
 RUNS = 100
-# The share of 95 % intervals that hold, less three standard errors of RUNS of them.
+# The coverage of 95 % intervals, less three standard errors over RUNS intervals.
 HELD = 0.93 - 3 * np.sqrt(0.05 * 0.95 / RUNS)
 
 
@@ -47,7 +47,7 @@ def test_too_few_prompts_on_either_side_are_unresolved() -> None:
     assert compare(many, many, LONGEST).ks is not None
 
 
-def test_domains_are_completed_apart_and_counted_together() -> None:
+def test_domains_are_completed_separately_and_counted_together() -> None:
     one = [PromptLengths("a", (100, 100), (), (), (100, 100))] * MIN_PROMPTS
     other = [PromptLengths("b", (300,), (50,), (200,), ())] * MIN_PROMPTS
     found = compare([*one, *other], one, LONGEST)

@@ -1,4 +1,4 @@
-"""The intervals hold: on policies of known bias they have it in them as often as they say."""
+"""The intervals have their nominal coverage for policies whose bias is known."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def coverage(estimates: list[Estimate], truth: float) -> float:
 
 
 def misses(policy: Racing, found: list[LengthBias]) -> dict[str, float]:
-    """Coverages below 93 %: the 95 % that intervals promise, less what chance takes."""
+    """Coverages below 93 %: the nominal 95 %, less an allowance for chance."""
     ratio, distance = true_bias(policy)
     each = {
         "mean_ratio": coverage([bias.mean_ratio for bias in found], ratio),

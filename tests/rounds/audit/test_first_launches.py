@@ -1,4 +1,4 @@
-"""What cut responses are completed with: the same prompt's later attempts, else a model, and never less than they had."""
+"""Cut responses are completed by the same prompt's later attempts or a model, and never become shorter."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_where_nothing_was_longer_it_ends_between_its_cut_and_the_limit() -> Non
 
 
 def test_the_nearest_end_is_at_the_rate_at_which_the_prompt_ended() -> None:
-    """Beyond the median of 200 tokens 3 x 100 were lived, and one response ended."""
+    """Beyond the median of 200 tokens there are 3 x 100 tokens, and one response ended."""
     distribution = complete([prompt((90, 100, 100, 200, 300), cut=(300, 300)), prompt((100, 100, 100, 2000))], LONGEST)
     parts = distribution.modelled
     assert np.average(distribution.likely[parts], weights=distribution.masses[parts]) == pytest.approx(2000)
@@ -73,7 +73,7 @@ def test_completing_never_shortens_and_keeps_every_prompt_at_one(window: list[Pr
 
 
 def test_the_product_limit_of_remissions() -> None:
-    """Gehan 1965 (6-mercaptopurine), as every textbook has it."""
+    """Gehan 1965 (6-mercaptopurine), the textbook example."""
     finished = [6, 6, 6, 7, 10, 13, 16, 22, 23]
     cut = [6, 9, 10, 11, 17, 19, 20, 25, 32, 32, 34, 35]
     distribution = product_limit(np.array([*cut, *finished], dtype=float), np.arange(21) >= len(cut))
@@ -93,7 +93,7 @@ def test_a_tail_keeps_its_mean() -> None:
     assert masses[:, -1] == pytest.approx([0, 0, 0, 1])
 
 
-def test_an_exponential_law_in_parts() -> None:
+def test_an_exponential_distribution_in_parts() -> None:
     masses = np.array([[0.25, 0.25, 0.5, 0.0], [0.0, 0.0, 0.0, 1.0]])
     means = exponential(masses)
     assert (means * masses).sum(1) == pytest.approx([1, 1])

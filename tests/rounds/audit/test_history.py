@@ -1,4 +1,4 @@
-"""Response lengths folded from events: whole periods, each prompt once."""
+"""Response lengths folded from events: complete periods, each prompt once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PERIOD = 3  # two short rounds and a long one
 
 
 def run(steps: int, seed: int = 1) -> list[Event]:
-    """Engines give back what they were told to stop before anything else happens."""
+    """Engines return the samples that they were told to stop before anything else happens."""
     world = World(TailBatching(PROMPTS, GROUP, prompt_overcommit=1.5, sample_overcommit=1.5), GROUP, steps=steps)
     world.start()
     pick = random.Random(seed).choice
@@ -60,7 +60,7 @@ def test_first_launches_later_attempts_and_what_was_trained() -> None:
         assert lengths.launched == launched[prompt].samples == 3
         assert bool(lengths.later) == (prompt in again)
         assert sorted(lengths.trained) == sorted(3 + sample.index for sample in trained if sample.prompt == prompt)
-        # The world's engines give stopped samples back after 1 + index tokens.
+        # The world's engines return stopped samples after 1 + index tokens.
         assert set(lengths.cut) <= {0, 1, 2, 3}
 
 

@@ -1,4 +1,4 @@
-"""What an audit says of any window, and when it says nothing."""
+"""The results of an audit for any window, and when it has none."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_constant_change_is_found_as_it_is() -> None:
 
 
 def test_a_deferred_prompt_counts_once() -> None:
-    """Both its launches together would hide that only its short responses are in the data."""
+    """Counting both launches would hide that only its short responses are in the data."""
     deferred = PromptLengths("math", finished=(100,), cut=(150,), later=(100, 400), trained=(100, 400))
     bias = audit([deferred] * MIN_PROMPTS, LONGEST).overall
     assert bias.mean_ratio.value == pytest.approx(1)
@@ -61,7 +61,7 @@ def test_a_deferred_prompt_counts_once() -> None:
     assert (bias.relaunched, bias.censored, bias.modelled) == (1, 0.5, 0)
 
 
-def test_domains_are_judged_apart_and_together() -> None:
+def test_domains_are_judged_separately_and_together() -> None:
     window = [prompt((100, 200))] * MIN_PROMPTS + [prompt((100, 100), domain="code")] * MIN_PROMPTS
     found = audit(window, LONGEST)
     assert found.domains["math"].ks.high == pytest.approx(0, abs=1e-9)
@@ -81,7 +81,7 @@ def test_too_little_data_is_unresolved(trained: int) -> None:
     assert few.overall.unresolved
 
 
-def test_what_is_no_window_is_refused() -> None:
+def test_an_invalid_window_is_refused() -> None:
     with pytest.raises(ValueError, match="no prompts"):
         audit([], LONGEST)
     with pytest.raises(ValueError, match="longer than the limit"):

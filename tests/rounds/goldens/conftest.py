@@ -1,4 +1,4 @@
-"""The recording is frozen and knows things by the names that they had. What has been renamed since is found under its old name, too."""
+"""The recording is frozen and uses the names of its time. Modules and classes renamed since are available under both names."""
 
 from __future__ import annotations
 

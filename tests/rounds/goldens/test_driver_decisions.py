@@ -1,4 +1,4 @@
-"""The driver decides as recorded, and asks engines to stop and to give back the same samples."""
+"""The driver decides as recorded, and asks engines to stop and to return the same samples."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.rounds.world import World
 
 
 class Flow:
-    """Stands for the driver's samples, and notes what engines are asked to stop."""
+    """Stands in for the driver's sample flow, and notes which samples engines are asked to stop."""
 
     identity = "job"
 
@@ -45,7 +45,7 @@ class Flow:
 
 
 class Steps:
-    """Stands for the work of steps."""
+    """Stands in for the work of steps."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return _nothing
@@ -56,7 +56,7 @@ def _nothing(*_: object) -> None:
 
 
 class NotedLog(EventLog):
-    """Tells the loop of every event."""
+    """Passes every event to the loop."""
 
     loop: DriverLoop
 
@@ -100,7 +100,7 @@ class DriverLoop:
         step = self._driver._run_state.ledger.step
         Driver._happened(self._driver, body)
         if self._driver._run_state.ledger.step > step:
-            # Not what the policy decided after the commit: a boundary is taken before it is asked.
+            # Without the policy's decisions after the commit: a boundary is taken before the policy is asked.
             committed = next(i for i, event in enumerate(self.log) if event.seq == self._driver._boundary.ledger["seq"])
             self._committed = (dict(self._driver._boundary.ledger), committed + 1)
 

@@ -1,1 +1,1 @@
-"""Whether what a round policy trained is what was first launched: the bias of response lengths, with its uncertainty. Pure."""
+"""Compares what a round policy trained with what was first launched: the bias of response lengths, with its uncertainty. Pure."""

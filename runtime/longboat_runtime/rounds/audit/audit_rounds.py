@@ -1,8 +1,8 @@
-"""What was trained beside what audit rounds launched: lengths that nothing cut short, of other prompts. Pure.
+"""Compares trained lengths with those of audit rounds, where nothing is cut short but the prompts are others. Pure.
 
-An audit round is a short round that doesn't race. None of its lengths has to be estimated, which checks the estimate of
-`length_bias`; but its prompts differ from those it is compared with, so intervals are wide. Prompts are resampled, not samples:
-responses to one prompt are alike. Both sides are resampled independently.
+An audit round is a short round that doesn't race. None of its lengths has to be estimated, so it checks the estimate of
+`length_bias`; but its prompts differ from those they are compared with, so intervals are wide. Prompts are resampled, not samples,
+since responses to one prompt are alike. Both sides are resampled independently.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from longboat_runtime.rounds.audit.survival import Floats
 class AuditRounds:
     """How far the distribution of trained lengths is from that of audit rounds.
 
-    `prompts` were launched in audit rounds, `trained` are those of other rounds in a step. `ks` is in [0, 1], `mean_ratio` is trained
-    by launched; both are None where either side has fewer than MIN_PROMPTS.
+    `prompts` is the number of prompts launched in audit rounds, `trained` the number of trained prompts of other rounds. `ks` is in
+    [0, 1], `mean_ratio` is the trained mean divided by the launched mean; both are None if either side has fewer than MIN_PROMPTS.
     """
 
     prompts: int
@@ -35,9 +35,9 @@ class AuditRounds:
 
 
 def compare(audited: Sequence[PromptLengths], others: Sequence[PromptLengths], longest: int) -> AuditRounds:
-    """Trained lengths of `others` with those of first launches in audit rounds (`audited`).
+    """Compares trained lengths of `others` with those of first launches in audit rounds (`audited`).
 
-    `longest` is the limit on a response's tokens: where an engine was lost an audit round may have cut a response too.
+    `longest` is the limit on a response's tokens: an audit round, too, may have cut a response if an engine was lost.
     """
     trained = [prompt.trained for prompt in others if prompt.trained]
     ks = ratio = None
@@ -53,7 +53,7 @@ def compare(audited: Sequence[PromptLengths], others: Sequence[PromptLengths], l
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Atoms [n] in ascending order of `lengths`, of the `prompts` numbered from 0 and with these `masses`."""
+    """Atoms [n] in ascending order of `lengths`, with the numbers of their `prompts`, from 0, and their `masses`."""
 
     prompts: npt.NDArray[np.intp]
     lengths: Floats
@@ -61,14 +61,14 @@ class Distribution:
 
     @classmethod
     def of_samples(cls, groups: Sequence[Sequence[int]]) -> Distribution:
-        """Samples of a prompt each; every sample has the same mass."""
+        """The distribution of groups of samples, one group per prompt; every sample has the same mass."""
         numbers = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
         lengths = np.array([length for group in groups for length in group], dtype=np.float64)
         return cls._sorted(numbers, lengths, np.ones(len(lengths)))
 
     @classmethod
     def of_launches(cls, launched: FirstLaunches) -> Distribution:
-        """Every prompt has the same mass. What is modelled is where it probably ends."""
+        """The distribution of first launches; every prompt has the same mass. Modelled ends are at their likely places."""
         return cls._sorted(launched.prompts, launched.likely, launched.masses)
 
     @classmethod
@@ -78,24 +78,24 @@ class Distribution:
 
     @property
     def count(self) -> int:
-        """Prompts."""
+        """The number of prompts."""
         return int(self.prompts.max()) + 1
 
     def draws(self, seed: int) -> Floats:
-        """How often each prompt is in each resample [1 + DRAWS, count]: first the data, then the same draws for the same count."""
+        """How often each prompt is in each resample [1 + DRAWS, count]: first the data, then draws that depend only on seed and count."""
         count = self.count
         random = np.random.default_rng([seed, count])
         return np.concatenate([np.ones((1, count)), random.multinomial(count, np.full(count, 1 / count), DRAWS)])
 
     def functions(self, grid: Floats, draws: Floats) -> Floats:
-        """The distribution function at the lengths of `grid` [g] in each of `draws` [d, g]."""
+        """The distribution function [d, g] at the lengths of `grid` [g], for each of `draws` [d, count]."""
         mass = np.cumsum(self.masses * draws[:, self.prompts], axis=1)
         at = np.searchsorted(self.lengths, grid, side="right")
         below: Floats = np.concatenate([np.zeros((len(draws), 1)), mass], axis=1)[:, at]
         return below / mass[:, -1:]
 
     def log_mean(self, draws: Floats) -> tuple[Floats, Floats]:
-        """Log of the mean length and its standard error, by linearisation, in each of `draws`."""
+        """The logarithm of the mean length and its standard error, by linearisation, for each of `draws`."""
         tokens = np.bincount(self.prompts, self.masses * self.lengths)
         mass = np.bincount(self.prompts, self.masses)
         total, weight = draws @ tokens, draws @ mass
@@ -111,7 +111,8 @@ class Distribution:
 def ks_distance(one: Distribution, other: Distribution) -> Estimate:
     """The largest difference of the two distribution functions, as in `paired.ks_distance`.
 
-    What chance makes of equal distributions is subtracted from the value; the interval is a band of constant width about the whole difference.
+    The distance that equal distributions have by chance is subtracted from the value; the interval is a band of constant width
+    around the whole difference function.
     """
     grid = np.unique(np.concatenate([one.lengths, other.lengths]))
     draws = one.draws(1), other.draws(2)
@@ -129,7 +130,7 @@ def ks_distance(one: Distribution, other: Distribution) -> Estimate:
 
 
 def mean_ratio(one: Distribution, other: Distribution) -> Estimate:
-    """The mean of `one` by that of `other`, with the symmetric bootstrap-t of the logarithm, as in `paired.mean_ratio`."""
+    """The mean of `one` divided by the mean of `other`, with the symmetric bootstrap-t of the logarithm, as in `paired.mean_ratio`."""
     (top, top_error), (bottom, bottom_error) = one.log_mean(one.draws(1)), other.log_mean(other.draws(2))
     value, error = top - bottom, np.hypot(top_error, bottom_error)
     spread = np.maximum(error[1:], error[0] / 2)

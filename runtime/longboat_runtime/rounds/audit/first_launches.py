@@ -1,19 +1,19 @@
 """The distribution of the lengths of first launches, in which responses that were cut are completed. Pure.
 
-A response cut at c tokens would have gone on. Later attempts of the same prompt are draws from the same distribution, so each of those
-that are longer than c is equally likely to be its end. Where there is none the end is modelled, with three answers:
+A response cut at c tokens would have continued. Later attempts of the same prompt are draws from the same distribution, so each
+attempt longer than c is equally likely to show its end. If there is none, the end is modelled, with three answers:
 
-Likely: as the domain's responses end beyond the same multiple of their prompt's level, which is its median. Responses to one prompt
-have similar lengths (Seer, arXiv:2511.14617), so a length is modelled as prompt effect x sample effect, and the distribution of the
-sample effect is shared. By their lengths alone, responses cut in ordinary prompts would become as long as those of the longest; only
-a prompt more than half of which was cut, which has no level, is completed that way. Cut responses count in both distributions (product
-limit).
+Likely: the response ends as the domain's responses end beyond the same multiple of their prompt's level, which is its median.
+Responses to one prompt have similar lengths (Seer, arXiv:2511.14617), so a length is modelled as prompt effect x sample effect, and
+the distribution of the sample effect is shared. By lengths alone, cut responses of ordinary prompts would become as long as those of
+the longest prompts; only a prompt of which more than half was cut, and which therefore has no level, is completed that way. Cut
+responses count in both distributions (product limit).
 
-Near: the shorter of that and of an exponential distribution: the response ends at the rate at which its prompt's responses ended
-between level and cut. With a long tail the rate falls, so it would go on longer. This restrains the likely answer where sample effects
-of some prompts are wider than those of others: it takes the widest for everyone's, since they are seen the farthest.
+Near: the shorter of the likely end and that of an exponential distribution: the response ends at the rate at which its prompt's
+responses ended between level and cut. In a long tail the rate falls, so the true end would be later. This restrains the likely answer
+when the sample effects of some prompts are wider than those of others: it uses the widest for all, since they are seen the farthest.
 
-Far: as likely, but what is beyond the longest response seen ends at the longest possible one.
+Far: like likely, but the part beyond the longest response seen ends at the longest possible response.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from longboat_runtime.rounds.audit.survival import Bools, Floats, Survival, expo
 
 @dataclass(frozen=True, slots=True)
 class FirstLaunches:
-    """Atoms [n] of the distribution: `masses` of the prompt numbered `prompts`, 1 per prompt.
+    """Atoms [n] of the distribution: the numbers of their `prompts` and their `masses`, which add up to 1 for each prompt.
 
-    An atom is at `near` tokens at least, at `far` tokens at most and probably at `likely` tokens. The three differ only where it is
-    `modelled`: no attempt of the same prompt shows where it ends.
+    An atom is at `near` tokens at least, at `far` tokens at most and probably at `likely` tokens. The three differ only if the atom
+    is `modelled`: no attempt of the same prompt shows where it ends.
     """
 
     prompts: npt.NDArray[np.intp]
@@ -51,7 +51,7 @@ class FirstLaunches:
 
 
 def join(parts: Sequence[FirstLaunches]) -> FirstLaunches:
-    """All atoms of `parts`, whose prompts are numbered alike, but for those without mass."""
+    """All atoms of `parts`, which share the numbers of their prompts, except atoms without mass."""
     columns = zip(*((_.prompts, _.near, _.likely, _.far, _.masses, _.modelled) for _ in parts), strict=True)
     joined = [np.concatenate(column) for column in columns]
     kept = joined[4] > 0
@@ -59,7 +59,7 @@ def join(parts: Sequence[FirstLaunches]) -> FirstLaunches:
 
 
 def together(distributions: Sequence[FirstLaunches]) -> FirstLaunches:
-    """The distribution over the prompts of all `distributions`, numbered consecutively."""
+    """One distribution over the prompts of all `distributions`, renumbered consecutively."""
     first = np.cumsum([0, *(distribution.prompts.max() + 1 for distribution in distributions)])
     return join(
         [
@@ -70,7 +70,10 @@ def together(distributions: Sequence[FirstLaunches]) -> FirstLaunches:
 
 
 def complete(prompts: Sequence[PromptLengths], longest: int) -> FirstLaunches:
-    """The first launches of `prompts`, all of one domain, numbered in their order. No response has more than `longest` tokens."""
+    """The completed first launches of `prompts`, all of one domain, numbered in this order.
+
+    No response has more than `longest` tokens.
+    """
     rows: list[tuple[float, float, float]] = []
     unknown: list[Cut] = []
     for number, prompt in enumerate(prompts):
@@ -88,7 +91,7 @@ def complete(prompts: Sequence[PromptLengths], longest: int) -> FirstLaunches:
 
 
 class Cut(NamedTuple):
-    """`mass` of the prompt numbered `prompt`, cut at `tokens`."""
+    """The part `mass` of the prompt numbered `prompt` that was cut at `tokens`."""
 
     prompt: int
     tokens: int
@@ -96,7 +99,7 @@ class Cut(NamedTuple):
 
 
 def tails(prompts: Sequence[PromptLengths], cuts: Sequence[Cut], longest: int) -> list[FirstLaunches]:
-    """The ends of `cuts`. `prompts` are all of the domain; no response has more than `longest` tokens."""
+    """The modelled ends of `cuts`. `prompts` are all prompts of the domain; no response has more than `longest` tokens."""
     if not cuts:
         return []
     levels = np.array([median((*prompt.finished, *prompt.later), prompt.cut) for prompt in prompts])
@@ -115,7 +118,7 @@ def tails(prompts: Sequence[PromptLengths], cuts: Sequence[Cut], longest: int) -
 
 
 def _distribution(prompts: Sequence[PromptLengths], levels: Floats) -> Survival:
-    """All responses to `prompts`, as multiples of their prompt's level [prompts]."""
+    """The distribution of all responses to `prompts`, as multiples of their prompt's level [prompts]."""
     lengths = [np.array((*prompt.finished, *prompt.later, *prompt.cut)) for prompt in prompts]
     ended = [np.arange(len(all_)) < len(all_) - len(prompt.cut) for all_, prompt in zip(lengths, prompts, strict=True)]
     shares = [all_ / level for all_, level in zip(lengths, levels, strict=True)]
@@ -123,7 +126,10 @@ def _distribution(prompts: Sequence[PromptLengths], levels: Floats) -> Survival:
 
 
 def _mean_rest(prompt: PromptLengths, level: float, tokens: int) -> float:
-    """Tokens to go at a constant rate: all those lived between `level` and `tokens`, by the responses that ended there."""
+    """Mean tokens still to come at a constant rate: all tokens between `level` and `tokens`, per response that ended there.
+
+    0 if no response ended there.
+    """
     lengths = np.array((*prompt.finished, *prompt.later, *prompt.cut))
     ended = np.array((*prompt.finished, *prompt.later))
     ends = np.count_nonzero((ended > level) & (ended <= tokens))
@@ -131,7 +137,7 @@ def _mean_rest(prompt: PromptLengths, level: float, tokens: int) -> float:
 
 
 def _tail(cuts: Sequence[Cut], distribution: Survival, levels: Floats, rests: Floats, longest: int) -> FirstLaunches:
-    """The ends of `cuts` [c] by `distribution`, in multiples of `levels`, and by exponential distributions of means `rests` [c]."""
+    """The ends of `cuts` [c], by `distribution` in multiples of `levels`, and by exponential distributions with means `rests` [c]."""
     numbers = np.array([cut.prompt for cut in cuts])
     tokens = np.array([[cut.tokens] for cut in cuts], dtype=np.float64)
     level = levels[numbers][:, None]

@@ -1,4 +1,4 @@
-"""Response lengths of the prompts of the last whole periods, folded from events. Pure."""
+"""Response lengths of the prompts of the last complete periods, folded from events. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from longboat_runtime.rounds.audit.lengths import PromptLengths
 from longboat_runtime.rounds.events import RoundKind
 from longboat_runtime.samples import PromptId, SampleId
 
-# Periods (short rounds and the long one that ends them) that are audited together: one alone has too few prompts. They are
-# part of a checkpoint, so there are fewer where they are large.
+# How many periods (short rounds and the long one that ends them) are audited together: one alone has too few prompts. They are
+# part of a checkpoint, so fewer are kept if they are large.
 WINDOW_PERIODS = 8
 WINDOW_PROMPTS = 2048
-# Rounds of a period while a job has chosen not to race: as many as there are short ones with the smallest factor it may choose.
+# Rounds per period while a job has chosen not to race: as many as there are short rounds with the smallest factor it may choose.
 ROUNDS_WITHOUT_RACE = 8
 
 
@@ -26,8 +26,8 @@ ROUNDS_WITHOUT_RACE = 8
 class PromptHistory:
     """A prompt that was first launched in `period`, with `samples` responses; if `audited`, in an audit round.
 
-    `finished` are the response tokens of finished samples by attempt and index, `cut` those of samples of the first attempt
-    that were stopped, as far as they got; `trained` are lengths of the batch.
+    `finished` has the response tokens of finished samples by attempt and index, `cut` the tokens so far of first-attempt samples
+    that were stopped, by index; `trained` are the lengths in the batch.
     """
 
     prompt: PromptId
@@ -39,7 +39,7 @@ class PromptHistory:
     trained: list[int] = field(default_factory=list)
 
     def lengths(self, domain: str) -> PromptLengths:
-        """A first response that neither finished nor was given back counts as cut before its first token: nothing is known of it."""
+        """The prompt's lengths. A first response that neither finished nor was returned counts as cut at 0 tokens: nothing is known."""
         first = self.finished.get(0, {})
         missing = [index for index in range(self.samples) if index not in first]
         return PromptLengths(
@@ -56,7 +56,7 @@ _ROUNDS = TypeAdapter(list[events.RoundOpened])
 
 
 def _is_audit(round_: events.RoundOpened | None) -> bool:
-    """Its prompts are fresh and all of its responses are waited for."""
+    """Whether this is an audit round: its prompts are fresh, and all its responses are waited for."""
     return round_ is not None and round_.kind is RoundKind.SHORT and not round_.racing
 
 
@@ -70,7 +70,7 @@ class LengthHistory:
         self._races, self._committed = True, 0
 
     def fold(self, body: events.Body) -> None:
-        """Takes an event that the ledger has taken."""
+        """Folds an event that the ledger has folded."""
         match body:
             case events.RoundOpened(round=number):
                 self._rounds[number] = body
@@ -98,7 +98,7 @@ class LengthHistory:
                 self._races = factor > 1
 
     def window(self) -> list[PromptHistory]:
-        """Prompts first launched in the periods that have ended: the last WINDOW_PERIODS, or as many as WINDOW_PROMPTS make up."""
+        """Prompts first launched in the last WINDOW_PERIODS complete periods; in fewer if they exceed WINDOW_PROMPTS."""
         return [history for history in self._prompts.values() if history.period < self.period]
 
     def _end_period(self) -> None:
@@ -112,7 +112,7 @@ class LengthHistory:
         self._prompts = {prompt: history for prompt, history in self._prompts.items() if history.period >= oldest}
 
     def to_snapshot(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """The history as plain JSON values."""
         return {
             "period": self.period,
             "races": self._races,
@@ -123,7 +123,7 @@ class LengthHistory:
 
     @classmethod
     def from_snapshot(cls, snapshot: Mapping[str, Any]) -> LengthHistory:
-        """Inverse of `to_snapshot`. Raises KeyError or ValueError if it isn't one."""
+        """Inverse of `to_snapshot`. Raises KeyError or ValueError if `snapshot` isn't a snapshot."""
         history = cls()
         history.period = int(snapshot["period"])
         history._races, history._committed = bool(snapshot["races"]), int(snapshot["committed"])

@@ -11,7 +11,7 @@ from longboat_runtime.rounds.audit.first_launches import FirstLaunches, complete
 from longboat_runtime.rounds.audit.lengths import PromptLengths
 from longboat_runtime.rounds.audit.paired import Estimate, PairedDistributions, ks_distance, mean_ratio
 
-# Below that many prompts, or trained prompts, intervals don't hold what they promise.
+# With fewer prompts, or fewer trained prompts, than this, intervals don't have their nominal coverage.
 MIN_PROMPTS = 40
 
 
@@ -19,9 +19,10 @@ MIN_PROMPTS = 40
 class LengthBias:
     """How far the distribution of trained lengths is from that of first launches.
 
-    `prompts` were drawn and `trained` of them are in a step. `relaunched` is the share of prompts with a later attempt; `censored`
-    that of first-launch responses that were cut; `modelled` that of the first launches' distribution which no later attempt of the same prompt
-    completes. `ks` is in [0, 1], `mean_ratio` is trained by launched; both are None below MIN_PROMPTS.
+    `prompts` were drawn, and `trained` of them were in a step. `relaunched` is the share of prompts with a later attempt, `censored`
+    the share of first-launch responses that were cut, `modelled` the share of the first launches' distribution that no later attempt
+    of the same prompt completes. `ks` is in [0, 1], `mean_ratio` is the trained mean divided by the launched mean; both are None
+    below MIN_PROMPTS.
     """
 
     prompts: int
@@ -34,7 +35,7 @@ class LengthBias:
 
     @property
     def unresolved(self) -> bool:
-        """Too little data to say."""
+        """Whether there is too little data for an estimate."""
         return self.ks is None
 
 
@@ -49,12 +50,12 @@ class LengthAudit:
 def audit(prompts: Sequence[PromptLengths], longest: int) -> LengthAudit:
     """Compares trained lengths with those of first launches, each drawn prompt once.
 
-    All launches would be the wrong distribution: a deferred prompt is launched twice, which looks like the bias that it makes up for. `prompts`
-    are all those drawn in the window, in any order. The window should hold whole periods of short and long rounds: a prompt that
-    still waits for its long round counts as one that is never trained. `longest` is the limit on a response's tokens.
+    All launches would be the wrong distribution: a deferred prompt is launched twice, which looks like the bias that it compensates.
+    `prompts` are all prompts drawn in the window, in any order. The window should hold complete periods of short and long rounds: a
+    prompt that still waits for its long round counts as never trained. `longest` is the limit on a response's tokens.
 
-    The result depends on the set of prompts alone: the same resamples every time. Raises ValueError without
-    a prompt, and for a response longer than `longest`.
+    The result depends only on the set of prompts, since the resamples are always the same. Raises ValueError if there is no prompt,
+    or if a response is longer than `longest`.
     """
     if not prompts:
         raise ValueError("no prompts to audit")

@@ -1,4 +1,4 @@
-"""What became of one drawn prompt, in lengths of responses. Pure."""
+"""The lengths of all responses to one drawn prompt. Pure."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PromptLengths:
-    """Response lengths of one prompt over an audited window, in tokens; their order means nothing.
+    """Response lengths of one prompt over an audited window, in tokens, in any order.
 
-    `finished` and `cut` are its first launch: responses that ended by themselves (a stop or the length limit), and those
-    aborted with that many tokens, which are censored there. `later` are responses that ended in later attempts. `trained`
-    are the samples a step was made of, of whichever attempt; empty for a prompt that was dropped.
+    `finished` and `cut` are its first launch: responses that ended on their own (at a stop or the length limit), and responses
+    aborted after this many tokens, where they are censored. `later` are responses that ended in later attempts. `trained` are the
+    samples that a step was made of, whatever their attempt; empty for a prompt that was dropped.
 
-    Raises ValueError without a response at the first launch, for a finished response without tokens, for a negative cut and for
-    a trained sample that didn't finish.
+    Raises ValueError if the first launch has no response, a finished response no tokens, a cut response a negative length, or if a
+    trained sample didn't finish.
     """
 
     domain: str
@@ -33,7 +33,7 @@ class PromptLengths:
 
     @property
     def launched(self) -> int:
-        """Responses of the first launch."""
+        """The number of responses in the first launch."""
         return len(self.finished) + len(self.cut)
 
     @property

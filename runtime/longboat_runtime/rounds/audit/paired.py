@@ -1,8 +1,8 @@
-"""Trained lengths beside those of first launches, prompt by prompt: their distance and the ratio of their means. Pure.
+"""Trained lengths paired with those of first launches, prompt by prompt: their distance and the ratio of their means. Pure.
 
-Prompts are resampled, not samples: responses to one prompt are alike. A prompt is drawn with both sides, which are the same
-responses wherever the policy changed nothing, so that only what it changed contributes to the spread (Efron & Tibshirani 1993, An introduction
-to the bootstrap, chapter 8).
+Prompts are resampled, not samples, since responses to one prompt are alike. A prompt is drawn with both sides, which are the same
+responses unless the policy changed something, so only its changes contribute to the spread (Efron & Tibshirani 1993, An
+introduction to the bootstrap, chapter 8).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from longboat_runtime.rounds.audit.first_launches import FirstLaunches
 from longboat_runtime.rounds.audit.lengths import PromptLengths
 from longboat_runtime.rounds.audit.survival import Floats
 
-# Draws whose distribution functions are in memory at a time.
+# How many draws have their distribution functions in memory at a time.
 CHUNK = 25
 
 
@@ -36,7 +36,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class PairedDistributions:
-    """Both distributions of `count` prompts: first launches, and trained samples as the `prompts` [n] they are of and their `lengths` [n]."""
+    """Both distributions of `count` prompts: first launches, and trained samples as their `prompts` [n] and `lengths` [n]."""
 
     count: int
     launched: FirstLaunches
@@ -51,32 +51,32 @@ class PairedDistributions:
 
     @property
     def trained(self) -> Floats:
-        """Samples trained of each prompt [count]."""
+        """The number of trained samples of each prompt [count]."""
         return np.bincount(self.prompts, minlength=self.count).astype(np.float64)
 
     def launched_means(self, places: Floats) -> Floats:
-        """Mean length of each prompt's first launch [count], its atoms being at `places` [n]."""
+        """The mean length of each prompt's first launch [count], with its atoms at `places` [n]."""
         return np.bincount(self.launched.prompts, self.launched.masses * places, self.count).astype(np.float64)
 
     def draws(self) -> Floats:
-        """How often each prompt is in each resample [1 + DRAWS, count]: first the data, then the same draws for the same count."""
+        """How often each prompt is in each resample [1 + DRAWS, count]: first the data, then draws that depend only on the count."""
         drawn = np.random.default_rng(self.count).multinomial(self.count, np.full(self.count, 1 / self.count), DRAWS)
         return np.concatenate([np.ones((1, self.count)), drawn])
 
 
 def ks_distance(pair: PairedDistributions, draws: Floats) -> Estimate:
-    """The largest difference of the two distribution functions. `draws` are those of `pair`; each must have trained samples.
+    """The largest difference of the two distribution functions. `draws` are `pair.draws()`; each must have trained samples.
 
-    Samples differ even without a bias: the bootstrap's estimate of that is subtracted from the value. The interval comes from a
-    band of constant width about the whole difference function (the bootstrap of Kolmogorov's band; Bickel & Freedman 1981, Some
-    asymptotic theory for the bootstrap): so it is valid for any distance, 0 included, where percentiles never reach 0; its low end
-    is above 0 only where equality is rejected; and it is wider than a large distance needs.
+    Samples differ even without a bias: the bootstrap's estimate of that difference is subtracted from the value. The interval comes
+    from a band of constant width around the whole difference function (the bootstrap of Kolmogorov's band; Bickel & Freedman 1981,
+    Some asymptotic theory for the bootstrap): so it is valid for any distance, including 0, which percentiles never reach; its low
+    end is above 0 only if equality is rejected; and it is wider than a large distance needs.
     """
     launched = pair.launched
     near, likely, far = (_difference(pair, places) for places in (launched.near, launched.likely, launched.far))
     distances, deviations = _resampled(pair, draws)
     band = np.quantile(deviations, CONFIDENCE)
-    # Mass that is farther away lowers the launched function: the difference lies between `near` and `far`.
+    # Mass at greater lengths lowers the launched function: the difference lies between `near` and `far`.
     low = max(0.0, float(np.maximum(near, -far).max() - band))
     high = min(1.0, float(np.maximum(-near, far).max() + band))
     value = 2 * np.abs(likely).max() - distances.mean()
@@ -84,7 +84,7 @@ def ks_distance(pair: PairedDistributions, draws: Floats) -> Estimate:
 
 
 def _difference(pair: PairedDistributions, places: Floats) -> Floats:
-    """Trained minus launched distribution function at all lengths that occur; first launches are at `places`."""
+    """Trained minus launched distribution function at all lengths that occur, with first launches at `places`."""
     launched = pair.launched
     grid = np.unique(np.concatenate([launched.near, launched.likely, launched.far, pair.lengths]))
     order = np.argsort(places, kind="stable")
@@ -94,7 +94,7 @@ def _difference(pair: PairedDistributions, places: Floats) -> Floats:
 
 
 def _resampled(pair: PairedDistributions, draws: Floats) -> tuple[Floats, Floats]:
-    """For each draw but the first: its distance, and its difference function's largest deviation from the data's [DRAWS]."""
+    """For each draw but the first: its distance, and the largest deviation of its difference function from the data's [DRAWS]."""
     launched = pair.launched
     lengths = np.concatenate([launched.likely, pair.lengths])
     order = np.argsort(lengths, kind="stable")
@@ -114,16 +114,16 @@ def _resampled(pair: PairedDistributions, draws: Floats) -> tuple[Floats, Floats
 
 
 def mean_ratio(pair: PairedDistributions, draws: Floats) -> Estimate:
-    """The ratio of means. `draws` are those of `pair`; each must have trained samples.
+    """The ratio of means, trained by launched. `draws` are `pair.draws()`; each must have trained samples.
 
     The interval is the symmetric bootstrap-t of the logarithm (Hall 1988, On symmetric bootstrap confidence intervals), which
-    holds for long tails where percentiles are too narrow. Its ends have what is modelled at its farthest and nearest places.
+    is valid for long tails, for which percentiles are too narrow. Its ends put modelled mass at its farthest and nearest places.
     """
     launched, least = pair.launched, _chance_error(pair)
     value, error = _log_ratio(pair, launched.likely, draws)
     low, low_error = _log_ratio(pair, launched.far, draws[:1])
     high, high_error = _log_ratio(pair, launched.near, draws[:1])
-    # The few prompts that differ are missing in some draws, which then have no spread of their own.
+    # The few prompts that differ are missing from some draws, which then have no spread of their own.
     spread = np.maximum(error[1:], max(error[0], least) / 2)
     deviations = np.divide(np.abs(value[1:] - value[0]), spread, out=np.zeros(DRAWS), where=spread > 0)
     reach = np.quantile(deviations, CONFIDENCE)
@@ -132,16 +132,16 @@ def mean_ratio(pair: PairedDistributions, draws: Floats) -> Estimate:
 
 
 def _chance_error(pair: PairedDistributions) -> float:
-    """Standard error of the log ratio if prompts were trained or not regardless of their length.
+    """The standard error of the log ratio if whether a prompt is trained didn't depend on its length.
 
-    The least there can be: the few that weren't trained may happen to be alike, and then show too small an error.
+    It is a lower bound: the few prompts that weren't trained may happen to be alike, and then show too small an error.
     """
     trained, means = pair.trained, pair.launched_means(pair.launched.likely)
     return float(trained.std() / trained.mean() * means.std() / means.mean() / np.sqrt(pair.count))
 
 
 def _log_ratio(pair: PairedDistributions, places: Floats, draws: Floats) -> tuple[Floats, Floats]:
-    """Log of the ratio and its standard error, by linearisation, in each of `draws`; first launches are at `places`."""
+    """The logarithm of the ratio and its standard error, by linearisation, for each of `draws`, with first launches at `places`."""
     tokens = np.bincount(pair.prompts, pair.lengths, pair.count)
     columns = np.stack([tokens, pair.trained, pair.launched_means(places)], axis=1)
     center = columns.mean(0)
@@ -150,6 +150,6 @@ def _log_ratio(pair: PairedDistributions, places: Floats, draws: Floats) -> tupl
     means, moments = draws @ columns / pair.count, (draws @ products / pair.count).reshape(-1, 3, 3)
     signs = np.array([1, -1, -1])
     slopes = signs / means
-    # A prompt's influence is slopes . columns + 1, of mean zero.
+    # A prompt's influence is slopes . columns + 1, with mean zero.
     variance = np.einsum("di,dij,dj->d", slopes, moments, slopes) - 1
     return np.log(center * means) @ signs, np.sqrt(np.maximum(variance, 0) / pair.count)

@@ -1,4 +1,4 @@
-"""The distribution of lengths some of which are censored: the product-limit estimate. Pure."""
+"""The distribution of partly censored lengths: the product-limit estimate. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-# A tail is given as so many parts of equal mass, each at its mean: enough for a distribution function, exact for a mean.
+# A tail is represented by this many parts of equal mass, each at its mean: enough for a distribution function, exact for a mean.
 TAIL_PARTS = 16
-# Masses below it are rounding.
+# Masses below this are rounding errors.
 _NOTHING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """A distribution on the finished lengths `values` [n], ascending, with `masses` [n]; `rest` of it is beyond `last`, the longest seen.
+    """A distribution on the finished lengths `values` [n], ascending, with `masses` [n].
 
-    `values` and `last` are in tokens, or in shares of some level.
+    The mass `rest` is beyond `last`, the longest length seen. `values` and `last` are in tokens, or in multiples of some level.
     """
 
     values: Floats
@@ -32,7 +32,7 @@ class Survival:
     def beyond(self, cuts: Floats) -> tuple[Floats, Floats]:
         """The distribution conditional on being longer than each of `cuts` [c, 1], as places and masses [c, TAIL_PARTS + 1].
 
-        All but the last are parts of equal mass, each at its mean; the last is what is beyond `last`, and put there.
+        All columns but the last are parts of equal mass, each at its mean; the last is the mass beyond `last`, put at `last`.
         """
         mass = np.concatenate([[0.0], np.cumsum(self.masses)])
         moment = np.concatenate([[0.0], np.cumsum(self.masses * self.values)])
@@ -47,10 +47,10 @@ class Survival:
 
 
 def product_limit(lengths: Floats, finished: Bools) -> Survival:
-    """Estimates the distribution of `lengths` [n > 0], of which those not `finished` [n] are known to be longer than they were.
+    """Estimates the distribution of `lengths` [n > 0], of which those not `finished` [n] are only lower bounds.
 
-    Kaplan & Meier 1958, Nonparametric estimation from incomplete observations. A length censored where another one ended
-    counts as the longer of the two.
+    Kaplan & Meier 1958, Nonparametric estimation from incomplete observations. Of two equal lengths, a censored one counts as
+    longer than a finished one.
     """
     order = np.lexsort((~finished, lengths))
     lengths, ended = lengths[order], finished[order]
@@ -60,12 +60,12 @@ def product_limit(lengths: Floats, finished: Bools) -> Survival:
 
 
 def median(finished: Sequence[int], cut: Sequence[int]) -> float:
-    """The length by which half have ended, by the same estimate; not a number when too many were cut before."""
+    """The length by which half of the responses have ended, by the same estimate; NaN if too many were cut before."""
     surviving, at_risk = 1.0, len(finished) + len(cut)
     for length, censored in sorted([*((length, False) for length in finished), *((length, True) for length in cut)]):
         if not censored:
             surviving *= 1 - 1 / at_risk
-        # Products of such fractions miss a half by rounding.
+        # Products of such fractions may miss a half by rounding.
         if surviving < 0.5 + _NOTHING:
             return length
         at_risk -= 1
@@ -73,7 +73,7 @@ def median(finished: Sequence[int], cut: Sequence[int]) -> float:
 
 
 def exponential(masses: Floats) -> Floats:
-    """The exponential distribution of mean 1 in ascending parts of `masses` [c, parts], together 1: the mean of each part."""
+    """The exponential distribution with mean 1, split into ascending parts of `masses` [c, parts], which sum to 1: their means."""
     above = np.clip(1 - np.cumsum(np.pad(masses, ((0, 0), (1, 0))), axis=1), 0.0, 1.0)
     moment = above * np.log(np.maximum(above, _NOTHING)) - above
     means: Floats = np.diff(moment) / np.maximum(masses, _NOTHING)
