@@ -1,4 +1,4 @@
-"""The examples are what the API takes, and the reasoning-gym one asks and scores as it says."""
+"""The examples are valid, and the reasoning-gym example asks and scores as it says."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Rows are drawn in an order that is random, complete and the same for ever."""
+"""Rows are drawn in an order that is random, complete and always the same."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +26,7 @@ def test_every_epoch_draws_every_row_once_however_draws_are_split(seed: int, row
 
 
 @given(rows=st.integers(1, 40), before=st.integers(0, 100), after=st.integers(0, 100))
-def test_a_kept_cursor_goes_on_where_it_was(rows: int, before: int, after: int) -> None:
+def test_a_saved_cursor_continues_where_it_was(rows: int, before: int, after: int) -> None:
     order = Order(rows, seed=3)
     first, cursor = order.draw(Cursor(), before)
     kept = Cursor(cursor.epoch, cursor.position)

@@ -1,4 +1,4 @@
-"""Datasets as a user brings them: what comes out, and what a person is told when something is wrong."""
+"""Datasets as users bring them: the prompts they give, and the errors when something is wrong."""
 
 import json
 import re
@@ -89,7 +89,7 @@ def test_prompt_template_sees_all_columns(open_rows: Callable[..., TablePrompts]
     assert row.text == "1+2="
 
 
-def test_restart_goes_on_with_the_next_row(open_rows: Callable[..., TablePrompts]) -> None:
+def test_a_restart_continues_with_the_next_row(open_rows: Callable[..., TablePrompts]) -> None:
     rows = [{"prompt": str(i)} for i in range(7)]
     whole, first, resumed = (open_rows(rows, shuffleSeed=5) for _ in range(3))
     expected = drawn_rows(whole, 20)
@@ -127,7 +127,7 @@ def test_cursors_of_domains_are_kept(open_rows: Callable[..., TablePrompts]) -> 
     begun = drawn_rows(first, 2, "a"), drawn_rows(first, 5, "b")
     resumed.restore(json.loads(json.dumps(first.state())))
     assert (begun[0] + drawn_rows(resumed, 5, "a"), begun[1] + drawn_rows(resumed, 4, "b")) == expected
-    with pytest.raises(SpecProblem, match="quotas of a, b; now there are some of no domain") as caught:
+    with pytest.raises(SpecProblem, match="quotas for a, b; now there are quotas for no domain") as caught:
         open_rows(TOPICS, shuffleSeed=5).restore(first.state())
     assert caught.value.field == "spec.rounds.quotas"
 
@@ -138,9 +138,9 @@ def test_cursors_of_domains_are_kept(open_rows: Callable[..., TablePrompts]) -> 
         (
             ("a", "b", "c"),
             "spec.rounds.quotas[2].domain",
-            "No row of the dataset is of domain 'c'; there are 'b', 'a'.",
+            "No row of the dataset belongs to domain 'c'; there are 'b', 'a'.",
         ),
-        (("b",), "spec.rounds.quotas", "3 rows are of domains without a quota, and would never be drawn: 'a'."),
+        (("b",), "spec.rounds.quotas", "3 rows belong to domains without a quota, and would never be drawn: 'a'."),
     ],
 )
 def test_domains_that_do_not_match_the_quotas_are_named(
@@ -324,7 +324,7 @@ def test_rows_that_are_skipped_change_nothing_about_the_order_of_the_others(
 
 
 @pytest.mark.parametrize("drawn", range(20))
-def test_a_restart_skips_what_was_skipped_and_goes_on_with_the_next_row(
+def test_a_restart_skips_the_same_rows_and_continues_with_the_next_one(
     open_rows: Callable[..., TablePrompts], drawn: int
 ) -> None:
     expected = drawn_rows(open_rows(MIXED, **SKIP), 24)

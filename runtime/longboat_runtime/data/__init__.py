@@ -1,1 +1,1 @@
-"""Rows of a dataset as prompts: where they come from, in which order, and as which tokens."""
+"""Dataset rows as prompts: their sources, their order and their tokens."""

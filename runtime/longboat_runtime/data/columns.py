@@ -1,4 +1,4 @@
-"""Columns of a row: their names, and values that can travel as JSON. Pure."""
+"""Columns of a row: their names, and their values as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 
 def suggestion(name: str, available: Iterable[str]) -> str:
-    """` Did you mean X?` for the closest of the names, else nothing."""
+    """` Did you mean X?` with the closest of the available names; empty if none is close."""
     close = difflib.get_close_matches(name, list(available), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON can carry it: dates as ISO text, decimals as text, bytes as text (base64 unless UTF-8)."""
+    """The value as JSON can represent it: dates as ISO text, durations as seconds, decimals as text, bytes as UTF-8 or base64 text."""
     match value:
         case None | bool() | int() | float() | str():
             return value

@@ -1,8 +1,8 @@
-"""The order rows are drawn in: one permutation an epoch, and a cursor that can be kept in a checkpoint. Pure.
+"""The order in which rows are drawn: one permutation per epoch, and a cursor that a checkpoint can hold. Pure.
 
-A job resumed by another version of Longboat, numpy or Python has to see the same order. So nothing here relies on a shuffle
-of a library, whose algorithm may change: keys are the raw 64-bit output of PCG64 (its stream is part of numpy's
-compatibility promise, `Generator.permutation` is not), and rows are sorted by key.
+A job resumed by another version of Longboat, numpy or Python has to see the same order. So nothing here relies on a library's
+shuffle, whose algorithm may change: keys are the raw 64-bit output of PCG64 (its stream is part of numpy's compatibility
+promise, `Generator.permutation` is not), and rows are sorted by key.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from longboat_runtime.samples import PromptId
 def permutation(seed: int, epoch: int, rows: int) -> npt.NDArray[np.int64]:
     """Row numbers 0..rows-1 in the order of `epoch`; int64 of shape (rows,).
 
-    Every (seed, epoch) has its own PCG64 stream, seeded by blake2b; equal keys keep row order.
+    Every (seed, epoch) has its own PCG64 stream, seeded by blake2b; rows with equal keys keep their order.
     """
     digest = hashlib.blake2b(f"longboat-order/{seed}/{epoch}".encode(), digest_size=16).digest()
     keys = np.random.PCG64(int.from_bytes(digest, "big")).random_raw(rows)
@@ -33,7 +33,7 @@ def permutation(seed: int, epoch: int, rows: int) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The next row to draw: `position` counts drawn rows of `epoch`."""
+    """The next row to draw: `position` is the number of rows already drawn in `epoch`."""
 
     epoch: int = 0
     position: int = 0
@@ -41,30 +41,30 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """How `rows` rows are drawn: shuffled by `seed`, or as they stand when `shuffle` is off."""
+    """The order of `rows` rows: shuffled by `seed`, or the order of the table if `shuffle` is off."""
 
     rows: int
     seed: int
     shuffle: bool = True
 
     def epoch(self, number: int) -> npt.NDArray[np.int64]:
-        """All row numbers in the order of an epoch; int64 of shape (rows,)."""
+        """All row numbers in the order of epoch `number`; int64 of shape (rows,)."""
         return permutation(self.seed, number, self.rows) if self.shuffle else np.arange(self.rows)
 
     def draw(self, cursor: Cursor, count: int) -> tuple[list[PromptId], Cursor]:
-        """The next `count` prompts of all rows; see `draw`."""
+        """The next `count` prompts over all rows, and the cursor after them; see `draw`."""
         return draw(self, cursor, count)
 
 
 class Rows(Protocol):
-    """Rows to be drawn: as many in every epoch, at least one."""
+    """Rows to draw from: the same number in every epoch, at least one."""
 
     def epoch(self, number: int) -> npt.NDArray[np.int64]:
-        """Their numbers in the order of an epoch."""
+        """The row numbers in the order of epoch `number`."""
 
 
-class SomeRows:
-    """The rows of which `members` [rows] is true, in the same order among themselves. That of the last epoch asked for is kept."""
+class RowSubset:
+    """The rows for which `members` [rows] is true, in the order of all rows. Caches the order of the last epoch requested."""
 
     def __init__(self, order: Order, members: npt.NDArray[np.bool_]) -> None:
         self._order, self._members = order, members
@@ -79,7 +79,7 @@ class SomeRows:
 
 
 def draw(rows: Rows, cursor: Cursor, count: int) -> tuple[list[PromptId], Cursor]:
-    """The next `count` prompts and the cursor after them. Every epoch gives each row exactly once."""
+    """The next `count` prompts and the cursor after them. Every epoch draws each row exactly once."""
     drawn: list[PromptId] = []
     epoch, position = cursor.epoch, cursor.position
     while len(drawn) < count:

@@ -1,4 +1,4 @@
-"""How a row becomes prompt text and token ids: templates, the model's tokenizer and its context length."""
+"""Turns rows into prompt text and token ids: templates, the model's tokenizer and its context length."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class Prompts:
-    """Renders rows by `promptTemplate`, the tokenizer's chat template, or as plain text, and bounds their length.
+    """Renders rows with `promptTemplate`, with the tokenizer's chat template, or as plain text, and checks their length.
 
-    `limit` is the longest prompt in tokens: context length minus maxTokens.
+    `limit` is the longest allowed prompt in tokens: context length minus maxTokens.
     """
 
     def __init__(self, dataset: DatasetSpec, tokenizer: PreTrainedTokenizerBase, context: int, max_tokens: int) -> None:
@@ -40,7 +40,7 @@ class Prompts:
         self._template = _compile(dataset.prompt_template)
 
     def text(self, record: Mapping[str, Any], place: str) -> tuple[str, bool]:
-        """Prompt text, and whether it already holds the tokenizer's special tokens (a rendered chat does)."""
+        """The prompt text, and whether it already includes the tokenizer's special tokens (as a rendered chat does)."""
         if self._template is not None:
             try:
                 return self._template.render(record), False
@@ -48,7 +48,7 @@ class Prompts:
                 raise SpecProblem(
                     Reason.PROMPT_TEMPLATE_INVALID,
                     "spec.dataset.promptTemplate",
-                    f"It fails for {place}: {error}. The row has the columns {', '.join(record)}.",
+                    f"The template fails for {place}: {error}. The row has the columns {', '.join(record)}.",
                 ) from error
         prompt = column(record, self._column, "spec.dataset.columns.prompt", place)
         if isinstance(prompt, str):
@@ -77,7 +77,7 @@ class Prompts:
             raise SpecProblem(
                 Reason.PROMPT_TEMPLATE_INVALID,
                 "spec.dataset.columns.prompt",
-                f"The tokenizer's chat template refuses {place}: {error}.",
+                f"The tokenizer's chat template rejects {place}: {error}.",
             ) from error
 
     def tokens(self, text: str, special: bool, place: str) -> tuple[int, ...]:
@@ -100,20 +100,20 @@ class Prompts:
     def check(self, record: Mapping[str, Any], place: str) -> None:
         """Raises SpecProblem if the row can't be launched."""
         text, special = self.text(record, place)
-        # A token stands for at least one byte, so a text this short can't be too long and needn't be tokenized.
+        # A token covers at least one byte, so a text this short can't be too long and needn't be tokenized.
         if not text or len(text.encode()) + _SPECIAL_TOKENS > self.limit:
             self.tokens(text, special, place)
 
 
-# What a template's own expressions may raise.
+# Errors that a template's own expressions may raise.
 _TEMPLATE_ERRORS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
-# More than tokenizers add around a text (bos, eos).
+# An upper bound on the tokens that tokenizers add around a text (bos, eos).
 _SPECIAL_TOKENS = 8
 
 
 def column(record: Mapping[str, Any], path: str | None, field: str, place: str) -> Any:
-    """The column named `path`, or a value inside one (`reward_model.ground_truth`); None where the spec names none.
+    """The column named `path`, or a value inside a column (`reward_model.ground_truth`); None if the spec names no column.
 
     Raises a SpecProblem that names the existing columns.
     """
@@ -158,7 +158,7 @@ def context_length(model: ModelSpec) -> int:
 
 
 def load_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
-    """The tokenizer of the model's directory; nothing is downloaded and no code of the directory is run."""
+    """The tokenizer in the model's directory. Downloads nothing and runs no code from the directory."""
     from transformers import AutoTokenizer
 
     try:
@@ -168,5 +168,5 @@ def load_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
             Reason.MODEL_INVALID,
             "spec.model.path",
             f"{model.path} has no tokenizer that can be loaded ({error}). Put "
-            "tokenizer.json and tokenizer_config.json beside config.json.",
+            "tokenizer.json and tokenizer_config.json next to config.json.",
         ) from error

@@ -15,26 +15,26 @@ from longboat_crds.reasons import Reason
 from longboat_crds.rounds import DomainQuota
 from longboat_runtime.data.gym import DOMAIN as GYM_DOMAIN
 from longboat_runtime.data.gym import GymTable, shares_rows
-from longboat_runtime.data.order import Cursor, Order, Rows, SomeRows, draw
+from longboat_runtime.data.order import Cursor, Order, Rows, RowSubset, draw
 from longboat_runtime.data.prompts import Prompts, column, context_length, load_tokenizer
 from longboat_runtime.data.tables import Table, open_files
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.samples import PromptId, Row
 
-# Generated rows are made on demand; so many are made and checked at the start.
+# Generated rows are made on demand; this many are made and checked at the start.
 _GENERATED_ROWS_CHECKED = 32
-# After so many generated rows in a row that are too long, no other is expected.
-_SKIPPED_AT_ONCE = 10_000
-# A message names so many domains.
-_NAMED = 5
+# After this many consecutive generated rows that are too long, all are assumed to be.
+_MOST_SKIPPED_IN_A_ROW = 10_000
+# How many domains a message names at most.
+_DOMAINS_NAMED = 5
 
 
 class TablePrompts:
-    """`interfaces.PromptSource` over a table. All rows of files are checked at the start, generated ones as they come.
+    """`interfaces.PromptSource` over a table. Rows of files are all checked at the start, generated rows as they are drawn.
 
-    With `quotas` rows are drawn from their domains, each of which has a cursor of its own. With `dataset.tooLongPrompts: Skip` the
-    cursors pass over rows that are too long as if the dataset didn't have them: they are prompts of no epoch. `field` is the
-    path of the table in the spec, for errors.
+    With `quotas`, rows are drawn by domain, and each domain has its own cursor. With `dataset.tooLongPrompts: Skip` the cursors
+    pass over rows that are too long as if the dataset didn't have them: they are never prompts, in any epoch. `field` is the path
+    of the table in the spec, for errors.
     """
 
     def __init__(
@@ -58,18 +58,18 @@ class TablePrompts:
                 prompts.check(record, place)
             except SpecProblem as problem:
                 self._skip(row, problem)
-            domains.append(self._meanings(record, place)[0])
+            domains.append(self._labels(record, place)[0])
         if len(self._too_long) == len(table):
-            raise self._nothing_left(f"all {len(table)} rows")
+            raise self._empty(f"all {len(table)} rows")
         self._skipped = 0 if self._generated else len(self._too_long)
         self._rows: dict[str, Rows] = {"": order}
         if quotas:
             domains += [self.domain(row) for row in range(len(domains), len(table))]
             of_domains = _rows_by_domain(domains, quotas)
-            self._rows = {domain: SomeRows(order, own) for domain, own in of_domains.items()}
+            self._rows = {domain: RowSubset(order, own) for domain, own in of_domains.items()}
             for domain, own in of_domains.items():
                 if self._too_long.issuperset(own.nonzero()[0].tolist()):
-                    raise self._nothing_left(f"all {own.sum()} rows of domain {domain!r}")
+                    raise self._empty(f"all {own.sum()} rows of domain {domain!r}")
         self._cursors = dict.fromkeys(self._rows, Cursor())
         self._kept: dict[PromptId, Row] = {}
 
@@ -78,11 +78,14 @@ class TablePrompts:
 
     @property
     def skipped(self) -> int | None:
-        """Rows that are too long: of files all there are, of generated ones those met so far. None if such rows fail the job."""
+        """The number of rows that are too long: all of them in files, of generated rows those met so far.
+
+        None if such rows fail the job.
+        """
         return self._skipped if self._skips else None
 
     def draw(self, count: int, domain: str = "") -> list[PromptId]:
-        """The next `count` prompts of a domain, which has a quota; without quotas, of all."""
+        """The next `count` prompts of a domain, which must have a quota; without quotas, of all rows."""
         prompts: list[PromptId] = []
         skipped = 0
         while len(prompts) < count:
@@ -90,12 +93,12 @@ class TablePrompts:
             found = [prompt for prompt in drawn if self._fits(prompt)]
             prompts += found
             skipped = 0 if found else skipped + len(drawn)
-            if self._generated and skipped >= min(len(self._table), _SKIPPED_AT_ONCE):
-                raise self._nothing_left(f"{skipped} rows, one after another,")
+            if self._generated and skipped >= min(len(self._table), _MOST_SKIPPED_IN_A_ROW):
+                raise self._empty(f"{skipped} rows, one after another,")
         return prompts
 
     def first(self, count: int) -> list[Row]:
-        """The first `count` rows as they stand in the table, or as many as there are."""
+        """The first `count` rows in the order of the table, or all rows if there are fewer."""
         found: list[Row] = []
         for number in range(len(self._table)):
             if len(found) == count:
@@ -103,11 +106,11 @@ class TablePrompts:
             if self._fits(prompt := PromptId(0, number)):
                 found.append(self.row(prompt))
         if not found:
-            raise self._nothing_left(f"all {len(self._table)} rows")
+            raise self._empty(f"all {len(self._table)} rows")
         return found
 
     def _fits(self, prompt: PromptId) -> bool:
-        """False if the prompt is skipped. Raises SpecProblem if it can't be launched for another reason."""
+        """Whether the prompt is used, not skipped. Raises SpecProblem if it can't be launched for another reason."""
         if prompt.row not in self._too_long:
             try:
                 self.row(prompt)
@@ -115,7 +118,7 @@ class TablePrompts:
                 self._skip(prompt.row, problem)
             else:
                 return True
-        # The first epoch has every row once.
+        # Count in the first epoch only: it has every row once.
         self._skipped += self._generated and prompt.epoch == 0
         return False
 
@@ -125,25 +128,25 @@ class TablePrompts:
             raise problem
         self._too_long.add(row)
 
-    def _nothing_left(self, rows: str) -> SpecProblem:
+    def _empty(self, rows: str) -> SpecProblem:
         return SpecProblem(
             Reason.DATASET_EMPTY,
             self._field,
             f"No prompt is left: {rows} have more than {self._prompts.limit} tokens, and spec.dataset.tooLongPrompts is Skip. Lower "
-            "spec.rollout.sampling.maxTokens, raise spec.model.maxLength, or take rows with shorter prompts.",
+            "spec.rollout.sampling.maxTokens, raise spec.model.maxLength, or use rows with shorter prompts.",
         )
 
     def row(self, prompt: PromptId) -> Row:
-        """The row of a prompt; made once and kept until `forget`. Raises SpecProblem if it can't be launched."""
+        """The row of a prompt, cached until `forget`. Raises SpecProblem if it can't be launched."""
         if prompt not in self._kept:
             record, place = self._table.record(prompt.row), self._table.place(prompt.row)
             text, special = self._prompts.text(record, place)
             token_ids = self._prompts.tokens(text, special, place)
-            self._kept[prompt] = Row(prompt, text, token_ids, *self._meanings(record, place), record)
+            self._kept[prompt] = Row(prompt, text, token_ids, *self._labels(record, place), record)
         return self._kept[prompt]
 
     def forget(self, prompts: Iterable[PromptId]) -> None:
-        """The rows of these prompts aren't needed for now."""
+        """Drops the cached rows of these prompts, which aren't needed for now."""
         for prompt in prompts:
             self._kept.pop(prompt, None)
 
@@ -151,16 +154,16 @@ class TablePrompts:
         """The row's domain; empty if rows have none."""
         if isinstance(self._table, GymTable) and self._columns.domain == GYM_DOMAIN:
             return self._table.source.task
-        return self._meanings(self._table.record(row), self._table.place(row))[0]
+        return self._labels(self._table.record(row), self._table.place(row))[0]
 
-    def _meanings(self, record: Mapping[str, Any], place: str) -> tuple[str, Any]:
+    def _labels(self, record: Mapping[str, Any], place: str) -> tuple[str, Any]:
         """Domain and ground truth of a row."""
         domain = column(record, self._columns.domain, "spec.dataset.columns.domain", place)
         truth = column(record, self._columns.ground_truth, "spec.dataset.columns.groundTruth", place)
         return (str(domain) if self._columns.domain else ""), truth
 
     def state(self) -> Mapping[str, Any]:
-        """The cursors by domain, and what the order rests on."""
+        """The cursors by domain, and the settings that determine the order."""
         order = self._order
         return {
             "cursors": {domain: [cursor.epoch, cursor.position] for domain, cursor in self._cursors.items()},
@@ -171,7 +174,7 @@ class TablePrompts:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continues where `state` was taken. Raises SpecProblem if the dataset has another number of rows, order or domains since."""
+        """Continues from `state`. Raises SpecProblem if the dataset's number of rows, order or domains have changed since."""
         order = self._order
         if (state["rows"], state["seed"], state["shuffle"]) != (order.rows, order.seed, order.shuffle):
             raise SpecProblem(
@@ -188,8 +191,8 @@ class TablePrompts:
             raise SpecProblem(
                 Reason.CHECKPOINT_MISMATCH,
                 "spec.rounds.quotas",
-                f"The checkpoint was made with quotas of {before or 'no domain'}; now there are some of {now or 'no domain'}. Name the "
-                "same domains, or start a new job.",
+                f"The checkpoint was made with quotas for {before or 'no domain'}; now there are quotas for {now or 'no domain'}. Name "
+                "the same domains, or start a new job.",
             )
         self._cursors = {domain: Cursor(*cursor) for domain, cursor in state["cursors"].items()}
         if self._generated:
@@ -199,19 +202,22 @@ class TablePrompts:
 def open_source(
     dataset: DatasetSpec, model: ModelSpec, max_tokens: int, quotas: Sequence[DomainQuota] = ()
 ) -> TablePrompts:
-    """The training rows. `max_tokens` is the longest response (spec.rollout.sampling.maxTokens). Raises SpecProblem."""
+    """Opens the training rows. `max_tokens` is the longest response (spec.rollout.sampling.maxTokens). Raises SpecProblem."""
     prompts = _prompts(dataset, model, max_tokens)
     table = _open_table(dataset.files, dataset.reasoning_gym, "spec.dataset")
     return TablePrompts(table, dataset, prompts, Order(len(table), dataset.shuffle_seed, dataset.shuffle), quotas)
 
 
 def open_evaluation(dataset: DatasetSpec, model: ModelSpec, max_tokens: int) -> list[Row]:
-    """The held-out rows, at most `maxPrompts`, in the order of the file; empty without spec.dataset.evaluation."""
+    """The held-out rows, at most `maxPrompts`, in the order of the table; empty without spec.dataset.evaluation.
+
+    Raises SpecProblem.
+    """
     evaluation = dataset.evaluation
     if evaluation is None:
         return []
     if evaluation.reasoning_gym is not None and dataset.reasoning_gym is not None:
-        _check_apart(dataset.reasoning_gym, evaluation.reasoning_gym)
+        _check_disjoint(dataset.reasoning_gym, evaluation.reasoning_gym)
     prompts = _prompts(dataset, model, max_tokens)
     table = _open_table(evaluation.files, evaluation.reasoning_gym, "spec.dataset.evaluation")
     order = Order(len(table), seed=0, shuffle=False)
@@ -219,16 +225,16 @@ def open_evaluation(dataset: DatasetSpec, model: ModelSpec, max_tokens: int) -> 
 
 
 def _prompts(dataset: DatasetSpec, model: ModelSpec, max_tokens: int) -> Prompts:
-    longest = context_length(model)  # first, since it says plainly that there is no model
+    longest = context_length(model)  # first, since it gives the clearest error if there is no model
     return Prompts(dataset, load_tokenizer(model), longest, max_tokens)
 
 
-def _check_apart(trained: ReasoningGymSource, held_out: ReasoningGymSource) -> None:
+def _check_disjoint(trained: ReasoningGymSource, held_out: ReasoningGymSource) -> None:
     if shares_rows(trained, held_out):
         raise SpecProblem(
             Reason.DATASET_INVALID,
             "spec.dataset.evaluation.reasoningGym.seed",
-            f"Held-out rows would be training rows: row i of {trained.task!r} is made from seed + i, and training takes the seeds "
+            f"Held-out rows would be training rows: row i of {trained.task!r} is made from seed + i, and training uses the seeds "
             f"{trained.seed} to {trained.seed + trained.size - 1}. Set it to {trained.seed + trained.size} or more.",
         )
 
@@ -244,7 +250,7 @@ def _open_table(files: FilesSource | None, gym: ReasoningGymSource | None, field
 def _rows_by_domain(domains: Sequence[str], quotas: Sequence[DomainQuota]) -> Mapping[str, npt.NDArray[np.bool_]]:
     """The rows of each domain as a mask [rows], given the domain of each row.
 
-    Raises SpecProblem if a domain with a quota has no row, or one of the rows' domains has no quota: its rows would never be drawn.
+    Raises SpecProblem if a domain with a quota has no rows, or a domain with rows has no quota: its rows would never be drawn.
     """
     rows = Counter(domains)
     for index, quota in enumerate(quotas):
@@ -252,20 +258,20 @@ def _rows_by_domain(domains: Sequence[str], quotas: Sequence[DomainQuota]) -> Ma
             raise SpecProblem(
                 Reason.DOMAINS_MISMATCH,
                 f"spec.rounds.quotas[{index}].domain",
-                f"No row of the dataset is of domain {quota.domain!r}; there are {_names(rows)}. Correct the name or "
-                "spec.dataset.columns.domain, or take the quota out.",
+                f"No row of the dataset belongs to domain {quota.domain!r}; there are {_names(rows)}. Correct the name or "
+                "spec.dataset.columns.domain, or remove the quota.",
             )
     if left := {domain: count for domain, count in rows.items() if domain not in {quota.domain for quota in quotas}}:
         raise SpecProblem(
             Reason.DOMAINS_MISMATCH,
             "spec.rounds.quotas",
-            f"{sum(left.values())} rows are of domains without a quota, and would never be drawn: {_names(left)}. Give each "
-            "of them a quota, or take its rows out of the dataset.",
+            f"{sum(left.values())} rows belong to domains without a quota, and would never be drawn: {_names(left)}. Give each "
+            "domain a quota, or remove its rows from the dataset.",
         )
     of = np.array(domains)
     return {quota.domain: of == quota.domain for quota in quotas}
 
 
 def _names(rows: Mapping[str, int]) -> str:
-    named = ", ".join(repr(domain) for domain in sorted(rows, key=lambda domain: -rows[domain])[:_NAMED])
-    return named if len(rows) <= _NAMED else f"{named} and {len(rows) - _NAMED} more"
+    named = ", ".join(repr(domain) for domain in sorted(rows, key=lambda domain: -rows[domain])[:_DOMAINS_NAMED])
+    return named if len(rows) <= _DOMAINS_NAMED else f"{named} and {len(rows) - _DOMAINS_NAMED} more"

@@ -1,4 +1,4 @@
-"""Rows of files by number: JSON Lines and Parquet. Values stay on disk or in Arrow memory until a row is asked for."""
+"""Rows of JSON Lines and Parquet files, by number. Values stay on disk or in Arrow memory until a row is requested."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Table(Protocol):
     def __len__(self) -> int: ...
 
     def record(self, row: int) -> dict[str, Any]:
-        """Column values of the row, all of them JSON values."""
+        """The row's column values, all of them JSON values."""
 
     def place(self, row: int) -> str:
-        """Where a person finds the row, such as `train.jsonl line 7`."""
+        """Where a person can find the row, such as `train.jsonl line 7`."""
 
 
 class JsonLines:
-    """One JSON object a line; blank lines don't count. Every line is parsed once when the file is opened."""
+    """One JSON object per line; blank lines don't count. Every line is parsed once when the file is opened."""
 
     def __init__(self, path: Path, field: str) -> None:
         self.path = path
@@ -57,13 +57,13 @@ class JsonLines:
         return len(self._lines)
 
     def record(self, row: int) -> dict[str, Any]:
-        """Column values of the row."""
+        """The row's column values."""
         start, end, _ = self._lines[row]
         record: dict[str, Any] = json.loads(self._data[start:end])
         return record
 
     def place(self, row: int) -> str:
-        """Where a person finds the row."""
+        """Where a person can find the row."""
         return f"{self.path} line {self._lines[row][2]}"
 
 
@@ -74,14 +74,14 @@ def _check_line(line: bytes, path: Path, number: int, field: str) -> None:
         raise SpecProblem(
             Reason.DATASET_INVALID,
             field,
-            f"{path} line {number} is not JSON ({error}). Write one JSON object a line, or set the "
+            f"{path} line {number} is not JSON ({error}). Write one JSON object per line, or set the "
             "file's format (`spec.dataset.files.format: Parquet`).",
         ) from error
     if not isinstance(value, dict):
         raise SpecProblem(
             Reason.DATASET_INVALID,
             field,
-            f"{path} line {number} is a JSON {type(value).__name__}. Write one JSON object (column: value) a line.",
+            f"{path} line {number} is a JSON {type(value).__name__}. Write one JSON object (column: value) per line.",
         )
 
 
@@ -104,17 +104,17 @@ class Parquet:
         return int(self._table.num_rows)
 
     def record(self, row: int) -> dict[str, Any]:
-        """Column values of the row."""
+        """The row's column values."""
         (values,) = self._table.slice(row, 1).to_pylist()
         return {name: plain(value) for name, value in values.items()}
 
     def place(self, row: int) -> str:
-        """Where a person finds the row."""
+        """Where a person can find the row."""
         return f"{self.path} row {row}"
 
 
 class Files:
-    """Several files as one table; rows are numbered through them in order."""
+    """Several files as one table; rows are numbered consecutively across the files."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
         self._tables = tables
@@ -130,12 +130,12 @@ class Files:
         return self._tables[index], row - self._starts[index]
 
     def record(self, row: int) -> dict[str, Any]:
-        """Column values of the row."""
+        """The row's column values."""
         table, inner = self._find(row)
         return table.record(inner)
 
     def place(self, row: int) -> str:
-        """Where a person finds the row."""
+        """Where a person can find the row."""
         table, inner = self._find(row)
         return table.place(inner)
 
@@ -167,6 +167,6 @@ def open_files(source: FilesSource, field: str) -> Table:
     files = Files(tables) if len(tables) > 1 else tables[0]
     if len(files) == 0:
         raise SpecProblem(
-            Reason.DATASET_EMPTY, f"{field}.paths", f"No rows in {', '.join(source.paths)}. Name files that have some."
+            Reason.DATASET_EMPTY, f"{field}.paths", f"No rows in {', '.join(source.paths)}. Name files that have rows."
         )
     return files
