@@ -44,7 +44,7 @@ def test_the_worst_kind_counts_and_only_scores_are_summed(kinds: list[OutcomeKin
 def test_a_sum_that_is_no_finite_number_is_a_grader_error() -> None:
     grade = combine([A, B], {"a": outcome(OutcomeKind.SCORED, 1.0), "b": outcome(OutcomeKind.SCORED, 1e308)})
     assert (grade.kind, grade.score, grade.parts) == (GradeKind.GRADER_ERROR, 0.0, {})
-    assert grade.message == "the reward is inf, which is no finite number"
+    assert grade.message == "the reward is inf, which is not a finite number"
 
 
 def test_functions_that_do_not_apply_are_left_out() -> None:

@@ -1,4 +1,4 @@
-"""Tiny configs of architectures that people train, each with what is peculiar to its family."""
+"""Tiny configs of architectures that people train, each with the peculiarities of its family."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _SHAPE: dict[str, Any] = {
     "eos_token_id": 1,
     "dtype": "float32",
 }
-# The smallest that the attention of vLLM on CPUs has.
+# The smallest that vLLM's attention on CPUs supports.
 _HEAD = {"head_dim": 32}
-# Large enough that scores of attention come near the cap; that of the logits keeps responses random nevertheless.
+# Large enough that attention scores come near the cap; the cap on logits keeps responses random nevertheless.
 _LARGE = {"initializer_range": 0.15}
 
-# By model type: what its config has besides `_SHAPE`.
+# By model type: the settings of its config in addition to `_SHAPE`.
 _PECULIAR: dict[str, dict[str, Any]] = {
     "qwen2": {"tie_word_embeddings": True},
     "qwen2_moe": {
@@ -58,13 +58,13 @@ _PECULIAR: dict[str, dict[str, Any]] = {
     "stablelm": {},
     "granite": {"attention_multiplier": 0.25, "logits_scaling": 2.0, "residual_multiplier": 0.5},
 }
-# And what it doesn't know of it.
+# By model type: the settings of `_SHAPE` that its config doesn't know.
 _UNKNOWN = {"gpt2": ("intermediate_size", "num_key_value_heads"), "gpt_neox": ("num_key_value_heads",)}
 ARCHITECTURES = tuple(_PECULIAR)
 
 
 def tiny_config(architecture: str) -> PretrainedConfig:
-    """Two layers and more, 128 positions."""
+    """A config of the architecture with at least two layers and 128 positions."""
     from transformers import AutoConfig
 
     values = _SHAPE | _PECULIAR[architecture]

@@ -31,8 +31,8 @@ def build_tiny_model(
 ) -> Path:
     """Writes config, weights (safetensors) and tokenizer into `directory` and returns it.
 
-    `vocabulary` is at least 260 (4 special tokens and 256 bytes); the rest is unused, as padding of a real vocabulary is.
-    Files are readable by everybody, since pods run under another uid.
+    `vocabulary` is at least 260 (4 special tokens and 256 bytes); the rest is unused, like the padding of a real vocabulary.
+    Files are readable by everyone, since pods run under another uid.
     """
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -66,7 +66,7 @@ def build_tiny_experts(
     dtype: str = "float32",
     seed: int = 0,
 ) -> Path:
-    """As `build_tiny_model`, a mixture of experts: Qwen2-MoE, two of `experts` to a token and one that all tokens share."""
+    """Like `build_tiny_model`, but a mixture of experts: Qwen2-MoE with two of `experts` per token and one that all tokens share."""
     from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
     config = Qwen2MoeConfig(
@@ -90,7 +90,7 @@ def build_tiny_experts(
 
 
 def save_random_model(kind: Any, config: Any, directory: Path, seed: int = 0) -> Path:
-    """A model that `kind` (a class, or `AutoModelForCausalLM.from_config`) makes of `config`, with its tokenizer."""
+    """Saves a random model that `kind` (a class, or `AutoModelForCausalLM.from_config`) makes from `config`, with a tokenizer."""
     import torch
 
     directory.mkdir(parents=True, exist_ok=True)

@@ -339,7 +339,7 @@ def test_weights_that_are_not_finite_fail_the_job(rank: TrainerRank, monkeypatch
         parameter.to_local().data.view(-1)[-1] = math.nan
 
     monkeypatch.setattr(rank.updates.optimizer, "step", step_and_break)
-    with pytest.raises(SpecProblem, match=f"{name} the first, have values after step 1") as problem:
+    with pytest.raises(SpecProblem, match=f"the first is {name}\\) have values after step 1") as problem:
         rank.train(make_request(SAMPLES), fetch_from(SAMPLES))
     assert (problem.value.reason, problem.value.fatal) == (Reason.WEIGHTS_NOT_FINITE, True)
     assert problem.value.field == "spec.trainer.optimizer.learningRate"

@@ -145,4 +145,4 @@ def test_a_model_whose_weights_are_not_finite_is_refused_on_all_ranks(records: l
     for record in records:
         reason, field, message = record["problem"]
         assert (reason, field) == (Reason.WEIGHTS_NOT_FINITE, "spec.model.path")
-        assert "model.norm.weight the first, have values in the files" in message
+        assert "(the first is model.norm.weight) have values in the files" in message

@@ -1,4 +1,4 @@
-"""Reward functions of all styles behind one call: `Scorer`.
+"""Adapts reward functions of all styles to one call: `Scorer`.
 
 Sources of the signatures: verl `compute_score(data_source, solution_str, ground_truth, extra_info)` (verl docs, "Implement reward
 function for dataset"); TRL `reward(prompts, completions, **columns) -> list` (TRL docs, "Using a custom reward function").
@@ -17,14 +17,14 @@ from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.function import CONFIG_MAPS, RewardFunction, load_function
 from longboat_runtime.reward.result import RewardResult, RewardSample, as_result
 
-# None: the function doesn't apply to the sample. Whatever the function raises is raised.
+# Returns None if the function doesn't apply to the sample. Raises whatever the function raises.
 Scorer = Callable[[RewardSample], RewardResult | None]
 
 
 def load_scorer(reward: RewardFunction, field: str, config_maps: Path = CONFIG_MAPS) -> Scorer:
-    """The function of `reward` by its style, its parameters bound. Raises SpecProblem if it can't be found or called."""
+    """Loads the function of `reward` in its style, with its parameters bound. Raises SpecProblem if it can't be found or called."""
     if reward.style is RewardStyle.REASONING_GYM:
-        # Only here: it brings pydantic along, which makes every fork dearer.
+        # Imported only here: it imports pydantic, which makes every fork more expensive.
         from longboat_runtime.reward.gym_scorer import gym_scorer
 
         return gym_scorer(reward.parameters, field)
@@ -56,7 +56,10 @@ _SIGNATURES = {
 
 
 def _check_signature(function: Callable[..., Any], reward: RewardFunction, arguments: Arguments, field: str) -> None:
-    """Which columns a row has isn't known yet, so a TRL function may ask for more than is bound here."""
+    """Raises SpecProblem if the function can't be called in its style.
+
+    The columns of a row aren't known yet, so a TRL function may have more parameters than are bound here.
+    """
     positional, named = arguments
     signature = inspect.signature(function)
     try:
@@ -68,7 +71,7 @@ def _check_signature(function: Callable[..., Any], reward: RewardFunction, argum
         raise SpecProblem(
             Reason.REWARD_FUNCTION_INVALID,
             field,
-            f"It can't be called in the style {reward.style.value}: {error}. The signature is {_SIGNATURES[reward.style]}; "
+            f"It can't be called in the style {reward.style.value}: {error}. The signature must be {_SIGNATURES[reward.style]}; "
             "`parameters` are passed by name.",
         ) from error
 
@@ -84,7 +87,7 @@ def _verl(sample: RewardSample) -> Arguments:
 
 
 def _trl(sample: RewardSample) -> Arguments:
-    """A batch of one. Conversational rows are given and answered as messages."""
+    """A batch of one. The prompt and completion of a conversational row are messages."""
     columns = {
         name: [value]
         for name, value in sample.columns.items()
@@ -104,7 +107,7 @@ _ADAPTERS: Mapping[RewardStyle, Callable[[RewardSample], Arguments]] = {
 
 
 def _accepted(function: Callable[..., Any], named: dict[str, Any]) -> dict[str, Any]:
-    """TRL hands over every column; a function without `**kwargs` gets those it names."""
+    """TRL passes every column; a function without `**kwargs` gets only those that it names."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return named
@@ -112,7 +115,7 @@ def _accepted(function: Callable[..., Any], named: dict[str, Any]) -> dict[str, 
 
 
 def _score_of(value: Any, style: RewardStyle) -> Any:
-    """verl's dict holds the score under `score`; TRL's list has one entry for each completion, here one."""
+    """The score in a returned value: verl's dict holds it under `score`, TRL's list has one entry per completion, here one."""
     if style is RewardStyle.VERL and isinstance(value, Mapping):
         if "score" not in value:
             raise TypeError(f"compute_score returned a dict without `score` (it has {', '.join(map(str, value))})")
@@ -126,7 +129,7 @@ def _score_of(value: Any, style: RewardStyle) -> Any:
 
 
 def _awaited(value: Awaitable[Any]) -> Any:
-    # Only here: few functions need a loop, and a process that has imported it costs more to fork.
+    # Imported only here: few functions need a loop, and a process that has imported asyncio is more expensive to fork.
     import asyncio
 
     async def wait() -> Any:

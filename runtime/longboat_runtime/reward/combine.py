@@ -1,4 +1,4 @@
-"""Several reward functions make one grade. Pure."""
+"""Combines the outcomes of several reward functions into one grade. Pure."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from longboat_crds.rewards import RewardSpec
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
 from longboat_runtime.samples import Grade, GradeKind
 
-# The worst kind of the parts is the kind of the whole.
+# The worst kind among the parts is the kind of the grade.
 _WORST_FIRST = (OutcomeKind.GRADER_ERROR, OutcomeKind.TIMEOUT, OutcomeKind.WRONG_FORMAT, OutcomeKind.SCORED)
 
 
 def applicable(rewards: Sequence[RewardSpec], domain: str) -> list[RewardSpec]:
-    """The functions for rows of `domain`; a function without domains is for all."""
+    """The functions for rows of `domain`; a function without domains applies to all rows."""
     return [reward for reward in rewards if not reward.domains or domain in reward.domains]
 
 
 def combine(rewards: Sequence[RewardSpec], outcomes: Mapping[str, FunctionOutcome]) -> Grade:
     """The weighted sum of the functions' scores (outcomes by reward name).
 
-    A grader error makes the whole a grader error, without a score; so does a sum that is no finite number. A timeout makes it a timeout: in `parts` the functions that timed
-    out have None; they count with their `timeoutScore`, those without one as `batch_rewards` says. Functions that don't apply are
-    left out; if none applies that is an error of the job's rewards, told as a grader error.
+    A grader error makes the grade a grader error, without a score; so does a sum that is not finite. A timeout makes it a timeout:
+    functions that timed out have None in `parts`; they count with their `timeoutScore`, or as in `batch_rewards` if they have none.
+    Functions that don't apply are left out; if none applies, the job's rewards are wrong, which is reported as a grader error.
     """
     counted = [(reward, outcomes[reward.name]) for reward in rewards]
     counted = [(reward, outcome) for reward, outcome in counted if outcome.kind is not OutcomeKind.NOT_APPLICABLE]
@@ -42,13 +42,13 @@ def combine(rewards: Sequence[RewardSpec], outcomes: Mapping[str, FunctionOutcom
     }
     if kind is OutcomeKind.GRADER_ERROR:
         return Grade(GradeKind.GRADER_ERROR, 0.0, seconds, message, parts)
-    # What is known before the batch is: nothing of a timeout without `timeoutScore`.
+    # The scores that are known before the batch is: a timeout without `timeoutScore` has none.
     known = [
         (reward, reward.timeout_score if parts[reward.name] is None else parts[reward.name]) for reward, _ in counted
     ]
     score = sum(reward.weight * (part or 0.0) for reward, part in known)
     if not math.isfinite(score):
-        return Grade(GradeKind.GRADER_ERROR, 0.0, seconds, f"the reward is {score}, which is no finite number", {})
+        return Grade(GradeKind.GRADER_ERROR, 0.0, seconds, f"the reward is {score}, which is not a finite number", {})
     return Grade(GradeKind(kind.value), score, seconds, message, parts)
 
 
@@ -63,11 +63,11 @@ class Graded(Protocol):
 
 
 def batch_rewards(rewards: Sequence[RewardSpec], graded: Sequence[Graded]) -> list[float]:
-    """The reward of each sample of a batch: its score, and what functions without `timeoutScore` that timed out on it are worth.
+    """The reward of each sample of a batch: its score, plus a value for each function without `timeoutScore` that timed out on it.
 
-    Such a function is worth the least that it added to any sample of the batch (weight x score), but at most 0. So a response that
-    takes too long to grade gets no more of the function than any other in the batch, on every scale, and what the others gave it
-    counts in full. The order of the samples is irrelevant.
+    That value is the least that the function added to any sample of the batch (weight x score), but at most 0. So on any scale a
+    response that takes too long to grade gets no more from the function than any other response in the batch, while the scores of
+    its other functions count in full. The order of the samples is irrelevant.
     """
     least = {
         reward.name: min([0.0, *(reward.weight * (one.parts.get(reward.name) or 0.0) for one in graded)])

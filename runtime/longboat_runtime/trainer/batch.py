@@ -14,7 +14,7 @@ from longboat_runtime.samples import FinishReason, GeneratedSample, IntArray, Sa
 
 @dataclass(frozen=True, slots=True)
 class WeightedSample:
-    """A sample with what the loss needs to know of it: `weight` is what each of its response tokens counts (0: nothing)."""
+    """A sample with what the loss needs to know about it: `weight` is the weight of each of its response tokens (0 to ignore them)."""
 
     sample: GeneratedSample
     advantage: float
@@ -23,15 +23,15 @@ class WeightedSample:
 
 @dataclass(frozen=True, slots=True)
 class SampleBatch:
-    """Several samples, with K response tokens among them: packed one after another, or each as a row of its own.
+    """Several samples with K response tokens in total, either packed one after another or padded, each in a row of its own.
 
-    Packed: `input_ids` and `position_ids` are (1, T), positions begin at 0 for each sample, and `lengths` are the samples' tokens,
-    which add up to T. Padded: `input_ids` are (samples, longest), filled up on the right, where causal attention never looks;
+    Packed: `input_ids` and `position_ids` are (1, T), positions start at 0 for each sample, and `lengths` are the samples' numbers of
+    tokens, which add up to T. Padded: `input_ids` are (samples, longest), padded on the right, where causal attention never looks;
     `position_ids` and `lengths` are None.
 
-    `predicting` (K) are the positions, in the flattened `input_ids`, whose next token is a response token and `targets` (K) those
-    tokens. `owners` (K) numbers the samples that they are of, from 0. `advantages`, `weights` and `engine_logprobs` (K, float32)
-    belong to the targets.
+    `predicting` (K) are the positions in the flattened `input_ids` whose next token is a response token, and `targets` (K) are those
+    tokens. `owners` (K) are the numbers, from 0, of the samples they belong to. `advantages`, `weights` and `engine_logprobs`
+    (K, float32) belong to the targets.
     """
 
     input_ids: Tensor
@@ -45,12 +45,12 @@ class SampleBatch:
     engine_logprobs: Tensor
 
 
-# What a rank without samples runs, so that it takes part in the collectives: two tokens that count nothing.
+# The prompt and response that a rank without samples runs, to take part in the collectives: two tokens with weight 0.
 _EMPTY_TOKENS = np.zeros(1, np.int32)
 
 
 def build_batch(samples: Sequence[WeightedSample], device: torch.device, *, packed: bool = True) -> SampleBatch:
-    """`samples` in the given order, packed or padded; without samples, one of two tokens with weight 0."""
+    """Builds a batch of `samples` in the given order, packed or padded; without samples, a batch of two tokens with weight 0."""
     prompts = [entry.sample.prompt_ids for entry in samples] or [_EMPTY_TOKENS]
     responses = [entry.sample.token_ids for entry in samples] or [_EMPTY_TOKENS]
     engine = [entry.sample.logprobs for entry in samples] or [np.zeros(1, np.float32)]
@@ -61,7 +61,7 @@ def build_batch(samples: Sequence[WeightedSample], device: torch.device, *, pack
     lengths = [len(text) for text in texts]
     longest = max(lengths)
     starts = np.cumsum([0, *lengths[:-1]]) if packed else np.arange(len(texts)) * longest
-    # The token at position p is predicted at p - 1, the last token of a sample predicts nothing.
+    # The token at position p is predicted at p - 1; the last token of a sample predicts nothing.
     predicting = [
         np.arange(start + length - count - 1, start + length - 1)
         for start, length, count in zip(starts, lengths, counts, strict=True)
@@ -90,7 +90,7 @@ def build_batch(samples: Sequence[WeightedSample], device: torch.device, *, pack
 
 
 def token_sample(tokens: IntArray, prompt_tokens: int) -> GeneratedSample:
-    """Tokens that nobody generated as a sample, to be given log-probs."""
+    """Wraps tokens that no engine generated as a sample, to compute their log-probs."""
     response = tokens[prompt_tokens:]
     return GeneratedSample(
         id=SampleId(0, 0, 0, 0),

@@ -7,18 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Rows of logits in float32 at one time: 512 rows of a vocabulary of 152,000 are 300 MiB.
+# Rows of logits held in float32 at a time: 512 rows of a vocabulary of 152,000 are 300 MiB.
 CHUNK_ROWS = 512
 
 
 class ChosenLogprobs(torch.autograd.Function):
-    """`apply(logits, targets, temperature, rows)` gives natural log-probabilities of one token a row, and entropies in nats.
+    """`apply(logits, targets, temperature, rows)` returns the natural log-probability of one token per row, and entropies in nats.
 
     `logits` (K, vocabulary) of any float type are divided by `temperature`; `targets` (K) are the tokens. Both results are (K)
-    and float32; the entropy carries no gradient. `rows` bounds how many rows are held in float32 at once: CHUNK_ROWS where
-    nothing speaks for another number.
+    and float32; the entropy carries no gradient. `rows` limits how many rows are held in float32 at a time: use CHUNK_ROWS unless
+    there is a reason not to.
 
-    Nothing of the size of the logits is kept besides the logits: their gradient is computed from them again.
+    Nothing of the size of the logits is kept except the logits themselves, from which their gradient is recomputed.
     """
 
     @staticmethod

@@ -1,6 +1,6 @@
-"""The loss of single response tokens. Small pure functions of tensors of one shape, one entry for each token.
+"""The loss of single response tokens: small pure functions of tensors of the same shape, with one entry per token.
 
-How tokens add up to the loss of a step is the business of `aggregation`.
+`aggregation` defines how tokens add up to the loss of a step.
 """
 
 from __future__ import annotations
@@ -8,51 +8,51 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Log-ratios are held within ±20 before exponentiation: e^20 is far beyond any clip and finite in every number format.
+# Log-ratios are clamped to ±20 before exponentiation: e^20 is far beyond any clip, and finite in float32.
 MAX_LOG_RATIO = 20.0
 
-# T*KL (tokens of a response times the KL divergence of a token) at which half of all responses pass `sequence_mask` with bounds
-# 1/2 and 2: the x at which Phi((log 2 + x) / sqrt(2x)) - Phi((x - log 2) / sqrt(2x)) is a half. Beyond it the mask is never a
+# The T*KL (tokens of a response times the KL divergence per token) at which half of all responses pass `sequence_mask` with bounds
+# 1/2 and 2: the x at which Phi((log 2 + x) / sqrt(2x)) - Phi((x - log 2) / sqrt(2x)) is a half. Above it the mask is never a
 # default.
 SEQUENCE_MASK_HALF = 0.43
 
 
 def probability_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
-    """new probability / old probability of every token."""
+    """New probability / old probability of every token."""
     return (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def policy_loss(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
     """-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A).
 
-    PPO's clipped surrogate (arXiv 1707.06347 eq. 7), negated to be minimised, with an upper clip of its own (DAPO, arXiv
-    2503.14476 §3.1). Which old policy the ratio is to is `algorithm.clipAgainst`:
+    PPO's clipped surrogate (arXiv 1707.06347 eq. 7), negated to be minimised, with a separate upper clip (DAPO, arXiv
+    2503.14476 §3.1). `algorithm.clipAgainst` chooses the old policy in the ratio:
 
-    * the behaviour policy, which drew the token: PPO as it was published. The ratio is the importance weight, too.
-    * the proximal policy, that of the weights at the beginning of the step, times the weight proximal / behaviour
+    * the behaviour policy, which drew the token: PPO as published. The ratio is also the importance weight.
+    * the proximal policy, with the weights at the beginning of the step, times the weight proximal / behaviour
       (`importance_weight`): decoupled PPO (arXiv 2110.00641 §3; AReaL, arXiv 2505.24298 §5.2).
     """
     return -torch.minimum(ratio * advantages, ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages)
 
 
 def dual_clip(loss: Tensor, advantages: Tensor, limit: float) -> Tensor:
-    """`loss` of `policy_loss`, at most -limit * A where A is negative, limit > 1 (arXiv 1912.09729 eq. 5).
+    """`loss` of `policy_loss`, limited to -limit * A if A is negative, with limit > 1 (arXiv 1912.09729 eq. 5).
 
-    There PPO's loss grows with the ratio without bound: a token that was unlikely when it was drawn, and isn't now, would
-    outweigh all others. Beyond the limit it has no gradient.
+    For negative A, PPO's loss grows with the ratio without bound: a token that was unlikely when it was drawn, and no longer is,
+    would outweigh all others. Beyond the limit it has no gradient.
     """
     return torch.where(advantages < 0, torch.minimum(loss, -limit * advantages), loss)
 
 
 def clipped(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """True where the clip is what counts, so that the token has no gradient."""
+    """True if the clip is active, so that the token has no gradient."""
     above = (ratio > 1.0 + clip_high) & (advantages > 0)
     below = (ratio < 1.0 - clip_low) & (advantages < 0)
     return above | below
 
 
 def k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
-    """Estimate of KL(model || reference) from the model's own samples: r - 1 - log r with r = reference / model.
+    """An estimate of KL(model || reference) from the model's own samples: r - 1 - log r with r = reference / model.
 
     Unbiased and never negative (http://joschu.net/blog/kl-approx.html; GRPO, arXiv 2402.03300 eq. 4).
     """
@@ -63,31 +63,31 @@ def k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
 def importance_weight(old_logprobs: Tensor, engine_logprobs: Tensor, cap: float) -> Tensor:
     """Truncated importance weight min(trainer / engine, cap), without gradient.
 
-    Corrects for the engine drawing tokens with slightly other probabilities than the trainer computes
+    Corrects for the engine drawing tokens with probabilities slightly different from those that the trainer computes
     (https://fengyao.notion.site/off-policy-rl).
     """
     return probability_ratio(old_logprobs, engine_logprobs).clamp(max=cap).detach()
 
 
 def importance_mask(old_logprobs: Tensor, engine_logprobs: Tensor, low: float, high: float) -> Tensor:
-    """True where low <= trainer / engine <= high; other tokens are left out of the loss.
+    """True if low <= trainer / engine <= high; other tokens are excluded from the loss.
 
-    Masked importance sampling with bounds on both sides (IcePop, arXiv 2510.18855, section on IcePop): unlike a cap it also
-    drops tokens that the trainer has become unlikely to draw, and gives no weight to those whose weight says least.
+    Masked importance sampling with bounds on both sides (IcePop, arXiv 2510.18855, section on IcePop): unlike a cap it also drops
+    tokens that the trainer has become unlikely to draw, and gives no weight to tokens whose weight is least reliable.
     """
     ratio = probability_ratio(old_logprobs, engine_logprobs)
     return ((low <= ratio) & (ratio <= high)).detach()
 
 
 def sequence_mask(old_logprobs: Tensor, engine_logprobs: Tensor, owners: Tensor, low: float, high: float) -> Tensor:
-    """True for all tokens of a response whose probability trainer / engine, as a whole, lies within low and high.
+    """True for all tokens of a response whose ratio trainer / engine, as a whole, lies between low and high.
 
-    `owners[k]` numbers the response that token k belongs to. Liu, Li et al., "When Speed Kills Stability", section on
+    `owners[k]` is the number of the response that token k belongs to. Liu, Li et al., "When Speed Kills Stability", section on
     sequence-level masked importance sampling.
 
-    The whole response's ratio is a product of T tokens' ratios. Where these are small and independent, its logarithm is about
-    normal with mean -T*KL and variance 2*T*KL (the ratio's expectation is 1), so long responses and old weights leave little:
-    of [1/2, 2] half of all responses pass at T*KL = SEQUENCE_MASK_HALF, and fewer beyond.
+    The ratio of the whole response is the product of the ratios of its T tokens. If their logarithms are small and independent, the
+    logarithm of the product is about normal with mean -T*KL and variance 2*T*KL (the ratio's expectation is 1), so few long
+    responses or responses of old weights pass: with [1/2, 2], half of all responses pass at T*KL = SEQUENCE_MASK_HALF, fewer above.
     """
     log_ratio = old_logprobs - engine_logprobs
     totals = log_ratio.new_zeros(int(owners.max()) + 1 if len(owners) else 0).index_add(0, owners, log_ratio)

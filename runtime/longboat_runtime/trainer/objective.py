@@ -1,4 +1,4 @@
-"""The loss of one batch, and the sums its metrics are made of."""
+"""The loss of one batch, and the sums from which its metrics are computed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from longboat_runtime.trainer.batch import SampleBatch
 class TokenLogprobs:
     """Log-probabilities (K) of a batch's response tokens, and entropies (K, no gradient).
 
-    `new` is of the weights being trained and carries the gradient, `old` of the round's weights, `reference` of the starting
-    model (None without KL term).
+    `new` is computed with the weights being trained and carries the gradient, `old` with the round's weights, `reference` with the
+    starting model (None without a KL term).
     """
 
     new: Tensor
@@ -30,9 +30,9 @@ class TokenLogprobs:
 class Loss:
     """The batch's share of the step's loss: `total` is a scalar, and shares of all batches add up.
 
-    `policy` and `kl` are its parts, the KL term before its coefficient. Per token (K): `ratio` of the new probability to that of
-    `anchor`, the policy that the clip is against; `weight`, 0 for tokens that a mask leaves out; `tokens` and `responses` are true
-    where the importance mask and the sequence mask leave the token in.
+    `policy` and `kl` are its parts, the KL term without its coefficient. Per token (K): `anchor`, the log-probability by the policy
+    that the clip is against; `ratio` of the new probability to that one; `weight`, 0 for tokens that a mask excludes; `tokens` and
+    `responses` are true if the importance mask and the sequence mask include the token.
     """
 
     total: Tensor
@@ -46,7 +46,7 @@ class Loss:
 
 
 def objective(logprobs: TokenLogprobs, batch: SampleBatch, algorithm: ResolvedLoss) -> Loss:
-    """The policy loss of every token times its weights, and the KL term; which losses there are is the `algorithm`'s choice."""
+    """The policy loss of every token times its weights, plus the KL term; `algorithm` chooses the loss, its masks and weights."""
     old, engine = logprobs.old, batch.engine_logprobs
     anchor = old if algorithm.clip_against is ClipAgainst.PROXIMAL else engine
     ratio = losses.probability_ratio(logprobs.new, anchor)
@@ -72,11 +72,11 @@ def objective(logprobs: TokenLogprobs, batch: SampleBatch, algorithm: ResolvedLo
 
 @torch.no_grad()
 def metric_sums(loss: Loss, logprobs: TokenLogprobs, batch: SampleBatch, algorithm: ResolvedLoss) -> dict[str, Tensor]:
-    """Sums for metrics over the tokens that are in the loss; `*_max` is a maximum. All are float64 scalars."""
+    """Sums for metrics over the tokens that are in the loss; `*_max` are maxima. All are float64 scalars."""
     old, engine = logprobs.old, batch.engine_logprobs
     difference = (old.exp() - engine.exp()).abs()
     limit = float("inf") if algorithm.dual_clip is None else algorithm.dual_clip
-    # Each token is a part of its response, so that these sums count responses.
+    # Each token counts as its fraction of its response, so that these sums count responses.
     parts = 1.0 / batch.owners.bincount()[batch.owners].double()
     by_token = {
         "entropy": logprobs.entropy,

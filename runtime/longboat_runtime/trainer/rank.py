@@ -31,12 +31,12 @@ from longboat_runtime.trainer.updates import Updates
 
 Fetch = Callable[[Sequence[SampleId]], list[GeneratedSample]]
 
-# What a checkpoint of Float16 holds of the loss scale.
+# The names under which a Float16 checkpoint holds the loss scale.
 _SCALE, _GOOD_UPDATES = "loss_scale", "good_updates"
 
 
 class TrainerRank:
-    """Every method is a collective: all ranks must call it, in the same order and with the same arguments."""
+    """One rank. Every method is a collective: all ranks must call it, in the same order and with the same arguments."""
 
     def __init__(self, spec: RLJobSpec, rank: int, world_size: int, address: str) -> None:
         """Joins the group that meets at `address` (host:port on rank 0)."""
@@ -60,17 +60,17 @@ class TrainerRank:
         self.updates = Updates(self.spec, model, reference)
         self._check_weights("in the files", "spec.model.path", "give a model whose weights are finite numbers")
         self._snapshot: dict[str, Tensor] | None = None
-        # Its memory is taken now: a host that has too little fails before the first step.
+        # Allocates the memory of snapshots now, so that a host that has too little fails before the first step.
         self.snapshot()
         return ModelInfo(
             parameter_count(model), longest, model.config.get_text_config().vocab_size, described(model.config)
         )
 
     def train(self, request: TrainRequest, fetch: Fetch) -> TrainReport:
-        """One step. `fetch` gives samples by id, in order; a rank fetches a share and what its bins need besides.
+        """Computes one step. `fetch` returns samples by id, in order; a rank fetches its share and the others that its bins need.
 
-        Raises, on all ranks alike, what `fetch` raised on any, and SpecProblem if a sample doesn't fit a bin (nothing has
-        changed then) or weights are not finite after the step.
+        Raises, on all ranks, what `fetch` raised on any rank, and SpecProblem if a sample doesn't fit into a bin (nothing has
+        changed then) or if weights are not finite after the step.
         """
         minibatches = self._minibatches(request, fetch)
         metrics, skipped = self.updates.run(request.step, request.steps, minibatches)
@@ -83,28 +83,28 @@ class TrainerRank:
         return TrainReport(request.step, metrics, len(minibatches), skipped)
 
     def probe(self, ids: Sequence[int]) -> list[float]:
-        """Log-probs, at temperature 1, of `ids[1:]`, each given those before it."""
+        """Log-probs, at temperature 1, of `ids[1:]`, each given the ids before it."""
         sample = token_sample(np.asarray(ids, np.int32), prompt_tokens=1)
         batch = build_batch([WeightedSample(sample, 0.0, 0.0)], self.device, packed=packs(self.model))
         return [float(value) for value in frozen_logprobs(self.model, batch)]
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole weights in the spec's number format by their Hugging Face names; every rank must run through it."""
+        """Yields whole weights in the spec's number format by their Hugging Face names; every rank must exhaust the iterator."""
         return full_weights(self.model, TORCH_DTYPES[self.spec.model.dtype])
 
     def snapshot(self) -> dict[str, Tensor]:
-        """A copy in host memory of everything that `restore` brings back, for `checkpoint.sharded.write`.
+        """Copies everything that `restore` brings back into host memory, for `checkpoint.sharded.write`.
 
-        There is one: it takes the place of the copy before, which must not be written any more.
+        There is only one copy: it replaces the previous one, which must no longer be in use.
         """
         self._snapshot = sharded.snapshot(self._state(), self.hosts, self._snapshot)
         return self._snapshot
 
     def restore(self, directory: Path) -> None:
-        """Takes weights, optimizer and RNG state from a snapshot written by any number of ranks.
+        """Restores weights, optimizer and RNG state from a snapshot written by any number of ranks.
 
-        Float16 takes its loss scale too, or begins with the first one if the snapshot was made in another number format. Raises
-        SpecProblem if it is of another model, or holds weights that are not finite.
+        With Float16 also the loss scale, or its initial value if the snapshot was made in another number format. Raises SpecProblem
+        if the snapshot belongs to another model, or holds weights that are not finite.
         """
         state = self._state()
         if self.updates.loss_scale.adapts:
@@ -140,17 +140,20 @@ class TrainerRank:
         return state
 
     def _check_weights(self, where: str, field: str, cure: str) -> None:
-        """Raises SpecProblem, on all ranks, if weights are not finite numbers of the format that engines get. A collective."""
+        """Raises SpecProblem, on all ranks, if weights are not finite in the number format that engines get. A collective."""
         if bad := not_finite(self.updates.parameters, TORCH_DTYPES[self.spec.model.dtype]):
             raise SpecProblem(
                 Reason.WEIGHTS_NOT_FINITE,
                 field,
-                f"{len(bad)} of the {len(self.updates.parameters)} weights, {bad[0]} the first, have values {where} that are not "
+                f"{len(bad)} of the {len(self.updates.parameters)} weights (the first is {bad[0]}) have values {where} that are not "
                 f"finite in {self.spec.model.dtype}; {cure}",
             )
 
     def _minibatches(self, request: TrainRequest, fetch: Fetch) -> list[list[SampleBatch]]:
-        """This rank's batches of every minibatch. Each rank reads a share of the samples to say how long they are, then what it lacks."""
+        """This rank's batches of every minibatch.
+
+        Each rank reads a share of the samples to report their lengths, then the samples of its bins that it doesn't have yet.
+        """
         packed, share = packs(self.model), range(self.rank, len(request.samples), self.world_size)
         samples = self._fetch(request, fetch, share)
         gathered: list[dict[int, SampleSize]] = [{} for _ in range(self.world_size)]
@@ -186,23 +189,24 @@ class TrainerRank:
         return [[build_batch(batch, self.device, packed=packed) for batch in bins] for bins in batches]
 
     def _fetch(self, request: TrainRequest, fetch: Fetch, positions: Sequence[int]) -> dict[int, GeneratedSample]:
-        """Samples by position; an error on any rank is raised on all, so that none waits for the others."""
+        """Fetches samples by position; an error on any rank is raised on all ranks, so that none waits for the others."""
         with process_group.together():
             samples = fetch([request.samples[position].id for position in positions])
         return dict(zip(positions, samples, strict=True))
 
 
 def set_deterministic(wanted: bool | None, device: str) -> None:
-    """Makes torch use kernels that give the same bits each time, or not; `wanted` None means on CPUs only.
+    """Makes torch use kernels that give the same bits each time, or not; `wanted` None means only on CPUs.
 
-    Torch warns of operations that have no such kernel. cuBLAS needs workspaces of a fixed size for it, which it reads when it starts.
+    Torch warns about operations that have no such kernel. cuBLAS needs workspaces of a fixed size, a setting that it reads when it
+    starts.
     """
     deterministic = device == "cpu" if wanted is None else wanted
     if deterministic and device == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
-    # Whatever is allocated here is written before it is read. Filling it first is a pass over memory for every tensor, and over
-    # 512 MiB for every publication, however small the model.
+    # Everything allocated here is written before it is read. Filling it first would be a pass over memory for every tensor, and
+    # over 512 MiB for every publication, however small the model.
     torch.utils.deterministic.fill_uninitialized_memory = False
 
 
@@ -210,6 +214,6 @@ def _bin_problem(needed: int, capacity: int) -> SpecProblem:
     return SpecProblem(
         Reason.SPEC_INVALID,
         "spec.trainer.maxTokensPerBin",
-        f"a sample may have {needed} tokens, a bin holds {capacity}; raise it to the longest prompt plus response, at least "
+        f"a sample may have {needed} tokens, but a bin holds {capacity}; raise it to the longest prompt plus response, at least "
         f"{needed}",
     )

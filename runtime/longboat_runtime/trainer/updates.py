@@ -24,14 +24,14 @@ from longboat_runtime.trainer.optimizer import build_optimizer, gradient_norm, l
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One optimizer update that was made: the gradient's norm before clipping, and sums for metrics of each batch."""
+    """One optimizer update that was made: the gradient's norm before clipping, and each batch's sums for metrics."""
 
     norm: float
     sums: list[dict[str, Tensor]]
 
 
 class Updates:
-    """Model, optimizer and how gradients become updates. `run` and `accumulate` are collectives."""
+    """The model, its optimizer, and the way from gradients to updates. `run` and `accumulate` are collectives."""
 
     def __init__(self, spec: RLJobSpec, model: nn.Module, reference: nn.Module | None) -> None:
         self.spec, self.model, self.reference = spec, model, reference
@@ -41,13 +41,13 @@ class Updates:
         self.loss_scale = LossScale.of(spec.model.dtype)
 
     def run(self, step: int, steps: int, minibatches: Sequence[Sequence[SampleBatch]]) -> tuple[dict[str, float], int]:
-        """One update for each minibatch of step `step` of `steps` whose gradient is finite; returns metrics, and how many were skipped.
+        """Makes one update for each minibatch of step `step` of `steps` whose gradient is finite.
 
-        Every rank gives equally many batches in each minibatch, and skips the same ones: the norm that decides is of the whole
-        gradient, and the same number on all ranks.
+        Returns metrics, and how many minibatches were skipped. Every rank must pass the same number of batches in each minibatch. All
+        ranks skip the same minibatches: the norm that decides is that of the whole gradient, the same number on all ranks.
         """
         started = time.monotonic()
-        # Of the round's weights, before any update. A single minibatch needs none: see `accumulate`.
+        # With the round's weights, before any update. A single minibatch needs none: see `accumulate`.
         old = self._frozen(self.model, minibatches) if len(minibatches) > 1 else None
         reference = self._frozen(self.reference, minibatches) if self.reference else None
         prepared = time.monotonic()
@@ -71,11 +71,11 @@ class Updates:
     def accumulate(
         self, batches: Sequence[SampleBatch], old: Sequence[Tensor] | None, reference: Sequence[Tensor] | None
     ) -> list[dict[str, Tensor]]:
-        """Adds the gradients of `batches`, summed over ranks, to the shards; returns each one's sums for metrics.
+        """Adds the gradients of `batches`, summed over ranks, to the shards; returns each batch's sums for metrics.
 
-        Every backward pass reduces and scatters each unit's gradient as soon as it is whole, so a rank never holds more of
-        them than a unit or two besides its shards. Without `old` the weights are still those of the round, so old log-probs are
-        those of this very pass.
+        Every backward pass reduces and scatters each unit's gradient as soon as it is complete, so a rank never holds the gradients
+        of more than a unit or two in addition to its shards. Without `old` the weights are still those of the round, so the old
+        log-probs are those of the same pass.
         """
         sums = []
         for index, batch in enumerate(batches):
@@ -90,7 +90,7 @@ class Updates:
     def _update(
         self, batches: Sequence[SampleBatch], old: Sequence[Tensor] | None, reference: Sequence[Tensor] | None
     ) -> Update | None:
-        """One optimizer update; None, with nothing changed, if the gradient isn't finite at any scale."""
+        """Makes one optimizer update; returns None, with the weights unchanged, if the gradient isn't finite at any scale."""
         before = self.loss_scale
         for scale in before.attempts():
             self.loss_scale = scale
@@ -109,7 +109,7 @@ class Updates:
         return None
 
     def _metrics(self, made: Sequence[Update]) -> dict[str, float]:
-        """Of the updates that were made; none if none was. A collective."""
+        """The metrics of the updates that were made; empty if none was made. A collective."""
         if not made:
             return {}
         sums = _reduce([sums for update in made for sums in update.sums])
@@ -117,13 +117,13 @@ class Updates:
         return metrics | {"actor/grad_norm": sum(update.norm for update in made) / len(made)}
 
     def _frozen(self, model: nn.Module, minibatches: Sequence[Sequence[SampleBatch]]) -> list[list[Tensor]]:
-        """Log-probs of every batch by the model as it is now."""
+        """Log-probs of every batch by the model with its current weights."""
         temperature = self.spec.rollout.sampling.temperature
         return [[frozen_logprobs(model, batch, temperature) for batch in batches] for batches in minibatches]
 
 
 def _reduce(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-    """Sums (and maxima) over the batches of all ranks. A collective."""
+    """The sums (and maxima) over the batches of all ranks. A collective."""
     names = list(parts[0])
     values = torch.stack([torch.stack([part[name] for name in names]) for part in parts])
     totals, maxima = values.sum(0), values.amax(0)
