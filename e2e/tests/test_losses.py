@@ -16,7 +16,7 @@ from e2e.site import Site
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 HOSTNAME = "kubernetes.io/hostname"
-RANKS = 2
+RANKS = 4
 
 FAULT = "the tokenizer of the reference model has another vocabulary"
 # Run by every Python process of the driver's container; only the driver itself fails, at its first step and slowly.
@@ -73,7 +73,7 @@ def failing(site: Site, doomed: Node) -> Iterator[Job]:
     job.delete()
 
 
-def test_a_job_goes_on_after_the_node_of_its_trainer_pods(
+def test_a_job_goes_on_after_the_node_of_its_four_trainer_pods(
     site: Site, doomed: Node, new_job: Callable[[str], Job]
 ) -> None:
     (other,) = (node.name for node in site.cluster.nodes if node is not doomed)
@@ -105,7 +105,7 @@ def test_a_job_goes_on_after_the_node_of_its_trainer_pods(
     trainers = job.pod_uids("trainer")
     assert {pod["spec"]["nodeName"] for name, pod in job.pods().items() if name in trainers} == {doomed.name}
     doomed.power_off()
-    job.wait("new trainer pods", lambda: len(job.pod_uids("trainer").keys() - trainers) == RANKS, 120)
+    job.wait("four new trainer pods", lambda: len(job.pod_uids("trainer").keys() - trainers) == RANKS, 120)
     job.wait_for_step(step + 3)
     role = job.status()["roles"]["trainer"]
     assert role["restarts"] >= RANKS
