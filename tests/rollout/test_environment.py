@@ -33,9 +33,17 @@ def test_cpus_of_an_engine_on_an_accelerator_are_left_alone() -> None:
 
 
 def share(
-    affinity: set[int], limit: float | None = None, node: int = 64, engine: int = 0, engines: int = 1, workers: int = 1
+    affinity: set[int],
+    limit: float | None = None,
+    node: int = 64,
+    engine: int = 0,
+    engines: int = 1,
+    workers: int = 1,
+    request: float = 0,
 ) -> CpuShare:
-    return cpu_share(affinity, node_cpus=node, limit=limit, engine=engine, engines=engines, workers=workers)
+    return cpu_share(
+        affinity, node_cpus=node, limit=limit, request=request, engine=engine, engines=engines, workers=workers
+    )
 
 
 def test_own_cpus_are_split_over_engines_and_workers() -> None:
@@ -45,12 +53,14 @@ def test_own_cpus_are_split_over_engines_and_workers() -> None:
 
 
 def test_cpus_shared_with_other_pods_are_not_bound() -> None:
-    assert share(set(range(64)), limit=4.0, workers=2) == CpuShare(NO_BINDING, 2)
-    assert share(set(range(64)), limit=0.5) == CpuShare(NO_BINDING, 1)
+    assert share(set(range(64)), limit=4.0, request=4.0, workers=2) == CpuShare(NO_BINDING, 2)
+    assert share(set(range(64)), request=5.9, engines=2) == CpuShare(NO_BINDING, 2)
+    assert share(set(range(64)), limit=0.5, request=0.5) == CpuShare(NO_BINDING, 1)
 
 
 def test_without_any_promise_a_worker_has_one_thread() -> None:
     assert share({0, 1}, node=2, workers=2) == CpuShare(NO_BINDING, 1)
+    assert share({0, 1}, node=2, limit=2.0) == CpuShare(NO_BINDING, 1), "a limit guarantees nothing"
 
 
 def test_too_few_cpus_are_not_bound() -> None:

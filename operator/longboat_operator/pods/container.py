@@ -27,6 +27,11 @@ def field_env(name: str, path: str) -> dict[str, Any]:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
+def resource_env(name: str, resource: str, divisor: str) -> dict[str, Any]:
+    """An environment variable with one of the container's own resources, from the downward API; 0 if a request isn't set."""
+    return {"name": name, "valueFrom": {"resourceFieldRef": {"resource": resource, "divisor": divisor}}}
+
+
 def environment(*, ray: bool) -> list[dict[str, Any]]:
     """Where the container runs and, for one that joins Ray, where Ray's token is (never the token itself)."""
     env = [

@@ -23,8 +23,10 @@ def worker(role: Role, job: JobRef, command: list[str], slots: int, mounts: list
 
 
 def rollout_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[str, Any]:
-    """What only a rollout pod's spec has."""
-    return {"containers": [worker(Role.ROLLOUT, job, command, spec.rollout.engines_per_pod, [])]}
+    """What only a rollout pod's spec has: its engines compute with as many threads as its container has CPUs guaranteed."""
+    rollout = worker(Role.ROLLOUT, job, command, spec.rollout.engines_per_pod, [])
+    rollout["env"].append(parts.resource_env("CPU_REQUEST_MILLICORES", "requests.cpu", "1m"))
+    return {"containers": [rollout]}
 
 
 def trainer_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[str, Any]:

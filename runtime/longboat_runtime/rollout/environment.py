@@ -34,26 +34,28 @@ def cpu_share(
     *,
     node_cpus: int,
     limit: float | None,
+    request: float,
     engine: int,
     engines: int,
     workers: int,
 ) -> CpuShare:
     """The share of engine number `engine` of `engines` in a pod that may use the CPUs `affinity` for at most `limit` CPUs' time.
 
+    `request` is the number of CPUs that Kubernetes guarantees to the container, 0 if none.
+
     The rule: threads are bound only where the CPUs are the pod's own, which is so if the kubelet gave it fewer than the
     node has (static CPU manager) and time is not limited below that, and only if each worker (tensor-parallel rank)
     gets at least one. Then engines and their workers get equal, disjoint, contiguous parts. Otherwise nothing is bound, since
-    others may use the same CPUs. Each worker then gets its part of the limit as threads, at least one; without a limit
-    no CPUs are guaranteed, and it gets one: threads that wait for each other on CPUs that others use cost more than they bring
-    (measured on two busy CPUs: two threads drew a tenth of the tokens of one). For the same reason workers that can't all run at once
-    are `crowded`.
+    others may use the same CPUs, and each worker gets its part of the guaranteed CPUs as threads, at least one. A limit guarantees
+    nothing: threads that wait for each other on CPUs that others use cost more than they bring (measured on two busy CPUs: with two
+    threads a round took almost four times as long as with one). For the same reason workers that can't all run at once are `crowded`.
     """
     cpus = sorted(affinity)
     parts = engines * workers
     exclusive = len(cpus) < node_cpus and (limit is None or limit >= len(cpus))
     if not exclusive or len(cpus) < parts:
         usable = len(cpus) if limit is None else min(len(cpus), limit)
-        threads = 1 if limit is None else max(1, math.floor(usable / parts))
+        threads = max(1, math.floor(min(usable, request) / parts))
         return CpuShare(NO_BINDING, threads, crowded=workers > 1 and usable < parts)
     threads = len(cpus) // parts
     first = engine * workers * threads

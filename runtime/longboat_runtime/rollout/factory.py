@@ -23,6 +23,9 @@ from longboat_runtime.rollout.environment import CpuShare, cpu_share, environmen
 
 log = logging.getLogger(__name__)
 
+# Set in rollout pods: thousandths of the CPUs that Kubernetes guarantees to the container.
+CPU_REQUEST = "CPU_REQUEST_MILLICORES"
+
 
 def in_process(*, accelerator: bool) -> bool:
     """Whether vLLM's core runs in the actor's process (pure).
@@ -135,11 +138,12 @@ def has_accelerator() -> bool:
 
 
 def _own_share(engine: int, engines: int, workers: int) -> CpuShare:
-    """`cpu_share` of this process, from its affinity and its cgroup."""
+    """`cpu_share` of this process, from its affinity, its cgroup, and what the operator says of its container."""
     return cpu_share(
         os.sched_getaffinity(0),
         node_cpus=os.cpu_count() or 1,
         limit=cpu_limit(),
+        request=int(os.environ.get(CPU_REQUEST, "0")) / 1000,
         engine=engine,
         engines=engines,
         workers=workers,
