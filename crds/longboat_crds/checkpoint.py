@@ -75,7 +75,8 @@ class CheckpointSpec(ApiModel):
         description="How many of the newest checkpoints to keep; an edit takes effect when the next one is saved.",
     )
     grace_seconds: Annotated[Seconds, Changeable.ANY_TIME] = Field(
-        120, description="How long a suspension waits for a final checkpoint."
+        120,
+        description="How long a suspension waits for a final checkpoint: allow for two writes, since one may be under way already.",
     )
     reclaim_policy: Annotated[ReclaimPolicy, Changeable.ANY_TIME] = ReclaimPolicy.RETAIN
     volume: VolumeSpec = Field(default_factory=VolumeSpec)
