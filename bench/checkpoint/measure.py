@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import structlog
 
-from bench.driver.components import Fleet, Rewards, Source
+from bench.driver.instant_components import Fleet, Rewards, Source
 from bench.memory.models import SHAPES, VOCABULARY, build_model
 from bench.record import Recorder
 from longboat_crds.job import RLJobSpec

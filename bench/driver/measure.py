@@ -12,7 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from bench.driver.components import components
+from bench.driver.instant_components import components
 from bench.record import Recorder
 from longboat_crds.job import RLJobSpec
 from longboat_crds.load import load_job
