@@ -10,7 +10,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-from longboat_runtime.garbage import uncollected
+from longboat_runtime.imports import uncollected
 
 # Tests that share a cluster, by the beginning of their paths.
 SHARED = {

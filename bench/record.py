@@ -44,6 +44,21 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
+def runs(path: Path) -> list[list[dict[str, Any]]]:
+    """The lines of a raw file by run, oldest first; each run begins with its `run` line."""
+    found: list[list[dict[str, Any]]] = []
+    for line in read(path):
+        if line["kind"] == "run":
+            found.append([])
+        found[-1].append(line)
+    return found
+
+
+def newest_run(path: Path) -> list[dict[str, Any]]:
+    """The newest run that measured something."""
+    return next(run for run in reversed(runs(path)) if len(run) > 1)
+
+
 def versions() -> dict[str, str]:
     """The versions of everything that matters for speed."""
     found = {"python": platform.python_version()}

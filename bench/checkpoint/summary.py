@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.record import read
+from bench.record import newest_run
 
 # A checkpoint may hold up training by this share of the time that it takes to be written.
 BAR = 0.1
@@ -14,12 +14,7 @@ BAR = 0.1
 
 def write(raw: Path) -> None:
     """Writes `checkpoint.md` beside the raw file, from its newest run."""
-    runs: list[list[dict[str, Any]]] = []
-    for line in read(raw):
-        if line["kind"] == "run":
-            runs.append([])
-        runs[-1].append(line)
-    raw.with_suffix(".md").write_text(table(*next(run for run in reversed(runs) if len(run) > 1)))
+    raw.with_suffix(".md").write_text(table(*newest_run(raw)))
 
 
 def table(run: dict[str, Any], *lines: dict[str, Any]) -> str:

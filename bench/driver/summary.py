@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.driver.measure import POLICIES
 from bench.picture import picture
-from bench.record import read
+from bench.record import newest_run
 
 COLUMNS = {
     "fold_us": "ledger alone, an event",
@@ -22,12 +22,7 @@ BAR_US = 50
 
 def write(raw: Path) -> None:
     """Writes `driver.md` and `driver.svg` beside the raw file, from its newest run."""
-    runs: list[list[dict[str, Any]]] = []
-    for line in read(raw):
-        if line["kind"] == "run":
-            runs.append([])
-        runs[-1].append(line)
-    run, *lines = next(run for run in reversed(runs) if len(run) > 1)
+    run, *lines = newest_run(raw)
     found = medians(lines)
     raw.with_suffix(".md").write_text(table(run, found))
     plot(found, raw.with_suffix(".svg"))

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from bench.picture import picture
-from bench.record import read
+from bench.record import runs
 from bench.step.cases import CASES
 
 SYSTEMS = ("trl", "longboat")
@@ -23,14 +23,10 @@ def write(raw: Path) -> None:
 
 def last_runs(raw: Path) -> list[dict[str, Any]]:
     """The `run` line of the newest run, and of each case the steps of the last run that has them of both systems."""
-    runs: list[list[dict[str, Any]]] = []
-    for line in read(raw):
-        if line["kind"] == "run":
-            runs.append([])
-        runs[-1].append(line)
-    last = {case.name: run for case in CASES for run in runs if _systems(run, case.name) == set(SYSTEMS)}
+    recorded = runs(raw)
+    last = {case.name: run for case in CASES for run in recorded if _systems(run, case.name) == set(SYSTEMS)}
     steps = [line for name, run in last.items() for line in run if _is_step(line, name)]
-    newest = [run for run in runs if run in last.values()][-1]
+    newest = [run for run in recorded if run in last.values()][-1]
     return [newest[0], *steps]
 
 

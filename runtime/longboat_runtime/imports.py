@@ -1,8 +1,9 @@
-"""Python's cyclic garbage collector while a process starts."""
+"""How a process imports what is large: with less work, and without what it doesn't need."""
 
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,3 +24,19 @@ def uncollected() -> Iterator[None]:
         gc.freeze()
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def without_module(name: str) -> Iterator[None]:
+    """Makes importing `name` fail within the block, so that packages for which it is optional do without it.
+
+    Does nothing if it has been imported already.
+    """
+    hidden = name not in sys.modules
+    if hidden:
+        sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if hidden:
+            del sys.modules[name]

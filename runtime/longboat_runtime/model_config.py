@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from longboat_crds.reasons import Reason
+from longboat_runtime.imports import without_module
 from longboat_runtime.problems import SpecProblem
 
 _NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
@@ -22,14 +23,13 @@ def import_transformers_without_torch() -> None:
     if "torch" in sys.modules:
         return
     advice = os.environ.get(_NO_ADVICE)
-    sys.modules["torch"] = None  # type: ignore[assignment]  # so it can't be found
     os.environ[_NO_ADVICE] = "1"
     try:
-        from transformers import is_torch_available
+        with without_module("torch"):
+            from transformers import is_torch_available
 
-        is_torch_available()  # it keeps its first answer
+            is_torch_available()  # it keeps its first answer
     finally:
-        del sys.modules["torch"]
         if advice is None:
             del os.environ[_NO_ADVICE]
         else:

@@ -6,14 +6,13 @@ import json
 import logging
 import os
 import shutil
-import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from longboat_crds.reasons import Reason
 from longboat_runtime.cgroup import cpu_limit
-from longboat_runtime.garbage import uncollected
+from longboat_runtime.imports import uncollected, without_module
 from longboat_runtime.interfaces import Engine
 from longboat_runtime.model_config import language_model, longest_sequence
 from longboat_runtime.problems import SpecProblem
@@ -79,14 +78,8 @@ def _import_without_compiler() -> None:
 
     vLLM adds its own operations to them where they can be imported.
     """
-    lowerings = "torch._inductor.lowering"
-    hidden = lowerings not in sys.modules
-    if hidden:
-        sys.modules[lowerings] = None  # type: ignore[assignment]
-    import vllm  # noqa: F401
-
-    if hidden:
-        del sys.modules[lowerings]
+    with without_module("torch._inductor.lowering"):
+        import vllm  # noqa: F401
 
 
 def read_model_config(config: EngineConfig) -> dict:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import ray
 
 from longboat_crds.job import RLJobSpec
-from longboat_runtime.garbage import uncollected
+from longboat_runtime.imports import uncollected
 from longboat_runtime.interfaces import ModelInfo, SampleStore, TrainReport, TrainRequest, WeightPublication
 from longboat_runtime.samples import GeneratedSample, SampleId
 from longboat_runtime.stacks import thread_stacks
