@@ -15,7 +15,7 @@ class RewardSample:
 
     `text` is the response without special tokens, `prompt` the prompt text as the model saw it. `messages` is the chat of a
     conversational row, else None. `columns` are all columns of the row, JSON values. `finish_reason` says why the response ended:
-    `stop`, `length` (cut off by maxTokens) or `repetition` (ended for repeating itself).
+    `stop`, `length` (cut off by maxTokens) or `repetition` (ended for repeating itself). `tokens` is the length of the response.
     """
 
     text: str
@@ -25,6 +25,7 @@ class RewardSample:
     columns: Mapping[str, Any] = field(default_factory=dict)
     messages: Sequence[Mapping[str, Any]] | None = None
     finish_reason: str = "stop"
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,7 @@ class RewardWorker:
             columns=row.columns,
             messages=original if isinstance(original, list) else None,
             finish_reason=str(generated.finish_reason),
+            tokens=len(generated.token_ids),
         )
         outcomes = await asyncio.gather(
             *(self._graders.grade(name, sample, timeout) for name, timeout in request.functions)
