@@ -77,7 +77,7 @@ class Graders:
             for index, reward in enumerate(spec.rewards)
         }
 
-    async def grade(self, reward: str, sample: RewardSample, seconds: float) -> FunctionOutcome:
+    async def grade(self, reward: str, sample: RewardSample, seconds: float, seed: int) -> FunctionOutcome:
         return _graded(self._score[reward], sample)
 
 
@@ -92,8 +92,9 @@ class Worker(FakeRewards):
     async def grade(self, sample: SampleId, row: Row) -> Grade:
         rewards = applicable(self._spec.rewards, row.domain)
         functions = tuple((reward.name, reward.timeout_seconds) for reward in rewards)
-        outcomes = await self._worker.grade(GradeRequest(sample, row, self._spec.dataset.columns.prompt, functions))
-        return combine(rewards, outcomes)
+        [response] = await self.store.get([sample])
+        told = RewardSample("", row.text, row.ground_truth, row.domain, row.columns)
+        return combine(rewards, await self._worker.grade(GradeRequest(0, sample, told, functions), response))
 
 
 class Rank(FakeTrainer):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.reward.combine import applicable, batch_rewards, combine
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
-from longboat_runtime.reward.slots import Slots, choose, reward_nodes
+from longboat_runtime.reward.slots import AHEAD_SECONDS, LEAST_AHEAD, MOST_AHEAD, Slots, choose, reward_nodes
 from longboat_runtime.samples import Grade, GradeKind
 
 A = RewardSpec(name="a", function="m:f", weight=0.5)
@@ -109,9 +109,34 @@ def test_domains_select_functions() -> None:
     assert "no reward function applies" in grade.message
 
 
-workers = st.lists(
-    st.builds(lambda slots, share: (slots, round(slots * share)), st.integers(1, 8), st.floats(0, 1)), max_size=6
-).map(lambda pairs: [Slots(f"n{i}", slots, running) for i, (slots, running) in enumerate(pairs)])
+def worker(node: str, processes: int, share: float, seconds: float | None) -> Slots:
+    one = Slots(node, processes, seconds=seconds)
+    one.running = round(one.slots * share)
+    return one
+
+
+times = st.none() | st.floats(0, 1e4)
+workers = st.lists(st.tuples(st.integers(1, 8), st.floats(0, 1), times), max_size=6).map(
+    lambda drawn: [worker(f"n{i}", *one) for i, one in enumerate(drawn)]
+)
+
+
+@given(st.integers(1, 256), times)
+def test_a_worker_has_a_tenth_of_a_second_of_work_ahead_within_bounds(processes: int, seconds: float | None) -> None:
+    slots = Slots("n0", processes, seconds=seconds).slots
+    assert LEAST_AHEAD * processes <= slots <= MOST_AHEAD * processes
+    if seconds is not None and LEAST_AHEAD * processes < slots < MOST_AHEAD * processes:
+        assert AHEAD_SECONDS <= slots / processes * seconds < AHEAD_SECONDS + seconds + 1e-9
+
+
+def test_grading_times_are_learned() -> None:
+    one = Slots("n0", 1)
+    for _ in range(100):
+        one.learn(0.001)
+    assert one.slots == 100
+    for _ in range(100):
+        one.learn(10.0)
+    assert one.slots == LEAST_AHEAD
 
 
 @given(workers, st.sets(st.sampled_from([f"n{i}" for i in range(6)])))

@@ -17,7 +17,7 @@ from longboat_crds.job import RLJobSpec
 from longboat_runtime.agent.ray_node import bare_nodes
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.pool import RayRewardPool
-from longboat_runtime.samples import FinishReason, GeneratedSample, GradeKind, PromptId, Row, SampleId
+from longboat_runtime.samples import FinishReason, GeneratedSample, Grade, GradeKind, PromptId, Row, SampleId
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +47,8 @@ class Texts:
     """A store that holds the same few texts for ever."""
 
     async def get(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
+        if lost := [i for i in ids if i.row >= len(TEXTS)]:
+            raise KeyError(*lost)
         empty = np.zeros(0, np.int32)
         return [
             GeneratedSample(i, empty, empty, np.zeros(0, np.float32), (), FinishReason.REPETITION, TEXTS[i.row], "e")
@@ -125,6 +127,14 @@ async def test_right_wrong_form_timeout_and_error_are_told_apart(pool: RayReward
     assert "RuntimeError: as asked" in failed.message
 
 
+async def test_a_sample_that_the_store_has_lost_is_told_from_those_that_it_has(pool: RayRewardPool) -> None:
+    right, lost, again = await asyncio.gather(
+        *(pool.grade(*sample(row)) for row in (0, len(TEXTS), 0)), return_exceptions=True
+    )
+    assert isinstance(lost, KeyError)
+    assert [grade.score for grade in (right, again) if isinstance(grade, Grade)] == [1.1, 1.1]
+
+
 async def test_a_worker_that_dies_costs_nothing(pool: RayRewardPool) -> None:
     grading = asyncio.gather(*(pool.grade(*sample(0)) for _ in range(20)))
     await asyncio.sleep(0.05)
@@ -152,6 +162,28 @@ async def test_graders_that_restart_are_found_again(
         assert (await pool.grade(*sample(0))).score == 1.0
     await pool.close()
     assert not pool.serving
+
+
+async def test_a_grade_that_never_ends_holds_up_no_other(
+    cluster: None,
+    functions: Path,
+    start_graders: Callable[..., AbstractContextManager[Path]],
+    graders_directory: Path,
+) -> None:
+    directory = graders_directory / "own"
+    directory.mkdir()
+    spec = job([{"name": "act", "function": f"{functions}:act", "timeoutSeconds": 3600}])
+    with start_graders(directory) as socket:
+        pool = RayRewardPool(spec, Texts(), socket)  # type: ignore[arg-type]
+        await pool.start()
+        endless, score = sample(TEXTS.index("sleep")), sample(0)
+        waiting = asyncio.gather(pool.grade(*endless), return_exceptions=True)
+        assert [(await grade).score for grade in [asyncio.create_task(pool.grade(*score)) for _ in range(20)]] == [
+            0.0
+        ] * 20
+        assert not waiting.done()
+        await pool.close()
+        waiting.cancel()
 
 
 async def test_a_function_that_is_not_there_fails_the_start(cluster: None, graders: Path, functions: Path) -> None:

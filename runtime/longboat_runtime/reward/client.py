@@ -46,11 +46,13 @@ class GraderClient:
             self._loaded[reward.name] = (reward, field)
         return problem
 
-    async def grade(self, reward: str, sample: RewardSample, seconds: float) -> FunctionOutcome:
+    async def grade(self, reward: str, sample: RewardSample, seconds: float, seed: int) -> FunctionOutcome:
         """One function on one sample; a lost connection is a grader error. `seconds` is the grade's timeout."""
         try:
             await self._connect()
-            answer = await self._ask({"op": "grade", "reward": reward, "sample": asdict(sample), "timeout": seconds})
+            answer = await self._ask(
+                {"op": "grade", "reward": reward, "sample": asdict(sample), "timeout": seconds, "seed": seed}
+            )
         except GradersGone as error:
             return FunctionOutcome(OutcomeKind.GRADER_ERROR, message=str(error))
         except FrameError as error:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,13 @@ from longboat_runtime.interfaces import SampleStore
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.client import SOCKET
 from longboat_runtime.reward.combine import applicable, combine
-from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
+from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
 from longboat_runtime.reward.slots import RESOURCE, Slots, choose, reward_nodes
-from longboat_runtime.reward.worker import GradeRequest, RewardWorker
+from longboat_runtime.reward.worker import GradeAnswer, GradeRequest, RewardWorker
 from longboat_runtime.samples import Grade, Row, SampleId
 
 log = structlog.get_logger()
 
-# Grades a worker is given per grading process. Its graders bound how many run; the others wait there, so that no process is
-# idle while an answer travels to the driver and the next request back.
-_PER_PROCESS = 4
 # A function that fails on a sample is run this often in all, each time on another worker if there is one.
 GRADE_ATTEMPTS = 2
 # How often Ray is asked which reward nodes there are, in seconds.
@@ -38,8 +36,21 @@ _RETRY_SECONDS = 30.0
 
 
 @dataclass(slots=True)
+class _Asked:
+    """A request that waits for a worker that isn't one of `tried`, or for its answer: outcomes by function, and the worker's node."""
+
+    request: GradeRequest
+    tried: set[str]
+    answer: asyncio.Future[tuple[dict[str, FunctionOutcome], str]]
+
+
+@dataclass(slots=True)
 class _Worker(Slots):
+    """`asked` are the requests that it has, by number; `listening` takes its answers."""
+
     actor: Any = None
+    asked: dict[int, _Asked] = field(default_factory=dict)
+    listening: asyncio.Task[None] | None = None
 
 
 class RayRewardPool:
@@ -54,7 +65,9 @@ class RayRewardPool:
         self._store, self._socket = store, socket
         self._workers: dict[str, _Worker] = {}
         self._changed = asyncio.Condition()
-        self._waiting: deque[tuple[set[str], asyncio.Future[_Worker]]] = deque()
+        self._waiting: deque[_Asked] = deque()
+        self._numbers = count()
+        self._assigning: asyncio.Handle | None = None
         self._problem: SpecProblem | None = None
         self._joining: dict[str, asyncio.Task[None]] = {}
         # Node -> loop time before which it isn't tried again.
@@ -84,17 +97,24 @@ class RayRewardPool:
         outcomes: dict[str, FunctionOutcome] = {}
         tried: set[str] = set()
         for _ in range(GRADE_ATTEMPTS):
-            todo = tuple(
+            functions = tuple(
                 (reward.name, reward.timeout_seconds) for reward in rewards if reward.name not in _settled(outcomes)
             )
-            if not todo:
+            if not functions:
                 break
-            outcomes |= await self._run(GradeRequest(sample, row, self._prompt_column, todo), tried)
+            request = GradeRequest(next(self._numbers), sample, self._told(row), functions)
+            asked = _Asked(request, tried, asyncio.get_running_loop().create_future())
+            self._waiting.append(asked)
+            self._assign_soon()
+            answered, node = await asked.answer
+            outcomes |= answered
+            tried.add(node)
         return combine(rewards, outcomes)
 
     async def close(self) -> None:
         """Ends all workers."""
-        tasks = [task for task in (self._watching, *self._joining.values()) if task is not None]
+        listening = [worker.listening for worker in self._workers.values()]
+        tasks = [task for task in (self._watching, *self._joining.values(), *listening) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -102,60 +122,84 @@ class RayRewardPool:
             ray.kill(worker.actor)
         self._workers.clear()
 
-    async def _run(self, request: GradeRequest, tried: set[str]) -> dict[str, FunctionOutcome]:
-        """One attempt on a worker not in `tried`, which it is added to; moves on to the next one as long as workers are lost."""
-        while True:
-            worker = await self._acquire(tried)
-            try:
-                outcomes: dict[str, FunctionOutcome] = await worker.actor.grade.remote(request)
-            except RayActorError as error:
-                self._lose(worker, error)
-            else:
-                tried.add(worker.node)
-                return outcomes
-            finally:
-                worker.running -= 1
-                self._assign()
+    def _told(self, row: Row) -> RewardSample:
+        """What functions are told about a row."""
+        original = row.columns.get(self._prompt_column)
+        messages = original if isinstance(original, list) else None
+        return RewardSample("", row.text, row.ground_truth, row.domain, row.columns, messages)
 
-    async def _acquire(self, tried: set[str]) -> _Worker:
-        """A place at a worker, first come, first served."""
-        asked: asyncio.Future[_Worker] = asyncio.get_running_loop().create_future()
-        self._waiting.append((tried, asked))
-        self._assign()
-        try:
-            return await asked
-        except asyncio.CancelledError:
-            if asked.done() and not asked.cancelled():
-                asked.result().running -= 1
-                self._assign()
-            raise
+    def _assign_soon(self) -> None:
+        """Assigns once what happens at the same time has happened, so that a worker gets it in one call."""
+        if self._assigning is None:
+            self._assigning = asyncio.get_running_loop().call_soon(self._assign)
 
     def _assign(self) -> None:
-        """Gives free places to waiting requests; one that may use none of them is passed over."""
-        passed: list[tuple[set[str], asyncio.Future[_Worker]]] = []
+        """Gives waiting requests to workers with free slots, first come, first served; one that may use none of them is passed over.
+
+        Each worker gets its share in one call, in which every row travels once.
+        """
+        self._assigning = None
+        passed: list[_Asked] = []
+        shares: dict[str, list[GradeRequest]] = {}
         while self._waiting and any(worker.running < worker.slots for worker in self._workers.values()):
-            tried, asked = self._waiting.popleft()
-            if asked.done():
+            asked = self._waiting.popleft()
+            if asked.answer.done():
                 continue
-            chosen = choose(self._workers.values(), tried)
+            chosen = choose(self._workers.values(), asked.tried)
             if chosen is None:
-                passed.append((tried, asked))
-            else:
-                chosen.running += 1
-                asked.set_result(self._workers[chosen.node])
+                passed.append(asked)
+                continue
+            worker = self._workers[chosen.node]
+            worker.running += 1
+            worker.asked[asked.request.number] = asked
+            shares.setdefault(worker.node, []).append(asked.request)
         self._waiting.extendleft(reversed(passed))
+        for node, requests in shares.items():
+            self._workers[node].actor.submit.remote(requests)
+
+    async def _listen(self, worker: _Worker) -> None:
+        """Takes the worker's answers until it is lost."""
+        try:
+            while True:
+                for answer in await worker.actor.answers.remote():
+                    self._take(worker, answer)
+                self._assign_soon()
+        except RayActorError as error:
+            self._lose(worker, error)
+        except Exception as error:
+            for asked in worker.asked.values():
+                if not asked.answer.done():
+                    asked.answer.set_exception(error)
+            raise
+
+    def _take(self, worker: _Worker, answer: GradeAnswer) -> None:
+        worker.running -= 1
+        asked = worker.asked.pop(answer.number)
+        if not isinstance(answer.outcomes, Exception):
+            worker.learn(sum(outcome.seconds for outcome in answer.outcomes.values()))
+        if asked.answer.done():
+            return
+        if isinstance(answer.outcomes, Exception):
+            asked.answer.set_exception(answer.outcomes)
+        else:
+            asked.answer.set_result((answer.outcomes, worker.node))
 
     def _lose(self, worker: _Worker, error: Exception) -> None:
+        """What it was asked is asked again of others, which costs no attempt."""
         if self._workers.get(worker.node) is worker:
             log.warning("a reward worker is lost", node=worker.node, error=str(error))
             del self._workers[worker.node]
-            self._assign()
+            self._waiting.extendleft(reversed(worker.asked.values()))
+            self._assign_soon()
 
     async def _watch(self) -> None:
         while True:
             nodes = reward_nodes(await asyncio.to_thread(ray.nodes))
             for node in set(self._workers) - set(nodes):
-                self._lose(self._workers[node], ConnectionError("its node is gone"))
+                lost = self._workers[node]
+                self._lose(lost, ConnectionError("its node is gone"))
+                if lost.listening:
+                    lost.listening.cancel()
             self._joining = {node: task for node, task in self._joining.items() if not task.done()}
             now = asyncio.get_running_loop().time()
             self._retry_at = {node: until for node, until in self._retry_at.items() if until > now}
@@ -181,8 +225,9 @@ class RayRewardPool:
             return
         async with self._changed:
             if problem is None:
-                self._workers[node] = _Worker(node, slots * _PER_PROCESS, actor=actor)
-                self._assign()
+                worker = self._workers[node] = _Worker(node, slots, actor=actor)
+                worker.listening = asyncio.create_task(self._listen(worker))
+                self._assign_soon()
             else:
                 log.warning("a reward worker can't grade", node=node, problem=str(problem))
                 self._retry_at[node] = asyncio.get_running_loop().time() + _RETRY_SECONDS

@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 RESOURCE = "longboat-reward"
 
+# Work that waits beside a worker's graders, in seconds of grading: more than it takes to answer and to be asked again.
+AHEAD_SECONDS = 0.1
+# Bounds of what waits there, for each process that grades.
+LEAST_AHEAD, MOST_AHEAD = 4, 256
+# Weight of a new grade in the mean of a worker's grading times.
+_NEWEST = 0.1
+
 
 @dataclass(slots=True)
 class Slots:
-    """A worker's node, how many grades it takes at once, and how many it has."""
+    """A worker's node, how many grades run there at once, how many requests it has, and the seconds that one takes (a moving mean)."""
 
     node: str
-    slots: int
+    processes: int
     running: int = 0
+    seconds: float | None = None
+
+    @property
+    def slots(self) -> int:
+        """How many requests it is given at once: AHEAD_SECONDS of work, so that no process is idle while an answer travels.
+
+        Not more, since what waits there can't be graded by another worker that becomes free.
+        """
+        ahead = LEAST_AHEAD if self.seconds is None else AHEAD_SECONDS / max(self.seconds, 1e-9)
+        return self.processes * math.ceil(min(max(ahead, LEAST_AHEAD), MOST_AHEAD))
+
+    def learn(self, seconds: float) -> None:
+        """A request has taken so long."""
+        self.seconds = seconds if self.seconds is None else (1 - _NEWEST) * self.seconds + _NEWEST * seconds
 
 
 def reward_nodes(nodes: Iterable[Mapping[str, Any]]) -> dict[str, int]:

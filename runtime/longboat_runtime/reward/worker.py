@@ -1,36 +1,57 @@
-"""The Ray actor of a reward pod: takes a sample's text from the store and asks the graders beside it."""
+"""The Ray actor of a reward pod: takes responses from the store and asks the graders beside it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.interfaces import SampleStore
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.client import GraderClient, GradersGone
+from longboat_runtime.reward.grader import Grader
 from longboat_runtime.reward.result import FunctionOutcome, RewardSample
-from longboat_runtime.samples import Row, SampleId
+from longboat_runtime.rounds.seeds import sample_seed
+from longboat_runtime.samples import GeneratedSample, SampleId
+
+# How long answers wait for others while more grades run, in seconds: a message for each would cost more than a short grade.
+GATHER_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class GradeRequest:
-    """Functions (name and timeout in seconds) to be run on one stored sample. `prompt_column` may hold a chat."""
+    """Functions (name and timeout in seconds) to be run on one stored sample. `number` names the request in its answer.
 
+    `row` is what functions are told about the row that the sample answers; the worker adds the response.
+    """
+
+    number: int
     sample: SampleId
-    row: Row
-    prompt_column: str
+    row: RewardSample
     functions: tuple[tuple[str, float], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class GradeAnswer:
+    """Outcomes by function name, or the error that there was instead: KeyError if the store has lost the sample."""
+
+    number: int
+    outcomes: dict[str, FunctionOutcome] | Exception
+
+
 class RewardWorker:
-    """One in each reward pod. Its calls run concurrently; the graders limit how many grades do."""
+    """One in each reward pod. Many requests come at once, and answers are collected; the graders limit how many grades run."""
 
     def __init__(self, store: SampleStore, socket: Path) -> None:
         self._store = store
-        self._graders = GraderClient(socket)
+        self._graders: Grader = GraderClient(socket)
+        self._running: set[asyncio.Task[None]] = set()
+        self._answers: list[GradeAnswer] = []
+        # Set while there are answers; while nothing is being graded.
+        self._answered, self._idle = asyncio.Event(), asyncio.Event()
 
     async def load(self, rewards: Sequence[RewardSpec]) -> SpecProblem | str | None:
         """Loads all functions. Returns a SpecProblem if one can't be loaded, a message if the graders can't be reached."""
@@ -42,22 +63,66 @@ class RewardWorker:
             return str(error)
         return next((problem for problem in problems if problem is not None), None)
 
-    async def grade(self, request: GradeRequest) -> dict[str, FunctionOutcome]:
-        """Outcomes by function name. Raises KeyError if the store has lost the sample."""
-        (generated,) = await self._store.get([request.sample])
-        row = request.row
-        original = row.columns.get(request.prompt_column)
-        sample = RewardSample(
-            text=generated.text,
-            prompt=row.text,
-            ground_truth=row.ground_truth,
-            domain=row.domain,
-            columns=row.columns,
-            messages=original if isinstance(original, list) else None,
-            finish_reason=str(generated.finish_reason),
-            tokens=len(generated.token_ids),
+    async def submit(self, requests: Sequence[GradeRequest]) -> None:
+        """Begins these grades; `answers` has their outcomes, each as soon as it is there."""
+        self._idle.clear()
+        try:
+            found = await self._responses([request.sample for request in requests])
+        except Exception as error:  # noqa: BLE001 - whoever waits for an answer gets it
+            self._answer(*(GradeAnswer(request.number, error) for request in requests))
+            return
+        for request in requests:
+            if request.sample not in found:
+                self._answer(GradeAnswer(request.number, KeyError(request.sample)))
+                continue
+            task = asyncio.create_task(self._run(request, found[request.sample]))
+            self._running.add(task)
+            task.add_done_callback(self._ended)
+
+    async def answers(self) -> list[GradeAnswer]:
+        """Waits for at least one answer and returns all that there are, each once; for one caller at a time."""
+        await self._answered.wait()
+        if self._running:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), GATHER_SECONDS)
+        answers, self._answers = self._answers, []
+        self._answered.clear()
+        return answers
+
+    async def grade(self, request: GradeRequest, response: GeneratedSample) -> dict[str, FunctionOutcome]:
+        """Outcomes by function name."""
+        sample = replace(
+            request.row,
+            text=response.text,
+            finish_reason=str(response.finish_reason),
+            tokens=len(response.token_ids),
         )
+        seed = sample_seed("", 0, request.sample)
         outcomes = await asyncio.gather(
-            *(self._graders.grade(name, sample, timeout) for name, timeout in request.functions)
+            *(self._graders.grade(name, sample, timeout, seed) for name, timeout in request.functions)
         )
         return {name: outcome for (name, _), outcome in zip(request.functions, outcomes, strict=True)}
+
+    async def _responses(self, ids: Sequence[SampleId]) -> dict[SampleId, GeneratedSample]:
+        """The samples that the store has of these."""
+        wanted = list(ids)
+        while True:
+            try:
+                return {sample.id: sample for sample in await self._store.get(wanted)}
+            except KeyError as missing:
+                wanted = [sample for sample in wanted if sample not in missing.args]
+
+    async def _run(self, request: GradeRequest, response: GeneratedSample) -> None:
+        try:
+            self._answer(GradeAnswer(request.number, await self.grade(request, response)))
+        except Exception as error:  # noqa: BLE001 - whoever waits for an answer gets it
+            self._answer(GradeAnswer(request.number, error))
+
+    def _answer(self, *answers: GradeAnswer) -> None:
+        self._answers += answers
+        self._answered.set()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not self._running:
+            self._idle.set()
