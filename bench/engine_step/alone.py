@@ -1,0 +1,58 @@
+"""Engines that have nothing beside them but each other, each in a process of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+
+from bench.engine_step.timed import Step, note_steps
+from longboat_crds.job import RLJobSpec
+from longboat_runtime.rollout.engine import EngineConfig, engine_config
+from longboat_runtime.samples import SampleRequest
+
+Rounds = Sequence[Sequence[SampleRequest]]
+
+
+def steps_alone(spec: RLJobSpec, rounds: Rounds, engines: int) -> list[Step]:
+    """The steps of `engines` engines that divide the requests of each round between them and begin it together, as in a job."""
+    context = multiprocessing.get_context("spawn")
+    pipes, processes = [], []
+    for number in range(engines):
+        ours, theirs = context.Pipe()
+        config = engine_config(spec, f"alone-{number}")
+        processes.append(context.Process(target=_generate, args=(theirs, config, number, engines), daemon=True))
+        pipes.append(ours)
+        processes[-1].start()
+        theirs.close()  # so that its end is noticed here
+    try:
+        for pipe in pipes:
+            pipe.recv()
+        for requests in rounds:
+            for number, pipe in enumerate(pipes):
+                pipe.send(requests[number::engines])
+            for pipe in pipes:
+                pipe.recv()
+        for pipe in pipes:
+            pipe.send(None)
+        return [step for pipe in pipes for step in pipe.recv()]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _generate(pipe: Connection, config: EngineConfig, number: int, engines: int) -> None:
+    """The engine's process: answers once it is up, after each round it is sent, and at last with its steps."""
+    from longboat_runtime.rollout.factory import start_engine
+
+    engine = start_engine(config, index=number, engines=engines)
+    steps = note_steps(engine)
+    pipe.send(None)
+    while (requests := pipe.recv()) is not None:
+        engine.submit(requests)
+        left = len(requests)
+        while left:
+            left -= len(engine.drain_finished(60.0))
+        pipe.send(None)
+    pipe.send(steps)
