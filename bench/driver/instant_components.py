@@ -25,6 +25,7 @@ from longboat_runtime.samples import (
     Grade,
     GradeKind,
     PromptId,
+    Response,
     Row,
     SampleId,
     SampleRequest,
@@ -39,6 +40,9 @@ class Store:
 
     async def get(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
         raise KeyError(ids)
+
+    async def responses(self, ids: Sequence[SampleId]) -> dict[SampleId, Response]:
+        return {}
 
     async def delete(self, ids: Sequence[SampleId]) -> None: ...
 

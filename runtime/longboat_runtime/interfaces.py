@@ -17,6 +17,7 @@ from longboat_runtime.samples import (
     Grade,
     LostSample,
     PromptId,
+    Response,
     Row,
     SampleId,
     SampleRequest,
@@ -115,6 +116,9 @@ class SampleStore(Protocol):
 
     async def get(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
         """Raises KeyError naming the ids that are missing."""
+
+    async def responses(self, ids: Sequence[SampleId]) -> Mapping[SampleId, Response]:
+        """What graders need of those that are held."""
 
     async def delete(self, ids: Sequence[SampleId]) -> None: ...
 

@@ -125,6 +125,14 @@ class SampleRequest:
         )
 
 
+class Response(NamedTuple):
+    """What a grader needs of a generated sample; `tokens` is how many it has."""
+
+    text: str
+    finish_reason: FinishReason
+    tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class GeneratedSample:
     """A finished (or aborted) response with all its data; it goes to the sample store, never through the driver.
@@ -142,6 +150,10 @@ class GeneratedSample:
     text: str
     engine: str
     evaluation: bool = False
+
+    @property
+    def response(self) -> Response:
+        return Response(self.text, self.finish_reason, len(self.token_ids))
 
     @property
     def summary(self) -> FinishedSample:

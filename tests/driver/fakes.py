@@ -48,6 +48,7 @@ from longboat_runtime.samples import (
     GradeKind,
     LostSample,
     PromptId,
+    Response,
     Row,
     SampleId,
     SampleRequest,
@@ -79,6 +80,9 @@ class FakeStore:
         if missing:
             raise KeyError(missing)
         return [self.samples[i] for i in ids]
+
+    async def responses(self, ids: Sequence[SampleId]) -> dict[SampleId, Response]:
+        return {i: self.samples[i].response for i in ids if i in self.samples}
 
     async def delete(self, ids: Sequence[SampleId]) -> None:
         for i in ids:

@@ -92,7 +92,7 @@ class Worker(FakeRewards):
     async def grade(self, sample: SampleId, row: Row) -> Grade:
         rewards = applicable(self._spec.rewards, row.domain)
         functions = tuple((reward.name, reward.timeout_seconds) for reward in rewards)
-        [response] = await self.store.get([sample])
+        response = (await self.store.responses([sample]))[sample]
         told = RewardSample("", row.text, row.ground_truth, row.domain, row.columns)
         return combine(rewards, await self._worker.grade(GradeRequest(0, sample, told, functions), response))
 

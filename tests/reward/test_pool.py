@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import pytest_asyncio
 import ray
@@ -17,7 +16,7 @@ from longboat_crds.job import RLJobSpec
 from longboat_runtime.agent.ray_node import bare_nodes
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.pool import RayRewardPool
-from longboat_runtime.samples import FinishReason, GeneratedSample, Grade, GradeKind, PromptId, Row, SampleId
+from longboat_runtime.samples import FinishReason, Grade, GradeKind, PromptId, Response, Row, SampleId
 
 pytestmark = pytest.mark.slow
 
@@ -46,14 +45,8 @@ TEXTS = ["42", "", "sleep", "fail"]
 class Texts:
     """A store that holds the same few texts for ever."""
 
-    async def get(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
-        if lost := [i for i in ids if i.row >= len(TEXTS)]:
-            raise KeyError(*lost)
-        empty = np.zeros(0, np.int32)
-        return [
-            GeneratedSample(i, empty, empty, np.zeros(0, np.float32), (), FinishReason.REPETITION, TEXTS[i.row], "e")
-            for i in ids
-        ]
+    async def responses(self, ids: Sequence[SampleId]) -> dict[SampleId, Response]:
+        return {i: Response(TEXTS[i.row], FinishReason.REPETITION, 3) for i in ids if i.row < len(TEXTS)}
 
 
 def sample(row: int) -> tuple[SampleId, Row]:

@@ -43,6 +43,14 @@ def test_what_is_unfinished_is_replaced() -> None:
     assert held.nbytes == 4 * 4 + 5 * 4 + 5 * 4 + 10
 
 
+def test_graders_get_what_is_held_without_tokens() -> None:
+    held = HeldSamples()
+    held.put([sample(0), sample(1, tokens=9)])
+    responses = held.responses([sample(0).id, sample(1).id, sample(2).id])
+    assert responses == {sample(i).id: sample(i, tokens=count).response for i, count in ((0, 3), (1, 9))}
+    assert responses[sample(1).id].tokens == 9
+
+
 def test_missing_samples_are_named() -> None:
     held = HeldSamples()
     held.put([sample(0)])

@@ -22,7 +22,7 @@ from longboat_runtime.reward.client import SOCKET
 from longboat_runtime.reward.combine import applicable, combine
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
 from longboat_runtime.reward.slots import RESOURCE, Slots, choose, reward_nodes
-from longboat_runtime.reward.worker import GradeAnswer, GradeRequest, RewardWorker
+from longboat_runtime.reward.worker import GATHER_SECONDS, GradeAnswer, GradeRequest, RewardWorker
 from longboat_runtime.samples import Grade, Row, SampleId
 
 log = structlog.get_logger()
@@ -46,11 +46,24 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Worker(Slots):
-    """`asked` are the requests that it has, by number; `listening` takes its answers."""
+    """`asked` are the requests that it has, by number, and those of its `share`, which have yet to be sent.
+
+    `exchange` sends and takes answers; it waits for an answer while `listening`. The last call began at `called` (loop time).
+    """
 
     actor: Any = None
     asked: dict[int, _Asked] = field(default_factory=dict)
-    listening: asyncio.Task[None] | None = None
+    share: list[GradeRequest] = field(default_factory=list)
+    asked_something: asyncio.Event = field(default_factory=asyncio.Event)
+    listening: bool = False
+    called: float = 0.0
+    sending: asyncio.TimerHandle | None = None
+    exchange: asyncio.Task[None] | None = None
+
+    def take_share(self, now: float) -> list[GradeRequest]:
+        """What is sent now."""
+        share, self.share, self.called = self.share, [], now
+        return share
 
 
 class RayRewardPool:
@@ -113,8 +126,8 @@ class RayRewardPool:
 
     async def close(self) -> None:
         """Ends all workers."""
-        listening = [worker.listening for worker in self._workers.values()]
-        tasks = [task for task in (self._watching, *self._joining.values(), *listening) if task is not None]
+        exchanges = [worker.exchange for worker in self._workers.values()]
+        tasks = [task for task in (self._watching, *self._joining.values(), *exchanges) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -134,13 +147,9 @@ class RayRewardPool:
             self._assigning = asyncio.get_running_loop().call_soon(self._assign)
 
     def _assign(self) -> None:
-        """Gives waiting requests to workers with free slots, first come, first served; one that may use none of them is passed over.
-
-        Each worker gets its share in one call, in which every row travels once.
-        """
+        """Gives waiting requests to workers with free slots, first come, first served; one that may use none of them is passed over."""
         self._assigning = None
         passed: list[_Asked] = []
-        shares: dict[str, list[GradeRequest]] = {}
         while self._waiting and any(worker.running < worker.slots for worker in self._workers.values()):
             asked = self._waiting.popleft()
             if asked.answer.done():
@@ -148,21 +157,39 @@ class RayRewardPool:
             chosen = choose(self._workers.values(), asked.tried)
             if chosen is None:
                 passed.append(asked)
-                continue
-            worker = self._workers[chosen.node]
-            worker.running += 1
-            worker.asked[asked.request.number] = asked
-            shares.setdefault(worker.node, []).append(asked.request)
+            else:
+                self._ask(self._workers[chosen.node], asked)
         self._waiting.extendleft(reversed(passed))
-        for node, requests in shares.items():
-            self._workers[node].actor.submit.remote(requests)
 
-    async def _listen(self, worker: _Worker) -> None:
-        """Takes the worker's answers until it is lost."""
+    def _ask(self, worker: _Worker, asked: _Asked) -> None:
+        """Adds the request to the worker's share, which the next call takes along: at most one in GATHER_SECONDS."""
+        worker.running += 1
+        worker.asked[asked.request.number] = asked
+        worker.share.append(asked.request)
+        worker.asked_something.set()
+        if worker.listening and worker.sending is None:
+            at = worker.called + GATHER_SECONDS
+            worker.sending = asyncio.get_running_loop().call_at(at, self._send, worker)
+
+    def _send(self, worker: _Worker) -> None:
+        """Sends the share while the call that waits for answers is under way."""
+        worker.sending = None
+        if worker.share and worker.listening:
+            worker.actor.submit.remote(worker.take_share(asyncio.get_running_loop().time()))
+
+    async def _exchange(self, worker: _Worker) -> None:
+        """Sends shares and takes answers until the worker is lost."""
+        loop = asyncio.get_running_loop()
         try:
             while True:
-                for answer in await worker.actor.answers.remote():
+                await worker.asked_something.wait()
+                await asyncio.sleep(worker.called + GATHER_SECONDS - loop.time())
+                worker.listening = True
+                for answer in await worker.actor.answers.remote(worker.take_share(loop.time())):
                     self._take(worker, answer)
+                worker.listening = False
+                if not worker.asked:
+                    worker.asked_something.clear()
                 self._assign_soon()
         except RayActorError as error:
             self._lose(worker, error)
@@ -198,8 +225,8 @@ class RayRewardPool:
             for node in set(self._workers) - set(nodes):
                 lost = self._workers[node]
                 self._lose(lost, ConnectionError("its node is gone"))
-                if lost.listening:
-                    lost.listening.cancel()
+                if lost.exchange:
+                    lost.exchange.cancel()
             self._joining = {node: task for node, task in self._joining.items() if not task.done()}
             now = asyncio.get_running_loop().time()
             self._retry_at = {node: until for node, until in self._retry_at.items() if until > now}
@@ -226,7 +253,7 @@ class RayRewardPool:
         async with self._changed:
             if problem is None:
                 worker = self._workers[node] = _Worker(node, slots, actor=actor)
-                worker.listening = asyncio.create_task(self._listen(worker))
+                worker.exchange = asyncio.create_task(self._exchange(worker))
                 self._assign_soon()
             else:
                 log.warning("a reward worker can't grade", node=node, problem=str(problem))

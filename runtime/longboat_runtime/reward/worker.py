@@ -15,10 +15,11 @@ from longboat_runtime.reward.client import GraderClient, GradersGone
 from longboat_runtime.reward.grader import Grader
 from longboat_runtime.reward.result import FunctionOutcome, RewardSample
 from longboat_runtime.rounds.seeds import sample_seed
-from longboat_runtime.samples import GeneratedSample, SampleId
+from longboat_runtime.samples import Response, SampleId
 
-# How long answers wait for others while more grades run, in seconds: a message for each would cost more than a short grade.
-GATHER_SECONDS = 0.01
+# How long requests and answers wait for others on their way between driver and worker, in seconds: one call of Ray costs both about a
+# millisecond of CPU (measured), several times as much as a short grade.
+GATHER_SECONDS = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,11 @@ class RewardWorker:
 
     async def submit(self, requests: Sequence[GradeRequest]) -> None:
         """Begins these grades; `answers` has their outcomes, each as soon as it is there."""
+        if not requests:
+            return
         self._idle.clear()
         try:
-            found = await self._responses([request.sample for request in requests])
+            found = await self._store.responses([request.sample for request in requests])
         except Exception as error:  # noqa: BLE001 - whoever waits for an answer gets it
             self._answer(*(GradeAnswer(request.number, error) for request in requests))
             return
@@ -79,8 +82,9 @@ class RewardWorker:
             self._running.add(task)
             task.add_done_callback(self._ended)
 
-    async def answers(self) -> list[GradeAnswer]:
-        """Waits for at least one answer and returns all that there are, each once; for one caller at a time."""
+    async def answers(self, requests: Sequence[GradeRequest] = ()) -> list[GradeAnswer]:
+        """Begins these grades, then waits for at least one answer and returns all that there are, each once. One caller at a time."""
+        await self.submit(requests)
         await self._answered.wait()
         if self._running:
             with suppress(TimeoutError):
@@ -89,13 +93,13 @@ class RewardWorker:
         self._answered.clear()
         return answers
 
-    async def grade(self, request: GradeRequest, response: GeneratedSample) -> dict[str, FunctionOutcome]:
+    async def grade(self, request: GradeRequest, response: Response) -> dict[str, FunctionOutcome]:
         """Outcomes by function name."""
         sample = replace(
             request.row,
             text=response.text,
             finish_reason=str(response.finish_reason),
-            tokens=len(response.token_ids),
+            tokens=response.tokens,
         )
         seed = sample_seed("", 0, request.sample)
         outcomes = await asyncio.gather(
@@ -103,16 +107,7 @@ class RewardWorker:
         )
         return {name: outcome for (name, _), outcome in zip(request.functions, outcomes, strict=True)}
 
-    async def _responses(self, ids: Sequence[SampleId]) -> dict[SampleId, GeneratedSample]:
-        """The samples that the store has of these."""
-        wanted = list(ids)
-        while True:
-            try:
-                return {sample.id: sample for sample in await self._store.get(wanted)}
-            except KeyError as missing:
-                wanted = [sample for sample in wanted if sample not in missing.args]
-
-    async def _run(self, request: GradeRequest, response: GeneratedSample) -> None:
+    async def _run(self, request: GradeRequest, response: Response) -> None:
         try:
             self._answer(GradeAnswer(request.number, await self.grade(request, response)))
         except Exception as error:  # noqa: BLE001 - whoever waits for an answer gets it

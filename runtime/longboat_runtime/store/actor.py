@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId
+from longboat_runtime.samples import FinishReason, GeneratedSample, Response, SampleId
 from longboat_runtime.stacks import thread_stacks
 
 if TYPE_CHECKING:
@@ -50,6 +50,10 @@ class HeldSamples:
             raise KeyError(*missing)
         return [self._samples[sample] for sample in ids]
 
+    def responses(self, ids: Sequence[SampleId]) -> dict[SampleId, Response]:
+        """Of those that are held."""
+        return {sample: self._samples[sample].response for sample in ids if sample in self._samples}
+
     def delete(self, ids: Iterable[SampleId]) -> None:
         for sample in ids:
             if (held := self._samples.pop(sample, None)) is not None:
@@ -84,6 +88,9 @@ class SampleStoreActor:
             return self._held.get(ids), []
         except KeyError as missing:
             return [], list(missing.args)
+
+    def responses(self, ids: Sequence[SampleId]) -> dict[SampleId, Response]:
+        return self._held.responses(ids)
 
     def delete(self, ids: Sequence[SampleId]) -> None:
         self._held.delete(ids)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ray.exceptions import ActorDiedError
 
-from longboat_runtime.samples import GeneratedSample, SampleId
+from longboat_runtime.samples import GeneratedSample, Response, SampleId
 from longboat_runtime.store.actor import StoreReport
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ class StoreClient:
         if missing:
             raise KeyError(*missing)
         return samples
+
+    async def responses(self, ids: Sequence[SampleId]) -> Mapping[SampleId, Response]:
+        return await self._call("responses", list(ids))
 
     async def delete(self, ids: Sequence[SampleId]) -> None:
         await self._call("delete", list(ids))
