@@ -119,6 +119,8 @@ class Rewards:
         await asyncio.sleep(0)
         return Grade(GradeKind.SCORED, float(sample.index % 2), 0.0)
 
+    def flush(self) -> None: ...
+
     async def close(self) -> None: ...
 
 

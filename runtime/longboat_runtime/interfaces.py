@@ -162,6 +162,9 @@ class RewardPool(Protocol):
     async def grade(self, sample: SampleId, row: Row) -> Grade:
         """Grades a stored sample. A grader error has been retried on another worker before it is returned."""
 
+    def flush(self) -> None:
+        """Nothing more is being generated: samples that wait to be sent together with others are sent now."""
+
     async def close(self) -> None: ...
 
 

@@ -227,8 +227,11 @@ class FakeRewards:
     flat: float | None = None
     serving: bool = True
     graded: Counter = field(default_factory=Counter)
+    asked: set[SampleId] = field(default_factory=set)
+    flushed: list[set[SampleId]] = field(default_factory=list)
 
     async def grade(self, sample: SampleId, row: Row) -> Grade:
+        self.asked.add(sample)
         for _ in range(self.shuffle.randrange(10)):
             await asyncio.sleep(0)
         (stored,) = await self.store.get([sample])
@@ -239,6 +242,9 @@ class FakeRewards:
             return Grade(GradeKind.TIMEOUT, 0.0, 1.0, parts={"main": None})
         score = self.flat if self.flat is not None else float(int(stored.text) % 4)
         return Grade(GradeKind.SCORED, score, 0.1, parts={"main": score})
+
+    def flush(self) -> None:
+        self.flushed.append(set(self.asked))
 
     async def close(self) -> None: ...
 

@@ -30,6 +30,13 @@ async def test_a_job_trains_publishes_checkpoints_and_exports(tmp_path: Path) ->
     assert not site.store.samples, "what was trained is not held"
 
 
+async def test_graders_are_told_when_the_last_sample_of_a_round_has_reached_them(tmp_path: Path) -> None:
+    site = await finished(tmp_path)
+    generated = [sum(len(samples) for _, samples in trained(site)[:step]) for step in range(1, 6)]
+    flushed = [len(asked) for asked in site.rewards.flushed]
+    assert set(generated) <= set(flushed), "a round waited for graders that waited for more"
+
+
 async def test_the_status_says_how_samples_are_trained_and_how_many_prompts_are_skipped(tmp_path: Path) -> None:
     site = Site(tmp_path, make_spec(steps=2))
     driver = site.driver()

@@ -74,6 +74,7 @@ class Driver:
         self._starting: asyncio.Task[Restored] | None = None
         self._interrupted: RunOutcome | None = None
         self._republishing: asyncio.Task[None] | None = None
+        self._generating = False
 
     async def run(self) -> RunOutcome:
         """Runs the job. Raises SpecProblem, Superseded or whatever ended the run; the next start resumes from the newest checkpoint."""
@@ -153,7 +154,12 @@ class Driver:
             self._run_state.late_events += 1
             self._discard_if_unwanted(body)
             return
-        self._reporter.stages.set(Stage.GENERATE, self._view.counts[SampleState.RUNNING] > 0)
+        generating = self._view.counts[SampleState.RUNNING] > 0
+        if self._generating and not generating:
+            # Once the last samples have reached the pool.
+            asyncio.get_running_loop().call_soon(self._components.rewards.flush)
+        self._generating = generating
+        self._reporter.stages.set(Stage.GENERATE, generating)
 
     def carry_out(self, event: Event, effects: Effects) -> None:
         """Logs the event and starts what follows from it."""

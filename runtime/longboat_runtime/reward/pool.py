@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -48,13 +49,15 @@ class _Asked:
 class _Worker(Slots):
     """`asked` are the requests that it has, by number, and those of its `share`, which have yet to be sent.
 
-    `exchange` sends and takes answers; it waits for an answer while `listening`. The last call began at `called` (loop time).
+    `exchange` sends and takes answers; it waits for an answer while `listening`. The last call began at `called` (loop time); the next
+    one waits for company unless it is told to `hurry`.
     """
 
     actor: Any = None
     asked: dict[int, _Asked] = field(default_factory=dict)
     share: list[GradeRequest] = field(default_factory=list)
     asked_something: asyncio.Event = field(default_factory=asyncio.Event)
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)
     listening: bool = False
     called: float = 0.0
     sending: asyncio.TimerHandle | None = None
@@ -124,6 +127,14 @@ class RayRewardPool:
             tried.add(node)
         return combine(rewards, outcomes)
 
+    def flush(self) -> None:
+        self._assign()
+        for worker in self._workers.values():
+            if worker.listening:
+                self._send(worker)
+            elif worker.share:
+                worker.hurry.set()
+
     async def close(self) -> None:
         """Ends all workers."""
         exchanges = [worker.exchange for worker in self._workers.values()]
@@ -173,7 +184,9 @@ class RayRewardPool:
 
     def _send(self, worker: _Worker) -> None:
         """Sends the share while the call that waits for answers is under way."""
-        worker.sending = None
+        if worker.sending is not None:
+            worker.sending.cancel()
+            worker.sending = None
         if worker.share and worker.listening:
             worker.actor.submit.remote(worker.take_share(asyncio.get_running_loop().time()))
 
@@ -183,7 +196,9 @@ class RayRewardPool:
         try:
             while True:
                 await worker.asked_something.wait()
-                await asyncio.sleep(worker.called + GATHER_SECONDS - loop.time())
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(worker.hurry.wait(), max(worker.called + GATHER_SECONDS - loop.time(), 0.0))
+                worker.hurry.clear()
                 worker.listening = True
                 for answer in await worker.actor.answers.remote(worker.take_share(loop.time())):
                     self._take(worker, answer)

@@ -9,8 +9,9 @@ from typing import Any
 
 RESOURCE = "longboat-reward"
 
-# Work that waits beside a worker's graders, in seconds of grading: more than it takes to answer and to be asked again.
-AHEAD_SECONDS = 0.1
+# Work that waits beside a worker's graders, in seconds of grading: more than it takes to answer and to be asked again
+# (`worker.GATHER_SECONDS`, each way).
+AHEAD_SECONDS = 0.3
 # Bounds of what waits there, for each process that grades.
 LEAST_AHEAD, MOST_AHEAD = 4, 256
 # Weight of a new grade in the mean of a worker's grading times.

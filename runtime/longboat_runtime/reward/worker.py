@@ -18,8 +18,8 @@ from longboat_runtime.rounds.seeds import sample_seed
 from longboat_runtime.samples import Response, SampleId
 
 # How long requests and answers wait for others on their way between driver and worker, in seconds: one call of Ray costs both about a
-# millisecond of CPU (measured), several times as much as a short grade.
-GATHER_SECONDS = 0.03
+# millisecond or two of CPU (measured), several times as much as a short grade.
+GATHER_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
