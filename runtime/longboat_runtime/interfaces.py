@@ -95,7 +95,7 @@ class Engine(Protocol):
         """Ends samples; each comes back through `drain_finished` with reason ABORT (or its own reason if it had ended)."""
 
     def drain_finished(self, timeout: float) -> list[GeneratedSample]:
-        """Waits up to `timeout` seconds for at least one finished sample."""
+        """Waits up to `timeout` seconds for at least one finished sample, and then a moment for others if more are running."""
 
     def update_weights(self, publication: WeightPublication, calibrated: float | None = None) -> float:
         """Loads, verifies checksum, resets the prefix cache, probes; returns the parity. Raises and stops serving if not equal.

@@ -55,6 +55,28 @@ def test_failure_comes_after_what_was_ready() -> None:
         outbox.take(60)
 
 
+def test_samples_that_follow_at_once_leave_together() -> None:
+    outbox, running = Outbox(), {1, 2, 3}
+
+    def finish() -> None:
+        for index in (1, 2, 3):
+            running.discard(index)
+            outbox.put(sample(index))
+
+    outbox.put(sample(0))
+    finisher = threading.Thread(target=finish)
+    finisher.start()
+    first = [made.id.index for made in outbox.take(60, lambda: bool(running))]
+    finisher.join()
+    assert first + taken(outbox) == [0, 1, 2, 3]
+
+
+def test_nobody_waits_long_for_what_goes_on_running() -> None:
+    outbox = Outbox()
+    outbox.put(sample(0))
+    assert [made.id.index for made in outbox.take(60, lambda: True)] == [0]
+
+
 def test_a_waiting_taker_is_woken() -> None:
     outbox = Outbox()
     got: list[GeneratedSample] = []

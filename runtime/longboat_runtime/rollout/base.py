@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from longboat_runtime.interfaces import EngineStats, WeightPublication
@@ -15,6 +15,11 @@ from longboat_runtime.weights.gate import PublicationRefused, UpdateFailed, chec
 
 if TYPE_CHECKING:
     from longboat_runtime.rollout.counters import EngineCounters
+
+
+# How long finished samples wait for others while more are running, in seconds. Handing them to the store and to the driver takes
+# milliseconds of the CPU and of the interpreter that the engine's next step needs.
+GATHER_SECONDS = 0.05
 
 
 class BaseEngine:
@@ -40,7 +45,7 @@ class BaseEngine:
 
     def drain_finished(self, timeout: float) -> list[GeneratedSample]:
         """Raises EngineDead once vLLM has failed and nothing finished is left."""
-        return self._outbox.take(timeout)
+        return self._outbox.take(timeout, lambda: bool(self._running))
 
     def stats(self) -> EngineStats:
         known = len(self._running)
@@ -172,10 +177,14 @@ class Outbox:
             self._failure = failure
             self._changed.notify_all()
 
-    def take(self, timeout: float) -> list[GeneratedSample]:
-        """Waits up to `timeout` seconds for at least one sample; returns all there are, in the order they finished."""
+    def take(self, timeout: float, more: Callable[[], bool] = lambda: False) -> list[GeneratedSample]:
+        """Waits up to `timeout` seconds for at least one sample; returns all there are, in the order they finished.
+
+        As long as there will be `more`, it waits for those that follow within GATHER_SECONDS of the first.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._ready or self._failure is not None, timeout)
+            if self._changed.wait_for(lambda: self._ready or self._failure is not None, timeout):
+                self._changed.wait_for(lambda: not more() or self._failure is not None, GATHER_SECONDS)
             taken, self._ready = self._ready, []
             if not taken and self._failure is not None:
                 raise self._failure
