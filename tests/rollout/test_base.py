@@ -55,20 +55,16 @@ def test_failure_comes_after_what_was_ready() -> None:
         outbox.take(60)
 
 
-def test_samples_that_follow_at_once_leave_together() -> None:
-    outbox, running = Outbox(), {1, 2, 3}
-
-    def finish() -> None:
-        for index in (1, 2, 3):
-            running.discard(index)
-            outbox.put(sample(index))
-
+def test_a_sample_that_finishes_soon_after_another_leaves_with_it() -> None:
+    outbox, following = Outbox(), [1, 2]
     outbox.put(sample(0))
-    finisher = threading.Thread(target=finish)
-    finisher.start()
-    first = [made.id.index for made in outbox.take(60, lambda: bool(running))]
-    finisher.join()
-    assert first + taken(outbox) == [0, 1, 2, 3]
+
+    def more() -> bool:
+        if following:
+            outbox.put(sample(following.pop(0)))
+        return bool(following)
+
+    assert [made.id.index for made in outbox.take(60, more)] == [0, 1, 2]
 
 
 def test_nobody_waits_long_for_what_goes_on_running() -> None:
