@@ -11,11 +11,12 @@ from longboat_crds.job import RLJobSpec
 from longboat_runtime.rollout.engine import EngineConfig, engine_config
 from longboat_runtime.samples import SampleRequest
 
-Rounds = Sequence[Sequence[SampleRequest]]
+# Of each round, the requests of each engine.
+Rounds = Sequence[Sequence[Sequence[SampleRequest]]]
 
 
 def steps_alone(spec: RLJobSpec, rounds: Rounds, engines: int) -> list[Step]:
-    """The steps of `engines` engines that divide the requests of each round between them and begin it together, as in a job."""
+    """The steps of `engines` engines that begin each round together, as in a job."""
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     for number in range(engines):
@@ -28,9 +29,9 @@ def steps_alone(spec: RLJobSpec, rounds: Rounds, engines: int) -> list[Step]:
     try:
         for pipe in pipes:
             pipe.recv()
-        for requests in rounds:
-            for number, pipe in enumerate(pipes):
-                pipe.send(requests[number::engines])
+        for shares in rounds:
+            for pipe, requests in zip(pipes, shares, strict=True):
+                pipe.send(requests)
             for pipe in pipes:
                 pipe.recv()
         for pipe in pipes:

@@ -62,24 +62,31 @@ def bands(steps: Sequence[Step]) -> dict[str, list[list[float]]]:
 
 
 def _rounds(spec: RLJobSpec) -> alone.Rounds:
-    """The requests of the job's rounds, a list for each."""
+    """The requests of the job's rounds, divided between engines as in the job."""
     from longboat_runtime.data.source import open_source
     from longboat_runtime.driver.job import Job
+    from longboat_runtime.rollout.router import Router
     from longboat_runtime.rounds.seeds import sample_seed
     from longboat_runtime.samples import SampleId, SampleRequest
 
     sampling = Job("bench", spec, Path("unused"), 1).sampling
     source = open_source(spec.dataset, spec.model, sampling.max_tokens)
 
-    def requests() -> list[SampleRequest]:
+    def requests() -> list[list[SampleRequest]]:
         ids = [
             SampleId(*prompt, 0, index)
             for prompt in source.draw(spec.rounds.prompts_per_round)
             for index in range(spec.algorithm.group_size)
         ]
+        router = Router()
+        for engine in range(ENGINES):
+            router.add(str(engine))
         return [
-            SampleRequest(i, source.row(i.prompt).token_ids, sample_seed("bench", spec.rounds.seed, i), sampling)
-            for i in ids
+            [
+                SampleRequest(i, source.row(i.prompt).token_ids, sample_seed("bench", spec.rounds.seed, i), sampling)
+                for i in share
+            ]
+            for share in router.route(ids).values()
         ]
 
     return [requests() for _ in range(spec.rounds.steps)]
