@@ -14,6 +14,7 @@ from longboat_crds.failure import FailurePolicySpec
 from longboat_crds.model import ModelSpec
 from longboat_crds.rewards import RewardPoolSpec, RewardSpec
 from longboat_crds.rollout import RolloutSpec
+from longboat_crds.rollouts import RolloutsSpec
 from longboat_crds.rounds import RoundsSpec
 from longboat_crds.rules import Changeable, Rule
 from longboat_crds.trainer import TrainerSpec
@@ -57,6 +58,7 @@ class RLJobSpec(ApiModel):
     reward_pool: Annotated[RewardPoolSpec, Changeable.WHILE_SUSPENDED] = Field(default_factory=RewardPoolSpec)
     trainer: TrainerSpec = Field(default_factory=TrainerSpec)
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
+    rollouts: Annotated[RolloutsSpec | None, Changeable.ANY_TIME] = None
     failure_policy: Annotated[FailurePolicySpec, Changeable.ANY_TIME] = Field(default_factory=FailurePolicySpec)
     suspend: Annotated[bool, Changeable.ANY_TIME] = Field(
         False, description="True saves a checkpoint and deletes all pods; false again resumes from there."

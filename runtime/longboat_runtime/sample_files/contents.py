@@ -1,0 +1,137 @@
+"""What goes into the file of a step: which steps have one, which groups of a step are in it, and what is said about a sample. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan
+
+
+class Fate(StrEnum):
+    """What became of a sample's group in the step: trained, given up for this epoch, or put back to be generated again later."""
+
+    KEPT = "kept"
+    DROPPED = "dropped"
+    DEFERRED = "deferred"
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFacts:
+    """Everything about a finished sample except its texts, which only the store has.
+
+    `reason` says why its group was dropped or deferred. `score` is the reward it was trained with or, if it wasn't trained, the
+    weighted sum of its `parts`; None without a grade. `advantage` is None unless it was trained.
+    """
+
+    id: SampleId
+    domain: str
+    fate: Fate
+    reason: str | None
+    prompt_tokens: int
+    tokens: int
+    finish_reason: FinishReason
+    spans: tuple[VersionSpan, ...]
+    engine: str
+    grade: GradeKind | None = None
+    score: float | None = None
+    parts: Mapping[str, float | None] = field(default_factory=dict)
+    message: str | None = None
+    grading_seconds: float | None = None
+    advantage: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SampleGroup:
+    """The finished samples, at least one, of one attempt at a prompt."""
+
+    samples: tuple[SampleFacts, ...]
+
+    @property
+    def prompt(self) -> PromptId:
+        return self.samples[0].id.prompt
+
+    @property
+    def attempt(self) -> int:
+        return self.samples[0].id.attempt
+
+    @property
+    def fate(self) -> Fate:
+        return self.samples[0].fate
+
+    @property
+    def ids(self) -> list[SampleId]:
+        return [sample.id for sample in self.samples]
+
+    @property
+    def scores(self) -> list[float]:
+        return [sample.score for sample in self.samples if sample.score is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFileRequest:
+    """The file of one step, as the driver orders it from the trainer's first rank.
+
+    `began` is the step at which this incarnation began: what earlier ones wrote beyond it doesn't count. The newest `keep` files
+    stay.
+    """
+
+    incarnation: int
+    step: int
+    round: int
+    samples: tuple[SampleFacts, ...]
+    keep: int
+    began: int
+
+
+def is_due(step: int, steps: int, every: int) -> bool:
+    """Whether step `step` of `steps` has a file: the first, each `every` steps, and the last."""
+    return step == 1 or step % every == 0 or step >= steps
+
+
+def choose(groups: Iterable[SampleGroup], count: int | None, seed: int, step: int) -> list[SampleGroup]:
+    """At most `count` of the step's groups, sorted by prompt; all of them if `count` is None.
+
+    The same for the same groups in any order, `seed` (the job's) and `step`. First come one group of each fate, then those with the
+    longest response, the best and the worst score, then others; by chance where several qualify.
+    """
+    by_chance = _by_chance(groups, seed, step)
+    wanted = [*_firsts(by_chance, 1), *_extremes(by_chance), *by_chance]
+    chosen = list({(group.prompt, group.attempt): group for group in wanted}.values())
+    return sorted(chosen[:count], key=lambda group: group.samples[0].id)
+
+
+def candidates(groups: Iterable[SampleGroup], count: int | None, seed: int, step: int) -> list[SampleGroup]:
+    """The groups that `choose` may take, whatever groups come later: at most `count` of each fate and three more.
+
+    The data of the others needn't be held until the step is done.
+    """
+    by_chance = _by_chance(groups, seed, step)
+    wanted = [*_firsts(by_chance, count), *_extremes(by_chance)]
+    return list({(group.prompt, group.attempt): group for group in wanted}.values())
+
+
+def _by_chance(groups: Iterable[SampleGroup], seed: int, step: int) -> list[SampleGroup]:
+    def key(group: SampleGroup) -> tuple[bytes, PromptId, int]:
+        drawn = repr((seed, step, tuple(group.prompt), group.attempt)).encode()
+        return hashlib.blake2b(drawn, digest_size=8).digest(), group.prompt, group.attempt
+
+    return sorted(groups, key=key)
+
+
+def _firsts(groups: Sequence[SampleGroup], count: int | None) -> list[SampleGroup]:
+    """The first `count` groups of each fate."""
+    return [group for fate in Fate for group in [group for group in groups if group.fate is fate][:count]]
+
+
+def _extremes(groups: Sequence[SampleGroup]) -> list[SampleGroup]:
+    """The first groups with the longest response, the best and the worst score."""
+    graded = [group for group in groups if group.scores]
+    keys: list[tuple[Sequence[SampleGroup], Callable[[SampleGroup], float]]] = [
+        (groups, lambda group: max(sample.tokens for sample in group.samples)),
+        (graded, lambda group: max(group.scores)),
+        (graded, lambda group: -min(group.scores)),
+    ]
+    return [max(of, key=key) for of, key in keys if of]

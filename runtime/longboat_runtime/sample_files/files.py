@@ -1,0 +1,219 @@
+"""The files themselves: where they are stored, their columns, and how one is written.
+
+`incarnations/3/rollouts/step-00000010.parquet` below a job's directory has a row for each sample, sorted by its id.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import structlog
+
+from longboat_runtime.checkpoint.files import fsync_directory
+from longboat_runtime.checkpoint.layout import INCARNATIONS
+from longboat_runtime.sample_files.contents import SampleFacts, SampleFileRequest
+from longboat_runtime.samples import GeneratedSample, IntArray, PromptId, SampleId
+
+log = structlog.get_logger()
+
+DIRECTORY = "rollouts"
+_NAME = re.compile(r"step-(\d+)\.parquet")
+_PARTIAL = ".partial"
+
+_SPAN = pa.struct([("version", pa.int64()), ("start", pa.int32()), ("end", pa.int32())])
+SCHEMA = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("round", pa.int64()),
+        ("domain", pa.string()),
+        # The prompt's identity, the attempt at it, and the number of the response.
+        ("epoch", pa.int64()),
+        ("row", pa.int64()),
+        ("attempt", pa.int32()),
+        ("sample", pa.int32()),
+        # kept, dropped or deferred, and why.
+        ("fate", pa.string()),
+        ("reason", pa.string()),
+        # Null without a grade. In `parts` a function that timed out has null.
+        ("score", pa.float64()),
+        ("parts", pa.map_(pa.string(), pa.float64())),
+        ("grade", pa.string()),
+        ("grading_seconds", pa.float64()),
+        # Null unless it was trained.
+        ("advantage", pa.float64()),
+        ("prompt_tokens", pa.int32()),
+        ("response_tokens", pa.int32()),
+        ("finish_reason", pa.string()),
+        # Which weights drew response tokens `start` (inclusive) to `end` (exclusive).
+        ("versions", pa.list_(_SPAN)),
+        ("engine", pa.string()),
+        # The grader's message; the prompt as the model got it, special tokens included; the response.
+        ("message", pa.string()),
+        ("prompt", pa.string()),
+        ("response", pa.string()),
+    ]
+)
+# Columns whose values may be as long as a response.
+TEXTS = ("message", "prompt", "response")
+
+# Samples are fetched, converted and compressed in portions of about this many bytes, which bounds what a write holds in memory and
+# how long it holds the interpreter's lock.
+_PORTION_BYTES = 1 << 24
+_BYTES_PER_TOKEN = 12
+_BYTES_PER_SAMPLE = 1024
+
+Fetch = Callable[[Sequence[SampleId]], list[GeneratedSample]]
+Decode = Callable[[IntArray], str]
+
+
+class Written(NamedTuple):
+    """Names the file of one step. Orders by age: a later incarnation is newer, whatever its step."""
+
+    incarnation: int
+    step: int
+
+    def path(self, root: Path) -> Path:
+        """The file, below a job's directory."""
+        return root / INCARNATIONS / str(self.incarnation) / DIRECTORY / f"step-{self.step:08d}.parquet"
+
+
+def written(root: Path) -> list[Written]:
+    """The complete files of all incarnations below a job's directory, oldest first."""
+    found = []
+    for path in (root / INCARNATIONS).glob(f"*/{DIRECTORY}/step-*.parquet"):
+        match, incarnation = _NAME.fullmatch(path.name), path.parent.parent.name
+        if match and incarnation.isdecimal():
+            found.append(Written(int(incarnation), int(match[1])))
+    return sorted(found)
+
+
+def removable(files: Iterable[Written], newest: Written, began: int, keep: int) -> list[Written]:
+    """The files to remove once `newest` is complete: those that don't count, and all but the `keep` newest of those that do.
+
+    What earlier incarnations wrote beyond `began`, the step at which this one began, doesn't count. Nothing is removed if a later
+    incarnation has written: this one is superseded (pure).
+    """
+    files = list(files)
+    if any(file.incarnation > newest.incarnation for file in files):
+        return []
+    dead = [file for file in files if file.incarnation < newest.incarnation and file.step > began]
+    alive = sorted(set(files) - set(dead))
+    return [*dead, *alive[: max(0, len(alive) - keep)]]
+
+
+def write(root: Path, request: SampleFileRequest, fetch: Fetch, decode: Decode) -> None:
+    """Writes the file of a step whole or not at all, then removes older ones. `root` is the job's directory.
+
+    `fetch` returns samples by id, in order, or raises KeyError with the missing ids: samples that the store has lost are left out.
+    `decode` turns the tokens of a prompt into text. Raises OSError, with nothing half-made left behind; what is beyond `keep` is
+    removed all the same.
+    """
+    name = Written(request.incarnation, request.step)
+    path = name.path(root)
+    aside = path.with_name(f".{path.name}{_PARTIAL}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _write(aside, request, fetch, decode)
+        aside.rename(path)
+        fsync_directory(path.parent)
+    finally:
+        aside.unlink(missing_ok=True)
+        _remove_old(root, name, request)
+
+
+def _write(path: Path, request: SampleFileRequest, fetch: Fetch, decode: Decode) -> None:
+    short = [name for name in SCHEMA.names if name not in TEXTS]
+    dictionary = [*short, "prompt"]
+    with pq.ParquetWriter(
+        path, SCHEMA, compression="zstd", use_dictionary=dictionary, write_statistics=short
+    ) as parquet:
+        for portion in _portions(request.samples):
+            parquet.write_batch(_batch(portion, request, fetch, decode))
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _batch(portion: Sequence[SampleFacts], request: SampleFileRequest, fetch: Fetch, decode: Decode) -> pa.RecordBatch:
+    """A portion with its texts."""
+    samples = _held([facts.id for facts in portion], fetch)
+    prompts: dict[PromptId, str] = {}
+    rows = []
+    for facts in portion:
+        if (sample := samples.get(facts.id)) is None:
+            continue
+        if facts.id.prompt not in prompts:
+            prompts[facts.id.prompt] = decode(sample.prompt_ids)
+        texts = {"prompt": prompts[facts.id.prompt], "response": sample.text}
+        rows.append(_row(request.step, request.round, facts, texts))
+    return pa.RecordBatch.from_pylist(rows, SCHEMA)
+
+
+def _portions(samples: Sequence[SampleFacts]) -> Iterator[list[SampleFacts]]:
+    portion: list[SampleFacts] = []
+    size = 0
+    for facts in samples:
+        portion.append(facts)
+        size += _BYTES_PER_SAMPLE + _BYTES_PER_TOKEN * (facts.prompt_tokens + facts.tokens)
+        if size >= _PORTION_BYTES:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion
+
+
+def _held(ids: Sequence[SampleId], fetch: Fetch) -> dict[SampleId, GeneratedSample]:
+    """The samples that the store holds, by id."""
+    try:
+        samples = fetch(ids)
+    except KeyError as missing:
+        log.warning("the store has lost samples that are missing in their file", samples=len(missing.args))
+        ids = [sample for sample in ids if sample not in missing.args]
+        samples = fetch(ids)
+    return dict(zip(ids, samples, strict=True))
+
+
+def _row(step: int, round_: int, facts: SampleFacts, texts: Mapping[str, str]) -> dict[str, Any]:
+    """One row; text that is not valid Unicode gets question marks."""
+    epoch, row, attempt, index = facts.id
+    texts = {"message": facts.message or "", **texts}
+    whole = {name: text.encode(errors="replace").decode() for name, text in texts.items()}
+    return {
+        "step": step,
+        "round": round_,
+        "domain": facts.domain,
+        "epoch": epoch,
+        "row": row,
+        "attempt": attempt,
+        "sample": index,
+        "fate": facts.fate.value,
+        "reason": facts.reason,
+        "score": facts.score,
+        "parts": list(facts.parts.items()),
+        "grade": facts.grade.value if facts.grade else None,
+        "grading_seconds": facts.grading_seconds,
+        "advantage": facts.advantage,
+        "prompt_tokens": facts.prompt_tokens,
+        "response_tokens": facts.tokens,
+        "finish_reason": facts.finish_reason.value,
+        "versions": [span._asdict() for span in facts.spans],
+        "engine": facts.engine,
+        **whole,
+    }
+
+
+def _remove_old(root: Path, name: Written, request: SampleFileRequest) -> None:
+    try:
+        for old in removable(written(root), name, request.began, request.keep):
+            old.path(root).unlink(missing_ok=True)
+        for partial in (root / INCARNATIONS).glob(f"*/{DIRECTORY}/.*{_PARTIAL}"):
+            if int(partial.parent.parent.name) < request.incarnation:
+                partial.unlink(missing_ok=True)
+    except OSError as error:
+        # What is left is removed with the next file.
+        log.warning("an old file of samples could not be removed", error=str(error))

@@ -1,0 +1,179 @@
+"""Reads the files: which count, and the samples that somebody wants to see. Texts are read only of those."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from longboat_runtime.checkpoint.layout import INCARNATIONS
+from longboat_runtime.sample_files.contents import Fate
+from longboat_runtime.sample_files.files import SCHEMA, TEXTS, Written, written
+
+# A row of a file, by column, as JSON values: `parts` is an object, `versions` a list of objects.
+Sample = dict[str, Any]
+
+_SHORT = [name for name in SCHEMA.names if name not in TEXTS]
+
+
+class FileDamaged(Exception):
+    """A file can't be read; the message names it."""
+
+
+class Order(StrEnum):
+    """By what samples are ranked; without a rank they come by step and id."""
+
+    WORST = "worst"
+    BEST = "best"
+    LONGEST = "longest"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which samples somebody wants to see.
+
+    `epoch` and `row` name a prompt; a row alone names it in all epochs. `search` is looked for in prompts and responses, whatever
+    its case. `limit` is how many samples at most, None for all of them. Samples without a score are neither best nor worst.
+    """
+
+    fate: Fate | None = None
+    domain: str | None = None
+    epoch: int | None = None
+    row: int | None = None
+    search: str | None = None
+    order: Order | None = None
+    limit: int | None = None
+
+    def matches(self, sample: Sample) -> bool:
+        """Whether the sample is wanted, as far as its texts don't matter."""
+        return (
+            self.fate in (None, sample["fate"])
+            and self.domain in (None, sample["domain"])
+            and self.epoch in (None, sample["epoch"])
+            and self.row in (None, sample["row"])
+            and (self.order in (None, Order.LONGEST) or sample["score"] is not None)
+        )
+
+    def found_in(self, texts: Mapping[str, str]) -> bool:
+        """Whether the text that is looked for is in a sample's prompt or response."""
+        if self.search is None:
+            return True
+        wanted = self.search.casefold()
+        return any(wanted in texts[name].casefold() for name in ("prompt", "response"))
+
+    def rank(self, sample: Sample) -> float:
+        """Lower comes first."""
+        match self.order:
+            case Order.WORST:
+                return float(sample["score"])
+            case Order.BEST:
+                return -float(sample["score"])
+            case Order.LONGEST:
+                return -float(sample["response_tokens"])
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a sample's texts are."""
+
+    path: Path
+    group: int
+    index: int
+
+
+def surviving(files: Iterable[Written], began: Mapping[int, int]) -> list[Written]:
+    """The files that count, by step: `began` has the step at which each incarnation began.
+
+    What an earlier incarnation wrote beyond the step at which a later one began doesn't count (see `metrics.record.read_records`).
+    Pure.
+    """
+    steps: dict[int, Written] = {}
+    files = sorted(files)
+    for incarnation in sorted({*began, *(file.incarnation for file in files)}):
+        first = began.get(incarnation)
+        if first is not None:
+            steps = {step: file for step, file in steps.items() if step <= first}
+        steps |= {file.step: file for file in files if file.incarnation == incarnation}
+    return [steps[step] for step in sorted(steps)]
+
+
+def read_files(root: Path) -> dict[int, Path]:
+    """The files that count below a job's directory, by step in ascending order."""
+    return {file.step: file.path(root) for file in surviving(written(root), _began(root))}
+
+
+def read_file(path: Path, columns: Iterable[str] = SCHEMA.names) -> Iterator[Sample]:
+    """The samples of one file, or some columns of them; a part of the file is in memory at a time. Raises FileDamaged."""
+    for _, samples in _groups(path, list(columns)):
+        yield from samples
+
+
+def select(paths: Iterable[Path], query: Query) -> list[Sample]:
+    """The samples that `query` asks for, of these files, in its order. Raises FileDamaged."""
+    found: list[tuple[float, int, _Place, Sample]] = []
+    columns = _SHORT if query.search is None else [*_SHORT, "prompt", "response"]
+    for path in paths:
+        for group, samples in _groups(path, columns):
+            for index, sample in enumerate(samples):
+                if query.matches(sample) and query.found_in(sample):
+                    short = {name: sample[name] for name in _SHORT}
+                    found.append((query.rank(sample), len(found), _Place(path, group, index), short))
+    if query.limit is not None:
+        found = heapq.nsmallest(query.limit, found, key=lambda one: one[:2])
+    elif query.order:
+        found.sort(key=lambda one: one[:2])
+    texts = _texts([place for _, _, place, _ in found])
+    return [{**sample, **texts[place]} for _, _, place, sample in found]
+
+
+def _texts(places: Iterable[_Place]) -> dict[_Place, Sample]:
+    wanted: dict[tuple[Path, int], list[_Place]] = {}
+    for place in places:
+        wanted.setdefault((place.path, place.group), []).append(place)
+    found: dict[_Place, Sample] = {}
+    for (path, group), of_group in wanted.items():
+        table = _opened(path, lambda file, group=group: file.read_row_group(group, columns=list(TEXTS)))
+        for place in of_group:
+            (found[place],) = table.slice(place.index, 1).to_pylist()
+    return found
+
+
+def _groups(path: Path, columns: list[str]) -> Iterator[tuple[int, list[Sample]]]:
+    """The row groups of a file by number, each as samples."""
+    count = _opened(path, lambda file: file.num_row_groups)
+    for group in range(count):
+        table = _opened(path, lambda file, group=group: file.read_row_group(group, columns=columns))
+        samples = table.to_pylist()
+        for sample in samples:
+            if "parts" in sample:
+                sample["parts"] = dict(sample["parts"])
+        yield group, samples
+
+
+def _opened(path: Path, read: Callable[[pq.ParquetFile], Any]) -> Any:
+    try:
+        with pq.ParquetFile(path) as file:
+            return read(file)
+    except FileNotFoundError as error:
+        raise FileDamaged(f"{path} has just been removed by the job (rollouts.keep); try again") from error
+    except (OSError, pa.ArrowException) as error:
+        raise FileDamaged(f"{path} can't be read: {error}") from error
+
+
+def _began(root: Path) -> dict[int, int]:
+    """The step at which each incarnation began: that of its first metrics record. One that has none hasn't got that far."""
+    found = {}
+    for path in (root / INCARNATIONS).glob("*/metrics.jsonl"):
+        with path.open(encoding="utf-8") as file:
+            line = file.readline()
+        if path.parent.name.isdecimal() and line.endswith("\n"):
+            found[int(path.parent.name)] = int(json.loads(line)["training/global_step"])
+    return found

@@ -1,0 +1,77 @@
+"""Samples for tests of their files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from longboat_runtime.metrics.record import JsonLines, Record
+from longboat_runtime.sample_files.contents import Fate, SampleFacts, SampleFileRequest
+from longboat_runtime.sample_files.files import Written, write
+from longboat_runtime.samples import FinishReason, GeneratedSample, GradeKind, IntArray, SampleId, VersionSpan
+
+FIRST = SampleId(0, 3, 0, 0)
+
+
+def facts(id_: SampleId = FIRST, **fields: Any) -> SampleFacts:
+    values: dict[str, Any] = {
+        "domain": "math",
+        "fate": Fate.KEPT,
+        "reason": None,
+        "prompt_tokens": 2,
+        "tokens": 3,
+        "finish_reason": FinishReason.STOP,
+        "spans": (VersionSpan(4, 0, 3),),
+        "engine": "engine-0",
+        "grade": GradeKind.SCORED,
+        "score": 0.5,
+        "parts": {"main": 0.5},
+        "grading_seconds": 0.1,
+        "advantage": -0.25,
+    }
+    return SampleFacts(id_, **{**values, **fields})
+
+
+def generated(id_: SampleId, text: str) -> GeneratedSample:
+    tokens = np.zeros(len(text), np.int32)
+    logprobs = np.zeros(len(text), np.float32)
+    prompt = np.array([id_.row, id_.row], np.int32)
+    return GeneratedSample(id_, prompt, tokens, logprobs, (), FinishReason.STOP, text, "engine-0")
+
+
+def decode(prompt: IntArray) -> str:
+    return f"prompt {prompt[0]}"
+
+
+class Store:
+    """Holds the samples of a file, or lacks some. Every fetch is noted."""
+
+    def __init__(self, texts: dict[SampleId, str]) -> None:
+        self.texts = texts
+        self.fetches: list[list[SampleId]] = []
+
+    def fetch(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
+        self.fetches.append(list(ids))
+        if missing := [sample for sample in ids if sample not in self.texts]:
+            raise KeyError(*missing)
+        return [generated(sample, self.texts[sample]) for sample in ids]
+
+
+def write_step(
+    root: Path, incarnation: int, step: int, *samples: tuple[SampleFacts, str], keep: int = 10, began: int = 0
+) -> Path:
+    """The file of a step, of these samples and their responses."""
+    samples = samples or ((facts(), f"response of step {step}"),)
+    request = SampleFileRequest(incarnation, step, step, tuple(one for one, _ in samples), keep, began)
+    write(root, request, Store({one.id: text for one, text in samples}).fetch, decode)
+    return Written(incarnation, step).path(root)
+
+
+def began(root: Path, incarnation: int, step: int) -> None:
+    """An incarnation that began at this step."""
+    sink = JsonLines(root / "incarnations" / str(incarnation) / "metrics.jsonl")
+    sink.write(Record(step, 0.0))
+    sink.close()
