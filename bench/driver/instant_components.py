@@ -18,6 +18,7 @@ from longboat_runtime.interfaces import (
     TrainRequest,
     WeightPublication,
 )
+from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.samples import (
     FinishedSample,
     FinishReason,
@@ -139,6 +140,8 @@ class Trainer:
     async def write(self, directory: Path) -> None: ...
 
     async def restore(self, directory: Path) -> None: ...
+
+    async def write_samples(self, request: SampleFileRequest, root: Path) -> None: ...
 
     async def export(self, directory: Path) -> None: ...
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from longboat_runtime.rollout.step_times import StepTimes
+from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.samples import (
     FinishedSample,
     GeneratedSample,
@@ -241,6 +242,12 @@ class TrainerGroup(Protocol):
         """Writes the newest snapshot; returns once files and directory are fsynced. Steps may be computed meanwhile."""
 
     async def restore(self, directory: Path) -> None: ...
+
+    async def write_samples(self, request: SampleFileRequest, root: Path) -> None:
+        """Writes the file of a step's samples below the job's directory `root`. Steps may be computed meanwhile.
+
+        The store holds the samples until then. Raises OSError with nothing half-made left behind.
+        """
 
     async def export(self, directory: Path) -> None:
         """Writes a Hugging Face directory."""

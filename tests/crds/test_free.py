@@ -13,10 +13,12 @@ from longboat_crds.base import Role
 from longboat_crds.fixed import FREE
 from longboat_crds.job import RLJobSpec
 from longboat_crds.reasons import Reason
+from longboat_crds.rollouts import RolloutsSpec
 from longboat_crds.status import Phase
 from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.interfaces import FleetState
 from longboat_runtime.problems import spec_problem_in
+from longboat_runtime.sample_files.reading import read_files
 from longboat_runtime.samples import LostSample, SampleId
 from tests.crds.test_fixed import leaves
 from tests.driver.fakes import Site, make_spec
@@ -52,7 +54,7 @@ def test_there_is_no_check_of_a_field_that_is_not_free() -> None:
 # --- The driver ---------------------------------------------------------------------------------------------------
 
 
-def drive(root: Path, then: Callable[[Site], None], **edit: dict[str, Any]) -> Site:
+def drive(root: Path, then: Callable[[Site], None], **edit: Any) -> Site:
     """A job of five steps to its end, edited while its first round waits for a response. `then` happens once the driver knows."""
     site = Site(root, make_spec())
 
@@ -93,6 +95,12 @@ def every_steps(root: Path) -> None:
 def keep(root: Path) -> None:
     drive(root, go_on, checkpoint={"keep": 1})
     assert saved_steps(root) == [5]
+
+
+@of("rollouts")
+def rollouts(root: Path) -> None:
+    drive(root, go_on, rollouts=RolloutsSpec(every_steps=2))
+    assert list(read_files(root)) == [1, 2, 4, 5]
 
 
 # --- The operator -------------------------------------------------------------------------------------------------

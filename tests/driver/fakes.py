@@ -40,6 +40,8 @@ from longboat_runtime.metrics.record import JsonLines
 from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.rounds.policies import open_policy
 from longboat_runtime.rounds.policy import Policy
+from longboat_runtime.sample_files.contents import SampleFileRequest
+from longboat_runtime.sample_files.files import write
 from longboat_runtime.samples import (
     FinishedSample,
     FinishReason,
@@ -253,7 +255,8 @@ class FakeRewards:
 class FakeTrainer:
     """Weights are a digest of everything that was trained. `crash` is the step at which it dies, and whether after the update.
 
-    A write of a checkpoint waits for `may_write`; `full` has the numbers of the writes that find no space.
+    A write of a checkpoint waits for `may_write`; `full` has the numbers of the writes that find no space. Files of samples wait for
+    `may_write_samples`; those of the steps in `no_space` find none.
     """
 
     store: FakeStore
@@ -267,10 +270,12 @@ class FakeTrainer:
     trained: dict[SampleId, GeneratedSample] = field(default_factory=dict)
     writes: int = 0
     snapshots: list[str] = field(default_factory=list)
+    no_space: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.may_write = asyncio.Event()
+        self.may_write, self.may_write_samples = asyncio.Event(), asyncio.Event()
         self.may_write.set()
+        self.may_write_samples.set()
 
     async def load(self) -> ModelInfo:
         self.loads += 1
@@ -308,6 +313,17 @@ class FakeTrainer:
         await self.may_write.wait()
         assert weights == self.snapshots[-1], "there is one copy, and it is being written"
         await self._write(directory, weights)
+
+    async def write_samples(self, request: SampleFileRequest, root: Path) -> None:
+        await self.may_write_samples.wait()
+        held = self.store.samples
+
+        def fetch(ids: Sequence[SampleId]) -> list[GeneratedSample]:
+            if request.step in self.no_space:
+                raise OSError(28, "No space left on device")
+            return [held[id_] for id_ in ids]
+
+        write(root, request, fetch, lambda tokens: f"prompt {tokens[0]}")
 
     async def restore(self, directory: Path) -> None:
         self.weights = (directory / "weights").read_text()
@@ -349,12 +365,13 @@ class FakeSource:
 
 
 def make_spec(**rounds: Any) -> RLJobSpec:
-    """A small job; keyword arguments go to `rounds`, except `algorithm`, `checkpoint`, `sampling` and `evaluation`."""
+    """A small job; keyword arguments go to `rounds`, except `algorithm`, `checkpoint`, `sampling`, `evaluation` and `rollouts`."""
     columns = {"domain": "parity"} if "quotas" in rounds else {}
     algorithm = {"group_size": 2, **rounds.pop("algorithm", {})}
     sampling = {"max_tokens": 7, **rounds.pop("sampling", {})}
     checkpoint = {"every_steps": 2, "keep": 10, **rounds.pop("checkpoint", {})}
     dataset: dict[str, Any] = {"files": {"paths": ["/data/train.jsonl"]}, "columns": columns}
+    rollouts = rounds.pop("rollouts", None)
     if "evaluation" in rounds:
         dataset["evaluation"] = {"files": {"paths": ["/data/test.jsonl"]}, **rounds.pop("evaluation")}
     return RLJobSpec.model_validate(
@@ -367,6 +384,7 @@ def make_spec(**rounds: Any) -> RLJobSpec:
             "rollout": {"sampling": sampling},
             "rewards": [{"name": "main", "function": "rewards:main"}],
             "checkpoint": checkpoint,
+            "rollouts": rollouts,
         }
     )
 
@@ -379,9 +397,12 @@ class EditedBroker(LocalBroker):
         self._spec = spec
         self._news = asyncio.Event()
 
-    def edit(self, **sections: Mapping[str, Any]) -> None:
-        """Overrides these fields in sections of the spec."""
-        made = {name: getattr(self._spec, name).model_copy(update=fields) for name, fields in sections.items()}
+    def edit(self, **sections: Any) -> None:
+        """Overrides these fields in sections of the spec, or sections as a whole."""
+        made = {
+            name: getattr(self._spec, name).model_copy(update=fields) if isinstance(fields, Mapping) else fields
+            for name, fields in sections.items()
+        }
         self._spec = self._spec.model_copy(update=made)
         self._news.set()
 

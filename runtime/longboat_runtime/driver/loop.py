@@ -22,6 +22,7 @@ from longboat_runtime.driver.flow import SampleFlow
 from longboat_runtime.driver.job import Job, spec_changed
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.resume import Restored, restore
+from longboat_runtime.driver.rollouts import Rollouts
 from longboat_runtime.driver.stages import Stage
 from longboat_runtime.driver.steps import Steps
 from longboat_runtime.driver.trainer_queue import Task
@@ -67,7 +68,10 @@ class Driver:
         self._flow = SampleFlow(job, components, reporter.stages, self._inbox.put_nowait, self._spawn)
         self._evaluation = self._open_evaluation()
         inbox = self._inbox.put_nowait
-        self._steps = Steps(job, components, reporter, self._evaluation, inbox, self._reported, self._spawn)
+        self._rollouts = Rollouts(job, components, reporter, self._spawn)
+        self._steps = Steps(
+            job, components, reporter, self._evaluation, self._rollouts, inbox, self._reported, self._spawn
+        )
         self._watchdog = Watchdog(job, components, reporter)
         self._engines = EngineWatch(job, components.fleet, reporter, self._publish_again)
         self._background: set[asyncio.Task[None]] = set()
@@ -116,6 +120,7 @@ class Driver:
         self._loop = RoundLoop(self._policy, self, self._run_state.ledger, self._job.incarnation)
         self._flow.identity = self._boundary.identity
         self._steps.resume(self._run_state, restored.saved, restored.evaluated)
+        self._rollouts.resume(self._view)
         self._reporter.set_attention(restored.model.attention)
         self._reporter.set_skipped_prompts(self._components.source.skipped)
         self._reporter.resume(self._view, restored.saved)
@@ -145,6 +150,7 @@ class Driver:
                 if body is not RunOutcome.DONE:
                     await self._wind_down()
                 await self._save_boundary()
+                await self._rollouts.wait()
                 return body
             self._happened(body)
 
@@ -176,8 +182,10 @@ class Driver:
                     self._spawn(self._flow.grade(sample))
                 else:
                     self._flow.discard([sample])
-            case events.Graded(kind=GradeKind.GRADER_ERROR, message=message):
-                self._reporter.problems.put(Reason.GRADER_ERRORS, "spec.rewards", message or "A grader failed.")
+            case events.Graded(sample=sample, kind=kind, message=message) if message or kind is GradeKind.GRADER_ERROR:
+                self._rollouts.note(sample, message)
+                if kind is GradeKind.GRADER_ERROR:
+                    self._reporter.problems.put(Reason.GRADER_ERRORS, "spec.rewards", message or "A grader failed.")
             case events.Stopped(sample=sample, finished=True):
                 self._flow.discard([sample])
             case events.Launched(prompt=prompt):
@@ -186,9 +194,9 @@ class Driver:
                 self._flow.launch({sample: ()})
             case events.Resumed(samples=samples):
                 self._flow.launch({i: record.begun for i in samples if (record := self._view.sample(i))})
-            case events.GroupDropped(prompt=prompt) | events.GroupDeferred(prompt=prompt):
-                self._flow.discard(effects.given_up)
-                self._components.source.forget([prompt])
+            case (events.GroupDropped() | events.GroupDeferred()) as body if effects.given_up:
+                self._flow.discard(self._rollouts.given_up(body, effects.given_up))
+                self._components.source.forget([body.prompt])
             case events.StepStarted(step=step, round=number):
                 self._steps.train(step, number)
             case events.StepCommitted() as committed:
@@ -201,7 +209,7 @@ class Driver:
     def _commit(self, body: events.StepCommitted) -> None:
         """The step boundary: the state for a checkpoint is taken before anything else happens."""
         self._boundary = self._run_state.boundary(self._flow.identity, self._components.source.state())
-        self._flow.discard(body.samples)
+        self._flow.discard(self._rollouts.committed(body))
         self._components.source.forget({sample.prompt for sample in body.samples})
         self._steps.finish(self._boundary)
 
@@ -236,6 +244,7 @@ class Driver:
         while True:
             before, spec = spec, await self._broker.edited(spec)
             self._engines.limit = spec.failure_policy.max_rollout_restarts
+            self._rollouts.edit(spec.rollouts)
             if spec_changed(spec) != spec_changed(before):
                 self._inbox.put_nowait(spec_changed(spec))
 

@@ -22,6 +22,7 @@ from longboat_runtime.driver.evaluation import Evaluation, is_due
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.overcommits import Overcommits
 from longboat_runtime.driver.reporter import Reporter
+from longboat_runtime.driver.rollouts import Rollouts
 from longboat_runtime.driver.run_state import Evaluated, RunState, StepBoundary
 from longboat_runtime.driver.stages import Stage
 from longboat_runtime.driver.trainer_queue import Task, TrainerQueue
@@ -63,12 +64,13 @@ class Steps:
         components: Components,
         reporter: Reporter,
         evaluation: Evaluation | None,
+        rollouts: Rollouts,
         happened: Callable[[events.Body], None],
         reported: Callable[[Record], None],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         self._job, self._spec, self._components, self._reporter = job, job.spec, components, reporter
-        self._stages, self._evaluation = reporter.stages, evaluation
+        self._stages, self._evaluation, self._rollouts = reporter.stages, evaluation, rollouts
         self._happened, self._reported, self._spawn = happened, reported, spawn
         self._audits = Audits(job, components.source, reporter, happened)
         self.overcommits = Overcommits(job, components, reporter, happened)
@@ -146,6 +148,7 @@ class Steps:
         reports.add(step, {**staleness(records, step - 1), **report.metrics, **waiting})
         # Only now, since responses that engines stopped when the round was decided come back meanwhile.
         reports.add(step, round_metrics(round_, sum(record.tokens for record in records), dropped))
+        self._rollouts.batch(batch)
         self._happened(events.StepCommitted(step, step, number, tuple(batch.records), report.skipped, dropped))
 
     def _report_skips(self, report: TrainReport) -> None:

@@ -13,7 +13,7 @@ from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import Body, Event
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.policy import Launch, Policy, PolicyError
-from longboat_runtime.rounds.records import SampleState
+from longboat_runtime.rounds.records import GroupRecord, SampleState
 from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import PromptId, SampleId
 
@@ -22,13 +22,13 @@ from longboat_runtime.samples import PromptId, SampleId
 class Effects:
     """What an event does to samples that are under way.
 
-    Engines have to `stop` samples, or `pause` them: return them with their tokens, to be resumed later. `given_up` are all samples
-    of a group that is given up: their data is no longer needed.
+    Engines have to `stop` samples, or `pause` them: return them with their tokens, to be resumed later. `given_up` is a group that
+    is given up, as it was: the data of its samples is no longer needed.
     """
 
     stop: tuple[SampleId, ...] = ()
     pause: tuple[SampleId, ...] = ()
-    given_up: tuple[SampleId, ...] = ()
+    given_up: GroupRecord | None = None
 
 
 class Host(Protocol):
@@ -113,7 +113,7 @@ def effects_of(view: View, body: Body) -> Effects:
         case events.GroupDeferred(prompt=prompt) | events.GroupDropped(prompt=prompt) if group := view.groups.get(
             prompt
         ):
-            return Effects(stop=group.running, given_up=tuple(group.sample_ids))
+            return Effects(stop=group.running, given_up=group)
         case events.GroupCarried(prompt=prompt) if group := view.groups.get(prompt):
             return Effects(pause=group.running)
     return Effects()

@@ -12,14 +12,16 @@ import ray
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.imports import uncollected
 from longboat_runtime.interfaces import ModelInfo, SampleStore, TrainReport, TrainRequest, WeightPublication
-from longboat_runtime.samples import GeneratedSample, SampleId
+from longboat_runtime.sample_files.contents import SampleFileRequest
+from longboat_runtime.samples import GeneratedSample, IntArray, SampleId
 from longboat_runtime.stacks import thread_stacks
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
 
-# Checkpoints are written beside the steps that follow; `stacks` answers while another call hangs.
-CONCURRENCY_GROUPS = {"write": 1, "stacks": 1}
+# Checkpoints and samples are written beside the steps that follow; `stacks` answers while another call hangs.
+CONCURRENCY_GROUPS = {"write": 1, "samples": 1, "stacks": 1}
 
 
 class TrainerActor:
@@ -31,6 +33,7 @@ class TrainerActor:
     def __init__(self, spec: RLJobSpec, rank: int, world_size: int, store: SampleStore) -> None:
         self._spec, self._rank, self._world_size, self._store = spec, rank, world_size, store
         self._snapshot: dict[str, Tensor] = {}
+        self._tokenizer: PreTrainedTokenizerBase | None = None
 
         with uncollected():
             import torch
@@ -84,6 +87,26 @@ class TrainerActor:
         from longboat_runtime.checkpoint import sharded
 
         sharded.write(self._snapshot, directory, self._writers)
+
+    @ray.method(concurrency_group="samples")
+    def prepare_samples(self) -> None:
+        """Loads what `write_samples` needs, which takes a moment the first time."""
+        from longboat_runtime.data.prompts import load_tokenizer
+        from longboat_runtime.sample_files import files  # noqa: F401
+
+        self._tokenizer = self._tokenizer or load_tokenizer(self._spec.model)
+
+    @ray.method(concurrency_group="samples")
+    def write_samples(self, request: SampleFileRequest, root: Path) -> None:
+        """Writes the file of a step's samples. Only on rank 0. Raises OSError."""
+        from longboat_runtime.sample_files.files import write
+
+        self.prepare_samples()
+        write(root, request, self._fetch, self._prompt)
+
+    def _prompt(self, tokens: IntArray) -> str:
+        assert self._tokenizer is not None, "prepare first"
+        return str(self._tokenizer.decode(tokens.tolist(), clean_up_tokenization_spaces=False))
 
     def restore(self, directory: Path) -> None:
         """Takes the state from a checkpoint. Raises SpecProblem if it belongs to another model, and OSError."""

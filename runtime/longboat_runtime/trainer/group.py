@@ -14,6 +14,7 @@ from ray.exceptions import RayTaskError
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.interfaces import ModelInfo, SampleStore, TrainReport, TrainRequest, WeightPublication
 from longboat_runtime.problems import SpecProblem
+from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.store.client import StoreUnreachable
 from longboat_runtime.trainer.actor import CONCURRENCY_GROUPS, TrainerActor
 from longboat_runtime.trainer.errors import TrainerLost
@@ -57,6 +58,8 @@ class RayTrainerGroup:
         self._actors = [actor.remote(self._spec, rank, count, self._store) for rank in range(count)]
         [address] = await self._gather([self._actors[0].address.remote()])
         self._info, *_ = await self._call("load", address)
+        if self._spec.rollouts is not None:
+            self._actors[0].prepare_samples.remote()
         return self._info
 
     async def train(self, request: TrainRequest) -> TrainReport:
@@ -87,6 +90,12 @@ class RayTrainerGroup:
         """Waits for the write that is under way, whatever its outcome; not for the one that asks."""
         if self._writing is not None and self._writing is not asyncio.current_task():
             await asyncio.wait([self._writing])
+
+    async def write_samples(self, request: SampleFileRequest, root: Path) -> None:
+        """See interfaces.TrainerGroup. The first rank writes; a failure says nothing about its state."""
+        if not self._actors:
+            raise TrainerLost("the trainer is not loaded")
+        await _result(self._actors[0].write_samples.remote(request, root))
 
     async def restore(self, directory: Path) -> None:
         """See interfaces.TrainerGroup."""

@@ -1,0 +1,212 @@
+"""Orders the files of `spec.rollouts`: notes what happened to the groups of a step, and holds the data of those to be written.
+
+The trainer's first rank writes a file in the background while the next step runs; then the data is deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from longboat_crds.reasons import Reason
+from longboat_crds.rollouts import RolloutsSpec
+from longboat_runtime.driver.batch import Batch
+from longboat_runtime.driver.components import Components
+from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.reporter import Reporter
+from longboat_runtime.rounds import events
+from longboat_runtime.rounds.records import GroupRecord, SampleRecord, SampleState
+from longboat_runtime.rounds.view import View
+from longboat_runtime.sample_files.contents import (
+    Fate,
+    SampleFacts,
+    SampleFileRequest,
+    SampleGroup,
+    candidates,
+    choose,
+    is_due,
+)
+from longboat_runtime.samples import GradeKind, SampleId
+
+log = structlog.get_logger()
+
+# The store holds the data of samples in these states.
+_FINISHED = (SampleState.GENERATED, SampleState.REWARDED, SampleState.KEPT)
+# How long the end of a job waits for its last file.
+END_SECONDS = 60.0
+# Steps whose files may be under way, one being written and one waiting: the store holds their data.
+MOST_WRITING = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What became of a group, and of each of its samples if it was trained: the reward it was trained with, and its advantage."""
+
+    fate: Fate
+    reason: str | None = None
+    trained: Mapping[SampleId, tuple[float, float]] | None = None
+
+
+class Rollouts:
+    """The driver tells it of graders' messages, of groups that are given up, and of batches.
+
+    The store holds for it the groups of the rounds under way that may be chosen, and those of the steps whose files are under way:
+    if there are already MOST_WRITING of those when a file is due, it is left out.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        components: Components,
+        reporter: Reporter,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+    ) -> None:
+        self._job, self._components, self._reporter, self._spawn = job, components, reporter, spawn
+        self._spec = job.spec.rollouts
+        self._held: dict[int, list[SampleGroup]] = {}
+        self._batch: Batch | None = None
+        self._messages: dict[SampleId, str] = {}
+        self._writing: dict[int, asyncio.Task[None]] = {}
+        self._turn = asyncio.Lock()
+
+    def resume(self, view: View) -> None:
+        """Starts from this state, at a step boundary."""
+        self._view, self._began = view, view.step
+
+    def edit(self, spec: RolloutsSpec | None) -> None:
+        """Follows an edit of the spec."""
+        self._spec = spec
+        if spec is None:
+            self._reporter.problems.clear(Reason.ROLLOUTS_NOT_WRITTEN)
+
+    def note(self, sample: SampleId, message: str) -> None:
+        """Notes a grader's message about a sample."""
+        if self._spec is not None:
+            self._messages[sample] = message
+
+    def batch(self, batch: Batch) -> None:
+        """Notes the batch of the step that is about to be committed."""
+        self._batch = batch
+
+    def given_up(self, body: events.GroupDropped | events.GroupDeferred, group: GroupRecord) -> Sequence[SampleId]:
+        """Takes note of a group that was dropped or deferred, and returns the samples whose data need not be held."""
+        spec, step = self._spec, step_of(self._view, group.round)
+        samples = {group.sample_id(record.index): record for record in group.samples}
+        finished = {id_: record for id_, record in samples.items() if record.state in _FINISHED}
+        if spec is None or step is None or not is_due(step, self._view.steps, spec.every_steps) or not finished:
+            return list(samples)
+        fate = Fate.DROPPED if isinstance(body, events.GroupDropped) else Fate.DEFERRED
+        known = [*self._held.get(group.round, ()), self._group(finished, _Outcome(fate, body.reason.value))]
+        held = candidates(known, spec.prompts, self._job.spec.rounds.seed, step)
+        self._held[group.round] = held
+        return sorted({*samples, *_ids(known)} - _ids(held))
+
+    def committed(self, body: events.StepCommitted) -> Sequence[SampleId]:
+        """Starts to write the file of the step if one is due, and returns the samples whose data need not be held."""
+        spec, step, steps = self._spec, body.step, self._view.steps
+        given_up, batch = self._held.pop(body.round, []), self._batch
+        every = {*body.samples, *_ids(given_up)}
+        kept = self._kept(batch, body.dropped) if batch is not None else []
+        self._batch = None
+        self._messages = {sample: text for sample, text in self._messages.items() if self._view.sample(sample)}
+        if spec is None or not is_due(step, steps, spec.every_steps):
+            return sorted(every)
+        if len(self._writing) >= MOST_WRITING:
+            first = next(iter(self._writing))
+            self._report(
+                "spec.rollouts.everySteps",
+                f"The file of step {step} is left out, since that of step {first} is still being written. Raise "
+                "rollouts.everySteps, lower rollouts.prompts, or use a faster volume.",
+            )
+            return sorted(every)
+        chosen = choose([*given_up, *kept], spec.prompts, self._job.spec.rounds.seed, step)
+        samples = tuple(sample for group in chosen for sample in group.samples)
+        request = SampleFileRequest(self._job.incarnation, step, body.round, samples, spec.keep, self._began)
+        self._writing[step] = self._spawn(self._write(request))
+        return sorted(every - _ids(chosen))
+
+    async def wait(self) -> None:
+        """Waits until the files that are being written, if any, are complete or have failed, but not for long."""
+        if self._writing:
+            await asyncio.wait(self._writing.values(), timeout=END_SECONDS)
+
+    async def _write(self, request: SampleFileRequest) -> None:
+        """Has the file written, and then the data deleted, whatever came of it. No failure here ends or delays the job."""
+        try:
+            async with self._turn:
+                await self._components.trainer.write_samples(request, self._job.root)
+        except Exception as error:  # noqa: BLE001 - the job is worth more than this file
+            self._report(*_problem(request.step, error))
+        else:
+            if self._reporter.problems.get(Reason.ROLLOUTS_NOT_WRITTEN):
+                self._reporter.problems.clear(Reason.ROLLOUTS_NOT_WRITTEN)
+                self._reporter.publish()
+        finally:
+            del self._writing[request.step]
+        await self._components.store.delete([sample.id for sample in request.samples])
+
+    def _report(self, field: str, message: str) -> None:
+        log.warning("responses are not written", problem=message)
+        message = f"{message} Training goes on without the file."
+        self._reporter.problems.put(Reason.ROLLOUTS_NOT_WRITTEN, field, message)
+        self._reporter.publish()
+
+    def _kept(self, batch: Batch, dropped: events.DropReason | None) -> list[SampleGroup]:
+        """The groups of the batch, which was trained unless it was dropped."""
+        groups: dict[tuple[int, int, int], dict[SampleId, SampleRecord]] = {}
+        for sample, record in batch.records.items():
+            groups.setdefault(sample[:3], {})[sample] = record
+        trained = dict(zip(batch.records, zip(batch.rewards, batch.advantages, strict=True), strict=True))
+        outcome = _Outcome(Fate.DROPPED, dropped.value) if dropped else _Outcome(Fate.KEPT, trained=trained)
+        return [self._group(records, outcome) for records in groups.values()]
+
+    def _group(self, records: Mapping[SampleId, SampleRecord], outcome: _Outcome) -> SampleGroup:
+        return SampleGroup(tuple(self._facts(sample, record, outcome) for sample, record in records.items()))
+
+    def _facts(self, sample: SampleId, record: SampleRecord, outcome: _Outcome) -> SampleFacts:
+        assert record.finish_reason is not None, "it has finished"
+        score = record.score if record.kind not in (None, GradeKind.GRADER_ERROR) else None
+        advantage = None
+        if outcome.trained is not None:
+            score, advantage = outcome.trained[sample]
+        return SampleFacts(
+            sample,
+            self._components.source.domain(sample.row),
+            outcome.fate,
+            outcome.reason,
+            record.prompt_tokens,
+            record.tokens,
+            record.finish_reason,
+            record.spans,
+            record.engine,
+            record.kind,
+            score,
+            record.parts,
+            self._messages.get(sample),
+            record.grading_seconds if record.kind else None,
+            advantage,
+        )
+
+
+def step_of(view: View, round_: int) -> int | None:
+    """The step that a round will feed: rounds are trained in order. None if it isn't under way (pure)."""
+    waiting = list(view.rounds)
+    return view.step + 1 + waiting.index(round_) if round_ in waiting else None
+
+
+def _ids(groups: Iterable[SampleGroup]) -> set[SampleId]:
+    return {sample for group in groups for sample in group.ids}
+
+
+def _problem(step: int, error: Exception) -> tuple[str, str]:
+    """The field to change, and what is wrong (pure)."""
+    what = f"The responses of step {step} could not be written"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        cure = "Enlarge the claim, or lower rollouts.keep or rollouts.prompts, which may be edited while the job runs."
+        return "spec.rollouts.keep", f"{what}: no space is left on the checkpoint volume. {cure}"
+    return "spec.rollouts", f"{what}: {str(error) or type(error).__name__}."
