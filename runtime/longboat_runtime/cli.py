@@ -115,6 +115,47 @@ def timeline(
     raise typer.Exit(show(output, rounds, png, trace))
 
 
+@app.command("samples")
+def samples(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIR|JOB",
+            help="Directory of the job, of `longboat run` or on its checkpoint claim; or an RLJob whose driver runs.",
+        ),
+    ],
+    worst: Annotated[int | None, typer.Option(metavar="N", min=1, help="The N with the lowest score.")] = None,
+    best: Annotated[int | None, typer.Option(metavar="N", min=1, help="The N with the highest score.")] = None,
+    longest: Annotated[int | None, typer.Option(metavar="N", min=1, help="The N with the most tokens.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(metavar="EPOCH:ROW", help="One prompt over time; ROW alone: in all epochs.")
+    ] = None,
+    search: Annotated[str | None, typer.Option(metavar="TEXT", help="In prompts and responses, in any case.")] = None,
+    step: Annotated[
+        str | None,
+        typer.Option(metavar="N|all", help="A step.", show_default="newest; all for --prompt and --search"),
+    ] = None,
+    fate: Annotated[str | None, typer.Option(metavar="kept|dropped|deferred", help="What became of it.")] = None,
+    domain: Annotated[str | None, typer.Option(metavar="NAME", help="Of this domain of the dataset.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="At most N.", show_default="10; all with --json")
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Show long texts whole.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", "-n", help="Of the RLJob.", show_default="kubectl's current one")
+    ] = None,
+    terminal: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Shows responses that a job with `spec.rollouts` has written down: prompts, scores, and what became of them."""
+    from longboat_runtime.sample_files.command import Options, show
+
+    options = Options(
+        worst, best, longest, prompt, search, step, fate, domain, limit, full=full, json=as_json, terminal=terminal
+    )
+    raise typer.Exit(show(target, namespace, options))
+
+
 def main() -> None:
     """Entry point."""
     app()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -81,6 +82,14 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
+class Selection:
+    """The samples that a query asks for, in its order, and how many match it, by fate, whatever its limit."""
+
+    samples: list[Sample]
+    matched: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class _Place:
     """Where a sample's texts are."""
 
@@ -116,8 +125,8 @@ def read_file(path: Path, columns: Iterable[str] = SCHEMA.names) -> Iterator[Sam
         yield from samples
 
 
-def select(paths: Iterable[Path], query: Query) -> list[Sample]:
-    """The samples that `query` asks for, of these files, in its order. Raises FileDamaged."""
+def select(paths: Iterable[Path], query: Query) -> Selection:
+    """The samples of these files that `query` asks for. Raises FileDamaged."""
     found: list[tuple[float, int, _Place, Sample]] = []
     columns = _SHORT if query.search is None else [*_SHORT, "prompt", "response"]
     for path in paths:
@@ -126,12 +135,13 @@ def select(paths: Iterable[Path], query: Query) -> list[Sample]:
                 if query.matches(sample) and query.found_in(sample):
                     short = {name: sample[name] for name in _SHORT}
                     found.append((query.rank(sample), len(found), _Place(path, group, index), short))
+    matched = Counter(short["fate"] for *_, short in found)
     if query.limit is not None:
         found = heapq.nsmallest(query.limit, found, key=lambda one: one[:2])
     elif query.order:
         found.sort(key=lambda one: one[:2])
     texts = _texts([place for _, _, place, _ in found])
-    return [{**sample, **texts[place]} for _, _, place, sample in found]
+    return Selection([{**sample, **texts[place]} for _, _, place, sample in found], matched)
 
 
 def _texts(places: Iterable[_Place]) -> dict[_Place, Sample]:

@@ -1,0 +1,65 @@
+"""Runs `longboat samples` in a job's driver pod, which mounts the checkpoint claim, through the user's own kubectl."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from longboat_runtime.sample_files.command import Options
+
+# As the operator makes them: labels and container of a driver pod, and where the claim is mounted in it.
+_LABELS = "longboat.dev/job={job},longboat.dev/role=driver"
+_CONTAINER, _CLAIM = "driver", "/checkpoint"
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+
+
+def run_there(job: str, namespace: str | None, options: Options) -> int:
+    """Runs the command there; returns its exit status. Raises ValueError, with a message for people, if there is no such pod."""
+    if not _NAME.fullmatch(job):
+        raise ValueError(
+            f"DIR {job}: no such directory; give the one that `longboat run` wrote, or the name of an RLJob"
+        )
+    if shutil.which("kubectl") is None:
+        raise ValueError(
+            f"DIR {job}: no such directory, and to ask an RLJob of that name kubectl has to be on the PATH"
+        )
+    kubectl = ["kubectl", *(["--namespace", namespace] if namespace else [])]
+    pods = _get(kubectl, job, "pods", "--selector", _LABELS.format(job=job))["items"]
+    pod = next((pod for pod in pods if _runs(pod)), None)
+    if pod is None:
+        raise ValueError(_nothing_runs(job, _get(kubectl, job, "rljobs.longboat.dev", job)))
+    (container,) = (one for one in pod["spec"]["containers"] if one["name"] == _CONTAINER)
+    terminal = [f"--terminal={shutil.get_terminal_size().columns}"] if sys.stdout.isatty() else []
+    command = [*container["command"], "samples", _CLAIM, *options.words, *terminal]
+    return subprocess.run(
+        [*kubectl, "exec", pod["metadata"]["name"], "--container", _CONTAINER, "--", *command], check=False
+    ).returncode
+
+
+def _get(kubectl: list[str], job: str, *words: str) -> dict[str, Any]:
+    done = subprocess.run([*kubectl, "get", *words, "--output", "json"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError(f"JOB {job}: neither a directory here, nor can it be read as an RLJob: {done.stderr.strip()}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _runs(pod: dict[str, Any]) -> bool:
+    """Whether the pod's driver container runs (pure)."""
+    containers = pod.get("status", {}).get("containerStatuses", [])
+    return any(one["name"] == _CONTAINER and "running" in one.get("state", {}) for one in containers)
+
+
+def _nothing_runs(job: str, found: dict[str, Any]) -> str:
+    """What to do about a job without a driver pod (pure)."""
+    phase = found.get("status", {}).get("phase", "Pending")
+    claim = found["spec"].get("checkpoint", {}).get("claimName", f"{job}-checkpoint")
+    return (
+        f"JOB {job}: no driver pod of it runs (phase {phase}). Its files are on the claim {claim}: mount that in a pod, and give "
+        "`longboat samples` the directory there; docs/samples.md has such a pod."
+    )
