@@ -44,15 +44,27 @@ def job(case: Case, model: Path, data: Path, steps: int, seed: int, engines: int
     }
 
 
-def measure(case: Case, model: Path, scratch: Path, steps: int, seed: int, engines: int) -> list[dict[str, float]]:
-    """Seconds of each step after the first: whole (from report to report), and by stage."""
+def measure(
+    case: Case,
+    model: Path,
+    scratch: Path,
+    steps: int,
+    seed: int,
+    engines: int,
+    *,
+    rollouts: dict[str, Any] | None = None,
+) -> list[dict[str, float]]:
+    """Seconds of each step after the first: whole (from report to report), and by stage. `rollouts` is that of the spec."""
     from longboat_runtime.metrics.record import read_records
 
     output = scratch / "longboat"
     shutil.rmtree(output, ignore_errors=True)
     data = write_dataset(case, scratch / "prompts.jsonl", steps * case.prompts, seed)
     file = scratch / "job.yaml"
-    file.write_text(json.dumps(job(case, model, data, steps, seed, engines)))
+    made = job(case, model, data, steps, seed, engines)
+    if rollouts is not None:
+        made["spec"]["rollouts"] = rollouts
+    file.write_text(json.dumps(made))
     command = [str(Path(sys.executable).with_name("longboat")), "run", str(file), "--output", str(output)]
     subprocess.run(command, check=True, stdout=sys.stderr)
     rows = []

@@ -35,7 +35,9 @@ def long_lived(site: sites.Site) -> Iterator[dict[str, Job]]:
     """Jobs that several tests use, applied at once since each waits for its pods."""
     experts = small_job.spec(rounds={"policy": "BoundedAsync", "steps": 4, "promptsPerRound": 4})
     experts["model"]["path"] = "/data/experts"
-    endless = small_job.spec(rounds={"policy": "TailBatching", "steps": 100_000, "promptsPerRound": 4})
+    endless = small_job.spec(
+        rounds={"policy": "TailBatching", "steps": 100_000, "promptsPerRound": 4}, rollouts={"everySteps": 1, "keep": 3}
+    )
     jobs = {name: Job(site.cluster, site.namespace, name) for name in ("finished", "survivor")}
     jobs["finished"].apply(experts)
     jobs["survivor"].apply(endless)

@@ -4,9 +4,13 @@ The tests of `survivor` share one long job and run in the order of this file: ea
 """
 
 import json
+import os
+import subprocess
+from pathlib import Path
 
 import pytest
 
+from e2e.cluster.binaries import KUBEBOX
 from e2e.harm import delete_at_once, resumes_after, signal_process
 from e2e.host_runtime import ENVIRONMENT
 from e2e.installation import NAMESPACE as SYSTEM
@@ -43,6 +47,20 @@ def test_code_on_the_ray_head_reads_nothing_of_the_driver(survivor: Job) -> None
     refused = {command: set(paths.values()) == {"EACCES"} for command, paths in found["driver"].items()}
     assert all(refused.values()), f"user {found['user']} on the head: {found['driver']}"
     assert found["token"] == "ENOENT", "the head mounts no API token"
+
+
+def test_responses_are_shown_from_the_driver_pod(survivor: Job, tmp_path: Path) -> None:
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(f'#!/bin/sh\nexec "{KUBEBOX.path}" kubectl "$@"\n')
+    kubectl.chmod(0o755)
+    environment = survivor.cluster.environment | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = [ENVIRONMENT / "bin" / "longboat", "samples", survivor.name, "-n", survivor.namespace]
+    options = ["--json", "--step", "all"]
+    shown = subprocess.run([*command, *options], env=environment, check=True, capture_output=True, text=True).stdout
+    samples = [json.loads(line) for line in shown.splitlines()]
+    assert {sample["fate"] for sample in samples} >= {"kept"}
+    assert all("say " in sample["prompt"] and sample["response"] for sample in samples)
+    assert 1 <= len({sample["step"] for sample in samples}) <= 3
 
 
 def test_lost_rollout_pod_is_replaced(survivor: Job) -> None:

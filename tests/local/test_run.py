@@ -18,6 +18,7 @@ from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.main import Ending, drive
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rounds import events
+from longboat_runtime.sample_files.reading import read_file, read_files
 from tests.support.tiny_model import build_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -51,6 +52,7 @@ def job(data: Path, root: Path, incarnation: int) -> Job:
         "algorithm": {"name": "DrGRPO", "groupSize": 4},
         "rounds": {"steps": 10, "promptsPerRound": 4},
         "checkpoint": {"everySteps": 5, "keep": 2},
+        "rollouts": {"everySteps": 5, "keep": 2},
         "rollout": {"sampling": {"maxTokens": 8}, "kvCache": "16Mi", "enforceEager": True},
         "rewards": [{"name": "letters", "function": f"{data}/rewards.py:letters"}],
         "trainer": {"optimizer": {"learningRate": 1e-3}, "maxTokensPerBin": 256},
@@ -82,6 +84,11 @@ async def test_a_resumed_run_is_the_run_that_never_stopped(data: Path, socket: P
     assert "val/score/mean" in records[0]
     assert all(record["sync/parity_max"] < 1e-4 for record in records.values())
     assert records[10]["reward/grades/scored"] == 16
+    responses = {step: [sample["response"] for sample in read_file(path)] for step, path in read_files(broken).items()}
+    assert {step: len(texts) for step, texts in responses.items()} == {5: 16, 10: 16}
+    assert responses == {
+        step: [sample["response"] for sample in read_file(path)] for step, path in read_files(whole).items()
+    }
 
 
 def batches(root: Path, incarnation: int) -> list[tuple]:

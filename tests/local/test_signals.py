@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from longboat_runtime.agent.supervisor import descendants
+from longboat_runtime.sample_files.contents import Fate
+from longboat_runtime.sample_files.reading import Sample, read_file, read_files
 from tests.support.tiny_model import build_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -99,16 +101,19 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build_tiny_model(folder / "model", max_length=64)
     rows = [{"prompt": letter, "answer": letter} for letter in "abcdefgh"]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "rewards.py").write_text("def letters(sample):\n    return len(sample.text) % 2\n")
+    # Half of the prompts teach nothing: all of their responses get the same.
+    reward = "def letters(sample):\n    return sum(sample.text.encode()) % 97 if sample.prompt in 'aceg' else 0\n"
+    (folder / "rewards.py").write_text(reward)
     spec = {
         "runtimeRef": {"name": "local"},
         "model": {"path": str(folder / "model"), "dtype": "Float32"},
         "dataset": {"files": {"paths": [str(folder / "train.jsonl")]}},
-        "algorithm": {"name": "GRPO", "groupSize": 2},
-        "rounds": {"steps": 100_000, "promptsPerRound": 2},
+        "algorithm": {"name": "DAPO", "groupSize": 2},
+        "rounds": {"policy": "TailBatching", "steps": 100_000, "promptsPerRound": 2},
         "rollout": {"sampling": {"maxTokens": 8}, "kvCache": "16Mi", "enforceEager": True},
         "rewards": [{"name": "letters", "function": f"{folder}/rewards.py:letters"}],
         "trainer": {"maxTokensPerBin": 256},
+        "rollouts": {"everySteps": 1},
     }
     file = folder / "job.yaml"
     head = {"apiVersion": "longboat.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "letters"}}
@@ -130,6 +135,11 @@ def waits_for_engines(program: Program) -> Callable[[], bool]:
     return waits
 
 
+def generated(folder: Path) -> list[Sample]:
+    """What the job has written down of the steps that count."""
+    return [sample for path in read_files(folder / "run").values() for sample in read_file(path)]
+
+
 def ends(program: Program) -> None:
     """Nothing that came from it is left. What is told to end may take a moment; what isn't told stays for ever."""
     while program.names():
@@ -148,16 +158,24 @@ def test_a_run_that_waits_for_engines_leaves_nothing(
     assert status == {signal.SIGINT: 3, signal.SIGKILL: -signal.SIGKILL}.get(number, 143), program.output.read_text()
 
 
-def test_a_run_that_trains_saves_its_step_and_leaves_nothing(
+def test_a_run_that_trains_saves_its_step_and_what_was_generated_and_leaves_nothing(
     job: Path, tmp_path: Path, start: Callable[[list[str]], Program]
 ) -> None:
     program = start(run(job, tmp_path))
     program.wait_until(lambda: "\n     2 " in program.output.read_text())
+    program.wait_until(lambda: {sample["fate"] for sample in generated(tmp_path)} == set(Fate))
     assert "libtorch" not in program.maps(), "the driver computes nothing"
     status = program.send(signal.SIGTERM)
     ends(program)
     assert status == 143, program.output.read_text()
     assert list(tmp_path.glob("run/incarnations/1/step-*")), "the step that it had made"
+    for sample in generated(tmp_path):
+        assert sample["prompt"] in "abcdefgh"
+        assert sample["response"]
+        assert 1 <= sample["response_tokens"] <= 8
+        assert (sample["fate"] == "kept") == (sample["advantage"] is not None)
+        assert sample["fate"] != "dropped" or (sample["reason"], sample["score"]) == ("zero_variance", 0.0)
+        assert sample["versions"] == [{"version": sample["step"] - 1, "start": 0, "end": sample["response_tokens"]}]
 
 
 GRADERS = """

@@ -1,0 +1,1 @@
+"""What the files of `spec.rollouts` cost a step."""
