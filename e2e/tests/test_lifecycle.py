@@ -54,7 +54,7 @@ def test_responses_are_shown_from_the_driver_pod(survivor: Job, tmp_path: Path) 
     kubectl.write_text(f'#!/bin/sh\nexec "{KUBEBOX.path}" kubectl "$@"\n')
     kubectl.chmod(0o755)
     environment = survivor.cluster.environment | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    command = [ENVIRONMENT / "bin" / "longboat", "samples", survivor.name, "-n", survivor.namespace]
+    command = [str(ENVIRONMENT / "bin" / "longboat"), "samples", survivor.name, "-n", survivor.namespace]
     options = ["--json", "--step", "all"]
     shown = subprocess.run([*command, *options], env=environment, check=True, capture_output=True, text=True).stdout
     samples = [json.loads(line) for line in shown.splitlines()]

@@ -318,12 +318,12 @@ class FakeTrainer:
         await self.may_write_samples.wait()
         held = self.store.samples
 
-        def fetch(ids: Sequence[SampleId]) -> list[GeneratedSample]:
+        def responses(ids: Sequence[SampleId]) -> dict[SampleId, Response]:
             if request.step in self.no_space:
                 raise OSError(28, "No space left on device")
-            return [held[id_] for id_ in ids]
+            return {id_: held[id_].response for id_ in ids}
 
-        write(root, request, fetch, lambda tokens: f"prompt {tokens[0]}")
+        write(root, request, responses, lambda id_: f"prompt {held[id_].prompt_ids[0]}")
 
     async def restore(self, directory: Path) -> None:
         self.weights = (directory / "weights").read_text()

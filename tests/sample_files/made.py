@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from longboat_runtime.metrics.record import JsonLines, Record
 from longboat_runtime.sample_files.contents import Fate, SampleFacts, SampleFileRequest
 from longboat_runtime.sample_files.files import Written, write
-from longboat_runtime.samples import FinishReason, GeneratedSample, GradeKind, IntArray, SampleId, VersionSpan
+from longboat_runtime.samples import FinishReason, GradeKind, Response, SampleId, VersionSpan
 
 FIRST = SampleId(0, 3, 0, 0)
 
@@ -35,15 +33,8 @@ def facts(id_: SampleId = FIRST, **fields: Any) -> SampleFacts:
     return SampleFacts(id_, **{**values, **fields})
 
 
-def generated(id_: SampleId, text: str) -> GeneratedSample:
-    tokens = np.zeros(len(text), np.int32)
-    logprobs = np.zeros(len(text), np.float32)
-    prompt = np.array([id_.row, id_.row], np.int32)
-    return GeneratedSample(id_, prompt, tokens, logprobs, (), FinishReason.STOP, text, "engine-0")
-
-
-def decode(prompt: IntArray) -> str:
-    return f"prompt {prompt[0]}"
+def prompt(sample: SampleId) -> str:
+    return f"prompt {sample.row}"
 
 
 class Store:
@@ -53,11 +44,9 @@ class Store:
         self.texts = texts
         self.fetches: list[list[SampleId]] = []
 
-    def fetch(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
+    def responses(self, ids: Sequence[SampleId]) -> dict[SampleId, Response]:
         self.fetches.append(list(ids))
-        if missing := [sample for sample in ids if sample not in self.texts]:
-            raise KeyError(*missing)
-        return [generated(sample, self.texts[sample]) for sample in ids]
+        return {id_: Response(self.texts[id_], FinishReason.STOP, 3) for id_ in ids if id_ in self.texts}
 
 
 def write_step(
@@ -66,7 +55,7 @@ def write_step(
     """The file of a step, of these samples and their responses."""
     samples = samples or ((facts(), f"response of step {step}"),)
     request = SampleFileRequest(incarnation, step, step, tuple(one for one, _ in samples), keep, began)
-    write(root, request, Store({one.id: text for one, text in samples}).fetch, decode)
+    write(root, request, Store({one.id: text for one, text in samples}).responses, prompt)
     return Written(incarnation, step).path(root)
 
 

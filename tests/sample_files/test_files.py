@@ -13,7 +13,7 @@ from longboat_runtime.sample_files.contents import Fate, SampleFileRequest
 from longboat_runtime.sample_files.files import Written, removable, write, written
 from longboat_runtime.sample_files.reading import read_file, read_files
 from longboat_runtime.samples import FinishReason, GradeKind, SampleId, VersionSpan
-from tests.sample_files.made import Store, began, decode, facts, write_step
+from tests.sample_files.made import Store, began, facts, prompt, write_step
 
 FIRST, SECOND = SampleId(0, 3, 0, 0), SampleId(1, 4, 2, 1)
 
@@ -72,21 +72,21 @@ def test_a_step_is_fetched_in_portions(tmp_path: Path, monkeypatch: pytest.Monke
     ids = [SampleId(0, 0, 0, index) for index in range(20)]
     store = Store(dict.fromkeys(ids, "text"))
     request = SampleFileRequest(1, 1, 1, tuple(facts(id_, tokens=200) for id_ in ids), 1, 0)
-    write(tmp_path, request, store.fetch, decode)
-    assert [len(fetched) for fetched in store.fetches] == [3] * 6 + [2]
+    write(tmp_path, request, store.responses, prompt)
+    assert [len(fetched) for fetched in store.fetches] == [6] * 3 + [2]
     path = Written(1, 1).path(tmp_path)
-    assert pq.ParquetFile(path).num_row_groups == 7
+    assert pq.ParquetFile(path).num_row_groups == 4
     assert [sample["sample"] for sample in read_file(path)] == list(range(20))
 
 
 def test_what_the_store_has_lost_is_left_out(tmp_path: Path) -> None:
     request = SampleFileRequest(1, 1, 1, (facts(FIRST), facts(SECOND)), 1, 0)
-    write(tmp_path, request, Store({SECOND: "here"}).fetch, decode)
+    write(tmp_path, request, Store({SECOND: "here"}).responses, prompt)
     assert [sample["response"] for sample in read_file(Written(1, 1).path(tmp_path))] == ["here"]
 
 
 def test_a_step_without_a_sample_has_an_empty_file(tmp_path: Path) -> None:
-    write(tmp_path, SampleFileRequest(1, 1, 1, (), 1, 0), Store({}).fetch, decode)
+    write(tmp_path, SampleFileRequest(1, 1, 1, (), 1, 0), Store({}).responses, prompt)
     assert list(read_file(Written(1, 1).path(tmp_path))) == []
 
 
@@ -120,12 +120,12 @@ def test_a_superseded_incarnation_removes_nothing() -> None:
 def test_a_write_that_fails_leaves_nothing_and_touches_no_other_file(tmp_path: Path) -> None:
     write_step(tmp_path, 1, 1)
 
-    def fails(prompt: object) -> str:
+    def fails(sample: SampleId) -> str:
         raise OSError(28, "No space left on device")
 
     request = SampleFileRequest(1, 2, 2, (facts(FIRST),), 10, 0)
     with pytest.raises(OSError, match="No space left"):
-        write(tmp_path, request, Store({FIRST: "text"}).fetch, fails)
+        write(tmp_path, request, Store({FIRST: "text"}).responses, fails)
     assert [path.name for path in Written(1, 1).path(tmp_path).parent.iterdir()] == ["step-00000001.parquet"]
 
 

@@ -108,14 +108,17 @@ class Rollouts:
 
     def committed(self, body: events.StepCommitted) -> Sequence[SampleId]:
         """Starts to write the file of the step if one is due, and returns the samples whose data need not be held."""
-        spec, step, steps = self._spec, body.step, self._view.steps
-        given_up, batch = self._held.pop(body.round, []), self._batch
-        every = {*body.samples, *_ids(given_up)}
-        kept = self._kept(batch, body.dropped) if batch is not None else []
+        given_up = self._held.pop(body.round, [])
+        written = self._start(body, given_up)
         self._batch = None
         self._messages = {sample: text for sample, text in self._messages.items() if self._view.sample(sample)}
-        if spec is None or not is_due(step, steps, spec.every_steps):
-            return sorted(every)
+        return sorted({*body.samples, *_ids(given_up)} - _ids(written))
+
+    def _start(self, body: events.StepCommitted, given_up: Sequence[SampleGroup]) -> Sequence[SampleGroup]:
+        """The groups that are in the file of the step: none if it has no file."""
+        spec, step = self._spec, body.step
+        if spec is None or self._batch is None or not is_due(step, self._view.steps, spec.every_steps):
+            return ()
         if len(self._writing) >= MOST_WRITING:
             first = next(iter(self._writing))
             self._report(
@@ -123,12 +126,13 @@ class Rollouts:
                 f"The file of step {step} is left out, since that of step {first} is still being written. Raise "
                 "rollouts.everySteps, lower rollouts.prompts, or use a faster volume.",
             )
-            return sorted(every)
-        chosen = choose([*given_up, *kept], spec.prompts, self._job.spec.rounds.seed, step)
+            return ()
+        groups = [*given_up, *self._of_batch(self._batch, body.dropped)]
+        chosen = choose(groups, spec.prompts, self._job.spec.rounds.seed, step)
         samples = tuple(sample for group in chosen for sample in group.samples)
         request = SampleFileRequest(self._job.incarnation, step, body.round, samples, spec.keep, self._began)
         self._writing[step] = self._spawn(self._write(request))
-        return sorted(every - _ids(chosen))
+        return chosen
 
     async def wait(self) -> None:
         """Waits until the files that are being written, if any, are complete or have failed, but not for long."""
@@ -156,7 +160,7 @@ class Rollouts:
         self._reporter.problems.put(Reason.ROLLOUTS_NOT_WRITTEN, field, message)
         self._reporter.publish()
 
-    def _kept(self, batch: Batch, dropped: events.DropReason | None) -> list[SampleGroup]:
+    def _of_batch(self, batch: Batch, dropped: events.DropReason | None) -> list[SampleGroup]:
         """The groups of the batch, which was trained unless it was dropped."""
         groups: dict[tuple[int, int, int], dict[SampleId, SampleRecord]] = {}
         for sample, record in batch.records.items():
@@ -166,9 +170,10 @@ class Rollouts:
         return [self._group(records, outcome) for records in groups.values()]
 
     def _group(self, records: Mapping[SampleId, SampleRecord], outcome: _Outcome) -> SampleGroup:
-        return SampleGroup(tuple(self._facts(sample, record, outcome) for sample, record in records.items()))
+        domain = self._components.source.row(next(iter(records)).prompt).domain
+        return SampleGroup(tuple(self._facts(sample, record, domain, outcome) for sample, record in records.items()))
 
-    def _facts(self, sample: SampleId, record: SampleRecord, outcome: _Outcome) -> SampleFacts:
+    def _facts(self, sample: SampleId, record: SampleRecord, domain: str, outcome: _Outcome) -> SampleFacts:
         assert record.finish_reason is not None, "it has finished"
         score = record.score if record.kind not in (None, GradeKind.GRADER_ERROR) else None
         advantage = None
@@ -176,7 +181,7 @@ class Rollouts:
             score, advantage = outcome.trained[sample]
         return SampleFacts(
             sample,
-            self._components.source.domain(sample.row),
+            domain,
             outcome.fate,
             outcome.reason,
             record.prompt_tokens,

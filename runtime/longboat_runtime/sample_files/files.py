@@ -18,7 +18,7 @@ import structlog
 from longboat_runtime.checkpoint.files import fsync_directory
 from longboat_runtime.checkpoint.layout import INCARNATIONS
 from longboat_runtime.sample_files.contents import SampleFacts, SampleFileRequest
-from longboat_runtime.samples import GeneratedSample, IntArray, PromptId, SampleId
+from longboat_runtime.samples import PromptId, Response, SampleId
 
 log = structlog.get_logger()
 
@@ -64,12 +64,12 @@ TEXTS = ("message", "prompt", "response")
 
 # Samples are fetched, converted and compressed in portions of about this many bytes, which bounds what a write holds in memory and
 # how long it holds the interpreter's lock.
-_PORTION_BYTES = 1 << 24
-_BYTES_PER_TOKEN = 12
+_PORTION_BYTES = 1 << 22
+_BYTES_PER_TOKEN = 4
 _BYTES_PER_SAMPLE = 1024
 
-Fetch = Callable[[Sequence[SampleId]], list[GeneratedSample]]
-Decode = Callable[[IntArray], str]
+Responses = Callable[[Sequence[SampleId]], Mapping[SampleId, Response]]
+Prompt = Callable[[SampleId], str]
 
 
 class Written(NamedTuple):
@@ -107,19 +107,18 @@ def removable(files: Iterable[Written], newest: Written, began: int, keep: int) 
     return [*dead, *alive[: max(0, len(alive) - keep)]]
 
 
-def write(root: Path, request: SampleFileRequest, fetch: Fetch, decode: Decode) -> None:
+def write(root: Path, request: SampleFileRequest, responses: Responses, prompt: Prompt) -> None:
     """Writes the file of a step whole or not at all, then removes older ones. `root` is the job's directory.
 
-    `fetch` returns samples by id, in order, or raises KeyError with the missing ids: samples that the store has lost are left out.
-    `decode` turns the tokens of a prompt into text. Raises OSError, with nothing half-made left behind; what is beyond `keep` is
-    removed all the same.
+    `responses` returns those that the store holds; samples that it has lost are left out. `prompt` returns the text of the prompt of a
+    sample that it holds. Raises OSError, with nothing half-made left behind; what is beyond `keep` is removed all the same.
     """
     name = Written(request.incarnation, request.step)
     path = name.path(root)
     aside = path.with_name(f".{path.name}{_PARTIAL}")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        _write(aside, request, fetch, decode)
+        _write(aside, request, responses, prompt)
         aside.rename(path)
         fsync_directory(path.parent)
     finally:
@@ -127,29 +126,33 @@ def write(root: Path, request: SampleFileRequest, fetch: Fetch, decode: Decode) 
         _remove_old(root, name, request)
 
 
-def _write(path: Path, request: SampleFileRequest, fetch: Fetch, decode: Decode) -> None:
+def _write(path: Path, request: SampleFileRequest, responses: Responses, prompt: Prompt) -> None:
     short = [name for name in SCHEMA.names if name not in TEXTS]
     dictionary = [*short, "prompt"]
     with pq.ParquetWriter(
         path, SCHEMA, compression="zstd", use_dictionary=dictionary, write_statistics=short
     ) as parquet:
         for portion in _portions(request.samples):
-            parquet.write_batch(_batch(portion, request, fetch, decode))
+            parquet.write_batch(_batch(portion, request, responses, prompt))
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
-def _batch(portion: Sequence[SampleFacts], request: SampleFileRequest, fetch: Fetch, decode: Decode) -> pa.RecordBatch:
+def _batch(
+    portion: Sequence[SampleFacts], request: SampleFileRequest, responses: Responses, prompt: Prompt
+) -> pa.RecordBatch:
     """A portion with its texts."""
-    samples = _held([facts.id for facts in portion], fetch)
+    held = responses([facts.id for facts in portion])
+    if len(held) < len(portion):
+        log.warning("the store has lost samples that are missing in their file", samples=len(portion) - len(held))
     prompts: dict[PromptId, str] = {}
     rows = []
     for facts in portion:
-        if (sample := samples.get(facts.id)) is None:
+        if facts.id not in held:
             continue
         if facts.id.prompt not in prompts:
-            prompts[facts.id.prompt] = decode(sample.prompt_ids)
-        texts = {"prompt": prompts[facts.id.prompt], "response": sample.text}
+            prompts[facts.id.prompt] = prompt(facts.id)
+        texts = {"prompt": prompts[facts.id.prompt], "response": held[facts.id].text}
         rows.append(_row(request.step, request.round, facts, texts))
     return pa.RecordBatch.from_pylist(rows, SCHEMA)
 
@@ -165,17 +168,6 @@ def _portions(samples: Sequence[SampleFacts]) -> Iterator[list[SampleFacts]]:
             portion, size = [], 0
     if portion:
         yield portion
-
-
-def _held(ids: Sequence[SampleId], fetch: Fetch) -> dict[SampleId, GeneratedSample]:
-    """The samples that the store holds, by id."""
-    try:
-        samples = fetch(ids)
-    except KeyError as missing:
-        log.warning("the store has lost samples that are missing in their file", samples=len(missing.args))
-        ids = [sample for sample in ids if sample not in missing.args]
-        samples = fetch(ids)
-    return dict(zip(ids, samples, strict=True))
 
 
 def _row(step: int, round_: int, facts: SampleFacts, texts: Mapping[str, str]) -> dict[str, Any]:

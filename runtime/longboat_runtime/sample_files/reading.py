@@ -5,7 +5,8 @@ from __future__ import annotations
 import heapq
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -150,7 +151,8 @@ def _texts(places: Iterable[_Place]) -> dict[_Place, Sample]:
         wanted.setdefault((place.path, place.group), []).append(place)
     found: dict[_Place, Sample] = {}
     for (path, group), of_group in wanted.items():
-        table = _opened(path, lambda file, group=group: file.read_row_group(group, columns=list(TEXTS)))
+        with _opened(path) as file:
+            table = file.read_row_group(group, columns=list(TEXTS))
         for place in of_group:
             (found[place],) = table.slice(place.index, 1).to_pylist()
     return found
@@ -158,20 +160,21 @@ def _texts(places: Iterable[_Place]) -> dict[_Place, Sample]:
 
 def _groups(path: Path, columns: list[str]) -> Iterator[tuple[int, list[Sample]]]:
     """The row groups of a file by number, each as samples."""
-    count = _opened(path, lambda file: file.num_row_groups)
-    for group in range(count):
-        table = _opened(path, lambda file, group=group: file.read_row_group(group, columns=columns))
-        samples = table.to_pylist()
-        for sample in samples:
-            if "parts" in sample:
-                sample["parts"] = dict(sample["parts"])
-        yield group, samples
+    with _opened(path) as file:
+        for group in range(file.num_row_groups):
+            samples = file.read_row_group(group, columns=columns).to_pylist()
+            for sample in samples:
+                if "parts" in sample:
+                    sample["parts"] = dict(sample["parts"])
+            yield group, samples
 
 
-def _opened(path: Path, read: Callable[[pq.ParquetFile], Any]) -> Any:
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The open file. Raises FileDamaged."""
     try:
         with pq.ParquetFile(path) as file:
-            return read(file)
+            yield file
     except FileNotFoundError as error:
         raise FileDamaged(f"{path} has just been removed by the job (rollouts.keep); try again") from error
     except (OSError, pa.ArrowException) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from longboat_crds.job import RLJobSpec
 from longboat_runtime.imports import uncollected
 from longboat_runtime.interfaces import ModelInfo, SampleStore, TrainReport, TrainRequest, WeightPublication
 from longboat_runtime.sample_files.contents import SampleFileRequest
-from longboat_runtime.samples import GeneratedSample, IntArray, SampleId
+from longboat_runtime.samples import GeneratedSample, Response, SampleId
 from longboat_runtime.stacks import thread_stacks
 
 if TYPE_CHECKING:
@@ -101,12 +101,17 @@ class TrainerActor:
         """Writes the file of a step's samples. Only on rank 0. Raises OSError."""
         from longboat_runtime.sample_files.files import write
 
-        self.prepare_samples()
-        write(root, request, self._fetch, self._prompt)
+        async def responses(ids: Sequence[SampleId]) -> Mapping[SampleId, Response]:
+            return await self._store.responses(ids)
 
-    def _prompt(self, tokens: IntArray) -> str:
+        self.prepare_samples()
+        write(root, request, lambda ids: asyncio.run(responses(ids)), self._prompt)
+
+    def _prompt(self, sample: SampleId) -> str:
+        """The text of its prompt, special tokens included."""
         assert self._tokenizer is not None, "prepare first"
-        return str(self._tokenizer.decode(tokens.tolist(), clean_up_tokenization_spaces=False))
+        (held,) = self._fetch([sample])
+        return str(self._tokenizer.decode(held.prompt_ids.tolist(), clean_up_tokenization_spaces=False))
 
     def restore(self, directory: Path) -> None:
         """Takes the state from a checkpoint. Raises SpecProblem if it belongs to another model, and OSError."""
