@@ -107,6 +107,11 @@ def removable(files: Iterable[Written], newest: Written, began: int, keep: int) 
     return [*dead, *alive[: max(0, len(alive) - keep)]]
 
 
+def prepare() -> None:
+    """Has Arrow import what its first conversion needs (pandas, if there is one), which takes part of a second."""
+    pa.RecordBatch.from_pylist([{}], SCHEMA)
+
+
 def write(root: Path, request: SampleFileRequest, responses: Responses, prompt: Prompt) -> None:
     """Writes the file of a step whole or not at all, then removes older ones. `root` is the job's directory.
 

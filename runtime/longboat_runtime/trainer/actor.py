@@ -92,9 +92,11 @@ class TrainerActor:
     def prepare_samples(self) -> None:
         """Loads what `write_samples` needs, which takes a moment the first time."""
         from longboat_runtime.data.prompts import load_tokenizer
-        from longboat_runtime.sample_files import files  # noqa: F401
+        from longboat_runtime.sample_files.files import prepare
 
-        self._tokenizer = self._tokenizer or load_tokenizer(self._spec.model)
+        if self._tokenizer is None:
+            prepare()
+            self._tokenizer = load_tokenizer(self._spec.model)
 
     @ray.method(concurrency_group="samples")
     def write_samples(self, request: SampleFileRequest, root: Path) -> None:
