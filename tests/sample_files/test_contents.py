@@ -13,19 +13,22 @@ from tests.sample_files.made import facts
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> list[SampleGroup]:
+def steps(draw: st.DrawFn, least: int = 0) -> list[SampleGroup]:
     """The groups of a step, each of one or two samples."""
-    prompts = draw(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 2)), unique=True))
-    scores = st.one_of(st.none(), st.sampled_from([0.0, 0.5, 1.0]))
+    prompt = st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 2))
+    prompts = draw(st.lists(prompt, unique=True, min_size=least))
+    scores = st.one_of(st.none(), st.sampled_from([0.0, 0.5, 1.0]), st.floats(0, 1))
+    lengths = st.one_of(st.integers(1, 4), st.integers(1, 1000))
+    fates = draw(st.sampled_from([list(Fate), [Fate.DROPPED]]))
     return [
         SampleGroup(
             tuple(
-                facts(SampleId(*prompt, index), fate=fate, score=draw(scores), tokens=draw(st.integers(1, 4)))
+                facts(SampleId(*prompt, index), fate=fate, score=draw(scores), tokens=draw(lengths))
                 for index in range(draw(st.integers(1, 2)))
             )
         )
         for prompt in prompts
-        for fate in [draw(st.sampled_from(Fate))]
+        for fate in [draw(st.sampled_from(fates))]
     ]
 
 
@@ -58,7 +61,7 @@ def test_every_fate_and_the_longest_best_and_worst_responses_are_there(
         assert extreme(of_all, default=None) == extreme(of_shown, default=None)
 
 
-@given(groups=steps(), count=COUNTS, **SEEDS)
+@given(groups=steps(least=10), count=st.one_of(st.none(), st.integers(1, 5)), **SEEDS)
 def test_what_is_no_candidate_would_not_be_chosen(
     groups: list[SampleGroup], count: int | None, seed: int, step: int
 ) -> None:
