@@ -111,6 +111,10 @@ class SampleFlow:
                 self._pausing.discard(event.sample)
                 self._happened(event)
 
+    def generated_all(self) -> None:
+        """Nothing more is being generated: what waits to be graded is sent, as soon as the last samples are there too."""
+        asyncio.get_running_loop().call_soon(self._components.rewards.flush)
+
     async def grade_held_out(self, sample: SampleId, row: Row) -> Grade:
         """Grades a stored held-out sample and discards it. Raises KeyError if the store has lost it."""
         grade = await self._components.rewards.grade(sample, row)

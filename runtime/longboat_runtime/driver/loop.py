@@ -162,8 +162,7 @@ class Driver:
             return
         generating = self._view.counts[SampleState.RUNNING] > 0
         if self._generating and not generating:
-            # Once the last samples have reached the pool.
-            asyncio.get_running_loop().call_soon(self._components.rewards.flush)
+            self._flow.generated_all()
         self._generating = generating
         self._reporter.stages.set(Stage.GENERATE, generating)
 
