@@ -122,7 +122,9 @@ workers = st.lists(st.tuples(st.integers(1, 8), st.floats(0, 1), times), max_siz
 
 
 @given(st.integers(1, 256), times)
-def test_a_worker_has_so_much_work_ahead_that_its_processes_are_never_idle(processes: int, seconds: float | None) -> None:
+def test_a_worker_has_so_much_work_ahead_that_its_processes_are_never_idle(
+    processes: int, seconds: float | None
+) -> None:
     slots = Slots("n0", processes, seconds=seconds).slots
     assert LEAST_AHEAD * processes <= slots <= MOST_AHEAD * processes
     if seconds is not None and LEAST_AHEAD * processes < slots < MOST_AHEAD * processes:
