@@ -326,6 +326,13 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "Lower rounds.sampleOvercommit or rounds.promptOvercommit in the next job, or raise rounds.maxLengthBias.",
         _DEGRADED,
     ),
+    Reason.TRACKING_FAILED: _run(
+        "A tracker (spec.tracking) doesn't get the job's metrics: its Secret, its client or its server is missing, or the server "
+        "refuses. The job runs on, and nothing is lost: the tracker gets what it lacks as soon as it can be reached.",
+        "The message names the field and the cause: create or correct the Secret, correct the address, or use a runtime image with "
+        "the clients. It is tried again with growing pauses.",
+        _DEGRADED,
+    ),
     Reason.LOSS_NOT_FINITE: _run(
         "The gradient of some minibatches was NaN or infinite, so all trainer ranks skipped them. The job fails after "
         "trainer.maxSkippedSteps steps in a row in which every minibatch was skipped.",

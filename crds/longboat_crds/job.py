@@ -17,6 +17,7 @@ from longboat_crds.rollout import RolloutSpec
 from longboat_crds.rollouts import RolloutsSpec
 from longboat_crds.rounds import RoundsSpec
 from longboat_crds.rules import Changeable, Rule
+from longboat_crds.tracking import TrackingSpec
 from longboat_crds.trainer import TrainerSpec
 
 
@@ -60,6 +61,7 @@ class RLJobSpec(ApiModel):
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
     rollouts: Annotated[RolloutsSpec | None, Changeable.ANY_TIME] = None
     failure_policy: Annotated[FailurePolicySpec, Changeable.ANY_TIME] = Field(default_factory=FailurePolicySpec)
+    tracking: Annotated[TrackingSpec | None, Changeable.WHILE_SUSPENDED] = None
     suspend: Annotated[bool, Changeable.ANY_TIME] = Field(
         False, description="True saves a checkpoint and deletes all pods; false again resumes from there."
     )

@@ -84,6 +84,7 @@ class Reason(StrEnum):
     ENGINE_REFUSED = "EngineRefused"
     GRADER_ERRORS = "GraderErrors"
     LENGTH_BIAS = "LengthBias"
+    TRACKING_FAILED = "TrackingFailed"
     LOSS_NOT_FINITE = "LossNotFinite"
     WEIGHTS_NOT_FINITE = "WeightsNotFinite"
     CHECKPOINT_CORRUPT = "CheckpointCorrupt"

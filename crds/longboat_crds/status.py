@@ -14,6 +14,7 @@ INCIDENTS = 1024
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 LINE_LENGTH = 256
+PLACE_LENGTH = 1024
 FAILURE_LENGTH = 1024
 Line = Annotated[str, Field(max_length=LINE_LENGTH)]
 Message = Annotated[str, Field(max_length=4096)]
@@ -61,6 +62,13 @@ class DomainTraining(ApiModel):
     domain: Line = Field(description="Its name.")
     waiting: Count = Field(description="Prompts that wait for a later round.")
     length_bias: Line | None = Field(None, description="As status.training.lengthBias, for this domain alone.")
+
+
+class TrackingStatus(ApiModel):
+    """Where the trackers of spec.tracking show the job: the run's address, or its directory if it is offline."""
+
+    weights_and_biases: str | None = Field(None, max_length=PLACE_LENGTH, description="The run in Weights & Biases.")
+    mlflow: str | None = Field(None, max_length=PLACE_LENGTH, description="The run in MLflow.")
 
 
 class Training(ApiModel):
@@ -119,6 +127,7 @@ class Training(ApiModel):
         description="The last rounds, oldest first.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
+    tracking: TrackingStatus | None = None
     updated: Timestamp | None = Field(None, description="When this was written.")
 
 

@@ -13,6 +13,14 @@ MINIBATCHES = {"spec.trainer.minibatches": 2}
 BOUNDS = {"low": 0.5, "high": 2}
 
 
+def wandb(**fields: Any) -> dict[str, Any]:
+    return {"spec.tracking": {"weightsAndBiases": {"project": "sums", **fields}}}
+
+
+def mlflow(**fields: Any) -> dict[str, Any]:
+    return {"spec.tracking": {"mlflow": {"experiment": "sums", "trackingUri": "https://mlflow.example.com", **fields}}}
+
+
 def quotas(**prompts: int) -> list[dict[str, Any]]:
     return [{"domain": domain, "prompts": count} for domain, count in prompts.items()]
 
@@ -94,6 +102,20 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     ({"spec.rounds.policy": "BoundedAsync", "spec.rounds.maxStaleness": 65}, "spec.rounds.maxStaleness"),
     ({"spec.rounds.policy": "BoundedAsync", "spec.rounds.maxStaleness": 0}, "spec.rounds.maxStaleness"),
     ({"spec.rounds.policy": "BoundedAsync", "spec.rounds.promptOvercommit": 1.5}, "spec.rounds.promptOvercommit"),
+    (wandb(mode="Offline"), None),
+    (wandb(secret={"name": "wandb"}), None),
+    (wandb(), "spec.tracking.weightsAndBiases.secret"),
+    (wandb(mode="Online", entity="research"), "spec.tracking.weightsAndBiases.secret"),
+    (wandb(mode="Shared"), "spec.tracking.weightsAndBiases.mode"),
+    (wandb(mode="Offline", project="team/sums"), "spec.tracking.weightsAndBiases.project"),
+    (wandb(mode="Offline", tags=["a", "a"]), "spec.tracking.weightsAndBiases.tags[1]"),
+    (wandb(mode="Offline", apiKey="abc"), "spec.tracking.weightsAndBiases.apiKey"),
+    (wandb(mode="Offline", baseUrl="wandb.example.com"), "spec.tracking.weightsAndBiases.baseUrl"),
+    (mlflow(), None),
+    (mlflow(trackingUri="http://mlflow.tracking:5000", secret={"name": "mlflow"}, tags={"team": "a"}), None),
+    (mlflow(trackingUri=None), "spec.tracking.mlflow.trackingUri"),
+    (mlflow(trackingUri="https://me:secret@mlflow.example.com"), "spec.tracking.mlflow.trackingUri"),
+    (mlflow(trackingUri="sqlite:///runs.db"), "spec.tracking.mlflow.trackingUri"),
     ({"spec.algorithm.importanceCap": 0}, None),
     ({"spec.rounds.policy": "BoundedAsync", "spec.algorithm.importanceCap": 0}, "spec.algorithm.importanceCap"),
     ({"spec.rounds.policy": "ContinueUnfinished", "spec.algorithm.importanceCap": 0.5}, "spec.algorithm.importanceCap"),
@@ -195,6 +217,7 @@ CHANGES: dict[str, Any] = {
     "rounds.sampleOvercommit": 1.5,
     "rounds.seed": 1,
     "rounds.stageDeadlineSeconds": 60,
+    "tracking": {"mlflow": {"trackingUri": "https://mlflow.example.com", "experiment": "sums"}},
     "trainer.deterministic": False,
     "trainer.gradientCheckpointing": True,
     "trainer.maxSkippedSteps": 5,

@@ -6,13 +6,16 @@ from typing import Any
 
 from longboat_crds.checkpoint import CheckpointSpec
 from longboat_crds.job import RLJobSpec
+from longboat_crds.tracking import MLFLOW_KEYS, WANDB_KEYS, TrackingSpec
 from longboat_operator.pods import container as parts
 from longboat_operator.pods.names import JobRef
-from longboat_operator.pods.volumes import api_access, claim, scratch
+from longboat_operator.pods.volumes import api_access, claim, optional_secrets, scratch
 
 RAY_HEAD = "ray-head"
 # Where Ray keeps its sessions: their sockets, which the driver connects to, and their logs.
 RAY_SESSIONS = "/tmp/ray"  # noqa: S108
+# Where the driver finds the credentials of trackers.
+TRACKING_DIRECTORY = "/etc/longboat/tracking"
 API_ACCESS_DIRECTORY = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
@@ -32,6 +35,17 @@ def checkpoint_mounts(checkpoint: CheckpointSpec) -> list[dict[str, Any]]:
     return mounts
 
 
+def tracker_secrets(tracking: TrackingSpec | None) -> list[dict[str, Any]]:
+    """The volume with the credentials of trackers, a file for each key; none if no tracker names a Secret.
+
+    A Secret that isn't there doesn't keep the pod from starting: the driver reports it, and sees it once it is created.
+    """
+    wandb, mlflow = (tracking.weights_and_biases, tracking.mlflow) if tracking else (None, None)
+    named = ((wandb and wandb.secret, WANDB_KEYS), (mlflow and mlflow.secret, MLFLOW_KEYS))
+    sources = [(secret.name, keys) for secret, keys in named if secret]
+    return [optional_secrets("tracking", sources)] if sources else []
+
+
 def driver_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[str, Any]:
     """What only the driver's pod spec has.
 
@@ -39,7 +53,7 @@ def driver_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[st
     local raylet by its process. Whoever has the Ray token can run code on the head, so the head runs as another user: the
     kernel lets it read neither the driver's environment nor, through /proc, its files, of which one is the API token.
     """
-    sessions = parts.mount("ray", RAY_SESSIONS)
+    sessions, tracking = parts.mount("ray", RAY_SESSIONS), tracker_secrets(spec.tracking)
     probes = parts.agent_probes(parts.HEAD_AGENT_PORT)
     # The driver may start only when the head serves, so the start probe asks for readiness.
     probes["startupProbe"]["httpGet"]["path"] = "/readyz"
@@ -60,6 +74,7 @@ def driver_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[st
             sessions,
             *checkpoint_mounts(spec.checkpoint),
             parts.mount("api-access", API_ACCESS_DIRECTORY, read_only=True),
+            *(parts.mount(volume["name"], TRACKING_DIRECTORY, read_only=True) for volume in tracking),
         ],
     )
     driver |= {
@@ -79,5 +94,6 @@ def driver_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[st
             scratch("head-home"),
             *checkpoint_volumes(job, spec.checkpoint),
             api_access(),
+            *tracking,
         ],
     }

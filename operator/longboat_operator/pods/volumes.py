@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 SHM_SIZE = "256Mi"
@@ -38,6 +39,20 @@ def api_access() -> dict[str, Any]:
                 {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
                 {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
                 {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}},
+            ],
+        },
+    }
+
+
+def optional_secrets(name: str, sources: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Any]:
+    """Some keys of some Secrets, each as a file of the key's name. What isn't there is left out."""
+    return {
+        "name": name,
+        "projected": {
+            "defaultMode": 0o440,
+            "sources": [
+                {"secret": {"name": secret, "optional": True, "items": [{"key": key, "path": key} for key in keys]}}
+                for secret, keys in sources
             ],
         },
     }

@@ -20,13 +20,14 @@ class Job:
     """One start of a driver.
 
     `identity` goes into sample seeds: the RLJob's uid or, without Kubernetes, its name. `root` is the checkpoint directory,
-    `incarnation` the number of this start.
+    `incarnation` the number of this start. `name` is the RLJob's, for people.
     """
 
     identity: str
     spec: RLJobSpec
     root: Path
     incarnation: int
+    name: str = ""
 
     @property
     def home(self) -> Path:

@@ -16,7 +16,7 @@ from longboat_runtime.checkpoint.volume import volume_problem
 from longboat_runtime.driver.assembly import RESUME, open_components
 from longboat_runtime.driver.broker import Broker, Superseded
 from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.loop import Driver
+from longboat_runtime.driver.loop import Driver, RunOutcome
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.stages import StageClock
 from longboat_runtime.metrics.record import JsonLines, Sink
@@ -25,6 +25,7 @@ from longboat_runtime.metrics.tensorboard import TensorBoard
 from longboat_runtime.problems import SpecProblem, spec_problem_in
 from longboat_runtime.reward.client import SOCKET
 from longboat_runtime.rounds.policies import open_policy
+from longboat_runtime.tracking.trackers import Trackers
 
 log = structlog.get_logger()
 
@@ -42,9 +43,16 @@ class Ending(StrEnum):
 
 
 async def drive(
-    job: Job, broker: Broker, sinks: Sequence[Sink] = (), socket: Path = SOCKET, resume: Path = RESUME
+    job: Job,
+    broker: Broker,
+    sinks: Sequence[Sink] = (),
+    socket: Path = SOCKET,
+    resume: Path = RESUME,
+    secrets: Path | None = None,
 ) -> tuple[Ending, SpecProblem | None]:
     """Runs the job to its end, which the status shows before this returns. On SIGTERM the job is saved and stopped.
+
+    `secrets` is the directory with the credentials of trackers, None for those of the user who runs this.
 
     Returns how the job ended, and the problem if it failed. Raises errors that the next start may overcome: a lost trainer, store
     or head.
@@ -52,13 +60,16 @@ async def drive(
     reports = Reports([], time.time)
     reporter = Reporter(job, broker, reports, StageClock(time.monotonic), time.time)
     reporter.publish()
+    trackers, ended = Trackers(job, reporter, secrets), None
     try:
         reports.sinks = [*_files(job), *sinks]
+        trackers.start()
         async with open_components(job, socket, resume) as components:
             driver = Driver(job, components, open_policy(job.spec), reporter, broker, time.time)
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, driver.stop)
             outcome = await driver.run()
             await broker.flush()
+        ended = "done" if outcome is RunOutcome.DONE else None
         return Ending(outcome), None
     except Exception as error:
         if superseded(error):
@@ -70,9 +81,11 @@ async def drive(
         log.error("the job can't continue", problem=str(problem))
         reporter.set_state(TrainingState.FAILED, problem.status)
         await broker.flush()
+        ended = "failed"
         return Ending.FAILED, problem
     finally:
         reports.close()
+        await trackers.finish(ended)
 
 
 def _files(job: Job) -> list[Sink]:

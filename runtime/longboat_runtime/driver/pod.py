@@ -22,6 +22,7 @@ from longboat_runtime.driver.main import RAY_NAMESPACE, Ending, drive
 from longboat_runtime.driver.own_job import OwnJob
 from longboat_runtime.driver.status import DriverStatus
 from longboat_runtime.metrics.prometheus import Prometheus
+from longboat_runtime.tracking.trackers import SECRETS
 
 log = structlog.get_logger()
 
@@ -47,8 +48,8 @@ async def drive_in_pod(name: str, namespace: str, head: str, after_failure: str 
         except ValidationError as error:
             return await _refuse(broker, number, error)
         ray.init(address=head, namespace=RAY_NAMESPACE, log_to_driver=False)
-        job = Job(found["metadata"]["uid"], spec, CHECKPOINT, number)
-        ending, _ = await drive(job, broker, [Prometheus(METRICS_PORT)])
+        job = Job(found["metadata"]["uid"], spec, CHECKPOINT, number, name)
+        ending, _ = await drive(job, broker, [Prometheus(METRICS_PORT)], secrets=SECRETS)
     except Superseded as error:
         log.warning("this driver has been superseded", error=str(error))
         return Ending.SUPERSEDED

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import datetime
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from longboat_crds.reasons import Reason
 from longboat_crds.status import (
     LINE_LENGTH,
+    PLACE_LENGTH,
     RECENT_ROUNDS,
     CheckpointStatus,
     DomainTraining,
     Problem,
     RoundSummary,
+    TrackingStatus,
     Training,
     TrainingState,
 )
@@ -41,6 +43,7 @@ _FOREMOST_FIRST = (
     Reason.GRADER_ERRORS,
     Reason.LENGTH_BIAS,
     Reason.ROLLOUTS_NOT_WRITTEN,
+    Reason.TRACKING_FAILED,
 )
 _MESSAGE_LIMIT = 4096
 
@@ -97,6 +100,7 @@ class Reporter:
         self._overcommit = self._before.prompt_overcommit if self._before else None
         self._attention = self._before.attention if self._before else None
         self._skipped = self._before.skipped_prompts if self._before else None
+        self._tracking = (self._before.tracking if self._before else None) or TrackingStatus()
         self._metrics: dict[str, float] = {}
         stages.changed = self.publish
 
@@ -163,6 +167,18 @@ class Reporter:
         """Sets how many rows of the dataset are known to be too long; None if such rows fail the job."""
         self._skipped = prompts
 
+    def tracked(self, tracker: str, place: str) -> None:
+        """Reports where a tracker, by its field of `spec.tracking`, shows the job."""
+        self._tracking = TrackingStatus.model_validate({**self._tracking.to_json(), tracker: place[:PLACE_LENGTH]})
+        self.publish()
+
+    def set_tracking_problems(self, problems: Sequence[tuple[str, str]]) -> None:
+        """Reports why trackers don't log: of each the field below `spec.tracking`, and the message."""
+        field = f"spec.tracking.{problems[0][0]}" if problems else None
+        message = " ".join(message for _, message in problems)
+        self.problems.set(Reason.TRACKING_FAILED, field, message, bool(problems))
+        self.publish()
+
     def remember(self, metrics: Mapping[str, float]) -> None:
         """Keeps metrics that the status shows until newer values come."""
         self._metrics.update(metrics)
@@ -210,6 +226,7 @@ class Reporter:
             domains=self._domains(),
             prompt_overcommit=self._overcommit[:LINE_LENGTH] if self._overcommit else None,
             recent_rounds=list(self._rounds) or None,
+            tracking=self._tracking if self._tracking.to_json() else None,
             updated=self._now(),
             **({"round_kind": str(kinds[-1])} if kinds else {}),
         )

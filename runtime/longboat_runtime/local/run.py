@@ -49,7 +49,7 @@ def run_file(
         return _FAILED
     name = job.metadata.name
     root = (output or Path("runs") / name).resolve()
-    started = Job(name, on_one_node(spec), root, _next_incarnation(root))
+    started = Job(name, on_one_node(spec), root, _next_incarnation(root), name)
     try:
         return asyncio.run(_run(started, folders, console))
     except (asyncio.CancelledError, KeyboardInterrupt):

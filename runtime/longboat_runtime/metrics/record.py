@@ -40,7 +40,7 @@ def read_records(root: Path) -> list[Record]:
     steps: dict[int, Record] = {}
     files = sorted(root.glob("incarnations/*/metrics.jsonl"), key=lambda path: int(path.parent.name))
     for file in files:
-        records = [_read(line) for line in file.read_text().split("\n")[:-1]]
+        records = [read_record(line) for line in file.read_text().split("\n")[:-1]]
         first = min((record.step for record in records), default=math.inf)
         steps = {step: record for step, record in steps.items() if step <= first}
         for record in records:
@@ -49,7 +49,8 @@ def read_records(root: Path) -> list[Record]:
     return [steps[step] for step in sorted(steps)]
 
 
-def _read(line: str) -> Record:
+def read_record(line: str) -> Record:
+    """The inverse of `Record.to_line`, but for numbers that are not finite: they become NaN."""
     values = json.loads(line)
     step, time = values.pop("training/global_step"), values.pop("time")
     return Record(step, time, {name: math.nan if value is None else value for name, value in values.items()})

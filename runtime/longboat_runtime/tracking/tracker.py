@@ -1,0 +1,85 @@
+"""What a tracker is to the process that feeds it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from longboat_runtime.metrics.record import Record
+
+
+class TrackingProblem(Exception):
+    """Why a tracker can't log now: `field` is the spec field to change, below `spec.tracking`; `message` has cause and cure."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(field, message)
+        self.field, self.message = field, message
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedJob:
+    """What a tracker's process is told about its job.
+
+    `run` identifies the job's run in every tracker, `spec` is the job's as JSON values. `secrets` is the directory that has the
+    keys of the trackers' Secrets as files, None for a job without Kubernetes. `scratch` is a directory for the process alone.
+    """
+
+    run: str
+    name: str
+    root: str
+    incarnation: int
+    spec: Mapping[str, Any]
+    secrets: str | None
+    scratch: str
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """The inverse of `to_json`."""
+        return cls(**value)
+
+    def secret(self, key: str) -> str | None:
+        """A key of a tracker's Secret or, without it, the variable of that name, which the clients read too; None without either."""
+        file = Path(self.secrets or "/nonexistent") / key
+        text = file.read_text().strip() if file.is_file() else ""
+        return text or os.environ.get(key) or None
+
+
+@dataclass(frozen=True, slots=True)
+class SampleTable:
+    """Samples of one step, as rows with a value for each of `columns`."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+
+class Tracker(Protocol):
+    """A run that has been opened or resumed. Calls may block or raise: only the process that makes them is delayed or ends.
+
+    `place` says where people find the run; `position` is the last step that the run has (-1: none), as its server or files say.
+    """
+
+    place: str
+    position: int
+
+    def log(self, record: Record, samples: SampleTable | None) -> None:
+        """Logs the record of a step beyond `position`, and that step's samples. Raises TrackingProblem if it can't be logged."""
+
+    def finish(self, ending: str | None) -> None:
+        """Sends what is left. `ending` is `done` or `failed`; None if the job will go on later."""
+
+
+def finite(record: Record) -> dict[str, float]:
+    """The metrics of a record that are finite numbers, and its step."""
+    # Infinities and NaN are missing points in every tracker's charts; a comparison with NaN is false.
+    values = {name: value for name, value in record.metrics.items() if abs(value) < float("inf")}
+    return {**values, STEP: float(record.step)}
+
+
+STEP = "training/global_step"
