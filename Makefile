@@ -4,7 +4,7 @@ CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/longboat
 PYTHON := .venv/bin/python
 UV_VERSION := 0.13.8
 UV := $(CACHE)/uv-$(UV_VERSION)/bin/uv
-EXTRAS := operator,runtime,cpu,dev,bench
+EXTRAS := operator,runtime,tracking,cpu,dev,bench
 # One for each CPU, and one for what mostly waits (conftest.py).
 WORKERS := $(shell expr $$(nproc) + 1)
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder

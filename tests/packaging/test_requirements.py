@@ -41,7 +41,7 @@ def normal(name: str) -> str:
     ("folders", "extras"),
     [
         (("crds/longboat_crds", "operator/longboat_operator"), ("operator",)),
-        (("crds/longboat_crds", "runtime/longboat_runtime"), ("runtime", "cpu")),
+        (("crds/longboat_crds", "runtime/longboat_runtime"), ("runtime", "tracking", "cpu")),
     ],
 )
 def test_what_is_imported_is_declared(folders: tuple[str, ...], extras: tuple[str, ...]) -> None:

@@ -1,32 +1,77 @@
-"""The records of a job that a tracker doesn't have yet, read from the job's own files."""
+"""The records and samples of a job that a tracker doesn't have yet, read from the job's own files."""
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from longboat_runtime.checkpoint.layout import INCARNATIONS
 from longboat_runtime.metrics.record import Record, read_record, read_records
+
+# How long a record waits for the file with its step's samples, in seconds since it was made.
+SAMPLES_SECONDS = 15.0
+# Bounds of a table: a file may have more and longer samples.
+MOST_SAMPLES, MOST_CHARACTERS = 1000, 16_384
+COLUMNS = (
+    "step", "domain", "epoch", "row", "attempt", "sample", "fate", "reason", "score", "parts", "advantage",
+    "response_tokens", "finish_reason", "prompt", "response",
+)  # fmt: skip
 
 
 class Superseded(Exception):
     """A later incarnation of the job has begun: it has trackers of its own."""
 
 
+@dataclass(frozen=True, slots=True)
+class SampleTable:
+    """Samples of one step, as rows with a value for each of `columns`."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a tracker logs of one step."""
+
+    record: Record
+    samples: SampleTable | None = None
+
+
 class Feed:
-    """Gives each step's record once, in order, beyond the step `position`.
+    """Gives each step's entry once, in order, beyond the step `position`.
 
     Those of earlier incarnations come first: what they had no time to log, or everything, for a tracker that is new. A step that
     this incarnation repeats after it resumed from an older checkpoint isn't given again if the tracker has it: points can't be
-    taken back. So a tracker shows a step as it was made first; the job's files have it as it was made last.
+    taken back. So a tracker shows a step as it was made first; the job's files have it as it was made last. `rollouts` is the
+    job's `spec.rollouts` as JSON values, None without it.
     """
 
-    def __init__(self, root: Path, incarnation: int, position: int) -> None:
-        self._root, self._incarnation, self.position = root, incarnation, position
+    def __init__(self, root: Path, incarnation: int, position: int, rollouts: Mapping[str, Any] | None = None) -> None:
+        self._root, self._incarnation, self._rollouts = root, incarnation, rollouts
         self._file = root / INCARNATIONS / str(incarnation) / "metrics.jsonl"
         self._offset: int | None = None
+        self._read, self._waiting = position, list[Record]()
 
-    def records(self) -> list[Record]:
-        """The records since the last call. Raises Superseded, and OSError if the volume can't be read."""
+    def entries(self, *, ended: bool = False) -> Iterator[Entry]:
+        """What there is since the last call. Unless the job has `ended`, the newest waits SAMPLES_SECONDS for its samples at most.
+
+        Raises Superseded, and OSError if the volume can't be read.
+        """
+        self._waiting += self._records()
+        while self._waiting:
+            record = self._waiting[0]
+            samples = self._samples(record.step)
+            if samples is None and self._samples_are_due(record) and not ended:
+                return
+            del self._waiting[0]
+            yield Entry(record, samples)
+
+    def _records(self) -> list[Record]:
         names = [path.name for path in (self._root / INCARNATIONS).iterdir()]
         if any(name.isdecimal() and int(name) > self._incarnation for name in names):
             raise Superseded
@@ -42,10 +87,40 @@ class Feed:
             length = _complete(text)
             self._offset += length
             found = [read_record(line) for line in text[:length].decode().splitlines()]
-        records = [record for record in found if record.step > self.position]
+        records = [record for record in found if record.step > self._read]
         if records:
-            self.position = records[-1].step
+            self._read = records[-1].step
         return records
+
+    def _samples_are_due(self, record: Record) -> bool:
+        """Whether the file of this step may still come."""
+        if self._rollouts is None or record.step == 0 or time.time() - record.time > SAMPLES_SECONDS:
+            return False
+        return record.step == 1 or record.step % self._rollouts["everySteps"] == 0
+
+    def _samples(self, step: int) -> SampleTable | None:
+        """The samples of a step, as many and as long as a table may have; None without a file that can be read."""
+        if self._rollouts is None:
+            return None
+        from longboat_runtime.sample_files.reading import FileDamaged, read_file, read_files
+
+        file = read_files(self._root).get(step)
+        rows: list[list[Any]] = []
+        try:
+            for sample in read_file(file) if file else ():
+                rows.append([_cell(sample[name]) for name in COLUMNS])
+                if len(rows) >= MOST_SAMPLES:
+                    break
+        except FileDamaged:
+            return None
+        return SampleTable(COLUMNS, rows) if rows else None
+
+
+def _cell(value: Any) -> Any:
+    """A value as a table has it."""
+    if isinstance(value, Mapping):
+        return json.dumps(value)
+    return value[:MOST_CHARACTERS] if isinstance(value, str) else value
 
 
 def _complete(text: bytes) -> int:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from longboat_crds.tracking import MLFLOW_KEYS
-from longboat_runtime.metrics.record import Record
-from longboat_runtime.tracking.tracker import STEP, SampleTable, TrackedJob, TrackingProblem, finite
+from longboat_runtime.tracking.feed import Entry, SampleTable
+from longboat_runtime.tracking.tracker import STEP, TrackedJob, TrackingProblem, finite
 
 FIELD = "mlflow"
 RUN_TAG = "longboat.run"
+_TABLES_TAG = "mlflow.loggedArtifacts"
 # Limits of the tracking server on one request (MLflow, REST API, "Log Batch"), and the least of its limits on a value of all versions.
 METRICS_AT_ONCE, PARAMETERS_AT_ONCE, VALUE_LENGTH, NAME_LENGTH = 1000, 100, 500, 250
-# The client's own retries: few, since whoever asks again begins with what the server has.
-_LIMITS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
+# Of what the client says of an error.
+MESSAGE_LENGTH = 500
+# The client itself never asks again: it might log twice what the server has stored. The next process begins with what the server has.
+_LIMITS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
 
 
 class Mlflow:
@@ -25,6 +29,7 @@ class Mlflow:
     def __init__(self, job: TrackedJob) -> None:
         """Begins or resumes the run. Raises TrackingProblem."""
         spec = job.spec["tracking"][FIELD]
+        self.lacking: TrackingProblem | None = None
         self._uri: str = spec["trackingUri"]
         found = {key: value for key in MLFLOW_KEYS if (value := job.secret(key))}
         if "secret" in spec and job.secrets is not None and not found:
@@ -49,11 +54,10 @@ class Mlflow:
         self._client = mlflow.MlflowClient(self._uri)
         self._asked(lambda: self._open(job, spec))
 
-    def log(self, record: Record, samples: SampleTable | None) -> None:
-        if samples is not None:
-            columns = {name: [row[i] for row in samples.rows] for i, name in enumerate(samples.columns)}
-            path = f"samples/step-{record.step:08d}.json"
-            self._asked(lambda: self._client.log_table(self._id, columns, path))
+    def log(self, entry: Entry) -> None:
+        record = entry.record
+        if entry.samples and self.lacking is None:
+            self._log_table(record.step, entry.samples)
         time = round(record.time * 1000)
         # The step itself comes last, in a request of its own if there are several: it says that the record is complete.
         values = sorted(finite(record).items(), key=lambda item: (item[0] == STEP, item[0]))
@@ -61,6 +65,21 @@ class Mlflow:
         for at in range(0, len(metrics), METRICS_AT_ONCE):
             part = metrics[at : at + METRICS_AT_ONCE]
             self._asked(lambda part=part: self._client.log_batch(self._id, metrics=part))
+
+    def _log_table(self, step: int, samples: SampleTable) -> None:
+        """Stores the table as `mlflow.load_table` reads it. Where artifacts can't be stored, only tables are missing.
+
+        Not the client's `log_table`: it appends to a file that is there, and so doubles what is logged again.
+        """
+        path = f"samples/step-{step:08d}.json"
+        try:
+            self._client.log_text(
+                self._id, json.dumps({"columns": [*samples.columns], "data": [*map(list, samples.rows)]}), path
+            )
+            # The page of a run shows this one as a table; more would soon be too much for a tag.
+            self._client.set_tag(self._id, _TABLES_TAG, json.dumps([{"path": path, "type": "table"}]))
+        except Exception as error:  # noqa: BLE001 - a store's own client may raise anything
+            self.lacking = TrackingProblem(FIELD, f"Tables of samples can't be stored: {_one_line(error)}")
 
     def finish(self, ending: str | None) -> None:
         if ending is not None:
@@ -103,13 +122,17 @@ class Mlflow:
         try:
             request()
         except self._failed as error:
-            text = " ".join(str(error).split())[:1000]
+            text = _one_line(error)
             refused = re.search(r"\b(401|403)\b", text) or error.error_code in ("UNAUTHENTICATED", "PERMISSION_DENIED")
             if refused:
                 raise TrackingProblem(f"{FIELD}.secret", f"The server refuses the credentials: {text}") from error
             raise TrackingProblem(
                 f"{FIELD}.trackingUri", f"{self._uri} doesn't answer, or refuses: {text}"
             ) from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:MESSAGE_LENGTH]
 
 
 def metric_name(name: str) -> str:

@@ -2,7 +2,8 @@
 
 It reads a TrackedJob from the first line of standard input and, when the job ends, how it ended from the second; the end of the
 input alone means that the job will go on later. To standard output it writes a line of JSON for everything that the driver should
-know: `{"place"}`, `{"logged"}` (also as a sign of life), or `{"field", "message"}` before it ends with an error.
+know: `{"place"}`, `{"logged"}`, `{}` as a sign of life; with `{"field", "message"}` if something can't be
+logged, alone before it ends with an error.
 """
 
 from __future__ import annotations
@@ -50,18 +51,17 @@ class Ending:
 
 def follow(tracker: Tracker, job: TrackedJob, ending: Ending, say: Callable[[Mapping[str, Any]], None]) -> None:
     """Logs records until the job has ended and everything is logged. Raises TrackingProblem or what a client raises."""
-    feed = Feed(Path(job.root), job.incarnation, tracker.position)
-    said = time.monotonic()
-    ended = False
+    feed = Feed(Path(job.root), job.incarnation, tracker.position, job.spec.get("rollouts"))
+    said, ended = time.monotonic(), False
     while True:
-        for record in feed.records():
-            tracker.log(record, None)
-            say({"logged": record.step})
+        for entry in feed.entries(ended=ended):
+            tracker.log(entry)
+            say({"logged": entry.record.step, **(tracker.lacking.to_json() if tracker.lacking else {})})
             said = time.monotonic()
         if ended:
             break
         if time.monotonic() - said > ALIVE_SECONDS:
-            say({"logged": feed.position})
+            say({})
             said = time.monotonic()
         # Everything is read once more after the end.
         ended = ending.wait(POLL_SECONDS)
@@ -87,7 +87,7 @@ def main(kind: str) -> int:
     except Superseded:
         return 0
     except TrackingProblem as problem:
-        say({"field": problem.field, "message": problem.message})
+        say(problem.to_json())
         return 1
     return 0
 

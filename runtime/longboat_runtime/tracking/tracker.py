@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from longboat_runtime.metrics.record import Record
+from longboat_runtime.tracking.feed import Entry
+
+
+# The metric that is the step's number.
+STEP = "training/global_step"
 
 
 class TrackingProblem(Exception):
@@ -17,6 +22,10 @@ class TrackingProblem(Exception):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(field, message)
         self.field, self.message = field, message
+
+    def to_json(self) -> dict[str, str]:
+        """A JSON object."""
+        return {"field": self.field, "message": self.message}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +60,19 @@ class TrackedJob:
         return text or os.environ.get(key) or None
 
 
-@dataclass(frozen=True, slots=True)
-class SampleTable:
-    """Samples of one step, as rows with a value for each of `columns`."""
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]
-
-
 class Tracker(Protocol):
     """A run that has been opened or resumed. Calls may block or raise: only the process that makes them is delayed or ends.
 
-    `place` says where people find the run; `position` is the last step that the run has (-1: none), as its server or files say.
+    `place` says where people find the run; `position` is the last step that the run has (-1: none), as its server or files say;
+    `lacking` is why something other than records can't be logged.
     """
 
     place: str
     position: int
+    lacking: TrackingProblem | None
 
-    def log(self, record: Record, samples: SampleTable | None) -> None:
-        """Logs the record of a step beyond `position`, and that step's samples. Raises TrackingProblem if it can't be logged."""
+    def log(self, entry: Entry) -> None:
+        """Logs a step beyond `position`. Raises TrackingProblem if that can't be done."""
 
     def finish(self, ending: str | None) -> None:
         """Sends what is left. `ending` is `done` or `failed`; None if the job will go on later."""
@@ -80,6 +83,3 @@ def finite(record: Record) -> dict[str, float]:
     # Infinities and NaN are missing points in every tracker's charts; a comparison with NaN is false.
     values = {name: value for name, value in record.metrics.items() if abs(value) < float("inf")}
     return {**values, STEP: float(record.step)}
-
-
-STEP = "training/global_step"

@@ -76,11 +76,13 @@ class Trackers:
         """Runs the tracker until it has ended well."""
         pause = FIRST_PAUSE
         with tempfile.TemporaryDirectory(prefix="longboat-tracker-", ignore_cleanup_errors=True) as scratch:
-            while not self._ended.is_set():
+            while True:
                 logged, problem = await self._run(kind, scratch)
                 if problem is None:
                     return
                 self._report(kind, problem)
+                if self._ended.is_set():
+                    return
                 pause = FIRST_PAUSE if logged else min(2 * pause, LONGEST_PAUSE)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._ended.wait(), pause)
@@ -147,10 +149,12 @@ class Trackers:
             if not line:
                 return logged, None
             said: Mapping[str, Any] = json.loads(line)
-            if "message" in said:
-                return logged, (said["field"], said["message"])
+            problem = (said["field"], said["message"]) if "message" in said else None
+            if problem is not None and "logged" not in said:
+                return logged, problem
+            if said:
+                self._report(kind, problem)
             logged |= "logged" in said
-            self._report(kind, None)
             if "place" in said:
                 log.info("tracked", tracker=kind, place=said["place"])
                 self._reporter.tracked(kind, said["place"])

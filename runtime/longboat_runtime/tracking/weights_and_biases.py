@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from longboat_runtime.metrics.record import Record
-from longboat_runtime.tracking.tracker import SampleTable, TrackedJob, TrackingProblem, finite
+from longboat_runtime.tracking.feed import Entry
+from longboat_runtime.tracking.tracker import TrackedJob, TrackingProblem, finite
 
 FIELD = "weightsAndBiases"
 KEY = "WANDB_API_KEY"
@@ -32,6 +32,7 @@ class WeightsAndBiases:
     def __init__(self, job: TrackedJob) -> None:
         """Begins or resumes the run. Raises TrackingProblem."""
         spec = job.spec["tracking"][FIELD]
+        self.lacking: TrackingProblem | None = None
         online, key = spec["mode"] == "Online", job.secret(KEY)
         if online and key is None and job.secrets is not None:
             name = spec["secret"]["name"]
@@ -52,7 +53,6 @@ class WeightsAndBiases:
         # What the driver's host has to say about itself (code, hardware, console) is of no use here.
         settings = wandb.Settings(
             api_key=key,
-            base_url=spec.get("baseUrl"),
             init_timeout=INIT_SECONDS,
             login_timeout=INIT_SECONDS,
             console="off",
@@ -62,6 +62,7 @@ class WeightsAndBiases:
             save_code=False,
             x_disable_meta=True,
             x_disable_stats=True,
+            **({"base_url": spec["baseUrl"]} if "baseUrl" in spec else {}),
         )
         try:
             self._run = wandb.init(
@@ -90,15 +91,17 @@ class WeightsAndBiases:
             self.place = str(directory / "wandb")
             self.position = max((last_step(file) for file in directory.glob(f"wandb/*-{job.run}/*.wandb")), default=-1)
 
-    def log(self, record: Record, samples: SampleTable | None) -> None:
-        row: dict[str, Any] = dict(finite(record))
-        if samples is not None:
+    def log(self, entry: Entry) -> None:
+        row: dict[str, Any] = dict(finite(entry.record))
+        if samples := entry.samples:
             row["samples"] = self._wandb.Table(columns=list(samples.columns), data=[list(one) for one in samples.rows])
         # Without `commit` the row would wait for the next one, and be lost if this process ended.
-        self._run.log(row, step=record.step, commit=True)
+        self._run.log(row, step=entry.record.step, commit=True)
 
     def finish(self, ending: str | None) -> None:
         self._run.finish(exit_code=int(ending == "failed"))
+        # Until the client's own process, which writes the files, has ended.
+        self._wandb.teardown()
 
 
 def last_step(file: Path) -> int:
@@ -106,7 +109,7 @@ def last_step(file: Path) -> int:
     from wandb.proto.wandb_internal_pb2 import Record as Message
 
     last = -1
-    for body in _messages(file.read_bytes()):
+    for body in messages(file.read_bytes()):
         message = Message.FromString(body)
         if message.WhichOneof("record_type") == "history":
             steps = [item.value_json for item in message.history.item if list(item.nested_key) == ["_step"]]
@@ -114,8 +117,8 @@ def last_step(file: Path) -> int:
     return last
 
 
-def _messages(content: bytes) -> Iterator[bytes]:
-    """The messages of a LevelDB log; one that continues in the next block is put together."""
+def messages(content: bytes) -> Iterator[bytes]:
+    """The messages in the file of a run, a LevelDB log; one that continues in the next block is put together."""
     at, body = _FILE_HEADER, b""
     while at + _HEADER.size <= len(content):
         if (left := _BLOCK - at % _BLOCK) < _HEADER.size:

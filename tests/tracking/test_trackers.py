@@ -1,0 +1,202 @@
+"""Trackers beside a job: what they can do to it, and what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longboat_crds.job import RLJobSpec
+from longboat_crds.reasons import Reason
+from longboat_crds.status import Problem
+from longboat_runtime.driver.broker import LocalBroker
+from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.loop import RunOutcome
+from longboat_runtime.driver.reporter import Reporter
+from longboat_runtime.driver.stages import StageClock
+from longboat_runtime.metrics.record import read_records
+from longboat_runtime.metrics.reports import Reports
+from longboat_runtime.tracking import trackers
+from longboat_runtime.tracking.trackers import Trackers, run_id
+from tests.driver.fakes import Site
+from tests.tracking.jobs import OFFLINE, rows, tracked_spec, write_records
+from tests.tracking.mlflow_server import Server
+
+# A port that nobody listens on.
+AWAY = "http://127.0.0.1:9"
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(trackers, "LONGEST_PAUSE", 0.01)
+
+
+def mlflow(uri: str, **fields: Any) -> dict[str, Any]:
+    return {"mlflow": {"trackingUri": uri, "experiment": "sums", **fields}}
+
+
+def reporter_of(root: Path, spec: RLJobSpec, incarnation: int = 1) -> Reporter:
+    reports = Reports([], time.time)
+    job = Job("uid", spec, root, incarnation, "sums")
+    return Reporter(job, LocalBroker(incarnation), reports, StageClock(time.monotonic), time.time)
+
+
+def opened(root: Path, spec: RLJobSpec, incarnation: int = 1, secrets: Path | None = None) -> tuple[Trackers, Reporter]:
+    reporter = reporter_of(root, spec, incarnation)
+    return Trackers(Job("uid", spec, root, incarnation, "sums"), reporter, secrets), reporter
+
+
+def problem_of(reporter: Reporter) -> Problem | None:
+    return reporter.problems.get(Reason.TRACKING_FAILED)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(120):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def test_everything_is_logged_by_the_end_and_the_status_says_where(tmp_path: Path) -> None:
+    # The first start had no tracker, or none that reached its server.
+    write_records(tmp_path, 1, 0, 1, 2)
+    write_records(tmp_path, 2, 1, 2, 3)
+    tracked, reporter = opened(tmp_path, tracked_spec(OFFLINE), 2)
+    tracked.start()
+    await until(lambda: reporter._training().tracking)
+    write_records(tmp_path, 2, 4)
+    await tracked.finish("done")
+    assert [(row["_step"], row["critic/score/mean"]) for row in rows(tmp_path)] == [
+        (0, 100),
+        (1, 201),
+        (2, 202),
+        (3, 203),
+        (4, 204),
+    ]
+    status = reporter._training().tracking
+    assert status is not None
+    assert status.weights_and_biases == str(tmp_path / "tracking/wandb")
+
+
+async def test_a_process_that_is_killed_costs_and_doubles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracked, reporter = opened(tmp_path, tracked_spec(OFFLINE))
+    started: list[int] = []
+    launch = asyncio.create_subprocess_exec
+
+    async def noted(*arguments: Any, **options: Any) -> asyncio.subprocess.Process:
+        process = await launch(*arguments, **options)
+        started.append(process.pid)
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", noted)
+    tracked.start()
+    write_records(tmp_path, 1, 0, 1)
+    await until(lambda: reporter._training().tracking)
+    assert os.getpriority(os.PRIO_PROCESS, started[0]) == 19
+    os.kill(started[0], signal.SIGKILL)
+    write_records(tmp_path, 1, 2)
+    await until(lambda: len(started) == 2)
+    await tracked.finish("done")
+    assert [row["_step"] for row in rows(tmp_path)] == [0, 1, 2]
+    assert [name for name in Path("/proc").glob("[0-9]*") if _group(name) in started] == [], "the client's own process"
+
+
+def _group(process: Path) -> int | None:
+    try:
+        return os.getpgid(int(process.name))
+    except ProcessLookupError:
+        return None
+
+
+async def test_a_server_that_is_away_for_a_whole_job_is_said_and_no_step_waits(tmp_path: Path) -> None:
+    site = Site(tmp_path, tracked_spec(mlflow(AWAY), steps=5))
+    driver = site.driver()
+    tracked = Trackers(Job("uid", site.spec, tmp_path, 1, "sums"), site.reporter, None)
+    tracked.start()
+    assert await driver.run() is RunOutcome.DONE
+    # Steps of these components take milliseconds, a process longer than that to start: none has waited for it.
+    assert [record.step for record in read_records(tmp_path)] == list(range(6))
+    assert problem_of(site.reporter) is None
+    await until(lambda: problem_of(site.reporter))
+    assert site.broker.status.problem is not None
+    assert site.broker.status.problem.reason == "TrackingFailed"
+    assert site.broker.status.problem.field == "spec.tracking.mlflow.trackingUri"
+    assert AWAY in site.broker.status.problem.message
+    assert not site.broker.status.problem.fatal
+    await tracked.finish("done")
+
+
+async def test_a_server_that_never_answers_delays_the_end_by_no_more_than_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trackers, "ENDED_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        tracked, _ = opened(tmp_path, tracked_spec(mlflow(f"http://127.0.0.1:{deaf.getsockname()[1]}")))
+        tracked.start()
+        write_records(tmp_path, 1, 0)
+        await asyncio.to_thread(deaf.accept)
+        began = time.monotonic()
+        await tracked.finish("done")
+    # The server would be waited for 30 s.
+    assert time.monotonic() - began < 15
+
+
+async def test_a_client_that_hangs_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers, "SILENCE_SECONDS", 0.05)
+    tracked, reporter = opened(tmp_path, tracked_spec(OFFLINE))
+    tracked.start()
+    await until(lambda: problem_of(reporter))
+    problem = problem_of(reporter)
+    assert problem is not None
+    assert "hangs" in problem.message
+    monkeypatch.setattr(trackers, "SILENCE_SECONDS", 60.0)
+    await until(lambda: problem_of(reporter) is None)
+    await tracked.finish(None)
+
+
+async def test_a_secret_that_is_created_later_is_found(tmp_path: Path) -> None:
+    server, secrets = Server(), tmp_path / "secrets"
+    secrets.mkdir()
+    spec = tracked_spec(mlflow(server.uri, secret={"name": "mlflow"}))
+    tracked, reporter = opened(tmp_path, spec, secrets=secrets)
+    tracked.start()
+    write_records(tmp_path, 1, 0)
+    await until(lambda: problem_of(reporter))
+    problem = problem_of(reporter)
+    assert problem is not None
+    assert problem.field == "spec.tracking.mlflow.secret"
+    assert not server.runs
+    (secrets / "MLFLOW_TRACKING_TOKEN").write_text("token")
+    await until(lambda: problem_of(reporter) is None and server.runs)
+    assert server.authorizations == {"Bearer token"}
+    await tracked.finish(None)
+    server.close()
+
+
+async def test_an_image_without_the_client_is_said_with_the_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wandb.py").write_text("raise ModuleNotFoundError(\"No module named 'wandb'\")\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    tracked, reporter = opened(tmp_path, tracked_spec(OFFLINE))
+    tracked.start()
+    await until(lambda: problem_of(reporter))
+    problem = problem_of(reporter)
+    assert problem is not None
+    assert problem.field == "spec.tracking.weightsAndBiases"
+    assert "extra `tracking`" in problem.message
+    await tracked.finish("done")
+
+
+def test_a_job_keeps_its_run(tmp_path: Path) -> None:
+    assert run_id(tmp_path) == run_id(tmp_path)
+    assert run_id(tmp_path) != run_id(tmp_path / "other")

@@ -1,0 +1,56 @@
+"""Runs in Weights & Biases, read back from the files of its own client."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from longboat_runtime.metrics.record import Record
+from longboat_runtime.tracking.feed import Entry, Feed, SampleTable
+from longboat_runtime.tracking.tracker import TrackingProblem
+from longboat_runtime.tracking.weights_and_biases import WeightsAndBiases
+from tests.tracking.jobs import OFFLINE, recorded, rows, tracked_job, tracked_spec, write_records
+
+
+def test_an_offline_run_has_every_step_once_however_often_the_job_is_resumed(tmp_path: Path) -> None:
+    spec = tracked_spec(OFFLINE)
+    # The third start resumes from step 1, and steps 2 and 3 are repeated. More than one block of the file's format.
+    many = {f"some/metric/{number}": number / 7 for number in range(600)}
+    for incarnation, steps in enumerate([(0, 1, 2), (2, 3), (1, 2, 3, 4)], 1):
+        # The client names a directory by the second.
+        time.sleep(1 - time.time() % 1)
+        write_records(tmp_path, incarnation, *steps, metrics=many)
+        tracker = WeightsAndBiases(tracked_job(tmp_path, spec, incarnation))
+        for entry in Feed(tmp_path, incarnation, tracker.position).entries():
+            tracker.log(entry)
+        tracker.finish(None if incarnation < 3 else "done")
+    found = rows(tmp_path)
+    assert [row["_step"] for row in found] == [0, 1, 2, 3, 4]
+    assert [row["critic/score/mean"] for row in found] == [100, 101, 102, 203, 304]
+    assert found[0]["some/metric/599"] == pytest.approx(599 / 7)
+
+
+def test_it_has_the_spec_the_name_and_a_table_of_samples(tmp_path: Path) -> None:
+    tracker = WeightsAndBiases(tracked_job(tmp_path, tracked_spec(OFFLINE)))
+    table = SampleTable(("step", "response"), [[1, "3 + 4"], [1, "7"]])
+    tracker.log(Entry(Record(1, 5.0, {"critic/score/mean": 0.5, "actor/pg_loss": float("nan")}), table))
+    tracker.finish("done")
+    (run,) = [message.run for message in recorded(tmp_path) if message.WhichOneof("record_type") == "run"]
+    config = {item.key: json.loads(item.value_json) for item in run.config.update}
+    assert (run.run_id, run.project, run.display_name, list(run.tags)) == ("run0", "sums", "sums", ["tiny"])
+    assert config["rounds"]["promptsPerRound"] == 2
+    (row,) = rows(tmp_path)
+    assert row["samples/nrows"] == 2
+    assert "actor/pg_loss" not in row
+    (file,) = tmp_path.glob("tracking/wandb/offline-run-*/files/media/table/samples_*.json")
+    assert json.loads(file.read_text())["data"] == table.rows
+
+
+def test_a_missing_secret_is_said_with_its_cure(tmp_path: Path) -> None:
+    online = {"weightsAndBiases": {"project": "sums", "secret": {"name": "wandb"}}}
+    with pytest.raises(TrackingProblem, match="kubectl create secret generic wandb") as found:
+        WeightsAndBiases(tracked_job(tmp_path, tracked_spec(online), secrets=tmp_path))
+    assert found.value.field == "weightsAndBiases.secret"
