@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Sequence
 
 from longboat_runtime.driver.components import Components
-from longboat_runtime.driver.evaluation import FULL_SCORE, evaluation_id
+from longboat_runtime.driver.evaluation import evaluation_id
 from longboat_runtime.driver.job import Job
+from longboat_runtime.metrics.groups import FULL_SCORE
 from longboat_runtime.rounds.seeds import sample_seed
 from longboat_runtime.samples import FinishedSample, Row, SampleRequest
 

@@ -21,8 +21,8 @@ from bench.trust_region.protocol import Setting
 from bench.trust_region.sampler import Sampler
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.checkpoint import sharded
-from longboat_runtime.driver.evaluation import FULL_SCORE
 from longboat_runtime.interfaces import TrainReport, TrainRequest, TrainSample
+from longboat_runtime.metrics.groups import FULL_SCORE
 from longboat_runtime.reward.result import RewardSample
 from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, VersionSpan
 from longboat_runtime.trainer import process_group

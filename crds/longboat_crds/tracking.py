@@ -46,7 +46,10 @@ class WeightsAndBiasesSpec(ApiModel):
     )
 
     project: str = Field(
-        min_length=1, max_length=128, pattern=r"^[^/\\#?%:]+$", description="The project; it is created if it isn't there."
+        min_length=1,
+        max_length=128,
+        pattern=r"^[^/\\#?%:]+$",
+        description="The project; it is created if it isn't there.",
     )
     entity: str | None = Field(
         None,

@@ -23,6 +23,7 @@ from longboat_runtime.samples import (
     SampleId,
     SampleRequest,
 )
+from longboat_runtime.trainer.flops import ModelFlops
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,12 +215,16 @@ PACKED = "packed"
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the trainer knows once the model is loaded. `attention` is how samples go through it together, in words."""
+    """What the trainer knows once the model is loaded.
+
+    `attention` is how samples go through it together, in words. `flops` says what training takes and what one of its devices can do.
+    """
 
     parameters: int
     max_length: int
     vocabulary: int
     attention: str = PACKED
+    flops: ModelFlops | None = None
 
 
 class TrainerGroup(Protocol):

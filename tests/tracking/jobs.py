@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,16 @@ from typing import Any
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.metrics.record import JsonLines, Record
 from longboat_runtime.tracking.tracker import TrackedJob
-from longboat_runtime.tracking.weights_and_biases import messages
 from tests.driver.fakes import make_spec
 
+# A file of an offline run: LevelDB's log format (leveldb/doc/log_format.md) after a header of its own.
+_FILE_HEADER, _BLOCK, _HEADER = 7, 32_768, struct.Struct("<IHB")
+_FULL, _FIRST, _LAST = 1, 2, 4
+
 OFFLINE = {"weightsAndBiases": {"project": "sums", "mode": "Offline", "tags": ["tiny"]}}
+
+
+SPEC = make_spec().to_json()
 
 
 def tracked_spec(tracking: dict[str, Any], **rounds: Any) -> RLJobSpec:
@@ -47,3 +54,20 @@ def rows(root: Path) -> list[dict[str, Any]]:
     """The rows of the history of an offline run."""
     histories = [message.history for message in recorded(root) if message.WhichOneof("record_type") == "history"]
     return [{"/".join(item.nested_key): json.loads(item.value_json) for item in one.item} for one in histories]
+
+
+def messages(content: bytes) -> Iterator[bytes]:
+    """The messages in the file of a run; one that continues in the next block is put together, and a torn end left out."""
+    at, body = _FILE_HEADER, b""
+    while at + _HEADER.size <= len(content):
+        if (left := _BLOCK - at % _BLOCK) < _HEADER.size:
+            at += left
+            continue
+        _, length, kind = _HEADER.unpack_from(content, at)
+        part = content[at + _HEADER.size : at + _HEADER.size + length]
+        if len(part) < length or not length:
+            return
+        at += _HEADER.size + length
+        body = part if kind in (_FULL, _FIRST) else body + part
+        if kind in (_FULL, _LAST):
+            yield body

@@ -77,7 +77,10 @@ class Server:
     def shown(self, name: str) -> dict[str, Any]:
         run = self.runs[name]
         latest = {metric["key"]: metric for metric in sorted(run["metrics"], key=lambda m: m["step"])}
-        return {"info": run["info"], "data": {"metrics": [*latest.values()], "params": run["params"], "tags": run["tags"]}}
+        return {
+            "info": run["info"],
+            "data": {"metrics": [*latest.values()], "params": run["params"], "tags": run["tags"]},
+        }
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -15,7 +15,7 @@ from longboat_runtime.metrics.record import Record
 from longboat_runtime.tracking.feed import Entry, Feed, SampleTable
 from longboat_runtime.tracking.mlflow import Mlflow, metric_name, parameters_of
 from longboat_runtime.tracking.tracker import TrackingProblem
-from tests.tracking.jobs import tracked_job, tracked_spec, write_records
+from tests.tracking.jobs import SPEC, tracked_job, tracked_spec, write_records
 from tests.tracking.mlflow_server import Server
 
 
@@ -45,7 +45,7 @@ def test_a_run_has_every_step_once_however_often_the_job_is_resumed(tmp_path: Pa
     for incarnation, steps in enumerate([(0, 1, 2), (2, 3), (1, 2, 3, 4)], 1):
         write_records(tmp_path, incarnation, *steps)
         tracker = Mlflow(tracked_job(tmp_path, spec, incarnation))
-        for entry in Feed(tmp_path, incarnation, tracker.position).entries():
+        for entry in Feed(tmp_path, incarnation, tracker.position, SPEC).entries():
             tracker.log(entry)
         tracker.finish(None if incarnation < 3 else "done")
         assert server.only_run["info"]["status"] == ("RUNNING" if incarnation < 3 else "FINISHED")
@@ -59,10 +59,10 @@ def test_what_the_server_stored_without_saying_so_is_not_logged_twice(tmp_path: 
     tracker = Mlflow(tracked_job(tmp_path, spec))
     server.fail = 1
     with pytest.raises(TrackingProblem, match="500") as found:
-        tracker.log(next(Feed(tmp_path, 1, tracker.position).entries()))
+        tracker.log(next(Feed(tmp_path, 1, tracker.position, SPEC).entries()))
     assert found.value.field == "mlflow.trackingUri"
     tracker = Mlflow(tracked_job(tmp_path, spec))
-    for entry in Feed(tmp_path, 1, tracker.position).entries():
+    for entry in Feed(tmp_path, 1, tracker.position, SPEC).entries():
         tracker.log(entry)
     assert server.points("critic/score/mean") == [(0, 100), (1, 101)]
 

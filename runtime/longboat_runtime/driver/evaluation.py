@@ -12,6 +12,7 @@ import structlog
 from longboat_crds.dataset import EvaluationSpec
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.interfaces import RolloutFleet
+from longboat_runtime.metrics.groups import FULL_SCORE, pass_rates
 from longboat_runtime.reward.combine import batch_rewards
 from longboat_runtime.rounds.rules import MOST_ENGINE_DEATHS
 from longboat_runtime.samples import (
@@ -20,6 +21,7 @@ from longboat_runtime.samples import (
     Grade,
     GradeKind,
     LostSample,
+    PromptId,
     Row,
     SampleId,
     SampleRequest,
@@ -27,9 +29,6 @@ from longboat_runtime.samples import (
 )
 
 log = structlog.get_logger()
-
-# `val/accuracy` is the share of samples with at least this score: the full score for rewards between 0 and 1.
-FULL_SCORE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +116,7 @@ class Evaluation:
 def evaluation_metrics(results: Sequence[EvaluatedSample], rewards: Sequence[RewardSpec]) -> dict[str, float]:
     """Scores in total and by reward function (each by domain too if rows have one), lengths in tokens, and grades by kind.
 
+    `val/accuracy` is the share of samples with at least FULL_SCORE, `val/pass@K` is there with several samples for each prompt.
     Timeouts are scored as in a batch that is trained. `rewards` are the job's. Empty without results.
     """
     if not results:
@@ -124,8 +124,10 @@ def evaluation_metrics(results: Sequence[EvaluatedSample], rewards: Sequence[Rew
     scored: dict[str, list[float]] = {}
     graded = [result for result in results if result.grade.kind is not GradeKind.GRADER_ERROR]
     sample_rewards = batch_rewards(rewards, [result.grade for result in graded])
+    prompts: dict[str, dict[PromptId, list[float]]] = {}
     for result, reward in zip(graded, sample_rewards, strict=True):
         for name in {"", result.domain}:
+            prompts.setdefault(name, {}).setdefault(result.finished.id.prompt, []).append(reward)
             scored.setdefault(f"val/score/{name}", []).append(reward)
             scored.setdefault(f"val/accuracy/{name}", []).append(float(reward >= FULL_SCORE))
             for part, score in result.grade.parts.items():
@@ -133,9 +135,16 @@ def evaluation_metrics(results: Sequence[EvaluatedSample], rewards: Sequence[Rew
                     scored.setdefault(f"val/reward/{part}/{name}", []).append(score)
     lengths = [result.finished.tokens for result in results]
     cut = sum(result.finished.finish_reason is FinishReason.LENGTH for result in results)
+    passed = {
+        f"val/{rate}/{name}": value
+        for name, rewards_of in prompts.items()
+        for rate, value in pass_rates(list(rewards_of.values())).items()
+        if rate != "pass@1"  # val/accuracy
+    }
     kinds = Counter(result.grade.kind for result in results)
     return {
         **{f"{name.removesuffix('/')}/mean": sum(scores) / len(scores) for name, scores in sorted(scored.items())},
+        **{f"{name.removesuffix('/')}/mean": value for name, value in sorted(passed.items())},
         "val/response_length/mean": sum(lengths) / len(lengths),
         "val/response_length/clip_ratio": cut / len(lengths),
         **{f"val/grades/{kind}": float(kinds[kind]) for kind in GradeKind},

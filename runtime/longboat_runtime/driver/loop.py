@@ -30,7 +30,7 @@ from longboat_runtime.driver.watchdog import Watchdog
 from longboat_runtime.metrics.record import Record
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import Event
+from longboat_runtime.rounds.events import DropReason, Event
 from longboat_runtime.rounds.loop import Effects, RoundLoop
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.records import SampleState
@@ -119,7 +119,7 @@ class Driver:
         self._run_state, self._view, self._boundary = restored.run_state, restored.run_state.view, restored.boundary
         self._loop = RoundLoop(self._policy, self, self._run_state.ledger, self._job.incarnation)
         self._flow.identity = self._boundary.identity
-        self._steps.resume(self._run_state, restored.saved, restored.evaluated)
+        self._steps.resume(self._run_state, restored.saved, restored.evaluated, restored.model)
         self._rollouts.resume(self._view)
         self._reporter.set_attention(restored.model.attention)
         self._reporter.set_skipped_prompts(self._components.source.skipped)
@@ -194,6 +194,8 @@ class Driver:
             case events.Resumed(samples=samples):
                 self._flow.launch({i: record.begun for i in samples if (record := self._view.sample(i))})
             case (events.GroupDropped() | events.GroupDeferred()) as body if effects.given_up:
+                if isinstance(body, events.GroupDropped) and body.reason is DropReason.ZERO_VARIANCE:
+                    self._steps.dropped_flat(body.prompt)
                 self._flow.discard(self._rollouts.given_up(body, effects.given_up))
                 self._components.source.forget([body.prompt])
             case events.StepStarted(step=step, round=number):

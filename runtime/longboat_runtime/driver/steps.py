@@ -6,7 +6,8 @@ A checkpoint is copied in turn and written in the background while the next step
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,7 +17,7 @@ from longboat_crds.algorithm import resolve
 from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint.volume import volume_full
 from longboat_runtime.driver.audits import Audits
-from longboat_runtime.driver.batch import kept_batch, skip_problem
+from longboat_runtime.driver.batch import Batch, kept_batch, skip_problem
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.evaluation import Evaluation, is_due
 from longboat_runtime.driver.job import Job
@@ -26,14 +27,16 @@ from longboat_runtime.driver.rollouts import Rollouts
 from longboat_runtime.driver.run_state import Evaluated, RunState, StepBoundary
 from longboat_runtime.driver.stages import Stage
 from longboat_runtime.driver.trainer_queue import Task, TrainerQueue
-from longboat_runtime.interfaces import Manifest, PublicationReport, TrainReport, TrainRequest
+from longboat_runtime.interfaces import Manifest, ModelInfo, PublicationReport, TrainReport, TrainRequest
 from longboat_runtime.metrics.batch import batch_metrics, round_metrics, staleness
+from longboat_runtime.metrics.groups import GroupOutcome, group_metrics
 from longboat_runtime.metrics.queue import queue_metrics
 from longboat_runtime.metrics.record import Record
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DropReason
-from longboat_runtime.samples import GradeKind, SampleId
+from longboat_runtime.rounds.records import SampleRecord
+from longboat_runtime.samples import GradeKind, PromptId, SampleId
 from longboat_runtime.trainer.errors import TrainerLost
 
 log = structlog.get_logger()
@@ -81,8 +84,11 @@ class Steps:
         self.checkpoint_every = job.spec.checkpoint.every_steps
         self._writing: asyncio.Task[None] | None = None
 
-    def resume(self, run_state: RunState, saved: Manifest | None, evaluated: Evaluated | None) -> None:
+    def resume(
+        self, run_state: RunState, saved: Manifest | None, evaluated: Evaluated | None, model: ModelInfo
+    ) -> None:
         """Starts from this state; `saved` is the newest checkpoint, `evaluated` the last evaluation."""
+        self._model, self._flat = model, Counter[str]()
         self._run_state, self.saved, self._evaluated = run_state, saved, evaluated
         self._audits.resume(run_state.lengths)
         self.overcommits.resume(run_state)
@@ -145,11 +151,39 @@ class Steps:
         dropped = None if report.trained else DropReason.NOT_FINITE
         records = list(batch.records.values())
         reports.add(step, batch_metrics(records, batch.rewards, batch.advantages))
-        reports.add(step, {**staleness(records, step - 1), **report.metrics, **waiting})
+        reports.add(step, group_metrics(self._outcomes(batch), self._flat))
+        self._flat.clear()
+        reports.add(
+            step, {**staleness(records, step - 1), **report.metrics, **self._utilisation(records, report), **waiting}
+        )
         # Only now, since responses that engines stopped when the round was decided come back meanwhile.
         reports.add(step, round_metrics(round_, sum(record.tokens for record in records), dropped))
         self._rollouts.batch(batch)
         self._happened(events.StepCommitted(step, step, number, tuple(batch.records), report.skipped, dropped))
+
+    def dropped_flat(self, prompt: PromptId) -> None:
+        """Counts a group that was dropped because its rewards are equal."""
+        self._flat[self._components.source.domain(prompt.row)] += 1
+
+    def _outcomes(self, batch: Batch) -> list[GroupOutcome]:
+        """The groups of the batch."""
+        members: dict[PromptId, list[tuple[float, int]]] = {}
+        for (sample, record), reward in zip(batch.records.items(), batch.rewards, strict=True):
+            members.setdefault(sample.prompt, []).append((reward, record.tokens))
+        domain = self._components.source.domain
+        return [
+            GroupOutcome(domain(prompt.row), *map(list, zip(*of_group, strict=True)))
+            for prompt, of_group in members.items()
+        ]
+
+    def _utilisation(self, records: Sequence[SampleRecord], report: TrainReport) -> dict[str, float]:
+        """`perf/mfu/actor`, verl's name, where what the trainer's devices can do is known."""
+        flops, seconds = self._model.flops, report.metrics.get("timing_s/update_actor", 0.0)
+        if flops is None or not report.trained:
+            return {}
+        lengths = [record.prompt_tokens + record.tokens for record in records]
+        share = flops.utilisation(lengths, seconds, self._spec.trainer.replicas)
+        return {} if share is None else {"perf/mfu/actor": share}
 
     def _report_skips(self, report: TrainReport) -> None:
         """Reports skipped minibatches. Raises SpecProblem if too many steps in a row trained nothing."""

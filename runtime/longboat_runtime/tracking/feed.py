@@ -11,6 +11,8 @@ from typing import Any
 
 from longboat_runtime.checkpoint.layout import INCARNATIONS
 from longboat_runtime.metrics.record import Record, read_record, read_records
+from longboat_runtime.sample_files.contents import is_due
+from longboat_runtime.sample_files.reading import FileDamaged, read_file, read_files
 
 # How long a record waits for the file with its step's samples, in seconds since it was made.
 SAMPLES_SECONDS = 15.0
@@ -47,15 +49,20 @@ class Feed:
 
     Those of earlier incarnations come first: what they had no time to log, or everything, for a tracker that is new. A step that
     this incarnation repeats after it resumed from an older checkpoint isn't given again if the tracker has it: points can't be
-    taken back. So a tracker shows a step as it was made first; the job's files have it as it was made last. `rollouts` is the
-    job's `spec.rollouts` as JSON values, None without it.
+    taken back. So a tracker shows a step as it was made first; the job's files have it as it was made last. `spec` is the job's, as
+    JSON values.
     """
 
-    def __init__(self, root: Path, incarnation: int, position: int, rollouts: Mapping[str, Any] | None = None) -> None:
-        self._root, self._incarnation, self._rollouts = root, incarnation, rollouts
+    def __init__(self, root: Path, incarnation: int, position: int, spec: Mapping[str, Any]) -> None:
+        self._root, self._incarnation, self._spec = root, incarnation, spec
         self._file = root / INCARNATIONS / str(incarnation) / "metrics.jsonl"
         self._offset: int | None = None
         self._read, self._waiting = position, list[Record]()
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether this incarnation has begun, and everything before was given."""
+        return self._offset is not None and not self._waiting
 
     def entries(self, *, ended: bool = False) -> Iterator[Entry]:
         """What there is since the last call. Unless the job has `ended`, the newest waits SAMPLES_SECONDS for its samples at most.
@@ -94,16 +101,14 @@ class Feed:
 
     def _samples_are_due(self, record: Record) -> bool:
         """Whether the file of this step may still come."""
-        if self._rollouts is None or record.step == 0 or time.time() - record.time > SAMPLES_SECONDS:
+        if "rollouts" not in self._spec or record.step == 0 or time.time() - record.time > SAMPLES_SECONDS:
             return False
-        return record.step == 1 or record.step % self._rollouts["everySteps"] == 0
+        return is_due(record.step, self._spec["rounds"]["steps"], self._spec["rollouts"]["everySteps"])
 
     def _samples(self, step: int) -> SampleTable | None:
         """The samples of a step, as many and as long as a table may have; None without a file that can be read."""
-        if self._rollouts is None:
+        if "rollouts" not in self._spec:
             return None
-        from longboat_runtime.sample_files.reading import FileDamaged, read_file, read_files
-
         file = read_files(self._root).get(step)
         rows: list[list[Any]] = []
         try:

@@ -66,6 +66,8 @@ class Mlflow:
             part = metrics[at : at + METRICS_AT_ONCE]
             self._asked(lambda part=part: self._client.log_batch(self._id, metrics=part))
 
+    def caught_up(self) -> None: ...
+
     def _log_table(self, step: int, samples: SampleTable) -> None:
         """Stores the table as `mlflow.load_table` reads it. Where artifacts can't be stored, only tables are missing.
 
@@ -126,9 +128,7 @@ class Mlflow:
             refused = re.search(r"\b(401|403)\b", text) or error.error_code in ("UNAUTHENTICATED", "PERMISSION_DENIED")
             if refused:
                 raise TrackingProblem(f"{FIELD}.secret", f"The server refuses the credentials: {text}") from error
-            raise TrackingProblem(
-                f"{FIELD}.trackingUri", f"{self._uri} doesn't answer, or refuses: {text}"
-            ) from error
+            raise TrackingProblem(f"{FIELD}.trackingUri", f"{self._uri} doesn't answer, or refuses: {text}") from error
 
 
 def _one_line(error: Exception) -> str:

@@ -2,8 +2,8 @@
 
 It reads a TrackedJob from the first line of standard input and, when the job ends, how it ended from the second; the end of the
 input alone means that the job will go on later. To standard output it writes a line of JSON for everything that the driver should
-know: `{"place"}`, `{"logged"}`, `{}` as a sign of life; with `{"field", "message"}` if something can't be
-logged, alone before it ends with an error.
+know: `{"place"}`, `{"logged"}`, `{}` as a sign of life. `{"field", "message"}` alone is the problem that it ends with, beside
+`logged` one that only tables have.
 """
 
 from __future__ import annotations
@@ -51,13 +51,16 @@ class Ending:
 
 def follow(tracker: Tracker, job: TrackedJob, ending: Ending, say: Callable[[Mapping[str, Any]], None]) -> None:
     """Logs records until the job has ended and everything is logged. Raises TrackingProblem or what a client raises."""
-    feed = Feed(Path(job.root), job.incarnation, tracker.position, job.spec.get("rollouts"))
-    said, ended = time.monotonic(), False
+    feed = Feed(Path(job.root), job.incarnation, tracker.position, job.spec)
+    said, ended, caught_up = time.monotonic(), False, False
     while True:
         for entry in feed.entries(ended=ended):
             tracker.log(entry)
             say({"logged": entry.record.step, **(tracker.lacking.to_json() if tracker.lacking else {})})
             said = time.monotonic()
+        if feed.caught_up and not caught_up:
+            tracker.caught_up()
+            caught_up = True
         if ended:
             break
         if time.monotonic() - said > ALIVE_SECONDS:
@@ -71,6 +74,7 @@ def follow(tracker: Tracker, job: TrackedJob, ending: Ending, say: Callable[[Map
 def main(kind: str) -> int:
     """Runs the tracker of this field of `spec.tracking`."""
     prctl.die_with_parent()
+    prctl.hide_memory()
     os.nice(_LOWEST)
     # Clients print what they like: that goes to standard error.
     output = os.fdopen(os.dup(1), "w", buffering=1)

@@ -11,7 +11,6 @@ from typing import Any, Protocol, Self
 from longboat_runtime.metrics.record import Record
 from longboat_runtime.tracking.feed import Entry
 
-
 # The metric that is the step's number.
 STEP = "training/global_step"
 
@@ -73,6 +72,9 @@ class Tracker(Protocol):
 
     def log(self, entry: Entry) -> None:
         """Logs a step beyond `position`. Raises TrackingProblem if that can't be done."""
+
+    def caught_up(self) -> None:
+        """Everything that earlier starts of the job had recorded has been logged."""
 
     def finish(self, ending: str | None) -> None:
         """Sends what is left. `ending` is `done` or `failed`; None if the job will go on later."""

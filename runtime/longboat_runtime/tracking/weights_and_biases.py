@@ -1,17 +1,17 @@
 """A run in Weights & Biases, by its own client.
 
-Online the run is resumed where the server says that it ended. Offline every process begins another directory of the run
-(`tracking/wandb/offline-run-*` below the job's directory) after the last step that the earlier ones hold.
+Online the run is resumed where the server says that it ended. Offline a run is one directory (`tracking/wandb/offline-run-*` below the
+job's), which every process writes anew from the job's files: to the server, the directory that is synced last is the whole run.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
-from longboat_runtime.tracking.feed import Entry
+from longboat_runtime.tracking.feed import Entry, SampleTable
 from longboat_runtime.tracking.tracker import TrackedJob, TrackingProblem, finite
 
 FIELD = "weightsAndBiases"
@@ -20,10 +20,6 @@ KEY = "WANDB_API_KEY"
 INIT_SECONDS = 60
 # The directory of offline runs, below the job's; the client adds `wandb`.
 DIRECTORY = "tracking"
-
-# A file of a run: LevelDB's log format (leveldb/doc/log_format.md) after a header of its own.
-_FILE_HEADER, _BLOCK, _HEADER = 7, 32_768, struct.Struct("<IHB")
-_FULL, _FIRST, _LAST = 1, 2, 4
 
 
 class WeightsAndBiases:
@@ -83,20 +79,37 @@ class WeightsAndBiases:
             raise TrackingProblem(f"{FIELD}.secret", f"{_one_line(error)}. {cure}") from error
         except wandb.errors.Error as error:
             field = "baseUrl" if "baseUrl" in spec else "mode"
-            raise TrackingProblem(f"{FIELD}.{field}", f"The server doesn't answer, or refuses: {_one_line(error)}") from error
+            raise TrackingProblem(
+                f"{FIELD}.{field}", f"The server doesn't answer, or refuses: {_one_line(error)}"
+            ) from error
+        self._earlier: list[Path] = []
         if online:
             self.position = self._run.starting_step - 1
             self.place = self._run.url or job.run
         else:
-            self.place = str(directory / "wandb")
-            self.position = max((last_step(file) for file in directory.glob(f"wandb/*-{job.run}/*.wandb")), default=-1)
+            self.position, own = -1, Path(self._run.dir).parent
+            self.place = str(own.parent)
+            self._earlier = [path for path in own.parent.glob(f"offline-run-*-{job.run}") if path != own]
+        files = [file for path in self._earlier for file in path.glob("files/media/table/samples_*.table.json")]
+        # The client's own number in a file's name isn't the step.
+        self._tables = {_table(file).rows[0][0]: file for file in files}
 
     def log(self, entry: Entry) -> None:
         row: dict[str, Any] = dict(finite(entry.record))
-        if samples := entry.samples:
+        if samples := entry.samples or self._table_before(entry.record.step):
             row["samples"] = self._wandb.Table(columns=list(samples.columns), data=[list(one) for one in samples.rows])
         # Without `commit` the row would wait for the next one, and be lost if this process ended.
         self._run.log(row, step=entry.record.step, commit=True)
+
+    def caught_up(self) -> None:
+        for directory in self._earlier:
+            shutil.rmtree(directory, ignore_errors=True)
+        self._earlier, self._tables = [], {}
+
+    def _table_before(self, step: int) -> SampleTable | None:
+        """The table that an earlier directory has for this step: the job may have removed the file it was made from."""
+        file = self._tables.get(step)
+        return _table(file) if file else None
 
     def finish(self, ending: str | None) -> None:
         self._run.finish(exit_code=int(ending == "failed"))
@@ -104,34 +117,10 @@ class WeightsAndBiases:
         self._wandb.teardown()
 
 
-def last_step(file: Path) -> int:
-    """The last step in the file of an offline run, -1 if it has none. A torn end is left out."""
-    from wandb.proto.wandb_internal_pb2 import Record as Message
-
-    last = -1
-    for body in messages(file.read_bytes()):
-        message = Message.FromString(body)
-        if message.WhichOneof("record_type") == "history":
-            steps = [item.value_json for item in message.history.item if list(item.nested_key) == ["_step"]]
-            last = max(last, *(int(float(step)) for step in steps))
-    return last
-
-
-def messages(content: bytes) -> Iterator[bytes]:
-    """The messages in the file of a run, a LevelDB log; one that continues in the next block is put together."""
-    at, body = _FILE_HEADER, b""
-    while at + _HEADER.size <= len(content):
-        if (left := _BLOCK - at % _BLOCK) < _HEADER.size:
-            at += left
-            continue
-        _, length, kind = _HEADER.unpack_from(content, at)
-        part = content[at + _HEADER.size : at + _HEADER.size + length]
-        if len(part) < length or not length:
-            return
-        at += _HEADER.size + length
-        body = part if kind in (_FULL, _FIRST) else body + part
-        if kind in (_FULL, _LAST):
-            yield body
+def _table(file: Path) -> SampleTable:
+    """A table in the client's own files."""
+    content = json.loads(file.read_text())
+    return SampleTable(content["columns"], content["data"])
 
 
 def _one_line(error: Exception) -> str:

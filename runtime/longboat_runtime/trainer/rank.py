@@ -25,7 +25,14 @@ from longboat_runtime.trainer.forward import frozen_logprobs
 from longboat_runtime.trainer.full_weights import full_weights
 from longboat_runtime.trainer.loss_scale import LossScale
 from longboat_runtime.trainer.packing import SampleTooLong
-from longboat_runtime.trainer.sharding import TORCH_DTYPES, load_sharded, not_finite, parameter_count
+from longboat_runtime.trainer.sharding import (
+    TORCH_DTYPES,
+    device_peak,
+    load_sharded,
+    model_flops,
+    not_finite,
+    parameter_count,
+)
 from longboat_runtime.trainer.step_plan import SampleSize, plan_step
 from longboat_runtime.trainer.updates import Updates
 
@@ -63,7 +70,11 @@ class TrainerRank:
         # Allocates the memory of snapshots now, so that a host that has too little fails before the first step.
         self.snapshot()
         return ModelInfo(
-            parameter_count(model), longest, model.config.get_text_config().vocab_size, described(model.config)
+            parameter_count(model),
+            longest,
+            model.config.get_text_config().vocab_size,
+            described(model.config),
+            model_flops(model, config, device_peak(self.device, self.spec.model.dtype)),
         )
 
     def train(self, request: TrainRequest, fetch: Fetch) -> TrainReport:

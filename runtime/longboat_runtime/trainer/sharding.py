@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from longboat_crds.model import DType, ModelSpec
 from longboat_crds.reasons import Reason
 from longboat_runtime.problems import SpecProblem
+from longboat_runtime.trainer.flops import ModelFlops, peak_flops, weights_in_use
 from longboat_runtime.trainer.model import read_config
 from longboat_runtime.trainer.process_group import together
 from longboat_runtime.trainer.self_check import choose_attention
@@ -112,6 +113,27 @@ def not_finite(weights: Mapping[str, nn.Parameter], dtype: torch.dtype) -> list[
 def parameter_count(model: nn.Module) -> int:
     """Number of weights, tied ones once."""
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def model_flops(model: nn.Module, config: Mapping[str, Any], peak: float | None) -> ModelFlops:
+    """What training the model takes; `config` is its config.json by standard names (`model_config.language_model`)."""
+    names = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    embedding = model.get_input_embeddings()
+    tied = model.get_output_embeddings() is None or model.get_output_embeddings().weight is embedding.weight
+    experts = sum(size for name, size in names.items() if ".experts." in name)
+    count = config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts") or 1
+    routed = config.get("num_experts_per_tok", count) / count
+    heads = config.get("num_attention_heads", 0)
+    size = config.get("head_dim") or config.get("hidden_size", 0) // max(heads, 1)
+    weights = weights_in_use(sum(names.values()), embedding.weight.numel(), experts, routed, tied=tied)
+    return ModelFlops(weights, config.get("num_hidden_layers", 0) * heads * size, peak)
+
+
+def device_peak(device: torch.device, dtype: DType) -> float | None:
+    """Operations per second of one device in the model's number format; None if that isn't known: only half precision is."""
+    if device.type != "cuda" or dtype is DType.FLOAT32:
+        return None
+    return peak_flops(torch.cuda.get_device_name(device))
 
 
 def _empty_model(config: Any) -> nn.Module:

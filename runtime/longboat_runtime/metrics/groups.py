@@ -1,0 +1,85 @@
+"""The metrics of a batch by groups and domains: pass@k, and what each domain's rewards and lengths are. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+# A response passes if its reward is at least this: the full score for rewards between 0 and 1.
+FULL_SCORE = 1.0
+# So many domains have metrics of their own: those with the most groups in the batch.
+MOST_DOMAINS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOutcome:
+    """One group: a reward and a number of response tokens for each of its samples."""
+
+    domain: str
+    rewards: Sequence[float]
+    tokens: Sequence[int]
+
+    @property
+    def flat(self) -> bool:
+        """All rewards are equal, so nothing can be learned from it."""
+        return len(set(self.rewards)) == 1
+
+
+def group_metrics(groups: Sequence[GroupOutcome], dropped: Mapping[str, int]) -> dict[str, float]:
+    """Metrics of the groups that are trained in a step; `dropped` counts, by domain, groups given up for equal rewards since the last.
+
+    `critic/zero_variance` is the share of groups with equal rewards, the dropped ones included; `critic/pass@K` is over trained
+    groups. Where rows have a domain, `critic/rewards/DOMAIN/mean`, `response_length/DOMAIN/mean` and `critic/zero_variance/DOMAIN`.
+    """
+    metrics = {f"critic/{name}": value for name, value in pass_rates([group.rewards for group in groups]).items()}
+    metrics |= _zero_variance("critic/zero_variance", groups, sum(dropped.values()))
+    by_domain: dict[str, list[GroupOutcome]] = {domain: [] for domain in dropped if domain}
+    for group in groups:
+        if group.domain:
+            by_domain.setdefault(group.domain, []).append(group)
+    largest = sorted(by_domain, key=lambda domain: (-len(by_domain[domain]) - dropped.get(domain, 0), domain))
+    for domain in sorted(largest[:MOST_DOMAINS]):
+        members = by_domain[domain]
+        metrics |= _mean(f"critic/rewards/{domain}/mean", [reward for group in members for reward in group.rewards])
+        metrics |= _mean(f"response_length/{domain}/mean", [tokens for group in members for tokens in group.tokens])
+        metrics |= _zero_variance(f"critic/zero_variance/{domain}", members, dropped.get(domain, 0))
+    return metrics
+
+
+def pass_rates(groups: Sequence[Sequence[float]]) -> dict[str, float]:
+    """`pass@K` for K = 1, 2, 4, ... over groups of rewards: the mean over those with at least K of them."""
+    largest = max(map(len, groups), default=0)
+    rates = {}
+    for k in _powers_of_two(largest):
+        counted = [
+            (len(rewards), sum(reward >= FULL_SCORE for reward in rewards)) for rewards in groups if len(rewards) >= k
+        ]
+        rates[f"pass@{k}"] = math.fsum(pass_at_k(n, passed, k) for n, passed in counted) / len(counted)
+    return rates
+
+
+def pass_at_k(n: int, passed: int, k: int) -> float:
+    """The chance that at least one of `k` responses, drawn without replacement from `n` of which `passed` pass, passes.
+
+    This is the unbiased estimator of pass@k (Chen et al. 2021, arXiv:2107.03374, equation 1). Raises ValueError unless 0 < k <= n.
+    """
+    if not 0 < k <= n:
+        raise ValueError(f"k is {k}, but there are {n} responses")
+    return 1.0 - math.comb(n - passed, k) / math.comb(n, k)
+
+
+def _powers_of_two(largest: int) -> Iterator[int]:
+    k = 1
+    while k <= largest:
+        yield k
+        k *= 2
+
+
+def _zero_variance(name: str, groups: Sequence[GroupOutcome], dropped: int) -> dict[str, float]:
+    count = len(groups) + dropped
+    return {name: (sum(group.flat for group in groups) + dropped) / count} if count else {}
+
+
+def _mean(name: str, values: Sequence[float]) -> dict[str, float]:
+    return {name: math.fsum(values) / len(values)} if values else {}

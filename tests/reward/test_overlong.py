@@ -1,0 +1,56 @@
+"""DAPO's length penalty."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longboat_crds.rewards import RewardSpec
+from longboat_runtime.reward.adapters import load_scorer
+from longboat_runtime.reward.function import RewardFunction
+from longboat_runtime.reward.overlong import soft_overlong
+from longboat_runtime.reward.result import RewardResult, RewardSample
+
+
+def penalty(tokens: int, max_tokens: int = 100, buffer_tokens: int = 20) -> float:
+    return soft_overlong(RewardSample(text="", prompt="", tokens=tokens), max_tokens, buffer_tokens)
+
+
+def test_it_falls_over_the_buffer() -> None:
+    assert [penalty(tokens) for tokens in (0, 80, 85, 90, 100, 150)] == [0, 0, -0.25, -0.5, -1, -1]
+
+
+@given(st.integers(0, 300), st.integers(1, 200), st.integers(1, 200))
+def test_it_is_the_papers_formula(tokens: int, longest: int, buffer: int) -> None:
+    buffer = min(buffer, longest)
+    if tokens <= longest - buffer:
+        expected = 0.0
+    elif tokens <= longest:
+        expected = ((longest - buffer) - tokens) / buffer
+    else:
+        expected = -1.0
+    assert penalty(tokens, longest, buffer) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("buffer", [0, 101])
+def test_a_buffer_that_does_not_fit_is_refused(buffer: int) -> None:
+    with pytest.raises(ValueError, match="buffer_tokens"):
+        penalty(50, 100, buffer)
+
+
+def test_a_job_names_it_as_a_function() -> None:
+    parameters = {"max_tokens": 100, "buffer_tokens": 20}
+    reward = RewardSpec(name="short", function="longboat_runtime.reward.overlong:soft_overlong", parameters=parameters)
+    score = load_scorer(RewardFunction.of(reward), "rewards[0]")
+    assert score(RewardSample(text="", prompt="", tokens=90)) == RewardResult(-0.5)
+
+
+def test_it_imports_next_to_nothing() -> None:
+    code = "import sys; import longboat_runtime.reward.overlong; print(len(sys.modules))"
+    bare = "import sys, typing; print(len(sys.modules))"
+    sizes = [int(subprocess.check_output([sys.executable, "-c", text])) for text in (code, bare)]
+    assert sizes[0] <= sizes[1] + 5
