@@ -3,6 +3,8 @@
 After a wanted change: `python -m tests.operator_plan.golden_objects`, and read the difference.
 """
 
+import json
+
 import pytest
 import yaml
 
@@ -48,6 +50,25 @@ def test_agents_are_told_how_long_their_pod_may_take_to_end(role: Role) -> None:
     assert all(args == ["--grace-seconds", "600"] for args in agents.values())
     assert told["monitoring"] == ["agent"]
     assert "--grace-seconds" not in told.get("graders", ())
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_credentials_of_trackers_are_files_for_the_driver_alone_and_keep_no_pod_from_starting(role: Role) -> None:
+    wandb = {"project": "sums", "secret": {"name": "wandb"}}
+    mlflow = {"trackingUri": "https://mlflow.example.com", "experiment": "sums", "secret": {"name": "mlflow"}}
+    pod = built(role, tracking={"weightsAndBiases": wandb, "mlflow": mlflow})
+    volumes = [volume for volume in pod["spec"]["volumes"] if volume["name"] == "tracking"]
+    mounting = [name for name, c in containers(pod).items() if "tracking" in {m["name"] for m in c["volumeMounts"]}]
+    assert mounting == (["driver"] if role is Role.DRIVER else [])
+    assert "WANDB" not in json.dumps([c.get("env") for c in containers(pod).values()])
+    for volume in volumes:
+        sources = [source["secret"] for source in volume["projected"]["sources"]]
+        assert [source["name"] for source in sources] == ["wandb", "mlflow"]
+        assert all(source["optional"] for source in sources)
+        keys = {item["key"] for source in sources for item in source["items"]}
+        assert all(key.startswith(("WANDB_", "MLFLOW_TRACKING_")) for key in keys), "no key that other Secrets have"
+    offline = built(role, tracking={"weightsAndBiases": {"project": "sums", "mode": "Offline"}})
+    assert "tracking" not in {volume["name"] for volume in offline["spec"]["volumes"]}
 
 
 @pytest.mark.parametrize("role", list(Role))

@@ -69,7 +69,7 @@ class Mlflow:
     def caught_up(self) -> None: ...
 
     def _log_table(self, step: int, samples: SampleTable) -> None:
-        """Stores the table as `mlflow.load_table` reads it. Where artifacts can't be stored, only tables are missing.
+        """Stores the table in the form of the client's own tables. Where artifacts can't be stored, only tables are missing.
 
         Not the client's `log_table`: it appends to a file that is there, and so doubles what is logged again.
         """

@@ -55,7 +55,7 @@ class Trackers:
         """Starts a process for each tracker."""
         spec = self._job.spec.tracking
         for kind in spec.to_json() if spec else ():
-            self._tasks.append(asyncio.create_task(self._keep(kind)))
+            self._tasks.append(asyncio.create_task(self._keep(kind), name=kind))
 
     async def finish(self, ending: str | None) -> None:
         """Lets trackers log what is left and ends them: within ENDED_SECONDS if the job has ended (`done` or `failed`).
@@ -70,7 +70,9 @@ class Trackers:
         for task in late:
             log.warning("a tracker is ended before it has everything", tracker=task.get_name())
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for task, result in zip(self._tasks, await asyncio.gather(*self._tasks, return_exceptions=True), strict=True):
+            if isinstance(result, Exception):
+                log.error("a tracker failed", tracker=task.get_name(), exc_info=result)
 
     async def _keep(self, kind: str) -> None:
         """Runs the tracker until it has ended well."""
@@ -81,11 +83,11 @@ class Trackers:
                 if problem is None:
                     return
                 self._report(kind, problem)
-                if self._ended.is_set():
-                    return
-                pause = FIRST_PAUSE if logged else min(2 * pause, LONGEST_PAUSE)
+                pause = FIRST_PAUSE if logged else pause
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._ended.wait(), pause)
+                    return
+                pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _run(self, kind: str, scratch: str) -> tuple[bool, tuple[str, str] | None]:
         """Runs the process once. Returns whether it has logged something, and its problem: the field and the message."""
