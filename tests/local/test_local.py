@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from longboat_crds.load import load_job
-from longboat_crds.status import Problem, Training, TrainingState
+from longboat_crds.status import Problem, TrackingStatus, Training, TrainingState
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.status import DriverStatus
 from longboat_runtime.local.display import Display, heading, line
@@ -106,6 +106,14 @@ def test_skipped_prompts_and_padded_samples_are_said_once(tmp_path: Path, capsys
     assert said.count("samples are padded (eager): a cap") == 1
     assert said.count("3 prompts are too long and are skipped") == 1
     assert "4 prompts" not in said
+
+
+def test_where_the_job_is_tracked_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    display = Display(Job("small", make_spec(), tmp_path, 1), Console(width=200))
+    tracking = TrackingStatus(mlflow="https://mlflow.example.com/#/experiments/1/runs/2")
+    for step in range(2):
+        display.show(DriverStatus(Training(incarnation=1, state=TrainingState.RUNNING, step=step, tracking=tracking)))
+    assert capsys.readouterr().out.count("tracked in https://mlflow.example.com/#/experiments/1/runs/2") == 1
 
 
 def test_the_picture_shows_what_was_recorded(tmp_path: Path) -> None:

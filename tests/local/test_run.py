@@ -20,6 +20,7 @@ from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rounds import events
 from longboat_runtime.sample_files.reading import read_file, read_files
 from tests.support.tiny_model import build_tiny_model
+from tests.tracking.jobs import rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -33,9 +34,9 @@ def letters(sample):
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     build_tiny_model(folder / "model", max_length=64)
-    rows = [{"prompt": letter, "answer": letter} for letter in "abcdefgh"]
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
+    letters = [{"prompt": letter, "answer": letter} for letter in "abcdefgh"]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in letters))
+    (folder / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in letters[:2]))
     (folder / "rewards.py").write_text(REWARD)
     return folder
 
@@ -53,6 +54,7 @@ def job(data: Path, root: Path, incarnation: int) -> Job:
         "rounds": {"steps": 10, "promptsPerRound": 4},
         "checkpoint": {"everySteps": 5, "keep": 2},
         "rollouts": {"everySteps": 5, "keep": 2},
+        "tracking": {"weightsAndBiases": {"project": "letters", "mode": "Offline"}},
         "rollout": {"sampling": {"maxTokens": 8}, "kvCache": "16Mi", "enforceEager": True},
         "rewards": [{"name": "letters", "function": f"{data}/rewards.py:letters"}],
         "trainer": {"optimizer": {"learningRate": 1e-3}, "maxTokensPerBin": 256},
@@ -89,6 +91,9 @@ async def test_a_resumed_run_is_the_run_that_never_stopped(data: Path, socket: P
     assert responses == {
         step: [sample["response"] for sample in read_file(path)] for step, path in read_files(whole).items()
     }
+    tracked = {row["_step"]: row for row in rows(broken)}
+    assert list(tracked) == list(range(11))
+    assert {step for step, row in tracked.items() if "samples/nrows" in row} >= {5, 10}
 
 
 def batches(root: Path, incarnation: int) -> list[tuple]:

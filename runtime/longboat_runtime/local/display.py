@@ -59,6 +59,8 @@ class Display:
             self._say("skipped", f"{training.skipped_prompts} prompts are too long and are skipped")
         if training and training.attention not in (None, PACKED):
             self._say("attention", f"samples are {training.attention}")
+        for tracker, place in (training.tracking.to_json() if training and training.tracking else {}).items():
+            self._say(tracker, f"tracked in {place}")
         step = f"step {training.step} of {training.steps}: {training.stage or 'waiting'}" if training else "starting"
         self.now = f"{step}  [yellow]{problem.reason}: {problem.message}[/yellow]" if problem else step
         self._line.update(self.now)
