@@ -17,7 +17,7 @@ from longboat_runtime.tracking.tracker import TrackedJob, TrackingProblem, finit
 FIELD = "weightsAndBiases"
 KEY = "WANDB_API_KEY"
 # How long the server may take to answer when a run begins, in seconds.
-INIT_SECONDS = 60
+INIT_SECONDS = 30
 # The directory of offline runs, below the job's; the client adds `wandb`.
 DIRECTORY = "tracking"
 
