@@ -102,21 +102,26 @@ async def test_a_process_that_is_killed_costs_and_doubles_nothing(
     write_records(tmp_path, 1, 0, 1)
     await until(lambda: reporter._training().tracking)
     assert os.getpriority(os.PRIO_PROCESS, started[0]) == 19
+    clients = _children(started[0])
     os.kill(started[0], signal.SIGKILL)
     write_records(tmp_path, 1, 2)
     await until(lambda: len(started) == 2)
     await tracked.finish("done")
     assert [row["_step"] for row in rows(tmp_path)] == [0, 1, 2]
-    # The client has a process of its own.
-    await until(lambda: not any(_has_members(group) for group in started))
+    # The client's own process.
+    assert clients
+    await until(lambda: not any(map(_is_alive, clients)))
 
 
-def _has_members(group: int) -> bool:
+def _children(process: int) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def _is_alive(process: int) -> bool:
     try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
+        return ") Z " not in Path(f"/proc/{process}/stat").read_text()
+    except FileNotFoundError:
         return False
-    return True
 
 
 async def test_a_server_that_is_away_for_a_whole_job_is_said_and_no_step_waits(tmp_path: Path) -> None:

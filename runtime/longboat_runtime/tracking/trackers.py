@@ -101,7 +101,7 @@ class Trackers:
                 str(self._secrets) if self._secrets else None,
                 scratch,
             )
-            # A group of its own: a client's processes end with it, and Ctrl-C reaches the driver alone.
+            # A group of its own: what it starts ends with it, and Ctrl-C reaches the driver alone.
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
