@@ -107,16 +107,13 @@ async def test_kept_dropped_and_deferred_samples_of_every_step_are_found(tmp_pat
 
 
 async def test_rounds_under_way_hold_what_their_own_steps_write(tmp_path: Path) -> None:
-    """With BoundedAsync up to three are, and only one in three is written. Every other prompt is dropped."""
+    """With BoundedAsync up to three are, and only one in three is written."""
     site = Site(tmp_path, make_spec(**{**POLICIES["BoundedAsync"], "steps": 12, "rollouts": {"every_steps": 3}}))
-    driver = site.driver(3)
-    site.rewards.errors = {PromptId(epoch, row) for epoch in range(20) for row in range(0, 100, 2)}
-    assert await driver.run() is RunOutcome.DONE
+    assert await site.driver(3).run() is RunOutcome.DONE
     expected = happened(site)
     assert {step: {identity(sample) for sample in samples} for step, samples in files(site).items()} == {
         step: set(expected[step]) for step in (1, 3, 6, 9, 12)
     }
-    assert any(fate == "dropped" for step in (3, 6, 9, 12) for fate, _ in expected[step].values())
 
 
 async def test_a_grader_error_has_no_score_and_its_message(tmp_path: Path) -> None:
