@@ -54,6 +54,8 @@ class GraderClient:
         `per_grade` is why Auto is known to have fallen back to PerGrade for it, so that graders needn't find it out again.
         """
         await self._connect()
+        if self._loaded.get(reward.name) != (reward, field):
+            self._isolation.pop(reward.name, None)
         if per_grade is not None and reward.isolation is RewardIsolation.AUTO:
             self._isolation[reward.name] = IsolationInForce(RewardIsolation.PER_GRADE, per_grade)
         problem = await self._load(reward, field)

@@ -29,6 +29,8 @@ log = structlog.get_logger()
 LOAD_SECONDS = 120.0
 # A zygote that doesn't do what it was told for so long is stuck.
 STUCK_SECONDS = 15.0
+# How many reasons for replacing children are told apart.
+_REASONS = 32
 _STARTS_A_PROCESS = "it starts a process or a program"
 
 
@@ -92,8 +94,8 @@ class LoadedFunction:
         self._provide()
 
     def fall_back(self, reason: str) -> None:
-        """Every grade has a process of its own from here on."""
-        if self.isolation is RewardIsolation.PER_GRADE:
+        """Under Auto: every grade has a process of its own from here on."""
+        if self.isolation is not RewardIsolation.AUTO:
             return
         self.isolation, self.reason = RewardIsolation.PER_GRADE, " ".join(reason.split())
         log.info("a reward is graded by a process for each grade from now on", reward=self.name, reason=self.reason)
@@ -192,7 +194,8 @@ class LoadedFunction:
         grading, child.grading = child.grading, None
         assert grading is not None
         if answer.leave is not None:
-            self.replaced[answer.leave] += 1
+            known = answer.leave in self.replaced or len(self.replaced) < _REASONS
+            self.replaced[answer.leave if known else "something else"] += 1
         if not child.stays or answer.leave is not None:
             self._kill(child)
         else:

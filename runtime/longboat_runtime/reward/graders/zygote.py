@@ -224,6 +224,9 @@ def main(fd: int) -> None:
     except SpecProblem as problem:
         control.sendall(json.dumps({"problem": list(problem.args)}).encode())
         return
+    if "numpy" in sys.modules:
+        # It imports this at first use, which would be in a grade, with random numbers that nobody seeds.
+        import numpy.random  # noqa: F401
     gc.collect()
     gc.freeze()
     control.sendall(json.dumps({"loaded": footprint()}).encode())
