@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from bench.grading.responses import QUICKSTART, responses
-from longboat_crds.rewards import RewardSpec
+from longboat_crds.reward_kinds import RewardKind, RewardSignature
 from longboat_runtime.reward.adapters import Scorer, load_scorer
 from longboat_runtime.reward.function import RewardFunction
 from longboat_runtime.reward.result import RewardSample
@@ -44,8 +44,11 @@ TASKS = {
 
 def measure(task: str, grades: int, seed: int) -> dict[str, Any]:
     """CPU milliseconds: of a call, of a fork that does nothing, and of a fork that makes one call. And the scores."""
-    reward = RewardSpec.model_validate({"name": "reward", **TASKS[task].reward})
-    score = load_scorer(RewardFunction.of(reward), "spec.rewards[0]")
+    named = TASKS[task].reward
+    signature = RewardSignature(named.get("signature", "Longboat"))
+    # Without a RewardSpec: its library isn't in the processes that grade.
+    reward = RewardFunction("reward", RewardKind.FUNCTION, signature, named["function"], None, {})
+    score = load_scorer(reward, "spec.rewards[0]")
     samples = list(responses(task, grades, seed))
     gc.collect()
     gc.freeze()

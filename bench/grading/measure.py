@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +82,7 @@ async def _graded(
     task: str, isolation: str, samples: Sequence[RewardSample], scores: Sequence[float | None], arguments: Any
 ) -> dict[str, Any]:
     """Milliseconds of CPU a grade, of the graders' processes and of the client's, and what a grade took of the clock on the wall."""
-    with tempfile.TemporaryDirectory(prefix="longboat-") as directory, _no_output():
+    with tempfile.TemporaryDirectory(prefix="longboat-") as directory:
         socket = Path(directory) / "graders.sock"
         command = [sys.executable, "-m", "longboat_runtime.cli", "graders", "--socket", str(socket)]
         command += ["--processes", str(arguments.processes), "--parent", str(os.getpid())]
@@ -125,10 +124,6 @@ async def _graded(
         "footprint": state["footprint"],
         "replaced": state["replaced"],
     }
-
-
-def _no_output() -> AbstractContextManager[None]:
-    return nullcontext()
 
 
 def _tree_cpu(pid: int) -> float:

@@ -53,7 +53,9 @@ def gsm8k(rng: random.Random) -> RewardSample:
     ]
     given = total + rng.choice([0, 0, 0, 1, -price, first])
     steps += ["Let me check that again. " + step for step in rng.choices(steps, k=rng.randint(0, 12))]
-    end = rng.choice([f"#### {given}", f"#### {given}", f"#### {given:,}", f"#### ${given}", f"The answer is {given}.", "####"])
+    end = rng.choice(
+        [f"#### {given}", f"#### {given}", f"#### {given:,}", f"#### ${given}", f"The answer is {given}.", "####"]
+    )
     text = "\n".join([*steps, end])
     question = f"How many dollars are {name}'s {thing} worth?"
     columns = {"data_source": "openai/gsm8k", "prompt": question, "extra_info": {"index": first, "split": "train"}}
@@ -67,7 +69,15 @@ def math_dapo(rng: random.Random) -> RewardSample:
     given = rng.choice([right, right, str(m * n), rf"\frac{{{m}}}{{{n}}}", f"{right} \\text{{ units}}", "unclear"])
     thoughts = [f"We need the sum over k of {m}, for k from 1 to {n}, and then one more {m}."]
     thoughts += [f"Step {k}: the partial sum is ${m} \\cdot {k} = {m * k}$." for k in range(1, rng.randint(3, 25))]
-    end = rng.choice([f"Answer: {given}", f"Answer: ${given}$", f"**Answer:** \\boxed{{{given}}}", f"So it is \\boxed{{{given}}}.", ""])
+    end = rng.choice(
+        [
+            f"Answer: {given}",
+            f"Answer: ${given}$",
+            f"**Answer:** \\boxed{{{given}}}",
+            f"So it is \\boxed{{{given}}}.",
+            "",
+        ]
+    )
     text = "\n\n".join([*thoughts, end])
     columns = {"data_source": "math_dapo", "prompt": "Find the sum.", "extra_info": {"index": m}}
     return RewardSample(text, "Find the sum.", right, "math_dapo", columns, tokens=len(text) // 4)
@@ -79,7 +89,7 @@ def accuracy(rng: random.Random) -> RewardSample:
     right, alike, wrong = rng.choice(
         [
             (rf"\frac{{{a}}}{{{b}}}", rf"\frac{{{2 * a}}}{{{2 * b}}}", rf"\frac{{{b}}}{{{a + 1}}}"),
-            (rf"\frac{{1}}{{{2**(c % 4 + 1)}}}", str(1 / 2 ** (c % 4 + 1)), "0.3"),
+            (rf"\frac{{1}}{{{2 ** (c % 4 + 1)}}}", str(1 / 2 ** (c % 4 + 1)), "0.3"),
             (rf"{a}\sqrt{{{b}}}", rf"\sqrt{{{b}}} \cdot {a}", rf"\sqrt{{{a * b}}}"),
             (rf"({a}, {a + b}]", rf"({a}, {a + b}]", rf"[{a}, {a + b})"),
             (rf"\{{{a}, {b}, {c}\}}", rf"\{{{c}, {a}, {b}\}}", rf"\{{{a}, {c}\}}"),
@@ -94,7 +104,14 @@ def accuracy(rng: random.Random) -> RewardSample:
     given = rng.choice([right, alike, wrong])
     thoughts = [f"Let $f(x) = {a}x^2 - {b}x + {c}$; completing the square gives $({b})^2 - 4 \\cdot {a} \\cdot {c}$."]
     thoughts += [f"For $k = {k}$ this is ${a * k * k - b * k + c}$." for k in range(rng.randint(1, 15))]
-    end = rng.choice([rf"Thus \boxed{{{given}}}.", rf"The answer is \boxed{{{given}}}", f"The answer is ${given}$.", "I am not sure."])
+    end = rng.choice(
+        [
+            rf"Thus \boxed{{{given}}}.",
+            rf"The answer is \boxed{{{given}}}",
+            f"The answer is ${given}$.",
+            "I am not sure.",
+        ]
+    )
     text = "\n".join([*thoughts, end])
     messages = [{"role": "user", "content": "What is it?"}]
     columns = {"solution": f"${right}$", "prompt": messages}

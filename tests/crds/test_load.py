@@ -40,8 +40,10 @@ def test_what_was_loaded_loads_again() -> None:
         ({"spec.rewards.0.wieght": 2}, "spec.rewards[0].wieght: no such field; did you mean weight?"),
         (
             {"spec.rewards.0.style": "TRL"},
-            "spec.rewards[0].style: no such field; known fields are name, kind, signature, function, configMap, parameters, "
-            "isolation, weight, timeoutSeconds, timeoutScore, domains",
+            (
+                "spec.rewards[0].style: no such field; known fields are name, kind, signature, function, configMap, parameters, "
+                "isolation, weight, timeoutSeconds, timeoutScore, domains"
+            ),
         ),
         (
             {"spec.model.zzz": 1},

@@ -35,7 +35,8 @@ def running_graders(directory: Path, processes: int = 2) -> Iterator[Path]:
     socket = directory / "graders.sock"
     environment = {**os.environ, "TMPDIR": str(directory)}
     process = subprocess.Popen(
-        [*as_graders_user(), sys.executable, "-c", _PROGRAM, str(socket), str(processes), str(directory)], env=environment
+        [*as_graders_user(), sys.executable, "-c", _PROGRAM, str(socket), str(processes), str(directory)],
+        env=environment,
     )
     try:
         yield socket

@@ -104,7 +104,9 @@ STAYS = {
     "a replaced builtin": Program("import builtins; builtins.float = lambda value: 99.0"),
     "a replaced json.loads": Program("import json; json.loads = lambda text: [2]"),
     "a replaced math.sqrt": Program("import math; math.sqrt = lambda value: 3"),
-    "a replaced module": Program("import sys, types; sys.modules['math'] = types.SimpleNamespace(sqrt=lambda value: 3)"),
+    "a replaced module": Program(
+        "import sys, types; sys.modules['math'] = types.SimpleNamespace(sqrt=lambda value: 3)"
+    ),
     "the reward function replaced": Program(
         "import sys\nfor module in list(sys.modules.values()):\n"
         "  if getattr(module, 'run', None) is not None and hasattr(module, 'escaped'):\n"
@@ -124,8 +126,12 @@ STAYS = {
         "import os, resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
         "try:\n  while True: state.append(os.dup(0))\nexcept OSError: state.clear()"
     ),
-    "memory, kept": Program("import sys; sys.harm = [bytes([7]) * 2**20 for _ in range(200)]; sys.setrecursionlimit(900)"),
-    "a thread that stays": Program("import threading, time\nthreading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()"),
+    "memory, kept": Program(
+        "import sys; sys.harm = [bytes([7]) * 2**20 for _ in range(200)]; sys.setrecursionlimit(900)"
+    ),
+    "a thread that stays": Program(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()"
+    ),
     "a thread that answers later": Program(
         "import os, threading\n{FORGED}\ndef later():\n  time.sleep(0.02)\n  os.write(3, forged)\nthreading.Thread(target=later, daemon=True).start()"
     ),
@@ -137,7 +143,9 @@ STAYS = {
     "a blocked signal": Program("import signal; signal.signal(signal.SIGALRM, signal.SIG_IGN)"),
     "a trace function": Program("import sys; sys.settrace(lambda *_: 1 / 0)"),
     "a lower recursion limit": Program("import sys; sys.setrecursionlimit(60)"),
-    "a limit on files": Program("import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))"),
+    "a limit on files": Program(
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))"
+    ),
     "random numbers replaced": Program("import random; random.random = lambda: 0.5"),
     "a class of the library replaced": Program("import json; json.JSONDecoder.decode = lambda self, text, **_: [2]"),
     "a class of the grader's replaced": Program("type(sample).harm = True"),

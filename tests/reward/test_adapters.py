@@ -31,7 +31,9 @@ def write(tmp_path: Path) -> Callable[[str], str]:
 
 
 def scored(path: str, sample: RewardSample, signature: str = "Longboat", **parameters: Any) -> RewardResult | None:
-    reward = RewardSpec.model_validate({"name": "r", "signature": signature, "function": f"{path}:f", "parameters": parameters})
+    reward = RewardSpec.model_validate(
+        {"name": "r", "signature": signature, "function": f"{path}:f", "parameters": parameters}
+    )
     return load_scorer(RewardFunction.of(reward), "spec.rewards[0]")(sample)
 
 

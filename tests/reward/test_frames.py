@@ -14,7 +14,9 @@ json_values = st.recursive(
     messages=st.lists(st.tuples(st.dictionaries(st.text(), json_values), st.binary(max_size=80)), max_size=3),
     cuts=st.lists(st.integers(1, 50), min_size=1),
 )
-def test_messages_come_through_however_the_stream_is_cut(messages: list[tuple[dict[str, object], bytes]], cuts: list[int]) -> None:
+def test_messages_come_through_however_the_stream_is_cut(
+    messages: list[tuple[dict[str, object], bytes]], cuts: list[int]
+) -> None:
     stream = b"".join(encode(message, body) for message, body in messages)
     buffer, received, position, turn = FrameBuffer(), [], 0, 0
     while position < len(stream):
@@ -26,7 +28,8 @@ def test_messages_come_through_however_the_stream_is_cut(messages: list[tuple[di
 
 
 @pytest.mark.parametrize(
-    "data", [b"\0\0\0\3\0\0\0\0" b"123", b"\0\0\0\1\0\0\0\0{", b"\x7f\xff\xff\xff" * 2, b"\0\0\0\2\x7f\xff\xff\xff", bytes(8)]
+    "data",
+    [b"\0\0\0\3\0\0\0\0123", b"\0\0\0\1\0\0\0\0{", b"\x7f\xff\xff\xff" * 2, b"\0\0\0\2\x7f\xff\xff\xff", bytes(8)],
 )
 def test_what_is_no_message_is_an_error(data: bytes) -> None:
     with pytest.raises(FrameError):

@@ -82,7 +82,7 @@ def g(): return 6
 def source(bodies: dict[str, str]) -> str:
     """A module with a function for each; all return 7 whatever happens."""
     functions = (
-        f"def f{number}(sample):\n    text = sample.text\n    try:\n        {'; '.join([body])}\n    except BaseException: pass\n    return 7.0\n"
+        f"def f{number}(sample):\n    text = sample.text\n    try:\n        {body}\n    except BaseException: pass\n    return 7.0\n"
         for number, body in enumerate(bodies.values())
     )
     return IMPORTS + "\n".join(functions)
@@ -154,7 +154,9 @@ async def test_the_reason_names_the_line(client: GraderClient, graders_directory
     path = graders_directory / "evaluates.py"
     path.write_text("def reward(sample):\n    return eval(sample.text)\n")
     await load(client, path, "reward", "evaluates")
-    outcomes = await asyncio.gather(*(client.grade("evaluates", RewardSample(f"{n} * 2", ""), 20.0, 0) for n in range(9)))
+    outcomes = await asyncio.gather(
+        *(client.grade("evaluates", RewardSample(f"{n} * 2", ""), 20.0, 0) for n in range(9))
+    )
     assert [outcome.score for outcome in outcomes] == [n * 2 for n in range(9)]
     assert client.isolation["evaluates"].reason == f"a grade compiles code ({path} line 2)"
 
@@ -182,7 +184,9 @@ async def test_a_fork_that_nothing_announces_is_killed(client: GraderClient, gra
     assert client.isolation["extension"].isolation == "Shared"
 
 
-async def test_what_is_known_needs_no_learning_again(client: GraderClient, graders: Path, graders_directory: Path) -> None:
+async def test_what_is_known_needs_no_learning_again(
+    client: GraderClient, graders: Path, graders_directory: Path
+) -> None:
     path = graders_directory / "known.py"
     path.write_text("def reward(sample): return eval(sample.text)\n")
     reward = RewardSpec(name="known", function=f"{path}:reward")
@@ -210,9 +214,23 @@ async def test_random_numbers_are_the_samples(client: GraderClient, graders_dire
 
 async def test_a_zygote_holds_nothing_that_is_not_needed(client: GraderClient, graders_directory: Path) -> None:
     path = graders_directory / "bare.py"
-    path.write_text("import sys\nloaded = {m.partition('.')[0] for m in sys.modules}\nimport sympy\ndef reward(sample): return float(sample.text in loaded)\n")
+    path.write_text(
+        "import sys\nloaded = {m.partition('.')[0] for m in sys.modules}\nimport sympy\ndef reward(sample): return float(sample.text in loaded)\n"
+    )
     await load(client, path, "reward", "bare")
-    unwanted = ["asyncio", "logging", "numpy", "pathlib", "pydantic", "ray", "structlog", "subprocess", "tempfile", "typing", "yaml"]
+    unwanted = [
+        "asyncio",
+        "logging",
+        "numpy",
+        "pathlib",
+        "pydantic",
+        "ray",
+        "structlog",
+        "subprocess",
+        "tempfile",
+        "typing",
+        "yaml",
+    ]
     for module in unwanted:
         assert (await client.grade("bare", RewardSample(module, ""), 20.0, 0)).score == 0.0, module
     footprint = (await client.state())["rewards"]["bare"]["footprint"]

@@ -64,7 +64,9 @@ RESPONSES = recorded()
 
 def spec(task: str, path: Path, isolation: str) -> RewardSpec:
     settings = {key: value.replace("{functions}", str(path)) for key, value in TASKS[task].items()}
-    return RewardSpec.model_validate({"name": f"{task.replace('_', '-')}-{isolation.lower()}", "isolation": isolation, **settings})
+    return RewardSpec.model_validate(
+        {"name": f"{task.replace('_', '-')}-{isolation.lower()}", "isolation": isolation, **settings}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +107,7 @@ async def test_scores_are_the_same(
     assert await client.load(reward, "spec.rewards[0]") is None
     order = list(enumerate(RESPONSES[task]))
     # Auto in two orders; the others in one that is not the plain calls'.
-    for shuffled in ([False, True] if isolation == "Auto" else [True]):
+    for shuffled in [False, True] if isolation == "Auto" else [True]:
         if shuffled:
             random.Random(isolation).shuffle(order)
         outcomes = await asyncio.gather(*(client.grade(reward.name, sample, 60.0, seed) for seed, sample in order))

@@ -114,7 +114,9 @@ class GraderClient:
         while True:
             try:
                 channel: Channel
-                _, channel = await loop.create_unix_connection(lambda: Channel(self._receive, self._lost), str(self._path))
+                _, channel = await loop.create_unix_connection(
+                    lambda: Channel(self._receive, self._lost), str(self._path)
+                )
                 return channel
             except OSError as error:
                 if loop.time() >= deadline:

@@ -66,7 +66,9 @@ class RewardFunction:
         return cls(value["name"], kind, signature, value["target"], file, value["parameters"])
 
 
-def load_function(reward: RewardFunction, field: str, config_maps: str | os.PathLike[str] = CONFIG_MAPS) -> Callable[..., Any]:
+def load_function(
+    reward: RewardFunction, field: str, config_maps: str | os.PathLike[str] = CONFIG_MAPS
+) -> Callable[..., Any]:
     """Imports and returns the function. `field` is the spec path of the reward, for errors. Raises SpecProblem."""
     if reward.target is not None:
         target, _, name = reward.target.rpartition(":")
@@ -153,7 +155,9 @@ def _failed(where: str, field: str, error: Exception) -> SpecProblem:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     assert trace is not None
-    line = f" ({trace.tb_frame.f_code.co_filename} line {trace.tb_lineno})" if not isinstance(error, SyntaxError) else ""
+    line = (
+        f" ({trace.tb_frame.f_code.co_filename} line {trace.tb_lineno})" if not isinstance(error, SyntaxError) else ""
+    )
     return SpecProblem(
         Reason.REWARD_FUNCTION_INVALID, field, f"Importing {where} fails: {type(error).__name__}: {error}{line}."
     )

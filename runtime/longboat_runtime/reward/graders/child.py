@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import sys
 
 from longboat_runtime import prctl
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from longboat_runtime.reward.adapters import Scorer
+    from longboat_runtime.reward.graders.seccomp import Filter
 
 # Longest message of an outcome, in characters.
 MESSAGE_CHARACTERS = 2000
@@ -35,21 +35,18 @@ _READ_BYTES = 256 * 1024
 
 
 def run_child(
-    score: Scorer, sandbox: Sandbox, origins: Origins, *, server: int, output: int, stays: bool, watched: bool
+    score: Scorer, sandbox: Sandbox, calls: Filter, origins: Origins, *, server: int, stays: bool, watched: bool
 ) -> NoReturn:
-    """Never returns. `server` is a socket, `output` a file that takes standard output and error.
+    """Never returns. `server` is a socket. It is made the leader of a process group by its parent.
 
     A child that `stays` is told apart from one that grades once: it grades until a grade leaves something behind, and may start no
     process; one that is `watched` ends before code that isn't installed runs in it.
     """
     code = 1
     try:
-        os.setpgid(0, 0)
         prctl.die_with_parent()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
-        unconfined = _locked_in(sandbox)
-        _arrange_files(server, output)
+        unconfined = _locked_in(sandbox, calls)
+        _arrange_files(server, sandbox.output)
         if unconfined is not None:
             request, _ = next(_requests())
             _answer({"token": request["token"], "outcome": unconfined.to_json(), "leave": "no sandbox"})
@@ -126,10 +123,10 @@ def _seed(seed: int) -> None:
         modules["sympy.core.random"].seed(seed)  # type: ignore[attr-defined]
 
 
-def _locked_in(sandbox: Sandbox) -> FunctionOutcome | None:
+def _locked_in(sandbox: Sandbox, calls: Filter) -> FunctionOutcome | None:
     """The answer if the sandbox can't be entered; nothing of a response has been read by then."""
     try:
-        sandbox.enter()
+        sandbox.enter(calls)
         if "tempfile" in sys.modules:
             sys.modules["tempfile"].tempdir = None  # type: ignore[attr-defined]
     except (OSError, ValueError) as error:

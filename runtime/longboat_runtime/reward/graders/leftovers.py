@@ -163,5 +163,3 @@ def remove_tree(root: str) -> None:
                 os.unlink(entry.path)
     for directory in reversed(found):
         os.rmdir(directory)
-
-

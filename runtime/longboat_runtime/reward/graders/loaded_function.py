@@ -135,9 +135,7 @@ class LoadedFunction:
         living = [child for child in self._children.values() if child.dying is None]
         starting = sum(not child.pid for child in living if child.stays == self._stays)
         present = sum(child.stays == self._stays for child in living)
-        missing = min(
-            len(self._waiting) + 1 - len(self._idle) - starting, self._processes + 1 - present
-        )
+        missing = min(len(self._waiting) + 1 - len(self._idle) - starting, self._processes + 1 - present)
         for _ in range(missing):
             self._fork(self._stays)
         if self._stays:
@@ -273,7 +271,9 @@ class LoadedFunction:
             forked = os.waitstatus_to_exitcode(status) == -signal.SIGSYS and child.stays
             if forked and self.isolation is RewardIsolation.AUTO:
                 self._violated(child, _STARTS_A_PROCESS)
-            elif child.stays and self.isolation is not RewardIsolation.SHARED and outcome.kind is not OutcomeKind.TIMEOUT:
+            elif (
+                child.stays and self.isolation is not RewardIsolation.SHARED and outcome.kind is not OutcomeKind.TIMEOUT
+            ):
                 self._end_grading(child, "")
             else:
                 child.grading = None

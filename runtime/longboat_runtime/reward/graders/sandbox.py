@@ -9,8 +9,8 @@ import os
 import resource
 from dataclasses import dataclass
 
-from longboat_runtime import prctl
 from longboat_runtime.reward.graders import landlock
+from longboat_runtime.reward.graders.leftovers import remove_tree
 from longboat_runtime.reward.graders.seccomp import Filter
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
@@ -45,32 +45,57 @@ def cpu_limit(timeout: float) -> int:
 
 
 class Sandbox:
-    """Bounds one child: rlimits, Landlock, seccomp. Made in the zygote, entered in the forked child, closed in the zygote.
+    """Bounds one child at a time: rlimits, Landlock, seccomp. Made and prepared in the zygote, entered in the forked child.
 
-    `directory` is the only place the grade may write to, and its working directory. Raises OSError if the kernel refuses anything:
-    then nothing may be graded.
+    `directory`, which is made, is the only place the grade may write to, and its working directory. What it prints goes to the file
+    `output`. Raises OSError if the kernel refuses anything: then nothing may be graded.
     """
 
-    def __init__(self, directory: str, calls: Filter, limits: Limits) -> None:
-        self.directory, self._calls = directory, calls
+    def __init__(self, directory: str, limits: Limits) -> None:
+        self.directory = directory
+        os.mkdir(directory, 0o700)
+        self.output = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
         self._bounds = _bounds(limits)
         self._rules = landlock.ruleset(directory)
 
-    def enter(self) -> None:
-        """Locks this process and all it will start in, for good. It leads its own process group."""
+    def prepare(self) -> None:
+        """Makes this process, and so its next fork, work there."""
         os.chdir(self.directory)
-        os.umask(0o077)
         os.environ["TMPDIR"] = os.environ["HOME"] = self.directory
+
+    def enter(self, calls: Filter) -> None:
+        """Locks this process and all it will start in, for good. It leads a process group, and can't gain privileges."""
         for kind, soft, hard in self._bounds:
             resource.setrlimit(kind, (soft, hard))
-        prctl.gain_no_privileges()
         landlock.restrict(self._rules)
-        self._calls.install(os.getpgrp())
+        calls.install(os.getpid())
+
+    def printed(self, most: int) -> str:
+        """The end of what was printed, of at most so many bytes."""
+        size = os.fstat(self.output).st_size
+        return os.pread(self.output, most, max(size - most, 0)).decode(errors="replace").strip()
+
+    def clean(self) -> bool:
+        """Makes it ready for another child; False if too much is left in it. No process may be left in it."""
+        try:
+            os.chmod(self.directory, 0o700)
+            if os.listdir(self.directory):
+                return False
+        except OSError:
+            return False
+        os.ftruncate(self.output, 0)
+        os.lseek(self.output, 0, os.SEEK_SET)
+        return True
 
     def close(self) -> None:
-        """Gives the file descriptor back."""
+        """Removes it."""
+        os.close(self.output)
         if self._rules is not None:
             os.close(self._rules)
+        try:
+            remove_tree(self.directory)
+        except FileNotFoundError:
+            return
 
 
 def limit_cpu(seconds: int) -> None:
@@ -96,5 +121,5 @@ def _within(allowed: int, soft: int, hard: int) -> tuple[int, int]:
 
 def _mapped_bytes() -> int:
     """Address space of this process, and so of its forks."""
-    with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - pathlib would be in the memory of every grader
+    with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[0]) * resource.getpagesize()

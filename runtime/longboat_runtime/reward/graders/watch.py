@@ -58,8 +58,50 @@ _BOOTSTRAP_EXTERNAL = "<frozen importlib._bootstrap_external>"
 
 # Builtins that compute something and do nothing. Others may not be named in an expression that isn't written in a file.
 _HARMLESS = frozenset(
-    "abs all any bin bool bytes chr complex dict divmod enumerate filter float frozenset hash hex int isinstance len list map max "
-    "min oct ord pow range repr reversed round set slice sorted str sum tuple zip True False None Ellipsis NotImplemented".split()
+    [
+        "abs",
+        "all",
+        "any",
+        "bin",
+        "bool",
+        "bytes",
+        "chr",
+        "complex",
+        "dict",
+        "divmod",
+        "enumerate",
+        "filter",
+        "float",
+        "frozenset",
+        "hash",
+        "hex",
+        "int",
+        "isinstance",
+        "len",
+        "list",
+        "map",
+        "max",
+        "min",
+        "oct",
+        "ord",
+        "pow",
+        "range",
+        "repr",
+        "reversed",
+        "round",
+        "set",
+        "slice",
+        "sorted",
+        "str",
+        "sum",
+        "tuple",
+        "zip",
+        "True",
+        "False",
+        "None",
+        "Ellipsis",
+        "NotImplemented",
+    ]
 )
 _HARMFUL = frozenset(dir(builtins)) - _HARMLESS
 # Instructions that arithmetic is made of; no attributes, no imports, no `global`, no classes. Versions of Python differ in the rest.
@@ -68,10 +110,44 @@ _ARITHMETIC = frozenset(
     for name, code in opcode.opmap.items()
     if name.startswith(
         (
-            *("BINARY_", "BUILD_", "CALL", "COMPARE_", "CONTAINS_", "FOR_ITER", "GET_ITER", "END_FOR", "IS_", "JUMP_", "KW_"),
+            *(
+                "BINARY_",
+                "BUILD_",
+                "CALL",
+                "COMPARE_",
+                "CONTAINS_",
+                "FOR_ITER",
+                "GET_ITER",
+                "END_FOR",
+                "IS_",
+                "JUMP_",
+                "KW_",
+            ),
             *("LIST_", "LOAD_CLOSURE", "LOAD_CONST", "LOAD_DEREF", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "MAKE_"),
-            *("COPY", "DICT_", "NOP", "POP_", "PRECALL", "PUSH_NULL", "RESUME", "RETURN_", "SET_ADD", "SET_UPDATE", "SWAP"),
-            *("STORE_FAST", "STORE_NAME", "UNARY_", "UNPACK_", "EXTENDED_ARG", "CACHE", "MAP_ADD", "MAKE_CELL", "TO_BOOL"),
+            *(
+                "COPY",
+                "DICT_",
+                "NOP",
+                "POP_",
+                "PRECALL",
+                "PUSH_NULL",
+                "RESUME",
+                "RETURN_",
+                "SET_ADD",
+                "SET_UPDATE",
+                "SWAP",
+            ),
+            *(
+                "STORE_FAST",
+                "STORE_NAME",
+                "UNARY_",
+                "UNPACK_",
+                "EXTENDED_ARG",
+                "CACHE",
+                "MAP_ADD",
+                "MAKE_CELL",
+                "TO_BOOL",
+            ),
             *("SET_FUNCTION_ATTRIBUTE", "COPY_FREE_VARS", "FORMAT_", "CONVERT_VALUE"),
         )
     )

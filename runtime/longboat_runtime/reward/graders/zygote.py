@@ -24,7 +24,6 @@ from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.adapters import load_scorer
 from longboat_runtime.reward.function import RewardFunction
 from longboat_runtime.reward.graders.child import run_child
-from longboat_runtime.reward.graders.leftovers import remove_tree
 from longboat_runtime.reward.graders.sandbox import Limits, Sandbox
 from longboat_runtime.reward.graders.seccomp import Filter
 from longboat_runtime.reward.graders.watch import Origins
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 # How often it is checked whether killed processes have ended, in seconds.
 _REAP_INTERVAL = 0.02
-_OUTPUT_TAIL_BYTES = 512
+_OUTPUT_BYTES = 512
 _MESSAGE_BYTES = 64 * 1024
 # How many packages a zygote names, and of how many modules each at least.
 _LARGE_PACKAGES, _LARGE_MODULES = 6, 20
@@ -48,10 +47,10 @@ _FORKS_MEASURED = 3
 class Child:
     """A forked child. The process group's number is its pid."""
 
-    __slots__ = ("directory", "number", "output", "pid", "pidfd")
+    __slots__ = ("number", "pid", "pidfd", "sandbox")
 
-    def __init__(self, number: int, pid: int, output: int, directory: str) -> None:
-        self.number, self.pid, self.output, self.directory = number, pid, output, directory
+    def __init__(self, number: int, pid: int, sandbox: Sandbox) -> None:
+        self.number, self.pid, self.sandbox = number, pid, sandbox
         self.pidfd = os.pidfd_open(pid)
 
     def kill(self) -> None:
@@ -61,20 +60,9 @@ class Child:
         except ProcessLookupError:
             return
 
-    def printed(self) -> str:
-        """The end of what it printed."""
-        size = os.fstat(self.output).st_size
-        tail = os.pread(self.output, _OUTPUT_TAIL_BYTES, max(size - _OUTPUT_TAIL_BYTES, 0))
-        return tail.decode(errors="replace").strip()
-
-    def close(self) -> None:
-        """Gives file descriptors back; the directory is removed once every process has ended."""
-        os.close(self.pidfd)
-        os.close(self.output)
-
 
 class Zygote:
-    """The loop of one zygote. `scratch` is its directory, in which every child gets one of its own."""
+    """The loop of one zygote. `scratch` is its directory, in which children have one each."""
 
     def __init__(
         self, control: socket.socket, score: Scorer, origins: Origins, scratch: str, protected: Sequence[int]
@@ -85,6 +73,8 @@ class Zygote:
         self._children: dict[int, Child] = {}
         self._by_pidfd: dict[int, Child] = {}
         self._ending: list[Child] = []
+        # Those that nobody is in, to be used again: making one costs as much as a fork.
+        self._sandboxes: list[Sandbox] = []
         self._poll = select.epoll()
         self._poll.register(control.fileno(), select.EPOLLIN)
 
@@ -129,18 +119,14 @@ class Zygote:
             os.close(server)
 
     def _fork(self, number: int, server: int, stays: bool, watched: bool) -> int:
-        directory = f"{self._scratch}/{number}"
-        os.mkdir(directory, 0o700)
-        output = os.open(self._scratch, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        sandbox = Sandbox(directory, self._filters[stays], Limits())
+        sandbox = self._sandboxes.pop() if self._sandboxes else Sandbox(f"{self._scratch}/{number}", Limits())
+        sandbox.prepare()
+        calls = self._filters[stays]
         pid = os.fork()
         if pid == 0:
-            run_child(
-                self._score, sandbox, self._origins, server=server, output=output, stays=stays, watched=watched
-            )
-        sandbox.close()
+            run_child(self._score, sandbox, calls, self._origins, server=server, stays=stays, watched=watched)
         _lead_group(pid)
-        child = Child(number, pid, output, directory)
+        child = Child(number, pid, sandbox)
         self._children[number] = self._by_pidfd[child.pidfd] = child
         self._poll.register(child.pidfd, select.EPOLLIN)
         return pid
@@ -151,8 +137,8 @@ class Zygote:
         _, status = os.waitpid(child.pid, 0)
         self._poll.unregister(child.pidfd)
         del self._children[child.number], self._by_pidfd[child.pidfd]
-        self._say({"ended": child.number, "status": status, "output": child.printed()})
-        child.close()
+        self._say({"ended": child.number, "status": status, "output": child.sandbox.printed(_OUTPUT_BYTES)})
+        os.close(child.pidfd)
         self._ending.append(child)
 
     def _say(self, message: Mapping[str, Any]) -> None:
@@ -164,13 +150,16 @@ class Zygote:
             while os.waitpid(-child.pid, os.WNOHANG)[0] != 0:
                 continue
         except ChildProcessError:
-            remove_tree(child.directory)
+            if child.sandbox.clean():
+                self._sandboxes.append(child.sandbox)
+            else:
+                child.sandbox.close()
             return True
         return False
 
 
 def _lead_group(pid: int) -> None:
-    """Both parent and child do this, so that whichever is first the child leads its group before anything is done to it."""
+    """Before it has been said that the child is there, so that it leads its group before anything is asked of it."""
     try:
         os.setpgid(pid, pid)
     except ProcessLookupError:
@@ -190,7 +179,7 @@ def footprint() -> dict[str, Any]:
         if package not in sys.stdlib_module_names and package not in ("longboat_runtime", "longboat_crds", "__main__"):
             packages[package] = packages.get(package, 0) + 1
     large = sorted(packages.items(), key=lambda item: -item[1])[:_LARGE_PACKAGES]
-    with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - pathlib would be in the memory of every grader
+    with open("/proc/self/statm", "rb") as file:
         resident = int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
     return {
         "modules": {name: count for name, count in large if count >= _LARGE_MODULES},
@@ -214,8 +203,12 @@ def main(fd: int) -> None:
     prctl.die_with_parent()
     prctl.hide_memory()
     prctl.adopt_orphans()
+    # Inherited by all children.
+    prctl.gain_no_privileges()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.umask(0o077)
     control = socket.socket(fileno=fd)
-    with open(0, "rb") as file:  # noqa: PTH123 - pathlib would be in the memory of every grader
+    with open(0, "rb") as file:
         request = json.load(file)
     os.open(os.devnull, os.O_RDONLY)  # as standard input
     origins = Origins({os.path.dirname(path) for path in (_package("longboat_runtime"), _package("longboat_crds"))})

@@ -22,7 +22,11 @@ class ZygoteProcess:
     """A running zygote and its end of the pair of sockets. `heard` gets its messages, `lost` is called when it has ended."""
 
     def __init__(
-        self, request: Mapping[str, Any], zygotes: set[int], heard: Callable[[Mapping[str, Any]], None], lost: Callable[[], None]
+        self,
+        request: Mapping[str, Any],
+        zygotes: set[int],
+        heard: Callable[[Mapping[str, Any]], None],
+        lost: Callable[[], None],
     ) -> None:
         self._zygotes, self._heard, self._lost = zygotes, heard, lost
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
