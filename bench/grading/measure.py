@@ -86,7 +86,7 @@ async def _graded(
         socket = Path(directory) / "graders.sock"
         command = [sys.executable, "-m", "longboat_runtime.cli", "graders", "--socket", str(socket)]
         command += ["--processes", str(arguments.processes), "--parent", str(os.getpid())]
-        server = subprocess.Popen(command, env=_environment(arguments.verl))
+        server = subprocess.Popen(command, env=_environment(arguments.verl))  # noqa: ASYNC220 - returns at once
         try:
             client = GraderClient(socket)
             spec = {"name": "reward", "isolation": isolation, "timeoutSeconds": 60, **TASKS[task].reward}

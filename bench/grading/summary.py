@@ -48,7 +48,7 @@ def table(run: dict[str, Any], lines: list[dict[str, Any]]) -> str:
         mine = [line for line in lines if line.get("task") == task and line.get("isolation") == isolation]
         in_force = ", ".join(sorted({line["in_force"] for line in mine}))
         different = sum(line["different"] for line in mine)
-        text.append(f"| {task} | {isolation} | {in_force} | {shown} | {times:.2f}× | {different} |")
+        text.append(f"| {task} | {isolation} | {in_force} | {shown} | {times:.2f} x | {different} |")
     return "\n".join(text) + "\n"
 
 

@@ -29,7 +29,13 @@ def test_messages_come_through_however_the_stream_is_cut(
 
 @pytest.mark.parametrize(
     "data",
-    [b"\0\0\0\3\0\0\0\0123", b"\0\0\0\1\0\0\0\0{", b"\x7f\xff\xff\xff" * 2, b"\0\0\0\2\x7f\xff\xff\xff", bytes(8)],
+    [
+        b"\0\0\0\3" + bytes(4) + b"123",
+        b"\0\0\0\1\0\0\0\0{",
+        b"\x7f\xff\xff\xff" * 2,
+        b"\0\0\0\2\x7f\xff\xff\xff",
+        bytes(8),
+    ],
 )
 def test_what_is_no_message_is_an_error(data: bytes) -> None:
     with pytest.raises(FrameError):

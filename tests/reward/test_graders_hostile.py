@@ -97,7 +97,7 @@ async def test_what_shared_allows_is_documented(client: GraderClient, trusting: 
         # The process that was harmed, if it still grades, makes room for another.
         await client.grade("trusting", sample("import os; os.kill(os.getpid(), 9)"), 10.0, SEED)
     page = PAGE.read_text(encoding="utf-8").partition("### What Shared allows")[2].partition("\n##")[0]
-    assert set(re.findall(r"^\* \*([^*]+)\*", page, re.MULTILINE)) == harmed
+    assert set(re.findall(r"^\* \*\*([^*]+)\*\*", page, re.MULTILINE)) == harmed
     assert harmed
 
 

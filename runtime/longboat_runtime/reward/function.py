@@ -1,6 +1,6 @@
 """A reward function named by a job's `rewards`: what graders need to know about it, and how it is found.
 
-Imports nothing large: every grade forks a process that holds this, and pays for what is mapped there.
+Imports nothing large: graders' processes are forks of one that holds this, and pay for what is mapped there.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Longest message of an outcome, in characters.
 MESSAGE_CHARACTERS = 2000
 # A process that stays is replaced after so many grades.
-MAX_GRADES = 1000
+MAX_GRADES = 4000
 _SERVER_FD = 3
 _READ_BYTES = 256 * 1024
 
@@ -116,11 +116,11 @@ def _seed(seed: int) -> None:
     modules = sys.modules
     random.seed(seed)
     if "numpy.random" in modules:
-        modules["numpy.random"].seed(seed % 2**32)  # type: ignore[attr-defined]
+        modules["numpy.random"].seed(seed % 2**32)
     if "torch.random" in modules:
         modules["torch.random"].default_generator.manual_seed(seed % 2**63)
     if "sympy.core.random" in modules:
-        modules["sympy.core.random"].seed(seed)  # type: ignore[attr-defined]
+        modules["sympy.core.random"].seed(seed)
 
 
 def _locked_in(sandbox: Sandbox, calls: Filter) -> FunctionOutcome | None:

@@ -6,19 +6,21 @@ function that counts or caches across grades would score differently in another 
 
 from __future__ import annotations
 
-import _signal
+import _signal  # type: ignore[import-not-found]  # what `signal` makes enumerations of, slowly
 import atexit
 import gc
 import os
 import resource
 import sys
+from collections.abc import Mapping
+from functools import partial
 from operator import is_
 
 from longboat_runtime.reward.graders.watch import Origins
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
     from types import ModuleType
     from typing import Any
 
@@ -61,9 +63,9 @@ class Baseline:
         self._check("another working directory", os.getcwd)
         self._check("a file", lambda: listdir("."))
         self._check("a changed environment", os.environ._data.copy)  # type: ignore[attr-defined]
-        self._check("another umask", lambda umask=os.umask: umask(0o077))
+        self._check("another umask", partial(os.umask, 0o077))
         self._check("a signal handler", lambda: [*map(getsignal, _SIGNALS)])
-        self._check("a blocked signal", lambda mask=_signal.pthread_sigmask, how=_signal.SIG_BLOCK: mask(how, ()))
+        self._check("a blocked signal", partial(_signal.pthread_sigmask, _signal.SIG_BLOCK, ()))
         self._check("a timer", lambda: [*map(getitimer, _TIMERS)])
         self._check("a function to be called at exit", atexit._ncallbacks)
         self._check("another limit", lambda: [*map(getrlimit, _RLIMITS)])
@@ -81,7 +83,7 @@ class Baseline:
             ("sys.path_hooks", sys.path_hooks),
             ("gc.callbacks", gc.callbacks),
         ):
-            self._check(f"a changed {name}", lambda items=items, copy=list: copy(items))
+            self._check(f"a changed {name}", partial(list, items))
         self._resident = self._resident_pages()
 
     def change(self) -> str | None:
@@ -111,12 +113,9 @@ def _scopes_within(modules: Iterable[ModuleType]) -> Iterable[Mapping[str, Any]]
     """Attributes of the classes, functions and plain objects that are global in `modules`."""
     for module in modules:
         for value in list(vars(module).values()):
-            if isinstance(value, type):
-                if value.__module__ == module.__name__:
-                    yield value.__dict__
-            elif not hasattr(value, "__path__") and isinstance(getattr(value, "__dict__", None), dict):
-                if type(value).__module__ == module.__name__ or getattr(value, "__module__", None) == module.__name__:
-                    yield value.__dict__
+            from_here = module.__name__ in (type(value).__module__, getattr(value, "__module__", None))
+            if from_here and isinstance(getattr(value, "__dict__", None), Mapping):
+                yield value.__dict__
 
 
 def _containers(scopes: Iterable[Mapping[str, Any]]) -> Iterable[Any]:

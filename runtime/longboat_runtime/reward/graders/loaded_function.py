@@ -75,6 +75,7 @@ class LoadedFunction:
         self._idle: list[Supervised] = []
         self._waiting: deque[Grading] = deque()
         self._alone: deque[Grading] = deque()
+        self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._look_at = float("inf")
 
@@ -107,6 +108,7 @@ class LoadedFunction:
 
     async def close(self) -> None:
         """Ends the zygote and all its grades."""
+        self._closed = True
         if self._restarting is not None:
             self._restarting.cancel()
         if self._timer is not None:
@@ -124,6 +126,9 @@ class LoadedFunction:
 
     def _provide(self) -> None:
         """Gives samples to children that are free, and has as many forked as are missing."""
+        if self._closed:
+            self._fail("the reward is no longer graded here")
+            return
         if self._zygote is None or self._zygote.dead:
             if (self._waiting or self._alone) and (self._restarting is None or self._restarting.done()):
                 self._restarting = asyncio.get_running_loop().create_task(self._restart())
@@ -152,15 +157,16 @@ class LoadedFunction:
         with theirs:
             watched = self.isolation is RewardIsolation.AUTO
             self._zygote.tell({"fork": child.number, "stays": stays, "watched": watched}, theirs)
+        self._look(child.asked + STUCK_SECONDS, child.asked)
 
-    def _free(self, child: Supervised) -> None:
-        """It could grade."""
+    def _free(self, child: Supervised, *, fresh: bool = False) -> None:
+        """It could grade. Who has graded last, and knows the way, is asked first; a `fresh` one is the reserve."""
         if child.dying is not None:
             return
         if child.stays != self._stays and not (self._alone and not child.stays):
             self._kill(child)
         elif child.stays == self._stays:
-            self._idle.append(child)
+            self._idle.insert(0 if fresh else len(self._idle), child)
         else:
             self._begin(child, self._alone.popleft())
         self._provide()
@@ -243,10 +249,12 @@ class LoadedFunction:
         match message:
             case {"forked": number, "pid": pid}:
                 child = self._children[number]
-                child.begin(pid)
-                self._free(child)
+                if child.dying is None:
+                    child.begin(pid)
+                    self._free(child, fresh=True)
             case {"failed": number, "error": error}:
                 child = self._children.pop(number)
+                self._dying -= child.dying is not None
                 child.close()
                 waiting = self._alone if not child.stays and self._stays else self._waiting
                 if waiting:
@@ -301,7 +309,8 @@ class LoadedFunction:
         now = time.monotonic()
         self._timer, self._look_at = None, float("inf")
         for child in list(self._children.values()):
-            if child.dying is not None and now >= child.dying + STUCK_SECONDS and self._zygote is not None:
+            told = child.told_at
+            if told is not None and now >= told + STUCK_SECONDS and self._zygote is not None:
                 log.warning("a zygote is stuck", reward=self.name)
                 self._zygote.kill()
                 return
@@ -313,7 +322,8 @@ class LoadedFunction:
                 grading.done(outcome)
         self._provide()
         for child in self._children.values():
-            self._look(child.due(now) if child.dying is None else child.dying + STUCK_SECONDS, now)
+            told = child.told_at
+            self._look(child.due(now) if told is None else told + STUCK_SECONDS, now)
 
     # --- The zygote's process --------------------------------------------------------------------------------------
 
@@ -321,12 +331,15 @@ class LoadedFunction:
         try:
             await self.load()
         except SpecProblem as problem:
-            failed = FunctionOutcome(OutcomeKind.GRADER_ERROR, message=str(problem))
-            waiting = [*self._waiting, *self._alone]
-            self._waiting.clear()
-            self._alone.clear()
-            for grading in waiting:
-                grading.done(failed)
+            self._fail(str(problem))
+
+    def _fail(self, message: str) -> None:
+        """Nothing that waits can be graded."""
+        waiting = [*self._waiting, *self._alone]
+        self._waiting.clear()
+        self._alone.clear()
+        for grading in waiting:
+            grading.done(FunctionOutcome(OutcomeKind.GRADER_ERROR, message=message))
 
     def _lost(self) -> None:
         """The zygote has ended, and all its children with it."""

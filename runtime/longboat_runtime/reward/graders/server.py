@@ -208,7 +208,7 @@ async def reap_orphans(known: Collection[int]) -> None:
                 os.kill(pid, signal.SIGKILL)
             # If it hasn't ended by now, the next round reaps it.
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
+                os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - it doesn't wait
 
 
 def _children() -> set[int]:

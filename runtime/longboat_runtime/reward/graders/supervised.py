@@ -62,12 +62,19 @@ class Supervised:
     loop: asyncio.AbstractEventLoop
     told: Callable[[Supervised], None]
     pid: int = 0
+    # Of the monotonic clock: when it was asked for.
+    asked: float = field(default_factory=time.monotonic)
     grading: Grading | None = None
     # Told to be killed: since when, of the monotonic clock.
     dying: float | None = None
     _buffer: FrameBuffer = field(default_factory=lambda: FrameBuffer(_ANSWER_BYTES))
     _unsent: bytes = b""
     _token: int = 0
+
+    @property
+    def told_at(self) -> float | None:
+        """Since when its zygote has had something to do for it: to fork or to kill it."""
+        return self.dying if self.dying is not None else None if self.pid else self.asked
 
     def begin(self, pid: int) -> None:
         """The process is there."""
