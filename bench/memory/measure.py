@@ -215,7 +215,7 @@ def _spec(model: Path, tokens: int) -> RLJobSpec:
             "runtimeRef": {"name": "bench"},
             "model": {"path": str(model), "dtype": "BFloat16"},
             "dataset": {"reasoningGym": {"task": "chain_sum"}},
-            "rewards": [{"name": "scorer", "style": "ReasoningGym"}],
+            "rewards": [{"name": "scorer", "kind": "ReasoningGym"}],
             "algorithm": {"importanceCap": 0},
             "rounds": {"steps": 100, "promptsPerRound": 4},
             "rollout": {"sampling": {"maxTokens": tokens - PROMPT_TOKENS}},

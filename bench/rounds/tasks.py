@@ -91,7 +91,7 @@ class Task:
         return {
             "algorithm": {"name": "GRPO", "groupSize": self.group_size},
             "rollout": {"sampling": {"maxTokens": drawn.LONGEST}, **rollout},
-            "rewards": [{"name": "drawn", "style": "TRL", "function": f"{drawn_reward.__file__}:reward"}],
+            "rewards": [{"name": "drawn", "signature": "TRL", "function": f"{drawn_reward.__file__}:reward"}],
             "trainer": {"optimizer": {"learningRate": self.learning_rate}, "maxTokensPerBin": 4096},
         }
 

@@ -33,7 +33,7 @@ def job(case: Case, model: Path, data: Path, steps: int, seed: int, engines: int
                 "kvCache": "512Mi",
                 "enforceEager": True,
             },
-            "rewards": [{"name": case.workload, "style": "TRL", "function": f"{case.module.__file__}:reward"}],
+            "rewards": [{"name": case.workload, "signature": "TRL", "function": f"{case.module.__file__}:reward"}],
             "rewardPool": {"gradersPerPod": 1},
             "trainer": {
                 "maxTokensPerBin": 8 * (case.module.PROMPT_TOKENS + case.module.MAX_TOKENS),

@@ -18,7 +18,7 @@ from longboat_crds.expressions import (
     present,
     product,
 )
-from longboat_crds.reward_style import RewardStyle
+from longboat_crds.reward_kinds import RewardKind
 from longboat_crds.rounds import OFF_POLICY, OvercommitMode, RoundPolicyName
 from longboat_crds.rules import Rule
 
@@ -49,7 +49,7 @@ _DROPS_EQUAL_GROUPS = choose(
     field("algorithm.dropZeroVariance"),
     one_of(_NAME, _DROPPING),
 )
-_NO_SCORER = every("rewards", "r", negation(equals(field("style", of="r"), constant(RewardStyle.REASONING_GYM.value))))
+_NO_SCORER = every("rewards", "r", negation(equals(field("kind", of="r"), constant(RewardKind.REASONING_GYM.value))))
 _CHOOSES = both(
     present("rounds.promptOvercommitMode"),
     equals(field("rounds.promptOvercommitMode"), constant(OvercommitMode.AUTO.value)),
@@ -115,12 +115,12 @@ COHERENCE = (
     ),
     Rule(
         either(_NO_SCORER, present("dataset.reasoningGym")),
-        "style ReasoningGym scores rows of dataset.reasoningGym: give that source, or another style",
+        "kind ReasoningGym scores rows of dataset.reasoningGym: give that source, or another kind",
         "rewards",
     ),
     Rule(
         either(_NO_SCORER, negation(present("dataset.evaluation")), present("dataset.evaluation.reasoningGym")),
-        "style ReasoningGym scores rows of a reasoning-gym task: evaluate on dataset.evaluation.reasoningGym",
+        "kind ReasoningGym scores rows of a reasoning-gym task: evaluate on dataset.evaluation.reasoningGym",
         "dataset.evaluation",
     ),
     Rule(

@@ -170,8 +170,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "Correct rewards[].function or rewards[].configMap, or add the module to the image.",
     ),
     Reason.REWARD_FUNCTION_INVALID: _configuration(
-        "A reward function fails to import, or doesn't have the signature of its style.",
-        "Correct the function, or rewards[].style.",
+        "A reward function fails to import, or can't be called as its signature says.",
+        "Correct the function, or rewards[].signature.",
     ),
     Reason.RESUME_CHECKPOINT_NOT_FOUND: _configuration(
         "The claim that checkpoint.resumeFrom names has no complete checkpoint of that step.",

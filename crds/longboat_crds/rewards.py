@@ -5,8 +5,8 @@ from typing import ClassVar
 from pydantic import Field
 
 from longboat_crds.base import LIST_TYPE, ApiModel, ColumnName, ObjectName, Opaque, ReferenceName
-from longboat_crds.expressions import both, choose, constant, equals, exactly_one, field, negation, present
-from longboat_crds.reward_style import RewardStyle
+from longboat_crds.expressions import both, choose, constant, either, equals, exactly_one, field, negation, present
+from longboat_crds.reward_kinds import RewardIsolation, RewardKind, RewardSignature
 from longboat_crds.rules import FieldError, Rule
 
 
@@ -25,16 +25,16 @@ class ConfigMapFunction(ApiModel):
     )
 
 
-_SCORER = equals(field("style"), constant(RewardStyle.REASONING_GYM.value))
+_SCORER = equals(field("kind"), constant(RewardKind.REASONING_GYM.value))
 
 
 class RewardSpec(ApiModel):
-    """One reward function. A sample's reward is the weighted sum over all of them."""
+    """One reward. A sample's reward is the weighted sum over all of them."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             choose(_SCORER, both(negation(present("function")), negation(present("configMap"))), constant(True)),
-            "style ReasoningGym uses the task's own scorer: leave out function and configMap",
+            "kind ReasoningGym uses the task's own scorer: leave out function and configMap",
             "function",
             FieldError.FORBIDDEN,
         ),
@@ -44,10 +44,17 @@ class RewardSpec(ApiModel):
             "function",
             FieldError.REQUIRED,
         ),
+        Rule(
+            either(negation(_SCORER), equals(field("signature"), constant(RewardSignature.LONGBOAT.value))),
+            "kind ReasoningGym calls no function: leave out signature",
+            "signature",
+            FieldError.FORBIDDEN,
+        ),
     )
 
     name: ObjectName = Field(description="Name of the reward in metrics; no two rewards share one.")
-    style: RewardStyle = RewardStyle.LONGBOAT
+    kind: RewardKind = RewardKind.FUNCTION
+    signature: RewardSignature = RewardSignature.LONGBOAT
     function: str | None = Field(
         None,
         max_length=512,
@@ -56,6 +63,7 @@ class RewardSpec(ApiModel):
     )
     config_map: ConfigMapFunction | None = None
     parameters: Opaque = Field(default_factory=dict, description="Keyword arguments passed to the function.")
+    isolation: RewardIsolation = RewardIsolation.AUTO
     weight: float = Field(1.0, ge=-1e6, le=1e6, description="Factor of this reward in the sum.")
     timeout_seconds: float = Field(
         30.0, gt=0.0, le=3600.0, description="A grade that takes longer is killed and counted as a timeout."

@@ -3,7 +3,7 @@
 from typing import Any
 
 GYM = {"spec.dataset": {"reasoningGym": {"task": "chain_sum"}}}
-SCORER = {"spec.rewards": [{"name": "scorer", "style": "ReasoningGym"}]}
+SCORER = {"spec.rewards": [{"name": "scorer", "kind": "ReasoningGym"}]}
 
 DOMAINS = {"spec.dataset.columns.domain": "topic"}
 
@@ -35,9 +35,17 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     (GYM | SCORER | {"spec.dataset.evaluation": {"files": {"paths": ["/t"]}}}, "spec.dataset.evaluation"),
     ({"spec.dataset.evaluation": {}}, "spec.dataset.evaluation.files"),
     (
-        GYM | {"spec.rewards": [{"name": "s", "style": "ReasoningGym", "function": "m:f"}]},
+        GYM | {"spec.rewards": [{"name": "s", "kind": "ReasoningGym", "function": "m:f"}]},
         "spec.rewards[0].function",
     ),
+    (
+        GYM | {"spec.rewards": [{"name": "s", "kind": "ReasoningGym", "signature": "TRL"}]},
+        "spec.rewards[0].signature",
+    ),
+    ({"spec.rewards.0.signature": "Verl"}, None),
+    ({"spec.rewards.0.signature": "ReasoningGym"}, "spec.rewards[0].signature"),
+    ({"spec.rewards.0.isolation": "PerGrade"}, None),
+    ({"spec.rewards.0.isolation": "None"}, "spec.rewards[0].isolation"),
     (
         {"spec.rewards.0.configMap": {"name": "code", "key": "r.py", "function": "f"}},
         "spec.rewards[0].function",

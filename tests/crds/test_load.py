@@ -39,6 +39,13 @@ def test_what_was_loaded_loads_again() -> None:
         ({"spec.rolout": {}}, "spec.rolout: no such field; did you mean rollout?"),
         ({"spec.rewards.0.wieght": 2}, "spec.rewards[0].wieght: no such field; did you mean weight?"),
         (
+            {"spec.rewards.0.style": "TRL"},
+            (
+                "spec.rewards[0].style: no such field; known fields are name, kind, signature, function, configMap, parameters, "
+                "isolation, weight, timeoutSeconds, timeoutScore, domains"
+            ),
+        ),
+        (
             {"spec.model.zzz": 1},
             "spec.model.zzz: no such field; known fields are path, dtype, maxLength",
         ),

@@ -57,7 +57,7 @@ def spec_of(**changes: Any) -> dict[str, Any]:
         "rounds": {"steps": 100, "promptsPerRound": 4},
         "rollout": {"replicas": 2, "sampling": {"maxTokens": 16}},
         "trainer": {"replicas": 2},
-        "rewards": [{"name": "exact", "style": "ReasoningGym"}],
+        "rewards": [{"name": "exact", "kind": "ReasoningGym"}],
         "failurePolicy": {"backoffSeconds": 10, "startDeadlineSeconds": 600},
     }
     for section, values in changes.items():

@@ -17,25 +17,26 @@ main(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
 """
 
 
+def as_graders_user() -> list[str]:
+    """What to put before a command, so that it runs as graders in a pod do: not as root."""
+    if os.getuid() != 0:
+        return []
+    # This machine's Python may lie in root's home; reading is all the capability gives.
+    capabilities = [f"--{name}-caps=-all,+dac_read_search" for name in ("inh", "ambient")]
+    user = [f"--reuid={GRADERS_UID}", f"--regid={GRADERS_UID}", "--clear-groups"]
+    return ["setpriv", *user, "--bounding-set=-all,+dac_read_search", *capabilities]
+
+
 @contextmanager
 def running_graders(directory: Path, processes: int = 2) -> Iterator[Path]:
     """Graders as a reward pod runs them: not as root. Yields their socket; ConfigMaps are looked for in `directory`."""
-    as_user: list[str] = []
     if os.getuid() == 0:
         os.chown(directory, GRADERS_UID, GRADERS_UID)
-        # This machine's Python may lie in root's home; reading is all the capability gives.
-        as_user = [
-            "setpriv",
-            f"--reuid={GRADERS_UID}",
-            f"--regid={GRADERS_UID}",
-            "--clear-groups",
-            "--bounding-set=-all,+dac_read_search",
-        ]
-        as_user += ["--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search"]
     socket = directory / "graders.sock"
     environment = {**os.environ, "TMPDIR": str(directory)}
     process = subprocess.Popen(
-        [*as_user, sys.executable, "-c", _PROGRAM, str(socket), str(processes), str(directory)], env=environment
+        [*as_graders_user(), sys.executable, "-c", _PROGRAM, str(socket), str(processes), str(directory)],
+        env=environment,
     )
     try:
         yield socket

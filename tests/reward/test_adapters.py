@@ -30,12 +30,14 @@ def write(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
-def scored(path: str, sample: RewardSample, style: str = "Longboat", **parameters: Any) -> RewardResult | None:
-    reward = RewardSpec.model_validate({"name": "r", "style": style, "function": f"{path}:f", "parameters": parameters})
+def scored(path: str, sample: RewardSample, signature: str = "Longboat", **parameters: Any) -> RewardResult | None:
+    reward = RewardSpec.model_validate(
+        {"name": "r", "signature": signature, "function": f"{path}:f", "parameters": parameters}
+    )
     return load_scorer(RewardFunction.of(reward), "spec.rewards[0]")(sample)
 
 
-def test_longboat_style_takes_a_sample_and_parameters(write: Callable[[str], str]) -> None:
+def test_the_longboat_signature_takes_a_sample_and_parameters(write: Callable[[str], str]) -> None:
     path = write(
         """
         from longboat_runtime.reward.result import RewardResult
@@ -50,7 +52,7 @@ def test_longboat_style_takes_a_sample_and_parameters(write: Callable[[str], str
 
 
 @pytest.mark.parametrize("returned", ["1.0 if ok else 0.0", "{'score': float(ok), 'acc': ok}"])
-def test_verl_style_runs_unmodified(write: Callable[[str], str], returned: str) -> None:
+def test_the_verl_signature_runs_unmodified(write: Callable[[str], str], returned: str) -> None:
     path = write(
         f"""
         def f(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
@@ -63,7 +65,7 @@ def test_verl_style_runs_unmodified(write: Callable[[str], str], returned: str) 
 
 
 @pytest.mark.parametrize("definition", ["def", "async def"])
-def test_trl_style_runs_unmodified(write: Callable[[str], str], definition: str) -> None:
+def test_the_trl_signature_runs_unmodified(write: Callable[[str], str], definition: str) -> None:
     path = write(
         f"""
         {definition} f(prompts, completions, answer, **kwargs):
@@ -76,7 +78,7 @@ def test_trl_style_runs_unmodified(write: Callable[[str], str], definition: str)
     assert scored(path, RewardSample("4", "2+2=", columns={"answer": None}), "TRL") is None
 
 
-def test_trl_style_is_given_messages_for_chats(write: Callable[[str], str]) -> None:
+def test_the_trl_signature_is_given_messages_for_chats(write: Callable[[str], str]) -> None:
     path = write("def f(completions):\n    return [float(len(completions[0][0]['content']))]")
     messages = [{"role": "user", "content": "hi"}]
     assert scored(path, RewardSample("four", "<user>hi", messages=messages, columns={"x": 1}), "TRL") == RewardResult(
@@ -88,11 +90,11 @@ def test_reasoning_gym_scores_by_the_task_itself() -> None:
     table = GymTable(ReasoningGymSource(task="chain_sum", size=10, seed=4), "spec.dataset.reasoningGym")
     record = table.record(3)
     plain = load_scorer(
-        RewardFunction.of(RewardSpec.model_validate({"name": "r", "style": "ReasoningGym"})), "spec.rewards[0]"
+        RewardFunction.of(RewardSpec.model_validate({"name": "r", "kind": "ReasoningGym"})), "spec.rewards[0]"
     )
     tagged = load_scorer(
         RewardFunction.of(
-            RewardSpec.model_validate({"name": "r", "style": "ReasoningGym", "parameters": {"tag": "answer"}})
+            RewardSpec.model_validate({"name": "r", "kind": "ReasoningGym", "parameters": {"tag": "answer"}})
         ),
         "spec.rewards[0]",
     )
@@ -114,10 +116,10 @@ def test_reasoning_gym_scores_by_the_task_itself() -> None:
     ],
 )
 def test_what_is_no_score_is_an_error(write: Callable[[str], str], returned: str, error: str) -> None:
-    style = "Verl" if "acc" in returned else "Longboat"
-    arguments = "data_source, solution_str, ground_truth, extra_info" if style == "Verl" else "sample"
+    signature = "Verl" if "acc" in returned else "Longboat"
+    arguments = "data_source, solution_str, ground_truth, extra_info" if signature == "Verl" else "sample"
     with pytest.raises((TypeError, ValueError), match=error):
-        scored(write(f"def f({arguments}): return {returned}"), RewardSample("", ""), style)
+        scored(write(f"def f({arguments}): return {returned}"), RewardSample("", ""), signature)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ def test_what_is_no_score_is_an_error(write: Callable[[str], str], returned: str
             "def reward(): return 1",
             ":reward",
             "RewardFunctionInvalid",
-            r"can't be called in the style Longboat.*reward\(sample\)",
+            r"can't be called with the signature Longboat.*reward\(sample\)",
         ),
         ("import nothing_like_this", ":reward", "RewardFunctionInvalid", r"ModuleNotFoundError.*functions\.py line 1"),
         ("1 +", ":reward", "RewardFunctionInvalid", "SyntaxError"),

@@ -11,22 +11,38 @@ json_values = st.recursive(
 
 
 @given(
-    messages=st.lists(st.dictionaries(st.text(), json_values), max_size=5),
+    messages=st.lists(st.tuples(st.dictionaries(st.text(), json_values), st.binary(max_size=80)), max_size=3),
     cuts=st.lists(st.integers(1, 50), min_size=1),
 )
-def test_messages_come_through_however_the_stream_is_cut(messages: list[dict[str, object]], cuts: list[int]) -> None:
-    stream = b"".join(encode(message) for message in messages)
+def test_messages_come_through_however_the_stream_is_cut(
+    messages: list[tuple[dict[str, object], bytes]], cuts: list[int]
+) -> None:
+    stream = b"".join(encode(message, body) for message, body in messages)
     buffer, received, position, turn = FrameBuffer(), [], 0, 0
     while position < len(stream):
         step = cuts[turn % len(cuts)]
         received += buffer.feed(stream[position : position + step])
         position, turn = position + step, turn + 1
     assert received == messages
+    assert buffer.empty
 
 
 @pytest.mark.parametrize(
-    "data", [b"\x00\x00\x00\x03123", b"\x00\x00\x00\x01{", b"\x7f\xff\xff\xff", b"\x00\x00\x00\x00"]
+    "data",
+    [
+        b"\0\0\0\3" + bytes(4) + b"123",
+        b"\0\0\0\1\0\0\0\0{",
+        b"\x7f\xff\xff\xff" * 2,
+        b"\0\0\0\2\x7f\xff\xff\xff",
+        bytes(8),
+    ],
 )
 def test_what_is_no_message_is_an_error(data: bytes) -> None:
     with pytest.raises(FrameError):
         FrameBuffer().feed(data)
+
+
+@pytest.mark.parametrize("message", [{"a": object()}, {"a": {1, 2}}])
+def test_what_is_no_json_is_not_sent(message: dict[str, object]) -> None:
+    with pytest.raises(FrameError, match="isn't JSON"):
+        encode(message)

@@ -1,9 +1,17 @@
-"""What a response can do to the graders: nothing that outlives its grade. Real processes, real limits, not as root."""
+"""What a response can do to the grades after it: nothing, by any program, in Auto and PerGrade. Real processes, real limits, not as root.
+
+Without the sandbox each program does its harm; what it can do under Shared is in docs/rewards.md.
+"""
 
 import asyncio
+import json
 import os
+import re
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -12,106 +20,142 @@ import pytest_asyncio
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
+from tests.reward.conftest import as_graders_user
+from tests.reward.hostile_programs import PROBE, PROGRAMS, SEED, TRUSTING
+from tests.reward.naive import sleepers
 
-# The most trusting reward function there can be: it runs the response in its own process.
-TRUSTING = """
-import os
-state = []
+PAGE = Path(__file__).parents[2] / "docs/rewards.md"
 
-def run(sample):
-    scope = {"sample": sample, "state": state, "refused": refused}
-    exec(sample.text, scope)
-    return scope.get("score", 0.0)
 
-def refused(call, *arguments):
-    try:
-        call(*arguments)
-    except PermissionError:
-        return True
-    return False
-"""
-
-Grade = Callable[..., Awaitable[FunctionOutcome]]
+def sample(text: str) -> RewardSample:
+    return RewardSample(text, "prompt", "truth")
 
 
 @pytest_asyncio.fixture
-async def grade(graders: Path, graders_directory: Path) -> AsyncIterator[Grade]:
-    path = graders_directory / "trusting.py"
-    path.write_text(TRUSTING)
+async def client(graders: Path) -> AsyncIterator[GraderClient]:
     client = GraderClient(graders)
-    assert await client.load(RewardSpec(name="trusting", function=f"{path}:run"), "spec.rewards[0]") is None
-
-    async def grade(program: str, seconds: float = 20.0) -> FunctionOutcome:
-        return await client.grade("trusting", RewardSample(text=program, prompt=""), seconds, seed=0)
-
-    yield grade
+    yield client
     await client.close()
 
 
+@pytest.fixture(scope="module")
+def trusting(graders_directory: Path) -> str:
+    path = graders_directory / "trusting.py"
+    path.write_text(TRUSTING)
+    return f"{path}:run"
+
+
+async def load(client: GraderClient, function: str, isolation: str, field: str) -> None:
+    reward = RewardSpec.model_validate({"name": "trusting", "function": function, "isolation": isolation})
+    # Another field makes it another reward, of which nothing is known.
+    assert await client.load(reward, field) is None
+
+
+async def harm(client: GraderClient, name: str) -> str | None:
+    """What the program did to the grade after it, or to the machine."""
+    program = PROGRAMS[name]
+    outcome = await client.grade("trusting", sample(program.text), program.seconds, SEED)
+    for _ in range(3):
+        probe = await client.grade("trusting", sample(PROBE), 10.0, SEED)
+        if (probe.kind, probe.score) != (OutcomeKind.SCORED, 0.25):
+            return f"the next grade: {probe}"
+    if outcome.score == 1.0:
+        return "it got out"
+    left = processes_left()
+    return f"processes {left}" if left else None
+
+
 def left_by_grades(directory: Path) -> list[Path]:
-    return list(directory.glob("longboat-graders-*/trusting-*/*"))
+    return list(directory.glob("longboat-graders-*/trusting-*/*/*"))
 
 
-async def assert_still_grading(grade: Grade) -> None:
-    outcomes = await asyncio.gather(*(grade("score = 1.0") for _ in range(4)))
-    assert [outcome.kind for outcome in outcomes] == [OutcomeKind.SCORED] * 4
+def processes_left(patience: float = 3.0) -> list[int]:
+    """Processes of programs, which sleep for ever; killed ones may need a moment to be gone."""
+    deadline = time.monotonic() + patience
+    while (found := [*sleepers()]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
 
 
-async def test_sleeping_for_ever_is_killed_and_counted_as_timeout(grade: Grade) -> None:
-    outcome = await grade("import time; time.sleep(1e6)", seconds=0.5)
-    assert (outcome.kind, outcome.score) == (OutcomeKind.TIMEOUT, 0.0)
-    assert outcome.seconds >= 0.5
-    await assert_still_grading(grade)
+@pytest.mark.parametrize("isolation", ["Auto", "PerGrade"])
+@pytest.mark.parametrize("name", PROGRAMS)
+async def test_no_program_does_harm(client: GraderClient, trusting: str, name: str, isolation: str) -> None:
+    fresh = f"spec.{name}" if isolation == "Auto" else "spec"
+    await load(client, trusting, isolation, fresh)
+    assert await harm(client, name) is None
+    # It would have run in a process that stays: that was refused before it could.
+    assert client.isolation["trusting"].isolation == "PerGrade"
+    assert ("compiles code" in client.isolation["trusting"].reason) == (isolation == "Auto")
 
 
-async def test_a_deaf_busy_loop_is_killed(grade: Grade) -> None:
-    program = "import signal\nfor n in (1, 2, 10, 14, 15, 24): signal.signal(n, signal.SIG_IGN)\nwhile True:\n  try:\n    while True: pass\n  except BaseException: pass"
-    assert (await grade(program, seconds=0.5)).kind is OutcomeKind.TIMEOUT
+async def test_what_shared_allows_is_documented(client: GraderClient, trusting: str) -> None:
+    harmed = set()
+    await load(client, trusting, "Shared", "spec")
+    for name in PROGRAMS:
+        if await harm(client, name) is not None:
+            harmed.add(name)
+        # The process that was harmed, if it still grades, makes room for another.
+        await client.grade("trusting", sample("import os; os.kill(os.getpid(), 9)"), 10.0, SEED)
+    page = PAGE.read_text(encoding="utf-8").partition("### What Shared allows")[2].partition("\n##")[0]
+    assert set(re.findall(r"^\* \*\*([^*]+)\*\*", page, re.MULTILINE)) == harmed
+    assert harmed
 
 
-async def test_fork_bomb_is_bounded_and_leaves_nothing(grade: Grade) -> None:
-    program = "import os\nwhile True:\n  try: os.fork()\n  except BlockingIOError: pass"
-    outcome = await grade(program, seconds=1.0)
-    assert outcome.kind is OutcomeKind.TIMEOUT
-    await assert_still_grading(grade)
+@pytest.fixture(scope="module")
+def without_sandbox(graders_directory: Path) -> dict[str, str | None]:
+    """What harm each program does to a naive grader."""
+    command = [*as_graders_user(), sys.executable, "-m", "tests.reward.naive", str(graders_directory)]
+    done = subprocess.run(command, capture_output=True, cwd=Path(__file__).parents[2], timeout=60, check=True)
+    return json.loads(done.stdout)
 
 
-async def test_background_processes_end_with_their_grade(grade: Grade, graders_directory: Path) -> None:
-    program = "import os, time\nif os.fork() == 0:\n  if os.fork() == 0:\n    time.sleep(1e6)\n  os._exit(0)\nscore = float(os.getpid())"
-    outcome = await grade(program)
-    assert outcome.kind is OutcomeKind.SCORED
-    await assert_still_grading(grade)
-    with pytest.raises(ProcessLookupError):
-        os.killpg(int(outcome.score), 0)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_program_does_its_harm_without_the_sandbox(name: str, without_sandbox: dict[str, str | None]) -> None:
+    assert without_sandbox[name] is not None
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "import socket; score = refused(socket.socket)",
-        "import socket; score = refused(socket.socket, socket.AF_UNIX)",
-        "import socket; score = refused(socket.socket, socket.AF_NETLINK)",
-        "import socket; score = refused(socket.socketpair, socket.AF_UNIX, socket.SOCK_DGRAM)",
-        "import os; score = refused(os.setsid)",
-        "import os; score = refused(os.setpgid, 0, 0)",
-        "import os; score = refused(os.kill, os.getppid(), 9)",
-        "import os; score = refused(os.kill, -1, 9)",
-        "import os; score = refused(os.kill, -os.getppid(), 15)",
-        "import os; score = refused(os.setpriority, os.PRIO_PROCESS, 0, 5)",
-        "import os; score = refused(os.open, f'/proc/{os.getppid()}/mem', os.O_RDWR)",
-        "import os; score = refused(os.open, f'/proc/{os.getppid()}/environ', os.O_RDONLY)",
-        "import resource, os; score = refused(resource.prlimit, os.getppid(), resource.RLIMIT_NOFILE, (1, 1))",
-        "import os; score = refused(os.mkdir, '/tmp/mine')",
-        "score = refused(open, '/dev/shm/mine', 'w')",
-        "score = refused(open, '../mine', 'w')",
-    ],
-)
-async def test_ways_out_are_refused(grade: Grade, call: str) -> None:
-    outcome = await grade(call)
-    assert (outcome.kind, outcome.score) == (OutcomeKind.SCORED, 1.0), outcome.message
+# --- What the outcomes say ------------------------------------------------------------------------------------------
 
 
-async def test_system_calls_beyond_python_are_refused(grade: Grade) -> None:
+@pytest_asyncio.fixture
+async def grade(client: GraderClient, trusting: str):
+    await load(client, trusting, "PerGrade", "spec")
+
+    async def grade(program: str, seconds: float = 20.0) -> FunctionOutcome:
+        return await client.grade("trusting", sample(program), seconds, SEED)
+
+    return grade
+
+
+async def test_a_timeout_says_so_and_takes_its_time(grade) -> None:
+    outcome = await grade("import time; time.sleep(1e6)", seconds=0.3)
+    assert (outcome.kind, outcome.score, outcome.message) == (OutcomeKind.TIMEOUT, 0.0, "killed after 0.3 s")
+    assert outcome.seconds >= 0.3
+    assert outcome.cpu_seconds < 0.3
+
+
+async def test_cpu_seconds_are_the_childs(grade) -> None:
+    outcome = await grade(
+        "import time\nbegan = time.process_time()\nwhile time.process_time() < began + 0.2: pass\nscore = 1"
+    )
+    assert outcome.cpu_seconds >= 0.2
+
+
+async def test_threads_use_up_the_cpu_limit_before_the_time_is_up(grade) -> None:
+    """Several programs each have it; a busy one is ended by it."""
+    program = "import resource; score = float(resource.getrlimit(resource.RLIMIT_CPU)[0])"
+    assert (await grade(program, seconds=5)).score == 6.0
+
+
+async def test_a_grade_that_exits_is_a_grader_error_not_a_zero(grade) -> None:
+    outcome = await grade("import os; print('so long'); os.sys.stdout.flush(); os._exit(3)")
+    assert outcome.kind is OutcomeKind.GRADER_ERROR
+    assert outcome.message == "the grade's process exited with code 3 before it answered; its last output: so long"
+    assert "SystemExit" in (await grade("raise SystemExit")).message
+    assert "ended by SIGSEGV" in (await grade("import ctypes; ctypes.string_at(0)")).message
+
+
+async def test_system_calls_beyond_python_are_refused(grade) -> None:
     """io_uring_setup, ptrace(TRACEME), unshare(CLONE_NEWUSER), clone(CLONE_NEWUSER), shmget: EPERM; clone3: ENOSYS."""
     program = """
 import ctypes, platform
@@ -128,21 +172,7 @@ score = errors == [1, 1, 1, 1, 1, 38]
     assert (await grade(program)).score == 1.0
 
 
-async def test_no_grade_sees_what_another_did(grade: Grade) -> None:
-    program = "import builtins, os; builtins.float = lambda value: 99.0; state.append(1); os.environ['X'] = '1'; score = len(state)"
-    assert (await grade(program)).score == 99.0
-    assert (await grade("import os; score = float('5') + len(state) + ('X' in os.environ)")).score == 5.0
-
-
-async def test_a_grade_that_exits_is_a_grader_error_not_a_zero(grade: Grade) -> None:
-    outcome = await grade("import os; print('so long'); os.sys.stdout.flush(); os._exit(3)")
-    assert outcome.kind is OutcomeKind.GRADER_ERROR
-    assert outcome.message == "the grade's process exited with code 3 before it answered; its last output: so long"
-    assert "SystemExit" in (await grade("raise SystemExit")).message
-    assert "ended by SIGSEGV" in (await grade("import ctypes; ctypes.string_at(0)")).message
-
-
-async def test_endless_output_harms_nothing(grade: Grade) -> None:
+async def test_endless_output_harms_nothing(grade) -> None:
     outcome = await grade("while True: print('x' * 2**20)")
     assert outcome.kind is OutcomeKind.GRADER_ERROR
     assert "File too large" in outcome.message
@@ -150,18 +180,19 @@ async def test_endless_output_harms_nothing(grade: Grade) -> None:
     assert (await grade(noise)).score == 1.0
 
 
-async def test_memory_is_bounded(grade: Grade) -> None:
-    assert "MemoryError" in (await grade("x = bytearray(8 * 2**30)")).message
-
-
-async def test_garbage_for_an_answer_is_a_grader_error(grade: Grade) -> None:
-    for garbage in ("b'\\xff\\xff\\xff\\xff'", "b'\\x00\\x00\\x00\\x02{}'", "b'\\x00\\x00\\x00\\x02[]'"):
-        outcome = await grade(f"import os; os.write(3, {garbage}); import time; time.sleep(1e6)")
+async def test_garbage_for_an_answer_is_a_grader_error(grade) -> None:
+    garbage = [
+        "b'\\xff' * 8",
+        "b'\\x00\\x00\\x00\\x02' + bytes(4) + b'{}'",
+        "b'\\x00\\x00\\x00\\x02' + bytes(4) + b'[]'",
+    ]
+    for answer in garbage:
+        outcome = await grade(f"import os; os.write(3, {answer}); import time; time.sleep(1e6)")
         assert outcome.kind is OutcomeKind.GRADER_ERROR
         assert "can't be read" in outcome.message
 
 
-async def test_what_a_grade_writes_is_removed(grade: Grade, graders_directory: Path) -> None:
+async def test_what_a_grade_writes_is_removed(grade, graders_directory: Path) -> None:
     program = """
 import os
 open('a', 'w').write('x'); os.symlink('/etc', 'link')
@@ -171,7 +202,7 @@ os.mkdir('locked'); os.chmod('locked', 0)
 score = 1.0
 """
     assert (await grade(program)).score == 1.0
-    await assert_still_grading(grade)
+    assert (await grade("score = 1.0")).score == 1.0
     for _ in range(100):
         left = left_by_grades(graders_directory)
         if not left:
@@ -180,7 +211,7 @@ score = 1.0
     assert left == []
 
 
-async def test_ordinary_python_works_inside(grade: Grade) -> None:
+async def test_ordinary_python_works_inside(grade) -> None:
     program = """
 import asyncio, signal, subprocess, sys, tempfile, threading
 async def nothing(): return 1
@@ -198,17 +229,17 @@ score = sum(done)
     assert (outcome.kind, outcome.score) == (OutcomeKind.SCORED, 3.0), outcome.message
 
 
-async def test_more_grades_than_processes_wait_their_turn(grade: Grade) -> None:
+async def test_more_grades_than_processes_wait_their_turn(grade) -> None:
     outcomes = await asyncio.gather(*(grade("import time; time.sleep(0.05); score = 1") for _ in range(12)))
     assert sum(outcome.score for outcome in outcomes) == 12
 
 
-async def test_a_dead_zygote_is_replaced(grade: Grade, graders_directory: Path) -> None:
+async def test_a_dead_zygote_is_replaced(grade) -> None:
     outcome = await grade("import os; score = os.getppid()")
     os.kill(int(outcome.score), signal.SIGKILL)
     for _ in range(100):
         again = await grade("import os; score = os.getppid()")
-        if again.kind is OutcomeKind.SCORED:
+        if again.kind is OutcomeKind.SCORED and again.score != outcome.score:
             break
-        assert again.kind is OutcomeKind.GRADER_ERROR
     assert again.score not in (0.0, outcome.score)
+    assert json.dumps(again.to_json())

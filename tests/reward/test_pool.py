@@ -97,7 +97,7 @@ async def pool(cluster: None, graders: Path, functions: Path) -> AsyncIterator[R
     spec = job(
         [
             {"name": "exact", "function": f"{functions}:exact"},
-            {"name": "length", "style": "Verl", "function": f"{functions}:verl", "weight": 0.5},
+            {"name": "length", "signature": "Verl", "function": f"{functions}:verl", "weight": 0.5},
             {"name": "act", "function": f"{functions}:act", "timeoutSeconds": 1.0},
         ]
     )

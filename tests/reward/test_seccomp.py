@@ -35,9 +35,10 @@ def action(program: list[Instruction], architecture: int, call: int, *arguments:
                 return constant
 
 
-def outcome(machine: str, name: str, *arguments: int) -> int:
-    result = action(filter_program(GROUP, PROTECTED, machine), ARCHITECTURE[machine], number(name, machine), *arguments)
-    return 0 if result == ALLOW else result & 0xFFFF
+def outcome(machine: str, name: str, *arguments: int, alone: bool = False) -> int:
+    program = filter_program(GROUP, PROTECTED, machine, alone=alone)
+    result = action(program, ARCHITECTURE[machine], number(name, machine), *arguments)
+    return 0 if result == ALLOW else KILL if result == KILL else result & 0xFFFF
 
 
 @given(machines, st.sampled_from(DENIED), st.lists(st.integers(0, 2**64 - 1), max_size=6))
@@ -83,3 +84,28 @@ def test_conditional_calls(machine: str) -> None:
     assert outcome(machine, "clone3") == errno.ENOSYS
     assert outcome(machine, "prlimit64", 0) == 0
     assert outcome(machine, "prlimit64", 5) == errno.EPERM
+
+
+@pytest.mark.parametrize("machine", sorted(ARCHITECTURE))
+def test_a_process_that_stays_is_killed_when_it_starts_another(machine: str) -> None:
+    """An error could be caught, and become a score of 0."""
+    thread, vfork, fork = 0x3D0F00, 0x4000 | 0x100 | 17, 0x1200011
+    assert outcome(machine, "clone", thread, alone=True) == 0
+    for flags in (vfork, fork, 17, 0):
+        assert outcome(machine, "clone", flags) == 0
+        assert outcome(machine, "clone", flags, alone=True) == KILL
+    assert outcome(machine, "clone3", alone=True) == errno.ENOSYS
+    starts = ["execve", "execveat", *(["fork", "vfork"] if machine == "x86_64" else [])]
+    assert [outcome(machine, name, alone=True) for name in starts] == [KILL] * len(starts)
+    assert [outcome(machine, name) for name in starts] == [0] * len(starts)
+
+
+@given(machines, st.sampled_from(["kill", "tgkill", "rt_sigqueueinfo"]), st.integers(-(2**31), 2**31 - 1))
+def test_a_process_that_stays_signals_itself_only(machine: str, call: str, pid: int) -> None:
+    for target in (pid, GROUP, -GROUP, 0, *PROTECTED):
+        assert outcome(machine, call, target, 9, alone=True) == (0 if target == GROUP else errno.EPERM)
+
+
+@given(machines, st.sampled_from(DENIED))
+def test_what_is_denied_is_denied_to_a_process_that_stays(machine: str, name: str) -> None:
+    assert outcome(machine, name, alone=True) == errno.EPERM

@@ -64,7 +64,7 @@ def spec(model: Path, dtype: str = "Float32", engines: int = ENGINES) -> RLJobSp
                 "maxSequences": 8,
                 "enforceEager": True,
             },
-            "rewards": [{"name": "r", "style": "ReasoningGym"}],
+            "rewards": [{"name": "r", "kind": "ReasoningGym"}],
         }
     )
 

@@ -41,7 +41,7 @@ def make_spec(model: Path, **sections: Mapping[str, Any]) -> RLJobSpec:
         {
             "runtimeRef": {"name": "test"},
             "dataset": {"reasoningGym": {"task": "chain_sum"}},
-            "rewards": [{"name": "scorer", "style": "ReasoningGym"}],
+            "rewards": [{"name": "scorer", "kind": "ReasoningGym"}],
             **values,
         }
     )

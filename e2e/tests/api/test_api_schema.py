@@ -14,7 +14,7 @@ from e2e.cluster.errors import CommandError
 from e2e.tests.api.objects import NAMESPACE, REPOSITORY, Jobs, Refused
 from longboat_crds.algorithm import AdvantageBaseline, AdvantageScale, AlgorithmName
 from longboat_crds.objects import RLJob
-from longboat_crds.reward_style import RewardStyle
+from longboat_crds.reward_kinds import RewardIsolation, RewardKind, RewardSignature
 from tests.crds.malformed_jobs import Malformed, malformed
 from tests.crds.manifests import MINIMAL, changed
 from tests.crds.rule_cases import CASES
@@ -92,8 +92,10 @@ SECTIONS = st.fixed_dictionaries(
         ),
         "spec.rewards": st.lists(
             st.fixed_dictionaries(
-                {"name": st.sampled_from(["a", "b"]), "style": st.sampled_from([str(style) for style in RewardStyle])},
+                {"name": st.sampled_from(["a", "b"]), "kind": st.sampled_from([str(kind) for kind in RewardKind])},
                 optional={
+                    "signature": st.sampled_from([str(signature) for signature in RewardSignature]),
+                    "isolation": st.sampled_from([str(isolation) for isolation in RewardIsolation]),
                     "function": st.just("m:f"),
                     "configMap": st.just({"name": "c", "key": "k.py", "function": "f"}),
                     "domains": st.sampled_from([[], ["x"], ["x", "x"]]),

@@ -1,4 +1,4 @@
-"""Adapts reward functions of all styles to one call: `Scorer`.
+"""Adapts reward functions of all kinds and signatures to one call: `Scorer`.
 
 Sources of the signatures: verl `compute_score(data_source, solution_str, ground_truth, extra_info)` (verl docs, "Implement reward
 function for dataset"); TRL `reward(prompts, completions, **columns) -> list` (TRL docs, "Using a custom reward function").
@@ -7,71 +7,79 @@ function for dataset"); TRL `reward(prompts, completions, **columns) -> list` (T
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from longboat_crds.reasons import Reason
-from longboat_crds.reward_style import RewardStyle
+from longboat_crds.reward_kinds import RewardKind, RewardSignature
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.function import CONFIG_MAPS, RewardFunction, load_function
 from longboat_runtime.reward.result import RewardResult, RewardSample, as_result
+
+TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Awaitable
+    from typing import Any
 
 # Returns None if the function doesn't apply to the sample. Raises whatever the function raises.
 Scorer = Callable[[RewardSample], RewardResult | None]
 
 
-def load_scorer(reward: RewardFunction, field: str, config_maps: Path = CONFIG_MAPS) -> Scorer:
-    """Loads the function of `reward` in its style, with its parameters bound. Raises SpecProblem if it can't be found or called."""
-    if reward.style is RewardStyle.REASONING_GYM:
+def load_scorer(reward: RewardFunction, field: str, config_maps: str | os.PathLike[str] = CONFIG_MAPS) -> Scorer:
+    """Loads what scores for `reward`, with its parameters bound. Raises SpecProblem if it can't be found or called."""
+    if reward.kind is RewardKind.REASONING_GYM:
         # Imported only here: it imports pydantic, which makes every fork more expensive.
         from longboat_runtime.reward.gym_scorer import gym_scorer
 
         return gym_scorer(reward.parameters, field)
     function = load_function(reward, field, config_maps)
-    adapter = _ADAPTERS[reward.style]
+    adapter, signature, parameters = _ADAPTERS[reward.signature], reward.signature, reward.parameters
     _check_signature(function, reward, adapter(_EXAMPLE), field)
+    accepted = _accepted(function) if signature is RewardSignature.TRL else None
 
     def score(sample: RewardSample) -> RewardResult | None:
         positional, named = adapter(sample)
-        if reward.style is RewardStyle.TRL:
-            named = _accepted(function, named)
-        value = function(*positional, **{**named, **reward.parameters})
-        if inspect.isawaitable(value):
+        if accepted is not None:
+            named = {name: value for name, value in named.items() if name in accepted}
+        value = function(*positional, **{**named, **parameters})
+        if not isinstance(value, (float, int, RewardResult)) and inspect.isawaitable(value):
             value = _awaited(value)
-        return as_result(_score_of(value, reward.style))
+        return as_result(_score_of(value, signature))
 
     return score
 
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+if TYPE_CHECKING:
+    Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 _EXAMPLE = RewardSample(text="", prompt="")
 
 _SIGNATURES = {
-    RewardStyle.LONGBOAT: "reward(sample)",
-    RewardStyle.VERL: "compute_score(data_source, solution_str, ground_truth, extra_info)",
-    RewardStyle.TRL: "reward(prompts, completions, **columns)",
+    RewardSignature.LONGBOAT: "reward(sample)",
+    RewardSignature.VERL: "compute_score(data_source, solution_str, ground_truth, extra_info)",
+    RewardSignature.TRL: "reward(prompts, completions, **columns)",
 }
 
 
 def _check_signature(function: Callable[..., Any], reward: RewardFunction, arguments: Arguments, field: str) -> None:
-    """Raises SpecProblem if the function can't be called in its style.
+    """Raises SpecProblem if the function can't be called as its signature says.
 
     The columns of a row aren't known yet, so a TRL function may have more parameters than are bound here.
     """
     positional, named = arguments
     signature = inspect.signature(function)
     try:
-        if reward.style is RewardStyle.TRL:
-            signature.bind_partial(*positional, **{**_accepted(function, named), **reward.parameters})
+        if reward.signature is RewardSignature.TRL:
+            accepted = _accepted(function)
+            given = {name: value for name, value in named.items() if accepted is None or name in accepted}
+            signature.bind_partial(*positional, **{**given, **reward.parameters})
         else:
             signature.bind(*positional, **{**named, **reward.parameters})
     except TypeError as error:
         raise SpecProblem(
             Reason.REWARD_FUNCTION_INVALID,
             field,
-            f"It can't be called in the style {reward.style.value}: {error}. The signature must be {_SIGNATURES[reward.style]}; "
+            f"It can't be called with the signature {reward.signature.value}: {error}. It must be {_SIGNATURES[reward.signature]}; "
             "`parameters` are passed by name.",
         ) from error
 
@@ -99,28 +107,28 @@ def _trl(sample: RewardSample) -> Arguments:
     return (), {"prompts": [list(sample.messages)], "completions": [answer], **columns}
 
 
-_ADAPTERS: Mapping[RewardStyle, Callable[[RewardSample], Arguments]] = {
-    RewardStyle.LONGBOAT: lambda sample: ((sample,), {}),
-    RewardStyle.VERL: _verl,
-    RewardStyle.TRL: _trl,
+_ADAPTERS: Mapping[RewardSignature, Callable[[RewardSample], Arguments]] = {
+    RewardSignature.LONGBOAT: lambda sample: ((sample,), {}),
+    RewardSignature.VERL: _verl,
+    RewardSignature.TRL: _trl,
 }
 
 
-def _accepted(function: Callable[..., Any], named: dict[str, Any]) -> dict[str, Any]:
-    """TRL passes every column; a function without `**kwargs` gets only those that it names."""
+def _accepted(function: Callable[..., Any]) -> frozenset[str] | None:
+    """TRL passes every column (None); a function without `**kwargs` gets only those that it names."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return named
-    return {name: value for name, value in named.items() if name in parameters}
+        return None
+    return frozenset(parameters)
 
 
-def _score_of(value: Any, style: RewardStyle) -> Any:
+def _score_of(value: Any, signature: RewardSignature) -> Any:
     """The score in a returned value: verl's dict holds it under `score`, TRL's list has one entry per completion, here one."""
-    if style is RewardStyle.VERL and isinstance(value, Mapping):
+    if signature is RewardSignature.VERL and isinstance(value, Mapping):
         if "score" not in value:
             raise TypeError(f"compute_score returned a dict without `score` (it has {', '.join(map(str, value))})")
         return value["score"]
-    if style is RewardStyle.TRL:
+    if signature is RewardSignature.TRL:
         values = list(value)
         if len(values) != 1:
             raise TypeError(f"the reward function returned {len(values)} rewards for 1 completion")

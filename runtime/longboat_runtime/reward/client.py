@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from longboat_crds.reward_kinds import RewardIsolation
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.function import RewardFunction
-from longboat_runtime.reward.graders.frames import FrameBuffer, FrameError, encode
-from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
+from longboat_runtime.reward.graders.channel import Channel
+from longboat_runtime.reward.graders.frames import FrameError, to_json
+from longboat_runtime.reward.result import FunctionOutcome, IsolationInForce, OutcomeKind, RewardSample
 
 # Where the reward pod's two containers meet.
 SOCKET = Path("/run/longboat/graders.sock")
 # The graders' container may start later than the worker, or restart; in seconds.
 CONNECT_SECONDS = 60.0
 _RETRY_INTERVAL = 0.2
+_SAMPLE_FIELDS = tuple(field.name for field in fields(RewardSample))
 
 
 class GradersGone(ConnectionError):
@@ -31,28 +35,44 @@ class GraderClient:
     def __init__(self, path: Path = SOCKET) -> None:
         self._path = path
         self._connecting = asyncio.Lock()
-        self._writer: asyncio.StreamWriter | None = None
+        self._channel: Channel | None = None
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._next_id = 0
         # Loaded again when graders have restarted.
         self._loaded: dict[str, tuple[RewardSpec, str]] = {}
-        self._listening: asyncio.Task[None] | None = None
+        self._isolation: dict[str, IsolationInForce] = {}
+        self._gone: asyncio.Event = asyncio.Event()
 
-    async def load(self, reward: RewardSpec, field: str) -> SpecProblem | None:
-        """Loads the function; `field` is the spec path of `reward`. Raises GradersGone."""
+    @property
+    def isolation(self) -> Mapping[str, IsolationInForce]:
+        """How grades are kept apart now, by name of the reward, for those that are loaded. Changes while they are graded."""
+        return MappingProxyType(self._isolation)
+
+    async def load(self, reward: RewardSpec, field: str, per_grade: str | None = None) -> SpecProblem | None:
+        """Loads the function; `field` is the spec path of `reward`. Raises GradersGone.
+
+        `per_grade` is why Auto is known to have fallen back to PerGrade for it, so that graders needn't find it out again.
+        """
         await self._connect()
+        if self._loaded.get(reward.name) != (reward, field):
+            self._isolation.pop(reward.name, None)
+        if per_grade is not None and reward.isolation is RewardIsolation.AUTO:
+            self._isolation[reward.name] = IsolationInForce(RewardIsolation.PER_GRADE, per_grade)
         problem = await self._load(reward, field)
         if problem is None:
             self._loaded[reward.name] = (reward, field)
         return problem
 
     async def grade(self, reward: str, sample: RewardSample, seconds: float, seed: int) -> FunctionOutcome:
-        """One function on one sample; a lost connection is a grader error. `seconds` is the grade's timeout."""
+        """One function on one sample; a lost connection is a grader error.
+
+        `seconds` is the grade's timeout, `seed` (not negative) what random numbers are drawn from in it.
+        """
         try:
-            await self._connect()
-            answer = await self._ask(
-                {"op": "grade", "reward": reward, "sample": asdict(sample), "timeout": seconds, "seed": seed}
-            )
+            body = to_json({name: getattr(sample, name) for name in _SAMPLE_FIELDS})
+            if self._channel is None or not self._channel.open:
+                await self._connect()
+            answer = await self._ask({"op": "grade", "reward": reward, "timeout": seconds, "seed": seed}, body)
         except GradersGone as error:
             return FunctionOutcome(OutcomeKind.GRADER_ERROR, message=str(error))
         except FrameError as error:
@@ -62,67 +82,86 @@ class GraderClient:
         return FunctionOutcome.from_json(answer["outcome"])
 
     async def state(self) -> Mapping[str, Any]:
-        """`processes`, `running`, `landlock` (version, 0 for none). Raises GradersGone."""
+        """`processes`, `running`, `landlock` (version, 0 for none), `rewards` by name. Raises GradersGone.
+
+        Of a reward it says `isolation` and `reason`, `footprint` (see `zygote.footprint`), and how often its processes were `replaced`
+        by what the last grade left in them.
+        """
         await self._connect()
         return await self._ask({"op": "state"})
 
     async def close(self) -> None:
         """Closes the connection; requests under way are given up."""
-        if self._writer is not None:
-            self._writer.close()
-        if self._listening is not None:
-            await self._listening
+        if self._channel is not None and self._channel.open:
+            self._channel.close()
+            await self._gone.wait()
 
     async def _connect(self) -> None:
         async with self._connecting:
-            if self._listening is not None and not self._listening.done():
+            if self._channel is not None and self._channel.open:
                 return
-            reader, self._writer = await self._open()
-            self._listening = asyncio.create_task(self._listen(reader))
+            self._gone.clear()
+            self._channel = await self._open()
             for reward, field in self._loaded.values():
                 problem = await self._load(reward, field)
                 if problem is not None:
-                    self._writer.close()
+                    self._channel.close()
                     raise GradersGone(f"graders have restarted and no longer load {reward.name!r}: {problem}")
 
-    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        deadline = asyncio.get_running_loop().time() + CONNECT_SECONDS
+    async def _open(self) -> Channel:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + CONNECT_SECONDS
         while True:
             try:
-                return await asyncio.open_unix_connection(str(self._path))
+                channel: Channel
+                _, channel = await loop.create_unix_connection(
+                    lambda: Channel(self._receive, self._lost), str(self._path)
+                )
+                return channel
             except OSError as error:
-                if asyncio.get_running_loop().time() >= deadline:
+                if loop.time() >= deadline:
                     raise GradersGone(f"no graders at {self._path} for {CONNECT_SECONDS:g} s ({error})") from error
             await asyncio.sleep(_RETRY_INTERVAL)
 
     async def _load(self, reward: RewardSpec, field: str) -> SpecProblem | None:
-        answer = await self._ask({"op": "load", "function": RewardFunction.of(reward).to_json(), "field": field})
-        return SpecProblem(*answer["problem"]) if answer["problem"] is not None else None
+        known = self._isolation.get(reward.name)
+        answer = await self._ask(
+            {
+                "op": "load",
+                "function": RewardFunction.of(reward).to_json(),
+                "field": field,
+                "isolation": reward.isolation,
+                "reason": known.reason if known is not None else "",
+            }
+        )
+        if answer["problem"] is not None:
+            return SpecProblem(*answer["problem"])
+        self._isolation[reward.name] = IsolationInForce(RewardIsolation(answer["isolation"]), answer["reason"])
+        return None
 
-    async def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        if self._writer is None or self._listening is None or self._listening.done():
+    async def _ask(self, request: Mapping[str, Any], body: bytes = b"") -> dict[str, Any]:
+        if self._channel is None or not self._channel.open:
             raise GradersGone("the connection to the graders is closed")
         self._next_id += 1
         identity = self._next_id
-        frame = encode({"id": identity, **request})
+        self._channel.send({"id": identity, **request}, body)
         future = self._waiting[identity] = asyncio.get_running_loop().create_future()
         try:
-            self._writer.write(frame)
             return await future
         finally:
             self._waiting.pop(identity, None)
 
-    async def _listen(self, reader: asyncio.StreamReader) -> None:
-        buffer = FrameBuffer()
-        reason = "the graders closed the connection"
-        try:
-            while data := await reader.read(2**20):
-                for message in buffer.feed(data):
-                    future = self._waiting.get(message["id"])
-                    if future is not None and not future.done():
-                        future.set_result(message)
-        except (ConnectionError, FrameError) as error:
-            reason = f"the connection to the graders broke: {error}"
+    def _receive(self, message: dict[str, Any], _: bytes) -> None:
+        if "id" not in message:
+            in_force = IsolationInForce(RewardIsolation(message["isolation"]), message["reason"])
+            self._isolation[message["reward"]] = in_force
+            return
+        future = self._waiting.get(message["id"])
+        if future is not None and not future.done():
+            future.set_result(message)
+
+    def _lost(self, reason: str) -> None:
+        self._gone.set()
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(GradersGone(reason))
+                future.set_exception(GradersGone(f"the graders are gone: {reason}"))

@@ -1,30 +1,30 @@
 """A reward function named by a job's `rewards`: what graders need to know about it, and how it is found.
 
-Imports nothing large: every grade forks a process that holds this, and pays for what is mapped there.
+Imports nothing large: graders' processes are forks of one that holds this, and pay for what is mapped there.
 """
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
+import os
 import sys
-import traceback
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
 from longboat_crds.reasons import Reason
-from longboat_crds.reward_style import RewardStyle
+from longboat_crds.reward_kinds import RewardKind, RewardSignature
 from longboat_runtime.problems import SpecProblem
 
+TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import ModuleType
+    from typing import Any
+
     from longboat_crds.rewards import RewardSpec
 
 # Where the graders' container sees the ConfigMaps that rewards name: <root>/<ConfigMap>/<key>.
-CONFIG_MAPS = Path("/etc/longboat/rewards")
+CONFIG_MAPS = "/etc/longboat/rewards"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ class RewardFunction:
     """`target` is `module:function` or `/path/file.py:function`; None with a `file`, and for ReasoningGym."""
 
     name: str
-    style: RewardStyle
+    kind: RewardKind
+    signature: RewardSignature
     target: str | None
     file: FunctionFile | None
     parameters: Mapping[str, Any]
@@ -51,7 +52,7 @@ class RewardFunction:
         """The part of `reward` that says what to call and how."""
         named = reward.config_map
         file = None if named is None else FunctionFile(named.name, named.key, named.function)
-        return cls(reward.name, reward.style, reward.function, file, reward.parameters)
+        return cls(reward.name, reward.kind, reward.signature, reward.function, file, reward.parameters)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
@@ -61,26 +62,32 @@ class RewardFunction:
     def from_json(cls, value: Mapping[str, Any]) -> RewardFunction:
         """The inverse of `to_json`."""
         file = None if value["file"] is None else FunctionFile(**value["file"])
-        return cls(value["name"], RewardStyle(value["style"]), value["target"], file, value["parameters"])
+        kind, signature = RewardKind(value["kind"]), RewardSignature(value["signature"])
+        return cls(value["name"], kind, signature, value["target"], file, value["parameters"])
 
 
-def load_function(reward: RewardFunction, field: str, config_maps: Path = CONFIG_MAPS) -> Callable[..., Any]:
+def load_function(
+    reward: RewardFunction, field: str, config_maps: str | os.PathLike[str] = CONFIG_MAPS
+) -> Callable[..., Any]:
     """Imports and returns the function. `field` is the spec path of the reward, for errors. Raises SpecProblem."""
     if reward.target is not None:
         target, _, name = reward.target.rpartition(":")
         at = f"{field}.function"
-        module = _file(Path(target), at) if target.startswith("/") else _module(target, at)
+        module = _file(target, at) if target.startswith("/") else _module(target, at)
     elif reward.file is not None:
         name, at = reward.file.function, f"{field}.configMap"
-        module = _file(config_maps / reward.file.config_map / reward.file.key, at)
+        module = _file(os.path.join(config_maps, reward.file.config_map, reward.file.key), at)
     else:
         raise SpecProblem(
             Reason.REWARD_FUNCTION_NOT_FOUND,
             field,
-            "No function is named. Set `function` or `configMap`, or `style: ReasoningGym`.",
+            "No function is named. Set `function` or `configMap`, or `kind: ReasoningGym`.",
         )
     function = getattr(module, name, None)
     if function is None:
+        # Only here: who has found the function needn't hold it.
+        import difflib
+
         available = sorted(n for n, value in vars(module).items() if callable(value) and not n.startswith("_"))
         close = difflib.get_close_matches(name, available, n=1)
         raise SpecProblem(
@@ -119,32 +126,38 @@ def _module(name: str, field: str) -> ModuleType:
         raise _failed(name, field, error) from error
 
 
-def _file(path: Path, field: str) -> ModuleType:
+def _file(path: str, field: str) -> ModuleType:
     """Runs the file as a module; files beside it can be imported from it."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise SpecProblem(
             Reason.REWARD_FUNCTION_NOT_FOUND,
             field,
             f"There is no file {path} where the graders run. Mount it in the runtime's `graders` container, or give it by `configMap`.",
         )
-    spec = importlib.util.spec_from_file_location(f"longboat_reward_{path.stem}", path)
+    stem = os.path.splitext(os.path.basename(path))[0]
+    spec = importlib.util.spec_from_file_location(f"longboat_reward_{stem}", path)
     if spec is None or spec.loader is None:
         raise SpecProblem(Reason.REWARD_FUNCTION_INVALID, field, f"{path} is not a Python file.")
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent))
+    sys.path.insert(0, os.path.dirname(path))
     # Dataclasses and pickles look their module up by name.
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise _failed(str(path), field, error) from error
+        raise _failed(path, field, error) from error
     return module
 
 
 def _failed(where: str, field: str, error: Exception) -> SpecProblem:
     """The error that importing `where` ended in, with the line of the user's code it came from."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    line = f" ({frame.filename} line {frame.lineno})" if not isinstance(error, SyntaxError) else ""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    assert trace is not None
+    line = (
+        f" ({trace.tb_frame.f_code.co_filename} line {trace.tb_lineno})" if not isinstance(error, SyntaxError) else ""
+    )
     return SpecProblem(
         Reason.REWARD_FUNCTION_INVALID, field, f"Importing {where} fails: {type(error).__name__}: {error}{line}."
     )

@@ -25,7 +25,7 @@ def gym_scorer(parameters: Mapping[str, Any], field: str) -> Callable[[RewardSam
         raise SpecProblem(
             Reason.REWARD_FUNCTION_INVALID,
             f"{field}.parameters.{unknown[0]}",
-            f"The style ReasoningGym has no parameter {unknown[0]!r}. It has `tag`.",
+            f"The kind ReasoningGym has no parameter {unknown[0]!r}. It has `tag`.",
         )
     tag = parameters.get("tag")
     pattern = re.compile(rf"<{re.escape(tag)}>(.*?)</{re.escape(tag)}>", re.DOTALL) if tag else None
@@ -33,7 +33,7 @@ def gym_scorer(parameters: Mapping[str, Any], field: str) -> Callable[[RewardSam
     def score(sample: RewardSample) -> RewardResult:
         if ORIGIN not in sample.columns:
             raise ValueError(
-                "the row is not from reasoning-gym: set spec.dataset.reasoningGym, or another reward style"
+                "the row is not from reasoning-gym: set spec.dataset.reasoningGym, or another kind of reward"
             )
         origin = sample.columns[ORIGIN]
         answers = pattern.findall(sample.text) if pattern else [sample.text]

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+
+TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from longboat_crds.reward_kinds import RewardIsolation
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +80,36 @@ class OutcomeKind(StrEnum):
 class FunctionOutcome:
     """The outcome of one function on one sample, as it travels between graders and driver.
 
-    `score` counts for SCORED and WRONG_FORMAT only. `seconds` is the wall time of the grade's process.
+    `score` counts for SCORED and WRONG_FORMAT only. `seconds` is the grade's wall time, `cpu_seconds` what its process used
+    (programs that it started aside); both are taken by who supervises it.
     """
 
     kind: OutcomeKind
     score: float = 0.0
     seconds: float = 0.0
     message: str = ""
+    cpu_seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
-        return asdict(self)
+        return {
+            "kind": self.kind,
+            "score": self.score,
+            "seconds": self.seconds,
+            "message": self.message,
+            "cpu_seconds": self.cpu_seconds,
+        }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> FunctionOutcome:
         """The inverse of `to_json`. Raises KeyError, TypeError or ValueError if it isn't one."""
-        return cls(OutcomeKind(value["kind"]), float(value["score"]), float(value["seconds"]), str(value["message"]))
+        numbers = float(value["score"]), float(value["seconds"]), float(value["cpu_seconds"])
+        return cls(OutcomeKind(value["kind"]), *numbers[:2], str(value["message"]), numbers[2])
+
+
+@dataclass(frozen=True, slots=True)
+class IsolationInForce:
+    """How a reward's grades are kept apart now. Where Auto has fallen back to PerGrade, `reason` says why, in one line."""
+
+    isolation: RewardIsolation
+    reason: str = ""

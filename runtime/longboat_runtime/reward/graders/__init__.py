@@ -1,8 +1,10 @@
 """Where reward functions run.
 
-    reward worker --Unix socket--> server --socket pair--> zygote (one a function) --fork--> child (one a grade)
+    reward worker --Unix socket--> server --socket pair--> children (each grades once, or one response after the other)
+                                   server --socket pair--> zygote (one a function) --fork--> children
 
-The server speaks the protocol and never runs a user's code. A zygote has imported one reward function and forks for every
-grade, so that nothing a response does to the process outlives its grade. A child confines itself (`sandbox`), grades, answers and
-is killed with its whole process group, in time or not.
+The server speaks the protocol, keeps the time, and never runs a user's code. A zygote has imported one reward function and forks children;
+no sample passes through it. A child confines itself (`sandbox`), grades and answers. It stays for further grades if the reward's
+isolation allows it, nothing but installed code has run in it (`watch`) and the grade has left nothing behind (`leftovers`); otherwise
+it is killed with its whole process group, in time or not.
 """

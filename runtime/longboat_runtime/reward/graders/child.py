@@ -1,58 +1,147 @@
-"""The process of one grade: forked from the zygote, it confines itself, scores, answers and ends."""
+"""A process that grades: forked from the zygote, it confines itself, and answers one request or one after the other.
+
+Requests and answers are frames on one socket: {token, seed, cpu} with the sample as body; {token, outcome, leave}, where `leave` says
+what the grade left behind, so that the process must go; or {refused}, with which it ends.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-import signal
-import traceback
-from typing import IO, NoReturn
+import random
+import sys
 
 from longboat_runtime import prctl
-from longboat_runtime.reward.adapters import Scorer
 from longboat_runtime.reward.graders import frames
-from longboat_runtime.reward.graders.sandbox import Sandbox
+from longboat_runtime.reward.graders.leftovers import Baseline
+from longboat_runtime.reward.graders.sandbox import Sandbox, limit_cpu
+from longboat_runtime.reward.graders.watch import Origins, Watch
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
 
-# Longest message of an outcome, so that a frame fits into a pipe and nothing blocks.
+TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any, NoReturn
+
+    from longboat_runtime.reward.adapters import Scorer
+    from longboat_runtime.reward.graders.seccomp import Filter
+
+# Longest message of an outcome, in characters.
 MESSAGE_CHARACTERS = 2000
-_ANSWER_FD = 3
+# A process that stays is replaced after so many grades.
+MAX_GRADES = 4000
+_SERVER_FD = 3
+_READ_BYTES = 256 * 1024
 
 
-def run_grade(score: Scorer, sample: RewardSample, sandbox: Sandbox, *, answer: int, output: IO[bytes]) -> NoReturn:
-    """Never returns. `answer` is a pipe's end for one outcome frame, `output` takes standard output and error."""
+def run_child(
+    score: Scorer, sandbox: Sandbox, calls: Filter, origins: Origins, *, server: int, stays: bool, watched: bool
+) -> NoReturn:
+    """Never returns. `server` is a socket. It is made the leader of a process group by its parent.
+
+    A child that `stays` is told apart from one that grades once: it grades until a grade leaves something behind, and may start no
+    process; one that is `watched` ends before code that isn't installed runs in it.
+    """
     code = 1
     try:
-        os.setpgid(0, 0)
         prctl.die_with_parent()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
-        unconfined = _locked_in(sandbox)
-        _arrange_files(answer, output)
-        outcome = unconfined or _graded(score, sample)
-        os.write(_ANSWER_FD, frames.encode(outcome.to_json()))
+        unconfined = _locked_in(sandbox, calls)
+        _arrange_files(server, sandbox.output)
+        if unconfined is not None:
+            request, _ = next(_requests())
+            _answer({"token": request["token"], "outcome": unconfined.to_json(), "leave": "no sandbox"})
+        elif stays:
+            _grade_on(score, origins, watched)
+        else:
+            request, sample = next(_requests())
+            limit_cpu(request["cpu"])
+            _seed(request["seed"])
+            _answer({"token": request["token"], "outcome": _graded(score, _sample(sample)).to_json()})
         code = 0
     finally:
         # Whatever happened, a child must never continue as a zygote.
         os._exit(code)
 
 
-def _locked_in(sandbox: Sandbox) -> FunctionOutcome | None:
-    """The answer if the sandbox can't be entered; nothing of the response has been read by then."""
+def _grade_on(score: Scorer, origins: Origins, watched: bool) -> None:
+    baseline, output, flush = Baseline(origins), _Output(), sys.stdout.flush
+    answer, seed, graded, sampled, change, empty = _answer, _seed, _graded, _sample, baseline.change, output.empty
+    if watched:
+        Watch(origins, _graded.__code__, _refuse).start()
+    for grades, (request, sample) in enumerate(_requests(), start=1):
+        seed(request["seed"])
+        outcome = graded(score, sampled(sample)).to_json()
+        flush()
+        empty()
+        left = change() or (f"{MAX_GRADES} grades" if grades == MAX_GRADES else None)
+        answer({"token": request["token"], "outcome": outcome, "leave": left})
+        if left is not None:
+            return
+
+
+class _Output:
+    """What grades print is kept until the next one, for the message of a process that ends."""
+
+    def __init__(self) -> None:
+        self._fstat, self._truncate, self._seek = os.fstat, os.ftruncate, os.lseek
+
+    def empty(self) -> None:
+        if self._fstat(1).st_size:
+            self._truncate(1, 0)
+            self._seek(1, 0, os.SEEK_SET)
+
+
+def _requests() -> Iterator[tuple[dict[str, Any], bytes]]:
+    buffer, read = frames.FrameBuffer(), os.read
+    while data := read(_SERVER_FD, _READ_BYTES):
+        yield from buffer.feed(data)
+
+
+def _answer(answer: dict[str, Any], encode: Any = frames.encode, write: Any = os.write) -> None:
+    write(_SERVER_FD, encode(answer))
+
+
+def _refuse(what: str, answer: Any = _answer, leave: Any = os._exit) -> None:
+    """Nothing that graded code does can catch this."""
+    answer({"refused": what[:MESSAGE_CHARACTERS]})
+    leave(1)
+
+
+def _sample(body: bytes) -> RewardSample:
+    return RewardSample(**json.loads(body))
+
+
+def _seed(seed: int) -> None:
+    """Gives all global random number generators that are there the sample's own state."""
+    modules = sys.modules
+    random.seed(seed)
+    if "numpy.random" in modules:
+        modules["numpy.random"].seed(seed % 2**32)
+    if "torch.random" in modules:
+        modules["torch.random"].default_generator.manual_seed(seed % 2**63)
+    if "sympy.core.random" in modules:
+        modules["sympy.core.random"].seed(seed)
+
+
+def _locked_in(sandbox: Sandbox, calls: Filter) -> FunctionOutcome | None:
+    """The answer if the sandbox can't be entered; nothing of a response has been read by then."""
     try:
-        sandbox.enter()
+        sandbox.enter(calls)
+        if "tempfile" in sys.modules:
+            sys.modules["tempfile"].tempdir = None  # type: ignore[attr-defined]
     except (OSError, ValueError) as error:
         return FunctionOutcome(OutcomeKind.GRADER_ERROR, message=describe(error))
     return None
 
 
-def _arrange_files(answer: int, output: IO[bytes]) -> None:
-    """Standard streams, the answer at a fixed number that programs started from here don't inherit, nothing else."""
+def _arrange_files(server: int, output: int) -> None:
+    """Standard streams, the socket at a fixed number that programs started from here don't inherit, nothing else."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
-    os.dup2(output.fileno(), 1)
-    os.dup2(output.fileno(), 2)
-    os.dup2(answer, _ANSWER_FD, inheritable=False)
-    os.closerange(_ANSWER_FD + 1, os.sysconf("SC_OPEN_MAX"))
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.dup2(server, _SERVER_FD, inheritable=False)
+    os.closerange(_SERVER_FD + 1, os.sysconf("SC_OPEN_MAX"))
 
 
 def _graded(score: Scorer, sample: RewardSample) -> FunctionOutcome:
@@ -70,6 +159,7 @@ def _graded(score: Scorer, sample: RewardSample) -> FunctionOutcome:
 
 def describe(error: BaseException) -> str:
     """One line: the error and where it came from."""
-    frames_of_error = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames_of_error[-1].filename} line {frames_of_error[-1].lineno})" if frames_of_error else ""
+    place, trace = "", error.__traceback__
+    while trace is not None:
+        place, trace = f" ({trace.tb_frame.f_code.co_filename} line {trace.tb_lineno})", trace.tb_next
     return f"{type(error).__name__}: {error}"[: MESSAGE_CHARACTERS // 2] + place[-MESSAGE_CHARACTERS // 2 :]

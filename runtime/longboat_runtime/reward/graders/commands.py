@@ -15,9 +15,9 @@ from longboat_runtime.reward.function import CONFIG_MAPS
 def graders(
     socket: Annotated[Path, typer.Option(help="Unix socket to listen on.")],
     processes: Annotated[int, typer.Option(min=1, help="Grades that run at once.")] = 1,
-    config_maps: Annotated[
-        Path, typer.Option(help="Directory with the files of rewards given by ConfigMap.")
-    ] = CONFIG_MAPS,
+    config_maps: Annotated[Path, typer.Option(help="Directory with the files of rewards given by ConfigMap.")] = Path(
+        CONFIG_MAPS
+    ),
     parent: Annotated[int | None, typer.Option(hidden=True, help="Process that started this one: end with it.")] = None,
 ) -> None:
     """Runs reward functions, each grade in a process that can be killed."""

@@ -1,26 +1,43 @@
-"""Messages on a stream: four bytes of length, big endian, then one JSON object. Pure."""
+"""Messages on a stream: the lengths of header and body, each four bytes, big endian; then a JSON object; then the body's bytes. Pure.
+
+The body is a sample, which who only passes it on needn't decode.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
 
-HEADER_BYTES = 4
+TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+_LENGTH_BYTES = 4
+_LENGTHS_BYTES = 2 * _LENGTH_BYTES
 # A response and its row; far more than any model's context.
 MAX_FRAME_BYTES = 64 * 2**20
+_dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class FrameError(ValueError):
-    """What came isn't a frame: the stream can no longer be trusted."""
+    """What came, or should go, isn't a frame: the stream can't be trusted, or the message can't be sent."""
 
 
-def encode(message: Mapping[str, Any]) -> bytes:
-    """The frame of `message`. Raises FrameError if it is too long."""
-    body = json.dumps(message, separators=(",", ":")).encode()
-    if len(body) > MAX_FRAME_BYTES:
-        raise FrameError(f"a message of {len(body)} bytes; at most {MAX_FRAME_BYTES} can be sent")
-    return len(body).to_bytes(HEADER_BYTES, "big") + body
+def to_json(value: Any) -> bytes:
+    """A value as JSON. Raises FrameError if it has no such form."""
+    try:
+        return _dumps(value).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise FrameError(f"it isn't JSON: {error}") from error
+
+
+def encode(message: Mapping[str, Any], body: bytes = b"") -> bytes:
+    """The frame of `message`. Raises FrameError if it is too long or isn't JSON."""
+    header = to_json(message)
+    length = len(header) + len(body)
+    if length > MAX_FRAME_BYTES:
+        raise FrameError(f"a message of {length} bytes; at most {MAX_FRAME_BYTES} can be sent")
+    return len(header).to_bytes(_LENGTH_BYTES, "big") + len(body).to_bytes(_LENGTH_BYTES, "big") + header + body
 
 
 class FrameBuffer:
@@ -30,25 +47,34 @@ class FrameBuffer:
         self._limit = limit
         self._data = bytearray()
 
-    def feed(self, data: bytes) -> list[dict[str, Any]]:
-        """Messages that are complete with `data`. Raises FrameError for what can't be one."""
+    @property
+    def empty(self) -> bool:
+        """Whether the last message is complete."""
+        return not self._data
+
+    def feed(self, data: bytes) -> list[tuple[dict[str, Any], bytes]]:
+        """Messages that are complete with `data`, each with its body. Raises FrameError for what can't be one."""
         self._data += data
-        messages: list[dict[str, Any]] = []
-        while len(self._data) >= HEADER_BYTES:
-            length = int.from_bytes(self._data[:HEADER_BYTES], "big")
-            if length > self._limit:
-                raise FrameError(f"a frame of {length} bytes; at most {self._limit} are taken")
-            end = HEADER_BYTES + length
-            if len(self._data) < end:
+        messages: list[tuple[dict[str, Any], bytes]] = []
+        start, available = 0, len(self._data)
+        while available - start >= _LENGTHS_BYTES:
+            middle, first = start + _LENGTH_BYTES, start + _LENGTHS_BYTES
+            header = int.from_bytes(self._data[start:middle], "big")
+            body = int.from_bytes(self._data[middle:first], "big")
+            if header + body > self._limit:
+                raise FrameError(f"a frame of {header + body} bytes; at most {self._limit} are taken")
+            end = first + header + body
+            if available < end:
                 break
-            messages.append(_decode(bytes(self._data[HEADER_BYTES:end])))
-            del self._data[:end]
+            messages.append((_decode(self._data[first : first + header]), bytes(self._data[first + header : end])))
+            start = end
+        del self._data[:start]
         return messages
 
 
-def _decode(body: bytes) -> dict[str, Any]:
+def _decode(header: bytes | bytearray) -> dict[str, Any]:
     try:
-        message = json.loads(body)
+        message = json.loads(header)
     except (ValueError, RecursionError) as error:
         raise FrameError(f"not JSON: {error}") from error
     if not isinstance(message, dict):

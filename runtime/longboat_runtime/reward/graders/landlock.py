@@ -8,9 +8,11 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
+
+TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _LIBRARY = ctypes.CDLL(None, use_errno=True)
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -43,7 +45,7 @@ def write_accesses(abi: int) -> int:
     )
 
 
-def ruleset(writable: Path) -> int | None:
+def ruleset(writable: str) -> int | None:
     """A file descriptor of rules that allow writing only below `writable`; None where the kernel has no Landlock.
 
     Raises OSError if the kernel refuses.
@@ -59,7 +61,7 @@ def ruleset(writable: Path) -> int | None:
     fd = _checked(_CREATE_RULESET, attributes, size, 0)
     try:
         _allow(fd, [writable], accesses)
-        _allow(fd, [Path(device) for device in _DEVICES], accesses & (_WRITE_FILE | _TRUNCATE))
+        _allow(fd, _DEVICES, accesses & (_WRITE_FILE | _TRUNCATE))
     except BaseException:
         os.close(fd)
         raise
@@ -72,7 +74,7 @@ def restrict(rules: int | None) -> None:
         _checked(_RESTRICT_SELF, rules, 0)
 
 
-def _allow(rules: int, paths: Sequence[Path], accesses: int) -> None:
+def _allow(rules: int, paths: Sequence[str], accesses: int) -> None:
     for path in paths:
         target = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:

@@ -1,61 +1,164 @@
-"""What grades leave behind: processes that nobody waits for any more, and directories."""
+"""What a grade leaves behind: directories, and changes to a process that stays for the next grade.
+
+A process in which anything has changed grades no more; another one takes its place. Nothing here asks what a change is good for: a
+function that counts or caches across grades would score differently in another order.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
+import _signal  # type: ignore[import-not-found]  # what `signal` makes enumerations of, slowly
+import atexit
+import gc
 import os
-import secrets
-import signal
-from collections.abc import Collection
-from pathlib import Path
+import resource
+import sys
+from collections.abc import Mapping
+from functools import partial
+from operator import is_
 
-_INTERVAL = 1.0
+from longboat_runtime.reward.graders.watch import Origins
 
+TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import ModuleType
+    from typing import Any
 
-async def reap_orphans(known: Collection[int]) -> None:
-    """Kills and reaps children of this process that aren't `known`, such as programs of grades whose zygote died.
-
-    Every second, until cancelled.
-    """
-    while True:
-        await asyncio.sleep(_INTERVAL)
-        for pid in children().difference(known):
-            _end(pid)
-
-
-def _end(pid: int) -> None:
-    """Kills a child and reaps it if it has ended by now; else the next round does."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)
-
-
-def children() -> set[int]:
-    """Children of all threads of this process, adopted ones included."""
-    tasks = Path("/proc/self/task")
-    return {int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()}
+# By how much the memory of a process may grow over its grades, in bytes.
+MAX_GROWTH = 128 * 2**20
+# Modules whose names every reward function may rely on. Those that aren't installed (the function's own) are watched too.
+_WATCHED_MODULES = ("builtins", "json", "json.decoder", "json.encoder", "math", "operator", "os", "random", "re", "sys")
+_OURS = ("longboat_runtime.reward.adapters", "longboat_runtime.reward.result", "longboat_runtime.reward.graders.child")
+_CONTAINERS = (dict, list, set, bytearray)
+_RLIMITS = (resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)
+_SIGNALS = range(1, 32)
+_TIMERS = (_signal.ITIMER_REAL, _signal.ITIMER_VIRTUAL, _signal.ITIMER_PROF)
+_TASKS, _FILES, _MEMORY = "/proc/self/task", "/proc/self/fd", "/proc/self/statm"
 
 
-def remove_tree(root: Path) -> None:
+class Baseline:
+    """This process as it was before its first grade. What is compared, and with what, is held here, where no name is looked up."""
+
+    def __init__(self, origins: Origins) -> None:
+        own = [module for module in list(sys.modules.values()) if not origins.installed_module(module)]
+        watched = [sys.modules[name] for name in (*_WATCHED_MODULES, *_OURS) if name in sys.modules]
+        scopes = [vars(module) for module in (*watched, *own)] + [*_scopes_within(own)]
+        self._bindings = [(scope, tuple(scope), tuple(scope.values())) for scope in scopes]
+        self._sizes = [(container, len(container)) for container in _containers(scopes[len(watched) :])]
+        # Modules that are imported later stand after these.
+        self._modules, self._loaded = sys.modules, tuple(sys.modules.values())
+        self._statm = os.open(_MEMORY, os.O_RDONLY | os.O_CLOEXEC)
+        self._page = resource.getpagesize()
+        # Bound here, before anything can have been replaced.
+        self._checks: list[tuple[str, Callable[[], Any], Any]] = []
+        stat, listdir, getitimer, getsignal, getrlimit = (
+            os.stat,
+            os.listdir,
+            _signal.getitimer,
+            _signal.getsignal,
+            resource.getrlimit,
+        )
+        self._check("a thread", lambda: stat(_TASKS).st_nlink)
+        self._check("an open file", lambda: len(listdir(_FILES)))
+        self._check("another working directory", os.getcwd)
+        self._check("a file", lambda: listdir("."))
+        self._check("a changed environment", os.environ._data.copy)  # type: ignore[attr-defined]
+        self._check("another umask", partial(os.umask, 0o077))
+        self._check("a signal handler", lambda: [*map(getsignal, _SIGNALS)])
+        self._check("a blocked signal", partial(_signal.pthread_sigmask, _signal.SIG_BLOCK, ()))
+        self._check("a timer", lambda: [*map(getitimer, _TIMERS)])
+        self._check("a function to be called at exit", atexit._ncallbacks)
+        self._check("another limit", lambda: [*map(getrlimit, _RLIMITS)])
+        for name, ask in (
+            ("a trace function", sys.gettrace),
+            ("a profile function", sys.getprofile),
+            ("another recursion limit", sys.getrecursionlimit),
+            ("the garbage collector switched", gc.isenabled),
+            ("other garbage collector thresholds", gc.get_threshold),
+        ):
+            self._check(name, ask)
+        for name, items in (
+            ("sys.path", sys.path),
+            ("sys.meta_path", sys.meta_path),
+            ("sys.path_hooks", sys.path_hooks),
+            ("gc.callbacks", gc.callbacks),
+        ):
+            self._check(f"a changed {name}", partial(list, items))
+        self._resident = self._resident_pages()
+
+    def change(self) -> str | None:
+        """What the last grade left, as an object of "it left"; None if nothing."""
+        for name, ask, expected in self._checks:
+            if ask() != expected:
+                return name
+        for scope, names, values in self._bindings:
+            if len(scope) != len(names) or not all(map(is_, scope.values(), values)):
+                return f"a changed {_name_of(scope, names, values)}"
+        for container, size in self._sizes:
+            if len(container) != size:
+                return "something in a global variable"
+        if not all(map(is_, self._modules.values(), self._loaded)):
+            return "another module in sys.modules"
+        growth = (self._resident_pages() - self._resident) * self._page
+        return f"{growth >> 20} MiB more memory in use" if growth > MAX_GROWTH else None
+
+    def _check(self, name: str, ask: Callable[[], Any]) -> None:
+        self._checks.append((name, ask, ask()))
+
+    def _resident_pages(self) -> int:
+        return int(os.pread(self._statm, 64, 0).split()[1])
+
+
+def _scopes_within(modules: Iterable[ModuleType]) -> Iterable[Mapping[str, Any]]:
+    """Attributes of the classes, functions and plain objects that are global in `modules`."""
+    for module in modules:
+        for value in list(vars(module).values()):
+            from_here = module.__name__ in (type(value).__module__, getattr(value, "__module__", None))
+            if from_here and isinstance(getattr(value, "__dict__", None), Mapping):
+                yield value.__dict__
+
+
+def _containers(scopes: Iterable[Mapping[str, Any]]) -> Iterable[Any]:
+    """Containers that are bound in `scopes`, or are defaults of functions bound there."""
+    for scope in scopes:
+        for value in scope.values():
+            if isinstance(value, _CONTAINERS):
+                yield value
+            else:
+                defaults = (*(getattr(value, "__defaults__", None) or ()),)
+                yield from (default for default in defaults if isinstance(default, _CONTAINERS))
+
+
+def _name_of(scope: Mapping[str, Any], names: tuple[str, ...], values: tuple[Any, ...]) -> str:
+    """A name in `scope` that isn't bound as it was, in its module."""
+    place = scope.get("__name__", scope.get("__module__", "object"))
+    place = place if type(place) is str else "object"
+    before = dict(zip(names, values, strict=True))
+    for name in [*scope, *names]:
+        if name not in before or name not in scope or scope[name] is not before[name]:
+            return f"{place}.{name}"
+    return place
+
+
+def remove_tree(root: str) -> None:
     """Removes a directory whose content may be made to prevent that: too deep for recursion or a path, or without permissions.
 
     Every directory found is moved to the top under a short name before it is looked into, so no path grows. Symbolic links
     are removed, never followed. Nobody may be writing there any more.
     """
-    root.chmod(0o700)
-    prefix = secrets.token_hex(8)
+    os.chmod(root, 0o700)
+    prefix = os.urandom(8).hex()
     found = [root]
     for directory in found:
         with os.scandir(directory) as entries:
             content = list(entries)
         for entry in content:
-            path = Path(entry.path)
             if entry.is_dir(follow_symlinks=False):
-                path.chmod(0o700)
-                found.append(path.rename(root / f"{prefix}-{len(found)}"))
+                os.chmod(entry.path, 0o700)
+                moved = f"{root}/{prefix}-{len(found)}"
+                os.rename(entry.path, moved)
+                found.append(moved)
             else:
-                path.unlink()
+                os.unlink(entry.path)
     for directory in reversed(found):
-        directory.rmdir()
+        os.rmdir(directory)

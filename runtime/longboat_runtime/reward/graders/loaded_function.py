@@ -1,13 +1,14 @@
-"""A reward function, loaded and ready to be called: its zygote's process, and the requests in flight there."""
+"""A reward function, loaded and ready to be called: its zygote's process, and the children that grade for it."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Mapping
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,27 +16,47 @@ from typing import Any
 import structlog
 
 from longboat_crds.reasons import Reason
+from longboat_crds.reward_kinds import RewardIsolation
 from longboat_runtime.problems import SpecProblem
-from longboat_runtime.reward.graders.frames import FrameBuffer, FrameError, encode
+from longboat_runtime.reward.graders.frames import FrameError
+from longboat_runtime.reward.graders.supervised import Answer, Grading, Supervised
+from longboat_runtime.reward.graders.zygote_process import ZygoteProcess
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
 
 log = structlog.get_logger()
 
 # Importing a function may read large libraries from a slow volume.
 LOAD_SECONDS = 120.0
-# A zygote that hasn't answered so long after a grade's own timeout is stuck.
+# A zygote that doesn't do what it was told for so long is stuck.
 STUCK_SECONDS = 15.0
+# How many reasons for replacing children are told apart.
+_REASONS = 32
+_STARTS_A_PROCESS = "it starts a process or a program"
 
 
 class LoadedFunction:
     """Starts a zygote for `function` (JSON of a RewardFunction) when it is first needed, and again if it has died.
 
-    `zygotes` holds the process ids of running zygotes and is kept up to date.
+    It has up to `processes` children that grade and one in reserve. `isolation` is what is in force; where Auto falls back to PerGrade,
+    `reason` says why, and `fell_back` is called. `zygotes` holds the process ids of running zygotes and is kept up to date.
     """
 
     def __init__(
-        self, function: Mapping[str, Any], field: str, config_maps: Path, scratch: Path, zygotes: set[int]
+        self,
+        function: Mapping[str, Any],
+        field: str,
+        config_maps: Path,
+        scratch: Path,
+        zygotes: set[int],
+        processes: int,
+        isolation: RewardIsolation,
+        fell_back: Callable[[LoadedFunction], None],
     ) -> None:
+        self.name = str(function["name"])
+        self.isolation, self.reason = isolation, ""
+        self.footprint: Mapping[str, Any] = {}
+        # Why children were replaced, and how often.
+        self.replaced: Counter[str] = Counter()
         self._load_request = {
             "function": dict(function),
             "field": field,
@@ -43,9 +64,20 @@ class LoadedFunction:
             "scratch": str(scratch),
         }
         self._field = field
-        self._zygotes = zygotes
+        self._zygotes, self._processes, self._fell_back = zygotes, processes, fell_back
         self._starting = asyncio.Lock()
-        self._zygote: _Zygote | None = None
+        self._zygote: ZygoteProcess | None = None
+        self._restarting: asyncio.Task[None] | None = None
+        self._numbers = 0
+        # All that haven't ended; those without a pid are being forked.
+        self._children: dict[int, Supervised] = {}
+        self._dying = 0
+        self._idle: list[Supervised] = []
+        self._waiting: deque[Grading] = deque()
+        self._alone: deque[Grading] = deque()
+        self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._look_at = float("inf")
 
     async def load(self) -> None:
         """Imports the function. Raises SpecProblem if it can't be loaded."""
@@ -55,23 +87,276 @@ class LoadedFunction:
                 self._zygote = None
             if self._zygote is None:
                 self._zygote = await self._start()
+        self._provide()
 
-    async def grade(self, sample: Mapping[str, Any], timeout: float) -> FunctionOutcome:  # noqa: ASYNC109 - the grade's, not the call's
-        """One grade; `sample` has the fields of RewardSample, `timeout` is in seconds."""
-        await self.load()
-        assert self._zygote is not None
-        return await self._zygote.grade(sample, timeout)
+    def grade(self, grading: Grading) -> None:
+        """Has it graded; its `done` is called, later or at once."""
+        (self._alone if grading.alone else self._waiting).append(grading)
+        self._provide()
+
+    def fall_back(self, reason: str) -> None:
+        """Under Auto: every grade has a process of its own from here on."""
+        if self.isolation is not RewardIsolation.AUTO:
+            return
+        self.isolation, self.reason = RewardIsolation.PER_GRADE, " ".join(reason.split())
+        log.info("a reward is graded by a process for each grade from now on", reward=self.name, reason=self.reason)
+        self._waiting.extendleft(reversed(self._alone))
+        self._alone.clear()
+        for child in [child for child in self._children.values() if child.stays and child.grading is None]:
+            self._kill(child)
+        self._fell_back(self)
 
     async def close(self) -> None:
         """Ends the zygote and all its grades."""
+        self._closed = True
+        if self._restarting is not None:
+            self._restarting.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         async with self._starting:
             if self._zygote is not None:
                 await self._zygote.close()
                 self._zygote = None
 
-    async def _start(self) -> _Zygote:
-        zygote = await _Zygote.start(self._zygotes)
-        zygote.send(self._load_request)
+    # --- Children --------------------------------------------------------------------------------------------------
+
+    @property
+    def _stays(self) -> bool:
+        return self.isolation is not RewardIsolation.PER_GRADE
+
+    def _provide(self) -> None:
+        """Gives samples to children that are free, and has as many forked as are missing."""
+        if self._closed:
+            self._fail("the reward is no longer graded here")
+            return
+        if self._zygote is None or self._zygote.dead:
+            if (self._waiting or self._alone) and (self._restarting is None or self._restarting.done()):
+                self._restarting = asyncio.get_running_loop().create_task(self._restart())
+            return
+        while self._waiting and self._idle:
+            self._begin(self._idle.pop(), self._waiting.popleft())
+        if not self._alone and (self._idle or len(self._children) - self._dying > self._processes):
+            return
+        living = [child for child in self._children.values() if child.dying is None]
+        starting = sum(not child.pid for child in living if child.stays == self._stays)
+        present = sum(child.stays == self._stays for child in living)
+        missing = min(len(self._waiting) + 1 - len(self._idle) - starting, self._processes + 1 - present)
+        for _ in range(missing):
+            self._fork(self._stays)
+        if self._stays:
+            unforked = sum(not child.pid for child in living if not child.stays)
+            for _ in range(len(self._alone) - unforked):
+                self._fork(stays=False)
+
+    def _fork(self, stays: bool) -> None:
+        assert self._zygote is not None
+        self._numbers += 1
+        ours, theirs = socket.socketpair()
+        child = Supervised(self._numbers, stays, ours, asyncio.get_running_loop(), self._read)
+        self._children[child.number] = child
+        with theirs:
+            watched = self.isolation is RewardIsolation.AUTO
+            self._zygote.tell({"fork": child.number, "stays": stays, "watched": watched}, theirs)
+        self._look(child.asked + STUCK_SECONDS, child.asked)
+
+    def _free(self, child: Supervised, *, fresh: bool = False) -> None:
+        """It could grade. Who has graded last, and knows the way, is asked first; a `fresh` one is the reserve."""
+        if child.dying is not None:
+            return
+        if child.stays != self._stays and not (self._alone and not child.stays):
+            self._kill(child)
+        elif child.stays == self._stays:
+            self._idle.insert(0 if fresh else len(self._idle), child)
+        else:
+            self._begin(child, self._alone.popleft())
+        self._provide()
+
+    def _begin(self, child: Supervised, grading: Grading) -> None:
+        child.grade(grading)
+        now = grading.started
+        self._look(child.due(now), now)
+
+    def _read(self, child: Supervised) -> None:
+        """It has said something, or ended."""
+        try:
+            answer = child.read()
+        except ConnectionError:
+            # Ended, or nearly; with what status the zygote says.
+            self._kill(child)
+            return
+        except FrameError as error:
+            self._end_grading(child, f"the grade's answer can't be read: {error}")
+            self._kill(child)
+            return
+        if answer is not None:
+            self._answered(child, answer)
+
+    def _answered(self, child: Supervised, answer: Answer) -> None:
+        if answer.refused is not None or answer.outcome is None:
+            self._violated(child, f"a grade {answer.refused}")
+            return
+        grading, child.grading = child.grading, None
+        assert grading is not None
+        if answer.leave is not None:
+            known = answer.leave in self.replaced or len(self.replaced) < _REASONS
+            self.replaced[answer.leave if known else "something else"] += 1
+        if not child.stays or answer.leave is not None:
+            self._kill(child)
+        else:
+            self._free(child)
+        grading.done(answer.outcome)
+
+    def _violated(self, child: Supervised, reason: str) -> None:
+        """A child that stays did what only a process of one grade may do."""
+        grading, child.grading = child.grading, None
+        self._kill(child)
+        self.fall_back(reason)
+        if grading is not None:
+            self._waiting.appendleft(grading)
+        self._provide()
+
+    def _end_grading(self, child: Supervised, message: str) -> None:
+        """Its grading ends without an answer that could be read: in a process of its own it is graded again."""
+        grading = child.grading
+        if grading is None:
+            return
+        if child.stays and self.isolation is not RewardIsolation.SHARED:
+            grading.alone, child.grading = True, None
+            (self._alone if self._stays else self._waiting).appendleft(grading)
+            return
+        outcome = child.outcome(OutcomeKind.GRADER_ERROR, message)
+        child.grading = None
+        grading.done(outcome)
+
+    def _kill(self, child: Supervised) -> None:
+        """Ends it. Whether that happened the zygote says."""
+        if child in self._idle:
+            self._idle.remove(child)
+        if child.dying is None:
+            child.dying = time.monotonic()
+            self._dying += 1
+            if self._zygote is not None:
+                self._zygote.tell({"kill": child.number})
+            self._look(child.dying + STUCK_SECONDS, child.dying)
+        if child.grading is None:
+            child.close()
+        else:
+            child.loop.remove_reader(child.socket)
+
+    # --- What the zygote says --------------------------------------------------------------------------------------
+
+    def _heard(self, message: Mapping[str, Any]) -> None:
+        match message:
+            case {"forked": number, "pid": pid}:
+                child = self._children[number]
+                if child.dying is None:
+                    child.begin(pid)
+                    self._free(child, fresh=True)
+            case {"failed": number, "error": error}:
+                child = self._children.pop(number)
+                self._dying -= child.dying is not None
+                child.close()
+                waiting = self._alone if not child.stays and self._stays else self._waiting
+                if waiting:
+                    failed = FunctionOutcome(OutcomeKind.GRADER_ERROR, message=f"a grade can't be started: {error}")
+                    waiting.popleft().done(failed)
+            case {"ended": number, "status": status, "output": output}:
+                self._ended(self._children.pop(number), status, output)
+
+    def _ended(self, child: Supervised, status: int, output: str) -> None:
+        if child.dying is None:
+            # What it said last may be unread.
+            child.dying = time.monotonic()
+        else:
+            self._dying -= 1
+        if child.grading is not None:
+            self._read_last(child)
+        if child in self._idle:
+            self._idle.remove(child)
+        grading = child.grading
+        if grading is not None:
+            outcome = child.unanswered(status, output)
+            forked = os.waitstatus_to_exitcode(status) == -signal.SIGSYS and child.stays
+            if forked and self.isolation is RewardIsolation.AUTO:
+                self._violated(child, _STARTS_A_PROCESS)
+            elif (
+                child.stays and self.isolation is not RewardIsolation.SHARED and outcome.kind is not OutcomeKind.TIMEOUT
+            ):
+                self._end_grading(child, "")
+            else:
+                child.grading = None
+                grading.done(outcome)
+        child.close()
+        self._provide()
+
+    def _read_last(self, child: Supervised) -> None:
+        with suppress(ConnectionError, FrameError):
+            answer = child.read()
+            if answer is not None:
+                self._answered(child, answer)
+
+    # --- Time ------------------------------------------------------------------------------------------------------
+
+    def _look(self, at: float, now: float) -> None:
+        """Looks at all children at `at`, of the monotonic clock, if not before."""
+        if at < self._look_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._look_at = at
+            self._timer = asyncio.get_running_loop().call_later(max(at - now, 0.0), self._watch)
+
+    def _watch(self) -> None:
+        now = time.monotonic()
+        self._timer, self._look_at = None, float("inf")
+        for child in list(self._children.values()):
+            told = child.told_at
+            if told is not None and now >= told + STUCK_SECONDS and self._zygote is not None:
+                log.warning("a zygote is stuck", reward=self.name)
+                self._zygote.kill()
+                return
+            outcome = child.overdue(now)
+            if outcome is not None:
+                grading, child.grading = child.grading, None
+                assert grading is not None
+                self._kill(child)
+                grading.done(outcome)
+        self._provide()
+        for child in self._children.values():
+            told = child.told_at
+            self._look(child.due(now) if told is None else told + STUCK_SECONDS, now)
+
+    # --- The zygote's process --------------------------------------------------------------------------------------
+
+    async def _restart(self) -> None:
+        try:
+            await self.load()
+        except SpecProblem as problem:
+            self._fail(str(problem))
+
+    def _fail(self, message: str) -> None:
+        """Nothing that waits can be graded."""
+        waiting = [*self._waiting, *self._alone]
+        self._waiting.clear()
+        self._alone.clear()
+        for grading in waiting:
+            grading.done(FunctionOutcome(OutcomeKind.GRADER_ERROR, message=message))
+
+    def _lost(self) -> None:
+        """The zygote has ended, and all its children with it."""
+        children = list(self._children.values())
+        self._children.clear()
+        self._idle.clear()
+        self._dying = 0
+        for child in children:
+            if child.grading is not None:
+                outcome = child.outcome(OutcomeKind.GRADER_ERROR, "the grader's process died")
+                grading, child.grading = child.grading, None
+                grading.done(outcome)
+            child.close()
+        self._provide()
+
+    async def _start(self) -> ZygoteProcess:
+        zygote = ZygoteProcess(self._load_request, self._zygotes, self._heard, self._lost)
         try:
             answer = await asyncio.wait_for(zygote.loaded, LOAD_SECONDS)
         except TimeoutError:
@@ -92,94 +377,5 @@ class LoadedFunction:
         if "problem" in answer:
             await zygote.close()
             raise SpecProblem(*answer["problem"])
+        self.footprint = answer["loaded"]
         return zygote
-
-
-class _Zygote:
-    """A running zygote and its end of the socket pair."""
-
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        zygotes: set[int],
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        self._process, self._zygotes, self._reader, self._writer = process, zygotes, reader, writer
-        self._next_id = 0
-        self._waiting: dict[int, asyncio.Future[FunctionOutcome]] = {}
-        # Its answer to the request to load; None if it ended instead.
-        self.loaded: asyncio.Future[dict[str, Any] | None] = asyncio.get_running_loop().create_future()
-        self._listening = asyncio.create_task(self._listen())
-
-    @classmethod
-    async def start(cls, zygotes: set[int]) -> _Zygote:
-        ours, theirs = socket.socketpair()
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        with theirs:
-            process = subprocess.Popen(  # noqa: ASYNC220 - returns as soon as the program runs
-                [sys.executable, "-m", "longboat_runtime.reward.graders.zygote", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=environment,
-            )
-        zygotes.add(process.pid)
-        return cls(process, zygotes, *await asyncio.open_connection(sock=ours))
-
-    @property
-    def dead(self) -> bool:
-        return self._listening.done()
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        self._writer.write(encode(message))
-
-    async def grade(self, sample: Mapping[str, Any], seconds: float) -> FunctionOutcome:
-        self._next_id += 1
-        identity = self._next_id
-        future = self._waiting[identity] = asyncio.get_running_loop().create_future()
-        self.send({"id": identity, "sample": dict(sample), "timeout": seconds})
-        try:
-            return await asyncio.wait_for(future, seconds + STUCK_SECONDS)
-        except TimeoutError:
-            self._process.kill()
-            return FunctionOutcome(OutcomeKind.GRADER_ERROR, message="the grader's process is stuck and was replaced")
-        finally:
-            self._waiting.pop(identity, None)
-
-    async def _listen(self) -> None:
-        buffer = FrameBuffer()
-        try:
-            while data := await self._reader.read(2**20):
-                for message in buffer.feed(data):
-                    self._take(message)
-        except (ConnectionError, FrameError) as error:
-            log.warning("a zygote is lost", pid=self._process.pid, error=str(error))
-        finally:
-            if not self.loaded.done():
-                self.loaded.set_result(None)
-            lost = FunctionOutcome(OutcomeKind.GRADER_ERROR, message="the grader's process died")
-            for future in self._waiting.values():
-                if not future.done():
-                    future.set_result(lost)
-
-    def _take(self, message: dict[str, Any]) -> None:
-        if not self.loaded.done():
-            self.loaded.set_result(message)
-            return
-        future = self._waiting.get(message["id"])
-        if future is not None and not future.done():
-            future.set_result(FunctionOutcome.from_json(message["outcome"]))
-
-    async def close(self) -> int:
-        """Ends it and returns its exit code (negative: signal)."""
-        self._writer.close()
-        with suppress(ConnectionError):
-            await self._writer.wait_closed()
-        try:
-            code = await asyncio.wait_for(asyncio.to_thread(self._process.wait), 5)
-        except TimeoutError:
-            self._process.kill()
-            code = await asyncio.to_thread(self._process.wait)
-        self._zygotes.discard(self._process.pid)
-        await self._listening
-        return code

@@ -2,6 +2,7 @@
 
 What it doesn't deny is still subject to the pod's own filter (RuntimeDefault), which allows only known calls. It denies
 the network, ways around the file rules, ways to keep processes or state beyond the grade, and signals to the processes that watch it.
+A process that stays for further grades is killed when it starts another or a program: an error could be caught, and pass for a zero.
 Constants: linux/filter.h, linux/seccomp.h, linux/audit.h, linux/sched.h.
 """
 
@@ -10,9 +11,11 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import platform
 import struct
-from collections.abc import Sequence
+
+TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _LOAD, _AND, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 _ALLOW, _ERROR, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
@@ -43,7 +46,9 @@ DENIED = (
 )
 # Calls whose first argument is a process that gets a signal.
 _SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
-_CLONE_NAMESPACES = 0x7E020000
+_CLONE_NAMESPACES, _CLONE_THREAD = 0x7E020000, 0x00010000
+# Starting processes and programs. 64-bit Arm has clone alone.
+_STARTS = {"x86_64": ("fork", "vfork", "execve", "execveat"), "aarch64": ("execve", "execveat")}
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE_MASK = 1, 1, 0xF
 
 # struct sock_filter, and where in it the constant stands.
@@ -55,11 +60,12 @@ _LIBRARY = ctypes.CDLL(None, use_errno=True)
 Instruction = tuple[int, int, int, int]
 
 
-def filter_program(group: int, protected: Sequence[int], machine: str) -> list[Instruction]:
+def filter_program(group: int, protected: Sequence[int], machine: str, *, alone: bool = False) -> list[Instruction]:
     """The filter as BPF instructions (code, jump if true, jump if false, constant).
 
     `group` is the grade's process group, which may be signalled as a whole; `protected` are processes that may not be
-    signalled. A call denied fails with EPERM; one of another architecture kills.
+    signalled. A call denied fails with EPERM; one of another architecture kills. `alone` is for a process that stays: starting
+    another process or program kills it, and it may signal itself only.
     """
     deny = _ERROR | errno.EPERM
     program: list[Instruction] = [
@@ -74,9 +80,11 @@ def filter_program(group: int, protected: Sequence[int], machine: str) -> list[I
         program += [(_JUMP_EQUAL, 0, 1, number(name, machine)), (_RETURN, 0, 0, deny)]
     # clone3 has its flags in memory, where a filter can't read them; without it the C library uses clone.
     program += [(_JUMP_EQUAL, 0, 1, number("clone3", machine)), (_RETURN, 0, 0, _ERROR | errno.ENOSYS)]
-    program += _when(
-        "clone", machine, [_load(0), (_AND, 0, 0, _CLONE_NAMESPACES), (_JUMP_EQUAL, 1, 0, 0), (_RETURN, 0, 0, deny)]
-    )
+    namespaces = [_load(0), (_AND, 0, 0, _CLONE_NAMESPACES), (_JUMP_EQUAL, 1, 0, 0), (_RETURN, 0, 0, deny)]
+    threads_only = [_load(0), (_AND, 0, 0, _CLONE_THREAD), (_JUMP_EQUAL, 0, 1, 0), (_RETURN, 0, 0, _KILL)]
+    program += _when("clone", machine, [*threads_only, *namespaces] if alone else namespaces)
+    for name in _STARTS[machine] if alone else ():
+        program += [(_JUMP_EQUAL, 0, 1, number(name, machine)), (_RETURN, 0, 0, _KILL)]
     # A pair of connected streams reaches nobody else; asyncio needs one.
     program += _when(
         "socketpair",
@@ -94,10 +102,13 @@ def filter_program(group: int, protected: Sequence[int], machine: str) -> list[I
     for name in ("prlimit64", "sched_setaffinity"):
         program += _when(name, machine, [_load(0), (_JUMP_EQUAL, 1, 0, 0), (_RETURN, 0, 0, deny)])
     signal: list[Instruction] = [_load(0)]
-    for pid in protected:
+    if alone:
+        signal += [(_JUMP_EQUAL, 1, 0, group), (_RETURN, 0, 0, deny)]
+    for pid in protected if not alone else ():
         signal += [(_JUMP_EQUAL, 0, 1, pid), (_RETURN, 0, 0, deny)]
     # Negative: a whole group (its own is allowed) or, at -1, every process.
-    signal += [(_JUMP_EQUAL, 2, 0, 2**32 - group), (_JUMP_GREATER_EQUAL, 0, 1, 2**31), (_RETURN, 0, 0, deny)]
+    if not alone:
+        signal += [(_JUMP_EQUAL, 2, 0, 2**32 - group), (_JUMP_GREATER_EQUAL, 0, 1, 2**31), (_RETURN, 0, 0, deny)]
     for name in _SIGNALS:
         program += _when(name, machine, signal)
     program.append((_RETURN, 0, 0, _ALLOW))
@@ -121,21 +132,21 @@ class Filter:
     Building it in every grade's process would copy hundreds of pages there that it shares with the zygote.
     """
 
-    def __init__(self, protected: Sequence[int]) -> None:
-        program = filter_program(_ANY_GROUP, protected, platform.machine())
+    def __init__(self, protected: Sequence[int], *, alone: bool = False) -> None:
+        program = filter_program(_ANY_GROUP, protected, os.uname().machine, alone=alone)
         packed = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
         self._code = ctypes.create_string_buffer(packed, len(packed))
         self._header = struct.pack("@HP", len(program), ctypes.addressof(self._code))
         self._holes = [
-            index * _INSTRUCTION_BYTES + _CONSTANT_AT
+            (index * _INSTRUCTION_BYTES + _CONSTANT_AT, constant == _ANY_GROUP)
             for index, (*_, constant) in enumerate(program)
-            if constant == 2**32 - _ANY_GROUP
+            if constant in (_ANY_GROUP, 2**32 - _ANY_GROUP)
         ]
 
     def install(self, group: int) -> None:
         """Puts this process and all it will start under the filter, for good. Needs no_new_privs; raises OSError if refused."""
-        for hole in self._holes:
-            struct.pack_into("=I", self._code, hole, 2**32 - group)
+        for hole, positive in self._holes:
+            struct.pack_into("=I", self._code, hole, group if positive else 2**32 - group)
         if _LIBRARY.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, self._header, 0, 0):
             raise OSError(ctypes.get_errno(), f"seccomp: {os.strerror(ctypes.get_errno())}")
 
@@ -155,7 +166,10 @@ _NUMBERS: dict[str, tuple[int, int]] = {
     "clone": (56, 220),
     "connect": (42, 203),
     "delete_module": (176, 106),
+    "execve": (59, 221),
+    "execveat": (322, 281),
     "finit_module": (313, 273),
+    "fork": (57, -1),
     "init_module": (175, 105),
     "ioprio_set": (251, 30),
     "kexec_file_load": (320, 294),
@@ -205,6 +219,7 @@ _NUMBERS: dict[str, tuple[int, int]] = {
     "umount2": (166, 39),
     "unshare": (272, 97),
     "userfaultfd": (323, 282),
+    "vfork": (58, -1),
 }
 _COMMON: dict[str, int] = {
     "pidfd_send_signal": 424,

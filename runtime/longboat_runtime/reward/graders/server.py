@@ -1,9 +1,10 @@
 """The graders' Unix socket: what a reward worker asks, and how many grades run at once.
 
 Requests are {id, op, ...}; each is answered by {id, ...}:
-    load  {function, field}                   -> {problem: null | [reason, field, message, fatal]}
-    grade {reward: name, sample, timeout}     -> {outcome}
-    state {}                                  -> {processes, running, landlock}
+    load  {function, field, isolation, reason}    -> {problem: null | [reason, field, message, fatal], isolation, reason}
+    grade {reward: name, timeout, seed} + sample  -> {outcome}
+    state {}                                      -> {processes, running, landlock, rewards: {name: ...}}
+A reward that falls back to PerGrade is told of without being asked: {reward, isolation, reason}.
 """
 
 from __future__ import annotations
@@ -14,117 +15,206 @@ import os
 import signal
 import socket
 import tempfile
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import structlog
 
+from longboat_crds.reward_kinds import RewardIsolation
 from longboat_runtime import prctl
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.function import CONFIG_MAPS
 from longboat_runtime.reward.graders import landlock
-from longboat_runtime.reward.graders.frames import FrameBuffer, FrameError, encode
-from longboat_runtime.reward.graders.leftovers import reap_orphans, remove_tree
+from longboat_runtime.reward.graders.channel import Channel
+from longboat_runtime.reward.graders.leftovers import remove_tree
 from longboat_runtime.reward.graders.loaded_function import LoadedFunction
+from longboat_runtime.reward.graders.supervised import Grading
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
 
 log = structlog.get_logger()
+
+_REAP_INTERVAL = 1.0
 
 
 class GraderServer:
     """At most `processes` grades run at once; others wait in the order they came. `scratch` is the grades' directory."""
 
-    def __init__(self, processes: int, scratch: Path, config_maps: Path = CONFIG_MAPS) -> None:
+    def __init__(self, processes: int, scratch: Path, config_maps: Path = Path(CONFIG_MAPS)) -> None:
         self._processes, self._scratch, self._config_maps = processes, scratch, config_maps
-        self._free = asyncio.Semaphore(processes)
         self._running = 0
+        self._waiting: deque[tuple[LoadedFunction, Grading]] = deque()
         self._loaded: dict[str, LoadedFunction] = {}
-        self._functions: dict[str, Mapping[str, Any]] = {}
-        self._connections: set[asyncio.Task[Any]] = set()
+        self._requests: dict[str, Mapping[str, Any]] = {}
+        self._connections: set[_Connection] = set()
         # Zygotes: the children of this process that aren't orphans.
         self.zygotes: set[int] = set()
 
     async def serve(self, path: Path, stop: asyncio.Event) -> None:
         """Listens at `path` until `stop` is set. The socket is open to the directory's group."""
         listener = _listen(path)
-        server = await asyncio.start_unix_server(self._connection, sock=listener)
+        server = await asyncio.get_running_loop().create_unix_server(self._connected, sock=listener)
         log.info("graders listen", socket=str(path), processes=self._processes, landlock=landlock.version())
         try:
             await stop.wait()
         finally:
             server.close()
             for connection in list(self._connections):
-                connection.cancel()
+                connection.channel.close()
             for loaded in self._loaded.values():
                 await loaded.close()
 
-    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        buffer = FrameBuffer()
-        tasks: set[asyncio.Task[None]] = set()
-        connection = asyncio.current_task()
-        assert connection is not None
+    def _connected(self) -> Channel:
+        connection = _Connection(self)
         self._connections.add(connection)
-        try:
-            while data := await reader.read(2**20):
-                for request in buffer.feed(data):
-                    task = asyncio.create_task(self._answer(request, writer))
-                    tasks.add(task)
-                    task.add_done_callback(tasks.discard)
-        except (ConnectionError, FrameError) as error:
-            log.warning("a connection is dropped", error=str(error))
-        finally:
-            # Whoever asked is gone, and no longer wants what it asked for.
-            for task in tasks:
-                task.cancel()
-            writer.close()
-            self._connections.discard(connection)
+        return connection.channel
 
-    async def _answer(self, request: Mapping[str, Any], writer: asyncio.StreamWriter) -> None:
-        match request["op"]:
-            case "load":
-                answer = await self._load(request["function"], request["field"])
-            case "grade":
-                answer = await self._grade(request)
-            case "state":
-                answer = {"processes": self._processes, "running": self._running, "landlock": landlock.version()}
-            case op:
-                answer = {"error": f"unknown op {op!r}"}
-        with contextlib.suppress(ConnectionError):
-            writer.write(encode({"id": request["id"], **answer}))
-            await writer.drain()
+    def disconnected(self, connection: _Connection) -> None:
+        """Whoever asked is gone, and no longer wants what it asked for."""
+        self._connections.discard(connection)
+        self._waiting = deque(item for item in self._waiting if item[1] not in connection.waiting)
+        connection.waiting.clear()
 
-    async def _load(self, function: Mapping[str, Any], field: str) -> dict[str, Any]:
-        name = function["name"]
-        if self._functions.get(name) != function:
+    async def load(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Loads a function, or another one of its name instead. The isolation asked for may be stricter than before."""
+        name, wanted = request["function"]["name"], {key: request[key] for key in ("function", "field", "isolation")}
+        if self._requests.get(name) != wanted:
             if name in self._loaded:
                 await self._loaded.pop(name).close()
-            scratch = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._scratch))
-            self._loaded[name] = LoadedFunction(function, field, self._config_maps, scratch, self.zygotes)
-            self._functions[name] = dict(function)
+            self._loaded[name] = LoadedFunction(
+                request["function"],
+                request["field"],
+                self._config_maps,
+                Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._scratch)),
+                self.zygotes,
+                self._processes,
+                RewardIsolation(request["isolation"]),
+                self._fell_back,
+            )
+            self._requests[name] = wanted
+        loaded = self._loaded[name]
+        if request.get("reason"):
+            loaded.fall_back(request["reason"])
         try:
-            await self._loaded[name].load()
+            await loaded.load()
         except SpecProblem as problem:
             log.warning("a reward function can't be loaded", reward=name, problem=str(problem))
             return {"problem": list(problem.args)}
-        return {"problem": None}
+        log.info(
+            "a reward function is loaded",
+            reward=name,
+            isolation=str(loaded.isolation),
+            large_modules=dict(loaded.footprint["modules"]),
+            memory_mib=loaded.footprint["resident"] >> 20,
+            fork_ms=round(1e3 * loaded.footprint["fork"], 2),
+        )
+        return {"problem": None, "isolation": loaded.isolation, "reason": loaded.reason, "footprint": loaded.footprint}
 
-    async def _grade(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def grade(self, request: Mapping[str, Any], sample: bytes, connection: _Connection) -> None:
+        """Answers by `connection`, now or later."""
+        answer = partial(self._answer, connection, request["id"])
         loaded = self._loaded.get(request["reward"])
         if loaded is None:
-            outcome = FunctionOutcome(
-                OutcomeKind.GRADER_ERROR, message=f"no reward function {request['reward']!r} is loaded here"
-            )
-            return {"outcome": outcome.to_json()}
-        async with self._free:
+            message = f"no reward function {request['reward']!r} is loaded here"
+            answer(FunctionOutcome(OutcomeKind.GRADER_ERROR, message=message))
+            return
+        grading = Grading(sample, float(request["timeout"]), int(request["seed"]), answer)
+        grading.done = partial(self._done, connection, grading, answer)
+        connection.waiting.add(grading)
+        self._waiting.append((loaded, grading))
+        self._start()
+
+    def state(self) -> dict[str, Any]:
+        """For whoever asks."""
+        rewards = {
+            name: {
+                "isolation": loaded.isolation,
+                "reason": loaded.reason,
+                "footprint": loaded.footprint,
+                "replaced": dict(loaded.replaced),
+            }
+            for name, loaded in self._loaded.items()
+        }
+        return {
+            "processes": self._processes,
+            "running": self._running,
+            "landlock": landlock.version(),
+            "rewards": rewards,
+        }
+
+    def _start(self) -> None:
+        while self._waiting and self._running < self._processes:
+            loaded, grading = self._waiting.popleft()
             self._running += 1
-            try:
-                outcome = await loaded.grade(request["sample"], request["timeout"])
-            except SpecProblem as problem:
-                outcome = FunctionOutcome(OutcomeKind.GRADER_ERROR, message=str(problem))
-            finally:
-                self._running -= 1
-        return {"outcome": outcome.to_json()}
+            loaded.grade(grading)
+
+    def _done(self, connection: _Connection, grading: Grading, answer: Any, outcome: FunctionOutcome) -> None:
+        connection.waiting.discard(grading)
+        self._running -= 1
+        answer(outcome)
+        self._start()
+
+    def _answer(self, connection: _Connection, identity: int, outcome: FunctionOutcome) -> None:
+        connection.channel.send({"id": identity, "outcome": outcome.to_json()})
+
+    def _fell_back(self, loaded: LoadedFunction) -> None:
+        for connection in self._connections:
+            message = {"reward": loaded.name, "isolation": loaded.isolation, "reason": loaded.reason}
+            connection.channel.send(message)
+
+
+class _Connection:
+    """A reward worker that is connected, and what it waits for."""
+
+    def __init__(self, server: GraderServer) -> None:
+        self._server = server
+        self.channel = Channel(self._receive, self._lost)
+        self.waiting: set[Grading] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def _receive(self, request: dict[str, Any], body: bytes) -> None:
+        match request["op"]:
+            case "grade":
+                self._server.grade(request, body, self)
+            case "load":
+                task = asyncio.get_running_loop().create_task(self._load(request))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            case "state":
+                self.channel.send({"id": request["id"], **self._server.state()})
+            case op:
+                self.channel.send({"id": request["id"], "error": f"unknown op {op!r}"})
+
+    async def _load(self, request: dict[str, Any]) -> None:
+        self.channel.send({"id": request["id"], **await self._server.load(request)})
+
+    def _lost(self, reason: str) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self._server.disconnected(self)
+
+
+async def reap_orphans(known: Collection[int]) -> None:
+    """Kills and reaps children of this process that aren't `known`, such as programs of grades whose zygote died.
+
+    Every second, until cancelled.
+    """
+    while True:
+        await asyncio.sleep(_REAP_INTERVAL)
+        for pid in _children().difference(known):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            # If it hasn't ended by now, the next round reaps it.
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - it doesn't wait
+
+
+def _children() -> set[int]:
+    """Children of all threads of this process, adopted ones included."""
+    tasks = Path("/proc/self/task")
+    return {int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()}
 
 
 def _listen(path: Path) -> socket.socket:
@@ -150,10 +240,10 @@ async def _run(path: Path, processes: int, config_maps: Path) -> None:
         await server.serve(path, stop)
     finally:
         reaping.cancel()
-        remove_tree(scratch)
+        remove_tree(str(scratch))
 
 
-def main(path: Path, processes: int, config_maps: Path = CONFIG_MAPS) -> None:
+def main(path: Path, processes: int, config_maps: Path = Path(CONFIG_MAPS)) -> None:
     """Runs until SIGTERM: `longboat graders --socket PATH --processes N`."""
     prctl.hide_memory()
     prctl.adopt_orphans()

@@ -1,223 +1,165 @@
-"""A process that has imported one reward function and forks for every grade.
+"""A process that has imported one reward function and forks children that grade.
 
-Started by `loaded_function` as `python -m longboat_runtime.reward.graders.zygote FD`, FD being its end of a socket pair. It is single-threaded,
-so forking is safe as long as the reward function's module starts no threads when it is imported.
+Started by `zygote_process` as `python -m longboat_runtime.reward.graders.zygote FD`, FD being its end of a pair of sockets that keep
+messages apart; the function is named on its standard input. Samples go past it, from the server to its children, so that no child finds one in the memory that it inherits. It is
+single-threaded, so forking is safe as long as the reward function's module starts no threads when it is imported.
+
+Commands are {fork, stays, watched}, with a file descriptor for the child's socket, and {kill}; both name a child by a number of the server's.
+Answers are {forked, pid}, {failed, error} and {ended, status, output}, status being as `waitpid` gives it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
+import json
 import os
-import selectors
+import select
 import signal
 import socket
 import sys
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, Any
 
 from longboat_runtime import prctl
 from longboat_runtime.problems import SpecProblem
-from longboat_runtime.reward.adapters import Scorer, load_scorer
+from longboat_runtime.reward.adapters import load_scorer
 from longboat_runtime.reward.function import RewardFunction
-from longboat_runtime.reward.graders.child import MESSAGE_CHARACTERS, run_grade
-from longboat_runtime.reward.graders.frames import FrameBuffer, FrameError, encode
-from longboat_runtime.reward.graders.leftovers import remove_tree
-from longboat_runtime.reward.graders.sandbox import Sandbox, limits_for
+from longboat_runtime.reward.graders.child import run_child
+from longboat_runtime.reward.graders.sandbox import Limits, Sandbox
 from longboat_runtime.reward.graders.seccomp import Filter
-from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
+from longboat_runtime.reward.graders.watch import Origins
+
+TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from longboat_runtime.reward.adapters import Scorer
 
 # How often it is checked whether killed processes have ended, in seconds.
 _REAP_INTERVAL = 0.02
+_OUTPUT_BYTES = 512
+_MESSAGE_BYTES = 64 * 1024
+# How many packages a zygote names, and of how many modules each at least.
+_LARGE_PACKAGES, _LARGE_MODULES = 6, 20
+_FORKS_MEASURED = 3
 
 
-_ANSWER_BYTES = 64 * 1024
-_OUTPUT_TAIL_BYTES = 512
+class Child:
+    """A forked child. The process group's number is its pid."""
 
+    __slots__ = ("number", "pid", "pidfd", "sandbox")
 
-@dataclass(slots=True)
-class Grading:
-    """One running grade. Times are of the monotonic clock, in seconds. The process group's number is its leader's pid."""
-
-    id: int
-    pid: int
-    pidfd: int
-    answer: int
-    output: IO[bytes]
-    directory: Path
-    started: float
-    deadline: float
-    outcome: FunctionOutcome | None = None
-    _buffer: FrameBuffer = field(default_factory=lambda: FrameBuffer(_ANSWER_BYTES))
+    def __init__(self, number: int, pid: int, sandbox: Sandbox) -> None:
+        self.number, self.pid, self.sandbox = number, pid, sandbox
+        self.pidfd = os.pidfd_open(pid)
 
     def kill(self) -> None:
         """Ends every process of the grade at once; none can leave its group, and what is being forked is included."""
-        with contextlib.suppress(ProcessLookupError):
+        try:
             os.killpg(self.pid, signal.SIGKILL)
-
-    def expire(self) -> None:
-        """The time is up."""
-        if self.outcome is None:
-            self.outcome = FunctionOutcome(
-                OutcomeKind.TIMEOUT, message=f"killed after {self.deadline - self.started:g} s"
-            )
-        self.kill()
-
-    def read_answer(self) -> bool:
-        """Takes what is in the pipe; True once the answer is complete or can no longer come."""
-        if self.outcome is not None:
-            return True
-        try:
-            data = os.read(self.answer, _ANSWER_BYTES)
-        except BlockingIOError:
-            return False
-        try:
-            messages = self._buffer.feed(data)
-            if messages:
-                self.outcome = FunctionOutcome.from_json(messages[0])
-        except (FrameError, KeyError, TypeError, ValueError) as error:
-            self.outcome = FunctionOutcome(
-                OutcomeKind.GRADER_ERROR, message=f"the grade's answer can't be read: {error}"
-            )
-        return not data or self.outcome is not None
-
-    def collect(self, status: int, ended: float) -> FunctionOutcome:
-        """The outcome, now that the leader has ended with `status` (as waitpid gives it)."""
-        outcome = self.outcome or self._unanswered(status)
-        return FunctionOutcome(outcome.kind, outcome.score, ended - self.started, outcome.message[:MESSAGE_CHARACTERS])
-
-    def _unanswered(self, status: int) -> FunctionOutcome:
-        code = os.waitstatus_to_exitcode(status)
-        if code == -signal.SIGXCPU:
-            return FunctionOutcome(OutcomeKind.TIMEOUT, message="killed at the CPU limit")
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        return FunctionOutcome(
-            OutcomeKind.GRADER_ERROR, message=f"the grade's process {how} before it answered{self._output_tail()}"
-        )
-
-    def _output_tail(self) -> str:
-        size = os.fstat(self.output.fileno()).st_size
-        tail = os.pread(self.output.fileno(), _OUTPUT_TAIL_BYTES, max(size - _OUTPUT_TAIL_BYTES, 0))
-        text = tail.decode(errors="replace").strip()
-        return f"; its last output: {text}" if text else ""
-
-    def close(self) -> None:
-        """Gives file descriptors back; the directory is removed by the zygote once every process has ended."""
-        os.close(self.pidfd)
-        os.close(self.answer)
-        self.output.close()
+        except ProcessLookupError:
+            return
 
 
 class Zygote:
-    """The loop of one zygote. `scratch` is its directory, in which every grade gets one of its own."""
+    """The loop of one zygote. `scratch` is its directory, in which children have one each."""
 
-    def __init__(self, control: socket.socket, score: Scorer, scratch: Path, protected: Sequence[int]) -> None:
-        self._control, self._score, self._scratch, self._calls = control, score, scratch, Filter(protected)
-        self._requests = FrameBuffer()
-        self._running: dict[int, Grading] = {}
-        self._ending: list[Grading] = []
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(control, selectors.EVENT_READ)
+    def __init__(
+        self, control: socket.socket, score: Scorer, origins: Origins, scratch: str, protected: Sequence[int]
+    ) -> None:
+        self._control, self._score, self._origins, self._scratch = control, score, origins, scratch
+        self._filters = {stays: Filter(protected, alone=stays) for stays in (False, True)}
+        # By number, and by pidfd.
+        self._children: dict[int, Child] = {}
+        self._by_pidfd: dict[int, Child] = {}
+        self._ending: list[Child] = []
+        # Those that nobody is in, to be used again: making one costs as much as a fork.
+        self._sandboxes: list[Sandbox] = []
+        self._poll = select.epoll()
+        self._poll.register(control.fileno(), select.EPOLLIN)
 
     def run(self) -> None:
-        """Grades until the server closes its end; then everything is killed."""
-        while True:
-            for key, _ in self._selector.select(self._patience()):
-                if key.fileobj is self._control:
-                    data = self._control.recv(2**20)
-                    if not data:
-                        return self._end()
-                    for request in self._requests.feed(data):
-                        self._start(request)
-                elif key.data in self._running:  # one select may name a grade twice, and the first may have finished it
-                    self._progress(self._running[key.data], key.fd)
-            now = time.monotonic()
-            for grading in self._running.values():
-                if grading.deadline <= now:
-                    grading.expire()
-                    grading.deadline = float("inf")
-            self._ending = [grading for grading in self._ending if not self._gone(grading)]
-
-    def _patience(self) -> float | None:
-        """How long nothing has to be done, in seconds; None: until something comes."""
-        if self._ending:
-            return _REAP_INTERVAL
-        next_deadline = min((grading.deadline for grading in self._running.values()), default=float("inf"))
-        return None if next_deadline == float("inf") else max(next_deadline - time.monotonic(), 0.0)
-
-    def _start(self, request: Mapping[str, Any]) -> None:
+        """Follows commands until the server closes its end; then everything is killed."""
         try:
-            self._fork(request["id"], RewardSample(**request["sample"]), float(request["timeout"]))
-        except OSError as error:
-            self._answer(
-                request["id"], FunctionOutcome(OutcomeKind.GRADER_ERROR, message=f"a grade can't be started: {error}")
-            )
+            while self._turn():
+                continue
+        except BrokenPipeError:
+            pass  # There was something to tell the server when it closed its end.
+        for child in self._children.values():
+            child.kill()
 
-    def _fork(self, identity: int, sample: RewardSample, timeout: float) -> None:
-        directory = Path(tempfile.mkdtemp(dir=self._scratch))
-        output = tempfile.TemporaryFile(dir=self._scratch)  # noqa: SIM115 - lives as long as the grade
-        sandbox = Sandbox(directory, limits_for(timeout), self._calls)
-        answer, child_answer = os.pipe()
-        os.set_blocking(answer, False)
-        started = time.monotonic()
+    def _turn(self) -> bool:
+        """What there is to do now; False once the server has closed its end."""
+        for fd, _ in self._poll.poll(_REAP_INTERVAL if self._ending else None):
+            if fd != self._control.fileno():
+                self._finish(self._by_pidfd[fd])
+                continue
+            data, sockets, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, 1)
+            if not data:
+                return False
+            self._follow(json.loads(data), sockets)
+        self._ending = [child for child in self._ending if not self._gone(child)]
+        return True
+
+    def _follow(self, command: Mapping[str, Any], sockets: Sequence[int]) -> None:
+        if "kill" in command:
+            child = self._children.get(command["kill"])
+            if child is not None:
+                child.kill()
+            return
+        [server] = sockets
+        number = command["fork"]
+        try:
+            pid = self._fork(number, server, command["stays"], command["watched"])
+        except OSError as error:
+            self._say({"failed": number, "error": str(error)})
+        else:
+            self._say({"forked": number, "pid": pid})
+        finally:
+            os.close(server)
+
+    def _fork(self, number: int, server: int, stays: bool, watched: bool) -> int:
+        sandbox = self._sandboxes.pop() if self._sandboxes else Sandbox(f"{self._scratch}/{number}", Limits())
+        sandbox.prepare()
+        calls = self._filters[stays]
         pid = os.fork()
         if pid == 0:
-            run_grade(self._score, sample, sandbox, answer=child_answer, output=output)
-        os.close(child_answer)
-        sandbox.close()
+            run_child(self._score, sandbox, calls, self._origins, server=server, stays=stays, watched=watched)
         _lead_group(pid)
-        grading = Grading(identity, pid, os.pidfd_open(pid), answer, output, directory, started, started + timeout)
-        self._running[pid] = grading
-        self._selector.register(grading.pidfd, selectors.EVENT_READ, pid)
-        self._selector.register(grading.answer, selectors.EVENT_READ, pid)
+        child = Child(number, pid, sandbox)
+        self._children[number] = self._by_pidfd[child.pidfd] = child
+        self._poll.register(child.pidfd, select.EPOLLIN)
+        return pid
 
-    def _progress(self, grading: Grading, fd: int) -> None:
-        """The answer's pipe or the leader's pidfd is readable."""
-        if fd == grading.answer:
-            if grading.read_answer():
-                self._selector.unregister(grading.answer)
-                grading.kill()
-            return
-        self._finish(grading)
-
-    def _finish(self, grading: Grading) -> None:
+    def _finish(self, child: Child) -> None:
         """The leader has ended; as long as it isn't reaped its number is taken, so the group killed is the right one."""
-        grading.read_answer()
-        grading.kill()
-        _, status = os.waitpid(grading.pid, 0)
-        outcome = grading.collect(status, time.monotonic())
-        for fd in (grading.pidfd, grading.answer):
-            if fd in self._selector.get_map():
-                self._selector.unregister(fd)
-        grading.close()
-        del self._running[grading.pid]
-        self._ending.append(grading)
-        self._answer(grading.id, outcome)
+        child.kill()
+        _, status = os.waitpid(child.pid, 0)
+        self._poll.unregister(child.pidfd)
+        del self._children[child.number], self._by_pidfd[child.pidfd]
+        self._say({"ended": child.number, "status": status, "output": child.sandbox.printed(_OUTPUT_BYTES)})
+        os.close(child.pidfd)
+        self._ending.append(child)
 
-    def _answer(self, identity: int, outcome: FunctionOutcome) -> None:
-        self._control.sendall(encode({"id": identity, "outcome": outcome.to_json()}))
+    def _say(self, message: Mapping[str, Any]) -> None:
+        self._control.sendall(json.dumps(message).encode())
 
-    def _gone(self, grading: Grading) -> bool:
+    def _gone(self, child: Child) -> bool:
         """Reaps what the leader left in its group, orphans that the kernel has handed to us; True when all have ended."""
         try:
-            while os.waitpid(-grading.pid, os.WNOHANG)[0] != 0:
+            while os.waitpid(-child.pid, os.WNOHANG)[0] != 0:
                 continue
         except ChildProcessError:
-            remove_tree(grading.directory)
+            if child.sandbox.clean():
+                self._sandboxes.append(child.sandbox)
+            else:
+                child.sandbox.close()
             return True
         return False
 
-    def _end(self) -> None:
-        for grading in self._running.values():
-            grading.kill()
-
 
 def _lead_group(pid: int) -> None:
-    """Both parent and child do this, so that whichever is first the child leads its group before anything is done to it."""
+    """Before it has been said that the child is there, so that it leads its group before anything is asked of it."""
     try:
         os.setpgid(pid, pid)
     except ProcessLookupError:
@@ -225,33 +167,67 @@ def _lead_group(pid: int) -> None:
         return
 
 
+def footprint() -> dict[str, Any]:
+    """What every fork of this process holds, and what a fork costs.
+
+    `modules` are the packages with the most modules (the standard library and this package aside), `resident` the memory in bytes,
+    `fork` the seconds from a fork until its child, which does nothing, has been reaped.
+    """
+    packages: dict[str, int] = {}
+    for name in list(sys.modules):
+        package = name.partition(".")[0]
+        if package not in sys.stdlib_module_names and package not in ("longboat_runtime", "longboat_crds", "__main__"):
+            packages[package] = packages.get(package, 0) + 1
+    large = sorted(packages.items(), key=lambda item: -item[1])[:_LARGE_PACKAGES]
+    with open("/proc/self/statm", "rb") as file:
+        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+    return {
+        "modules": {name: count for name, count in large if count >= _LARGE_MODULES},
+        "resident": resident,
+        "fork": min(_fork_seconds() for _ in range(_FORKS_MEASURED)),
+    }
+
+
+def _fork_seconds() -> float:
+    began = time.monotonic()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return time.monotonic() - began
+
+
 def main(fd: int) -> None:
-    """Reads the request to load a function, answers, and grades."""
+    """Reads the request to load a function, answers, and forks."""
     os.dup2(2, 1)
     prctl.die_with_parent()
     prctl.hide_memory()
     prctl.adopt_orphans()
+    # Inherited by all children.
+    prctl.gain_no_privileges()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.umask(0o077)
     control = socket.socket(fileno=fd)
-    request = _first_message(control)
+    with open(0, "rb") as file:
+        request = json.load(file)
+    os.open(os.devnull, os.O_RDONLY)  # as standard input
+    origins = Origins({os.path.dirname(path) for path in (_package("longboat_runtime"), _package("longboat_crds"))})
     try:
-        score = load_scorer(
-            RewardFunction.from_json(request["function"]), request["field"], Path(request["config_maps"])
-        )
+        score = load_scorer(RewardFunction.from_json(request["function"]), request["field"], request["config_maps"])
     except SpecProblem as problem:
-        control.sendall(encode({"problem": list(problem.args)}))
+        control.sendall(json.dumps({"problem": list(problem.args)}).encode())
         return
-    control.sendall(encode({"loaded": True}))
+    if "numpy" in sys.modules:
+        # It imports this at first use, which would be in a grade, with random numbers that nobody seeds.
+        import numpy.random  # noqa: F401
     gc.collect()
     gc.freeze()
-    Zygote(control, score, Path(request["scratch"]), [1, os.getppid(), os.getpid()]).run()
+    control.sendall(json.dumps({"loaded": footprint()}).encode())
+    Zygote(control, score, origins, request["scratch"], [1, os.getppid(), os.getpid()]).run()
 
 
-def _first_message(control: socket.socket) -> dict[str, Any]:
-    buffer = FrameBuffer()
-    while data := control.recv(2**20):
-        if messages := buffer.feed(data):
-            return messages[0]
-    sys.exit("the server closed the connection before it named a function")
+def _package(name: str) -> str:
+    return str(sys.modules[name].__file__)
 
 
 if __name__ == "__main__":

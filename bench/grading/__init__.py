@@ -1,0 +1,1 @@
+"""What a grade costs beyond the reward function itself."""

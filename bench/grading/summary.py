@@ -1,0 +1,62 @@
+"""Table of the grading benchmark."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.record import newest_run
+
+# What a grade may cost above the function, of CPU milliseconds, and how many times a fork and the function.
+BAR_MS, BAR_FORKS = 0.8, 1.5
+
+
+def write(raw: Path) -> None:
+    """Writes `grading.md` beside the raw file, from its newest run."""
+    run, *lines = newest_run(raw)
+    raw.with_suffix(".md").write_text(table(run, lines))
+
+
+def table(run: dict[str, Any], lines: list[dict[str, Any]]) -> str:
+    """Markdown."""
+    machine = run["machine"]
+    bare = _medians([line for line in lines if line["kind"] == "bare"], ("task",))
+    graded = _medians([line for line in lines if line["kind"] == "graded"], ("task", "isolation"))
+    text = [
+        "# What a grade costs",
+        "",
+        (
+            f"{machine['processor']}, python {run['versions']['python']}, commit {run['commit']}. CPU milliseconds a grade, of graders and client, "
+            f"medians of {run['settings']['repeats']} repeats of {run['settings']['grades']} grades, 256 at a time. Beyond the function, processes "
+            f"that stay may cost {BAR_MS}; PerGrade may cost {BAR_FORKS} times a fork and the function."
+        ),
+        "",
+        "| task | isolation | in force | graders | client | function alone | beyond it | fork | fork and function | of these | different scores |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for (task, isolation), costs in graded.items():
+        own = bare[(task,)]
+        total = costs["graders_ms"] + costs["client_ms"]
+        cells = [
+            *(costs["graders_ms"], costs["client_ms"], own["function_ms"], total - own["function_ms"], own["fork_ms"]),
+            own["forked_ms"],
+        ]
+        shown = " | ".join(f"{cell:.3f}" for cell in cells)
+        times = total / (own["fork_ms"] + own["function_ms"])
+        mine = [line for line in lines if line.get("task") == task and line.get("isolation") == isolation]
+        in_force = ", ".join(sorted({line["in_force"] for line in mine}))
+        different = sum(line["different"] for line in mine)
+        text.append(f"| {task} | {isolation} | {in_force} | {shown} | {times:.2f} x | {different} |")
+    return "\n".join(text) + "\n"
+
+
+def _medians(lines: list[dict[str, Any]], by: tuple[str, ...]) -> dict[tuple[str, ...], dict[str, float]]:
+    grouped: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+    for line in lines:
+        grouped[tuple(line[name] for name in by)].append(line)
+    return {
+        key: {name: median(line[name] for line in of) for name, value in of[0].items() if isinstance(value, float)}
+        for key, of in grouped.items()
+    }

@@ -1,0 +1,190 @@
+"""A child of a zygote as the server sees it: what it is asked, what it answers, how long it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from longboat_runtime.reward.graders.child import MESSAGE_CHARACTERS
+from longboat_runtime.reward.graders.frames import FrameBuffer, FrameError, encode
+from longboat_runtime.reward.graders.sandbox import cpu_limit
+from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
+
+_ANSWER_BYTES = 64 * 1024
+# Linux' number of the CPU clock of a process: its inverted id above three bits, which say "of all its threads, as scheduled".
+_SCHEDULED_CLOCK = 2
+
+
+@dataclass(slots=True, eq=False)
+class Grading:
+    """One grade that was asked for. `sample` is JSON of a RewardSample, `timeout` in wall-clock seconds.
+
+    `alone` is set once it has to be graded by a process of its own. `done` is called once.
+    """
+
+    sample: bytes
+    timeout: float
+    seed: int
+    done: Callable[[FunctionOutcome], None]
+    alone: bool = False
+    # Of the monotonic clock and of the process' CPU clock, when the sample was sent.
+    started: float = 0.0
+    cpu: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came from a child: an outcome, or that it `refused` to go on; `leave` says why it grades no more."""
+
+    outcome: FunctionOutcome | None = None
+    refused: str | None = None
+    leave: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Supervised:
+    """A child. `told` is called when there is something to read from it.
+
+    A grading has ended when `grading` is None again. Its process has no more than one sample at a time, so there is nothing to be read
+    while it has none.
+    """
+
+    number: int
+    stays: bool
+    socket: socket.socket
+    loop: asyncio.AbstractEventLoop
+    told: Callable[[Supervised], None]
+    pid: int = 0
+    # Of the monotonic clock: when it was asked for.
+    asked: float = field(default_factory=time.monotonic)
+    grading: Grading | None = None
+    # Told to be killed: since when, of the monotonic clock.
+    dying: float | None = None
+    _buffer: FrameBuffer = field(default_factory=lambda: FrameBuffer(_ANSWER_BYTES))
+    _unsent: bytes = b""
+    _token: int = 0
+
+    @property
+    def told_at(self) -> float | None:
+        """Since when its zygote has had something to do for it: to fork or to kill it."""
+        return self.dying if self.dying is not None else None if self.pid else self.asked
+
+    def begin(self, pid: int) -> None:
+        """The process is there."""
+        self.pid = pid
+        self.socket.setblocking(False)
+        self.loop.add_reader(self.socket, self.told, self)
+
+    def grade(self, grading: Grading) -> None:
+        """Sends it a sample."""
+        self.grading = grading
+        grading.started, grading.cpu = time.monotonic(), self.cpu()
+        # Nothing that a grade leaves behind knows the next one's, and so can't answer for it.
+        self._token = secrets.randbits(62)
+        request = {"token": self._token, "seed": grading.seed, "cpu": cpu_limit(grading.timeout)}
+        self._send(encode(request, grading.sample))
+
+    def read(self) -> Answer | None:
+        """What it said; None if that isn't complete. Raises FrameError for anything but one answer, ConnectionError at the end."""
+        try:
+            data = self.socket.recv(_ANSWER_BYTES)
+        except BlockingIOError:
+            return None
+        if not data:
+            raise ConnectionError("it closed its connection")
+        messages = self._buffer.feed(data)
+        if not messages:
+            return None
+        if len(messages) > 1 or self.grading is None or not self._buffer.empty:
+            raise FrameError("more than one answer")
+        [(message, _)] = messages
+        try:
+            if "refused" in message:
+                return Answer(refused=str(message["refused"])[:MESSAGE_CHARACTERS])
+            if message["token"] != self._token:
+                raise FrameError("not an answer to what was asked")
+            leave = message.get("leave")
+            return Answer(self._measured(message["outcome"]), leave=None if leave is None else str(leave)[:200])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise FrameError(f"not an answer: {error}") from error
+
+    def overdue(self, now: float) -> FunctionOutcome | None:
+        """The outcome of a grading whose time is up, by the clock on the wall or the process' own."""
+        grading = self.grading
+        if grading is None:
+            return None
+        if now >= grading.started + grading.timeout:
+            return self.outcome(OutcomeKind.TIMEOUT, f"killed after {grading.timeout:g} s")
+        if self.cpu() - grading.cpu >= cpu_limit(grading.timeout):
+            return self.outcome(OutcomeKind.TIMEOUT, "killed at the CPU limit")
+        return None
+
+    def due(self, now: float) -> float:
+        """When to look at its grading next: its deadline, or before if with all CPUs it could reach its CPU limit earlier."""
+        grading = self.grading
+        if grading is None:
+            return float("inf")
+        left = cpu_limit(grading.timeout) - (self.cpu() - grading.cpu)
+        return min(grading.started + grading.timeout, now + max(left / _CPUS, _LOOK_SECONDS))
+
+    def outcome(self, kind: OutcomeKind, message: str) -> FunctionOutcome:
+        """Of its grading, as of now."""
+        assert self.grading is not None
+        seconds = time.monotonic() - self.grading.started
+        return FunctionOutcome(kind, 0.0, seconds, message[:MESSAGE_CHARACTERS], max(self.cpu() - self.grading.cpu, 0))
+
+    def unanswered(self, status: int, output: str) -> FunctionOutcome:
+        """Of its grading, now that the process has ended with `status` (as waitpid gives it)."""
+        code = os.waitstatus_to_exitcode(status)
+        if code == -signal.SIGXCPU:
+            return self.outcome(OutcomeKind.TIMEOUT, "killed at the CPU limit")
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        printed = f"; its last output: {output}" if output else ""
+        return self.outcome(OutcomeKind.GRADER_ERROR, f"the grade's process {how} before it answered{printed}")
+
+    def cpu(self) -> float:
+        """CPU seconds of the process so far, threads included; 0 when it has ended."""
+        try:
+            return time.clock_gettime((~self.pid << 3) | _SCHEDULED_CLOCK)
+        except OSError:
+            return 0.0
+
+    def close(self) -> None:
+        """Nothing is read from it any more."""
+        if self.socket.fileno() >= 0:
+            self.loop.remove_reader(self.socket)
+            self.loop.remove_writer(self.socket)
+            self.socket.close()
+
+    def _measured(self, outcome: Mapping[str, Any]) -> FunctionOutcome:
+        assert self.grading is not None
+        said = FunctionOutcome.from_json(outcome)
+        seconds = time.monotonic() - self.grading.started
+        message = said.message[:MESSAGE_CHARACTERS]
+        return FunctionOutcome(said.kind, said.score, seconds, message, max(self.cpu() - self.grading.cpu, 0.0))
+
+    def _send(self, data: bytes) -> None:
+        try:
+            sent = self.socket.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return  # It has ended, which its socket tells as well.
+        self._unsent = data[sent:]
+        if self._unsent:
+            self.loop.add_writer(self.socket, self._send_on)
+
+    def _send_on(self) -> None:
+        self.loop.remove_writer(self.socket)
+        self._send(self._unsent)
+
+
+_CPUS = len(os.sched_getaffinity(0))
+_LOOK_SECONDS = 0.05

@@ -1,0 +1,104 @@
+"""A running zygote as the server sees it: its process, and the messages to and from it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import structlog
+
+log = structlog.get_logger()
+
+
+class ZygoteProcess:
+    """A running zygote and its end of the pair of sockets. `heard` gets its messages, `lost` is called when it has ended."""
+
+    def __init__(
+        self,
+        request: Mapping[str, Any],
+        zygotes: set[int],
+        heard: Callable[[Mapping[str, Any]], None],
+        lost: Callable[[], None],
+    ) -> None:
+        self._zygotes, self._heard, self._lost = zygotes, heard, lost
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # Hashes of strings decide the order of sets, and with it, in places, what a function returns.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+        with theirs, tempfile.TemporaryFile() as file:
+            file.write(json.dumps(request).encode())
+            file.seek(0)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "longboat_runtime.reward.graders.zygote", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=file,
+                env=environment,
+            )
+        zygotes.add(self._process.pid)
+        self._loop = asyncio.get_running_loop()
+        # Its answer to the request to load; None if it ended instead.
+        self.loaded: asyncio.Future[dict[str, Any] | None] = self._loop.create_future()
+        self.dead = False
+        self._closing = False
+        self._socket.setblocking(False)
+        self._loop.add_reader(self._socket, self._listen)
+
+    def tell(self, message: Mapping[str, Any], descriptor: socket.socket | None = None) -> None:
+        """Sends a message, and a descriptor with it. The few that are under way always fit into the socket's buffer."""
+        data = json.dumps(message).encode()
+        with suppress(ConnectionError):
+            if descriptor is None:
+                self._socket.send(data)
+            else:
+                socket.send_fds(self._socket, [data], [descriptor.fileno()])
+
+    def kill(self) -> None:
+        """Ends it, and so its children."""
+        self._process.kill()
+
+    async def close(self) -> int:
+        """Ends it and returns its exit code (negative: signal)."""
+        self._closing = True
+        self._end()
+        try:
+            code = await asyncio.wait_for(asyncio.to_thread(self._process.wait), 5)
+        except TimeoutError:
+            self._process.kill()
+            code = await asyncio.to_thread(self._process.wait)
+        self._zygotes.discard(self._process.pid)
+        return code
+
+    def _listen(self) -> None:
+        try:
+            data = self._socket.recv(2**20)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._end()
+            return
+        message = json.loads(data)
+        if self.loaded.done():
+            self._heard(message)
+        else:
+            self.loaded.set_result(message)
+
+    def _end(self) -> None:
+        if self.dead:
+            return
+        self.dead = True
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        if not self.loaded.done():
+            self.loaded.set_result(None)
+        if not self._closing:
+            log.warning("a zygote is lost", pid=self._process.pid)
+        self._lost()
