@@ -114,6 +114,7 @@ class Rewards:
     """Every other response of a group is right. Grades overlap, as they do anywhere: none comes before the next is asked for."""
 
     serving = True
+    isolation: Mapping[str, IsolationInForce] = {}
 
     async def grade(self, sample: SampleId, row: Row) -> Grade:
         await asyncio.sleep(0)

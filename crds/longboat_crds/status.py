@@ -63,6 +63,16 @@ class DomainTraining(ApiModel):
     length_bias: Line | None = Field(None, description="As status.training.lengthBias, for this domain alone.")
 
 
+class RewardGrading(ApiModel):
+    """How the grades of one reward are kept apart."""
+
+    name: Line = Field(description="Name of the reward.")
+    isolation: Line = Field(
+        description="`Shared`: processes grade one response after the other; `PerGrade`: each grade has its own."
+    )
+    reason: Line | None = Field(None, description="Why isolation Auto has fallen back to PerGrade.")
+
+
 class Training(ApiModel):
     """Progress, written by the driver at round ends."""
 
@@ -106,6 +116,12 @@ class Training(ApiModel):
         None,
         description="With promptOvercommitMode Auto: the chosen factor, and the rollout seconds of a round expected with it and with "
         "others.",
+    )
+    rewards: list[RewardGrading] | None = Field(
+        None,
+        max_length=16,
+        description="How the grades of each reward are kept apart.",
+        json_schema_extra=list_map("name"),
     )
     domains: list[DomainTraining] | None = Field(
         None,
