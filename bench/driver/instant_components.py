@@ -18,6 +18,7 @@ from longboat_runtime.interfaces import (
     TrainRequest,
     WeightPublication,
 )
+from longboat_runtime.reward.result import IsolationInForce
 from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.samples import (
     FinishedSample,
@@ -115,6 +116,7 @@ class Rewards:
     """Every other response of a group is right. Grades overlap, as they do anywhere: none comes before the next is asked for."""
 
     serving = True
+    isolation: Mapping[str, IsolationInForce] = {}
 
     async def grade(self, sample: SampleId, row: Row) -> Grade:
         await asyncio.sleep(0)

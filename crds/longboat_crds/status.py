@@ -71,6 +71,16 @@ class TrackingStatus(ApiModel):
     mlflow: str | None = Field(None, max_length=PLACE_LENGTH, description="The run in MLflow.")
 
 
+class RewardGrading(ApiModel):
+    """How the grades of one reward are kept apart."""
+
+    name: Line = Field(description="Name of the reward.")
+    isolation: Line = Field(
+        description="rewards[].isolation as it is in force: `PerGrade` once Auto has fallen back to it."
+    )
+    reason: Line | None = Field(None, description="Why isolation Auto has fallen back to PerGrade.")
+
+
 class Training(ApiModel):
     """Progress, written by the driver at round ends."""
 
@@ -114,6 +124,12 @@ class Training(ApiModel):
         None,
         description="With promptOvercommitMode Auto: the chosen factor, and the rollout seconds of a round expected with it and with "
         "others.",
+    )
+    rewards: list[RewardGrading] | None = Field(
+        None,
+        max_length=16,
+        description="How the grades of each reward are kept apart.",
+        json_schema_extra=list_map("name"),
     )
     domains: list[DomainTraining] | None = Field(
         None,

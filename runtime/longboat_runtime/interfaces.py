@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from longboat_runtime.reward.result import IsolationInForce
 from longboat_runtime.rollout.step_times import StepTimes
 from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.samples import (
@@ -160,6 +161,10 @@ class RewardPool(Protocol):
 
     @property
     def serving(self) -> bool: ...
+
+    @property
+    def isolation(self) -> Mapping[str, IsolationInForce]:
+        """How the grades of each reward are kept apart now, by name of the reward."""
 
     async def grade(self, sample: SampleId, row: Row) -> Grade:
         """Grades a stored sample. A grader error has been retried on another worker before it is returned."""

@@ -38,6 +38,7 @@ from longboat_runtime.interfaces import (
 )
 from longboat_runtime.metrics.record import JsonLines
 from longboat_runtime.metrics.reports import Reports
+from longboat_runtime.reward.result import IsolationInForce
 from longboat_runtime.rounds.policies import open_policy
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.sample_files.contents import SampleFileRequest
@@ -229,6 +230,7 @@ class FakeRewards:
     flat: float | None = None
     serving: bool = True
     graded: Counter = field(default_factory=Counter)
+    isolation: dict[str, IsolationInForce] = field(default_factory=dict)
     asked: set[SampleId] = field(default_factory=set)
     flushed: list[set[SampleId]] = field(default_factory=list)
 

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from longboat_crds.reward_kinds import RewardIsolation
 from longboat_crds.status import TrainingState
 from longboat_runtime.driver.eventlog import LogPosition, end_of, replay, surviving
 from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.interfaces import ModelInfo, TrainReport, TrainRequest
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.problems import spec_problem_in
+from longboat_runtime.reward.result import IsolationInForce
 from longboat_runtime.rounds.snapshot import to_snapshot
 from longboat_runtime.samples import SampleId
 from tests.driver.fakes import Crash, Site, make_spec
@@ -45,6 +47,21 @@ async def test_the_status_says_how_samples_are_trained_and_how_many_prompts_are_
     training = site.broker.status.training
     assert (training.skipped_prompts, training.attention) == (7, "padded (eager)")
     assert [record.metrics["data/skipped_prompts"] for record in read_records(tmp_path) if record.step] == [7, 7]
+
+
+async def test_the_status_says_how_grades_are_kept_apart(tmp_path: Path) -> None:
+    site = Site(tmp_path, make_spec(steps=1))
+    driver = site.driver()
+    site.rewards.isolation = {
+        "main": IsolationInForce(RewardIsolation.PER_GRADE, "executes code (/reward.py line 3)"),
+        "short": IsolationInForce(RewardIsolation.AUTO),
+    }
+    await driver.run()
+    shown = [reward.to_json() for reward in site.broker.status.training.rewards or []]
+    assert shown == [
+        {"name": "main", "isolation": "PerGrade", "reason": "executes code (/reward.py line 3)"},
+        {"name": "short", "isolation": "Auto"},
+    ]
 
 
 async def test_a_dataset_that_skips_nothing_says_nothing(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest_asyncio
 import ray
 
 from longboat_crds.job import RLJobSpec
+from longboat_crds.reward_kinds import RewardIsolation
 from longboat_runtime.agent.ray_node import bare_nodes
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.pool import RayRewardPool
@@ -35,11 +36,13 @@ def verl(data_source, solution_str, ground_truth, extra_info=None):
 def act(sample):
     if sample.text == "sleep":
         time.sleep(1e6)
+    if sample.text == "exec":
+        exec("pass")
     if sample.text == "fail":
         raise RuntimeError("as asked")
     return 0.0 if sample.finish_reason == "repetition" else 9.0
 """
-TEXTS = ["42", "", "sleep", "fail"]
+TEXTS = ["42", "", "sleep", "fail", "exec"]
 
 
 class Texts:
@@ -126,6 +129,20 @@ async def test_a_sample_that_the_store_has_lost_is_told_from_those_that_it_has(p
     )
     assert isinstance(lost, KeyError)
     assert [grade.score for grade in (right, again) if isinstance(grade, Grade)] == [1.1, 1.1]
+
+
+async def test_a_reward_that_runs_code_of_its_own_is_known_to_need_a_process_for_each_grade(
+    pool: RayRewardPool,
+) -> None:
+    for text in ("42", "exec"):
+        assert (await pool.grade(*sample(TEXTS.index(text)))).kind is GradeKind.SCORED
+    in_force = {name: one.isolation for name, one in pool.isolation.items()}
+    assert in_force == {
+        "exact": RewardIsolation.AUTO,
+        "length": RewardIsolation.AUTO,
+        "act": RewardIsolation.PER_GRADE,
+    }
+    assert "functions.py line" in pool.isolation["act"].reason
 
 
 async def test_a_worker_that_dies_costs_nothing(pool: RayRewardPool) -> None:

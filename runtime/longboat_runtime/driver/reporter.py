@@ -14,6 +14,7 @@ from longboat_crds.status import (
     CheckpointStatus,
     DomainTraining,
     Problem,
+    RewardGrading,
     RoundSummary,
     TrackingStatus,
     Training,
@@ -27,6 +28,7 @@ from longboat_runtime.interfaces import Manifest
 from longboat_runtime.metrics.queue import queue_line
 from longboat_runtime.metrics.record import Record
 from longboat_runtime.metrics.reports import Reports
+from longboat_runtime.reward.result import IsolationInForce
 from longboat_runtime.rounds.events import RoundKind
 from longboat_runtime.rounds.view import View
 
@@ -101,6 +103,7 @@ class Reporter:
         self._attention = self._before.attention if self._before else None
         self._skipped = self._before.skipped_prompts if self._before else None
         self._tracking = (self._before.tracking if self._before else None) or TrackingStatus()
+        self._rewards = self._before.rewards if self._before else None
         self._metrics: dict[str, float] = {}
         stages.changed = self.publish
 
@@ -179,6 +182,13 @@ class Reporter:
         self.problems.set(Reason.TRACKING_FAILED, field, message, bool(problems))
         self.publish()
 
+    def set_isolation(self, isolation: Mapping[str, IsolationInForce]) -> None:
+        """Sets how the grades of each reward are kept apart, by name of the reward."""
+        self._rewards = [
+            RewardGrading(name=name, isolation=one.isolation.value, reason=one.reason[:LINE_LENGTH] or None)
+            for name, one in isolation.items()
+        ] or None
+
     def remember(self, metrics: Mapping[str, float]) -> None:
         """Keeps metrics that the status shows until newer values come."""
         self._metrics.update(metrics)
@@ -223,6 +233,7 @@ class Reporter:
             queue=queue_line(self._metrics),
             length_bias=self._length_bias,
             audit_rounds=self._audit_rounds,
+            rewards=self._rewards,
             domains=self._domains(),
             prompt_overcommit=self._overcommit[:LINE_LENGTH] if self._overcommit else None,
             recent_rounds=list(self._rounds) or None,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.problems import SpecProblem
-from longboat_runtime.reward.result import FunctionOutcome, RewardSample
+from longboat_runtime.reward.result import FunctionOutcome, IsolationInForce, RewardSample
 
 
 class Grader(Protocol):
@@ -15,8 +16,15 @@ class Grader(Protocol):
     Calls run concurrently; a grader limits itself how many grades do.
     """
 
-    async def load(self, reward: RewardSpec, field: str) -> SpecProblem | None:
-        """Prepares for this reward, and returns what is wrong with it. `field` is its spec path. Raises GradersGone."""
+    @property
+    def isolation(self) -> Mapping[str, IsolationInForce]:
+        """How the grades of each loaded reward are kept apart now, by name. It may change while they are graded."""
+
+    async def load(self, reward: RewardSpec, field: str, per_grade: str | None = None) -> SpecProblem | None:
+        """Prepares for this reward, and returns what is wrong with it. `field` is its spec path. Raises GradersGone.
+
+        `per_grade` is why its grades are known to need a process each, if another grader has found that out.
+        """
 
     async def grade(self, reward: str, sample: RewardSample, seconds: float, seed: int) -> FunctionOutcome:
         """The outcome of the reward of this name. It is TIMEOUT after `seconds`; random numbers follow from `seed` (31 bits)."""

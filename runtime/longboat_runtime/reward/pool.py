@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -21,9 +22,9 @@ from longboat_runtime.interfaces import SampleStore
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.client import SOCKET
 from longboat_runtime.reward.combine import applicable, combine
-from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
+from longboat_runtime.reward.result import FunctionOutcome, IsolationInForce, OutcomeKind, RewardSample
 from longboat_runtime.reward.slots import RESOURCE, Slots, choose, reward_nodes
-from longboat_runtime.reward.worker import GATHER_SECONDS, GradeAnswer, GradeRequest, RewardWorker
+from longboat_runtime.reward.worker import GATHER_SECONDS, GradeAnswer, GradeAnswers, GradeRequest, RewardWorker
 from longboat_runtime.samples import Grade, Row, SampleId
 
 log = structlog.get_logger()
@@ -79,6 +80,7 @@ class RayRewardPool:
         self._rewards: list[RewardSpec] = list(spec.rewards)
         self._prompt_column = spec.dataset.columns.prompt
         self._store, self._socket = store, socket
+        self.isolation: dict[str, IsolationInForce] = {}
         self._workers: dict[str, _Worker] = {}
         self._changed = asyncio.Condition()
         self._waiting: deque[_Asked] = deque()
@@ -200,7 +202,9 @@ class RayRewardPool:
                     await asyncio.wait_for(worker.hurry.wait(), max(worker.called + GATHER_SECONDS - loop.time(), 0.0))
                 worker.hurry.clear()
                 worker.listening = True
-                for answer in await worker.actor.answers.remote(worker.take_share(loop.time())):
+                found: GradeAnswers = await worker.actor.answers.remote(worker.take_share(loop.time()))
+                self._learn(found.isolation)
+                for answer in found.answers:
                     self._take(worker, answer)
                 worker.listening = False
                 if not worker.asked:
@@ -213,6 +217,12 @@ class RayRewardPool:
                 if not asked.answer.done():
                     asked.answer.set_exception(error)
             raise
+
+    def _learn(self, isolation: Mapping[str, IsolationInForce] | None) -> None:
+        """A worker says how grades are kept apart there. One that has fallen back to PerGrade is right about it for all."""
+        for name, found in (isolation or {}).items():
+            if found.reason or name not in self.isolation:
+                self.isolation[name] = found
 
     def _take(self, worker: _Worker, answer: GradeAnswer) -> None:
         worker.running -= 1
@@ -261,7 +271,7 @@ class RayRewardPool:
             .remote(self._store, self._socket)
         )
         try:
-            problem = await actor.load.remote(self._rewards)
+            problem = await actor.load.remote(self._rewards, self.isolation)
         except RayActorError as error:
             log.warning("a reward worker didn't start", node=node, error=str(error))
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from longboat_runtime.interfaces import SampleStore
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.client import GraderClient, GradersGone
 from longboat_runtime.reward.grader import Grader
-from longboat_runtime.reward.result import FunctionOutcome, RewardSample
+from longboat_runtime.reward.result import FunctionOutcome, IsolationInForce, RewardSample
 from longboat_runtime.rounds.seeds import sample_seed
 from longboat_runtime.samples import Response, SampleId
 
@@ -43,6 +43,14 @@ class GradeAnswer:
     outcomes: dict[str, FunctionOutcome] | Exception
 
 
+@dataclass(frozen=True, slots=True)
+class GradeAnswers:
+    """What a call brings back; `isolation` is how the grades of each reward are kept apart, by name, if that has changed."""
+
+    answers: list[GradeAnswer]
+    isolation: dict[str, IsolationInForce] | None = None
+
+
 class RewardWorker:
     """One in each reward pod. Many requests come at once, and answers are collected; the graders limit how many grades run."""
 
@@ -51,14 +59,24 @@ class RewardWorker:
         self._graders: Grader = GraderClient(socket)
         self._running: set[asyncio.Task[None]] = set()
         self._answers: list[GradeAnswer] = []
+        self._isolation: dict[str, IsolationInForce] = {}
         # Set while there are answers; while nothing is being graded.
         self._answered, self._idle = asyncio.Event(), asyncio.Event()
 
-    async def load(self, rewards: Sequence[RewardSpec]) -> SpecProblem | str | None:
-        """Loads all functions. Returns a SpecProblem if one can't be loaded, a message if the graders can't be reached."""
+    async def load(
+        self, rewards: Sequence[RewardSpec], isolation: Mapping[str, IsolationInForce]
+    ) -> SpecProblem | str | None:
+        """Loads all functions. Returns a SpecProblem if one can't be loaded, a message if the graders can't be reached.
+
+        `isolation` is what other workers have learned about how the grades of a reward must be kept apart.
+        """
+        reasons = {name: known.reason for name, known in isolation.items() if known.reason}
         try:
             problems = await asyncio.gather(
-                *(self._graders.load(reward, f"spec.rewards[{index}]") for index, reward in enumerate(rewards))
+                *(
+                    self._graders.load(reward, f"spec.rewards[{index}]", reasons.get(reward.name))
+                    for index, reward in enumerate(rewards)
+                )
             )
         except GradersGone as error:
             return str(error)
@@ -82,7 +100,7 @@ class RewardWorker:
             self._running.add(task)
             task.add_done_callback(self._ended)
 
-    async def answers(self, requests: Sequence[GradeRequest] = ()) -> list[GradeAnswer]:
+    async def answers(self, requests: Sequence[GradeRequest] = ()) -> GradeAnswers:
         """Begins these grades, then waits for at least one answer and returns all that there are, each once. One caller at a time."""
         await self.submit(requests)
         await self._answered.wait()
@@ -91,7 +109,11 @@ class RewardWorker:
                 await asyncio.wait_for(self._idle.wait(), GATHER_SECONDS)
         answers, self._answers = self._answers, []
         self._answered.clear()
-        return answers
+        isolation = dict(self._graders.isolation)
+        if isolation == self._isolation:
+            return GradeAnswers(answers)
+        self._isolation = isolation
+        return GradeAnswers(answers, isolation)
 
     async def grade(self, request: GradeRequest, response: Response) -> dict[str, FunctionOutcome]:
         """Outcomes by function name."""
