@@ -135,7 +135,7 @@ STAYS = {
     "a thread that answers later": Program(
         "import os, threading\n{FORGED}\ndef later():\n  time.sleep(0.02)\n  os.write(3, forged)\nthreading.Thread(target=later, daemon=True).start()"
     ),
-    "an answer ahead": Program("import os\n{FORGED}\nos.write(3, forged)"),
+    "an answer ahead": Program("import os\n{FORGED}\nos.write(3, forged); time.sleep(0.05)"),
     "a timer": Program("import signal; signal.setitimer(signal.ITIMER_REAL, 0.02)"),
     "a signal handler": Program(
         "import signal\ndef late(*_): raise SystemExit\nsignal.signal(signal.SIGALRM, late); signal.setitimer(signal.ITIMER_REAL, 0.02)"

@@ -55,7 +55,7 @@ async def harm(client: GraderClient, name: str) -> str | None:
     """What the program did to the grade after it, or to the machine."""
     program = PROGRAMS[name]
     outcome = await client.grade("trusting", sample(program.text), program.seconds, SEED)
-    for _ in range(3):
+    for _ in range(2):
         probe = await client.grade("trusting", sample(PROBE), 10.0, SEED)
         if (probe.kind, probe.score) != (OutcomeKind.SCORED, 0.25):
             return f"the next grade: {probe}"
