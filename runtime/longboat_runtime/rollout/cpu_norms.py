@@ -11,8 +11,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from vllm import ir
+from vllm.platforms import current_platform
 
 from longboat_runtime.rollout.arguments import NORM_PROVIDER
+
+if current_platform.is_cpu():
+    current_platform.import_kernels()
 
 # Values of one vector register in the kernels; they take whole ones.
 _VECTOR = 16
