@@ -111,7 +111,7 @@ def _steps(rank: TrainerRank, device: str, bins: int, tokens: int, vocabulary: i
             return accumulate(*batches)
 
     def step(number: int) -> float:
-        entries = tuple(TrainSample(sample.id, float(np.sin(1.0 + i))) for i, sample in enumerate(samples))
+        entries = tuple(TrainSample(sample.id, float(np.sin(1.0 + i)), sample.size) for i, sample in enumerate(samples))
         started = time.monotonic()
         rank.train(TrainRequest(number, number, entries, len(entries)), lambda ids: [by_id[id_] for id_ in ids])
         return time.monotonic() - started

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from pathlib import Path
-from statistics import median
+from statistics import mean, median, stdev
 from typing import Any
 
 from bench.picture import picture
@@ -12,6 +13,8 @@ from bench.record import runs
 from bench.step.cases import CASES
 
 SYSTEMS = ("trl", "longboat")
+# Student's t at 95 %, one-sided, for 1, 2, ... degrees of freedom; beyond them the last, which is larger than the right one.
+T_95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
 
 
 def write(raw: Path) -> None:
@@ -52,6 +55,23 @@ def medians(lines: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, floa
     }
 
 
+def faster(lines: list[dict[str, Any]], case: str) -> dict[str, list[float]]:
+    """How many times faster than TRL the whole step (`step`) and what isn't generation (`rest`) are, in each repeat, by its medians."""
+    repeats = sorted({line["repeat"] for line in lines if _is_step(line, case)})
+    by_repeat = [medians([line for line in lines if _is_step(line, case) and line["repeat"] == one]) for one in repeats]
+    both = [of for of in by_repeat if len(of) == len(SYSTEMS)]
+    return {name: [of[case, "trl"][name] / of[case, "longboat"][name] for of in both] for name in ("step", "rest")}
+
+
+def lower_bound(ratios: list[float]) -> float | None:
+    """The lower 95 % bound of the mean ratio over repeats, on a logarithmic scale by Student's t; None for fewer than two repeats."""
+    if len(ratios) < 2:
+        return None
+    logs = [math.log(ratio) for ratio in ratios]
+    t = T_95[min(len(logs) - 1, len(T_95)) - 1]
+    return math.exp(mean(logs) - t * stdev(logs) / math.sqrt(len(logs)))
+
+
 def table(lines: list[dict[str, Any]]) -> str:
     """Markdown."""
     run, found = lines[0], medians(lines)
@@ -61,15 +81,24 @@ def table(lines: list[dict[str, Any]]) -> str:
         "# Seconds of a synchronous step",
         "",
         f"{run['machine']['processor']}, {run['machine']['cpus']} CPUs, {run['machine']['memory_gib']} GiB. {versions}.",
-        f"Commit of the newest case: {run['commit']}. Medians over the steps of all runs, which take turns.",
+        (
+            f"Commit of the newest case: {run['commit']}. Medians over the steps of all runs, which take turns; `at least` is the "
+            "lower 95 % bound over repeats."
+        ),
         "",
-        "| workload-model-samples | steps of each | TRL | Longboat | faster | TRL without generation | Longboat without it | faster |",
-        "|---|---|---|---|---|---|---|---|",
+        (
+            "| workload-model-samples | steps of each | TRL | Longboat | faster | at least | TRL without generation | "
+            "Longboat without it | faster | at least |"
+        ),
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for case in cases:
         trl, ours = (found[case, system] for system in SYSTEMS)
-        cells = [case, f"{ours['count']:.0f}", _s(trl["step"]), _s(ours["step"]), _times(trl["step"], ours["step"])]
-        cells += [_s(trl["rest"]), _s(ours["rest"]), _times(trl["rest"], ours["rest"])]
+        ratios = faster(lines, case)
+        cells = [case, f"{ours['count']:.0f}"]
+        for name in ("step", "rest"):
+            bound = lower_bound(ratios[name])
+            cells += [_s(trl[name]), _s(ours[name]), _times(trl[name] / ours[name]), _times(bound) if bound else "-"]
         text.append("| " + " | ".join(cells) + " |")
     text += [
         "",
@@ -110,5 +139,5 @@ def _s(seconds: float) -> str:
     return f"{seconds:.2f}"
 
 
-def _times(slow: float, fast: float) -> str:
-    return f"{slow / fast:.1f}x"
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f}x"

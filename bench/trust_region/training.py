@@ -141,7 +141,9 @@ class Bench:
             self._rank.updates.algorithm,
         )
         samples = {answer.sample.id: answer.sample for answer in answers}
-        entries = tuple(TrainSample(id_, value) for id_, value in zip(samples, values, strict=True))
+        entries = tuple(
+            TrainSample(sample.id, value, sample.size) for sample, value in zip(samples.values(), values, strict=True)
+        )
         request = TrainRequest(step, spec.rounds.steps, entries, len(entries))
         return self._rank.train(request, lambda ids: [samples[id_] for id_ in ids])
 

@@ -23,6 +23,7 @@ from longboat_runtime.samples import (
     Row,
     SampleId,
     SampleRequest,
+    SampleSize,
 )
 from longboat_runtime.trainer.flops import ModelFlops
 
@@ -177,10 +178,14 @@ class RewardPool(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrainSample:
-    """One sample of a training batch: data by id from the store, its advantage from the driver."""
+    """One sample of a training batch: data by id from the store, its advantage and size from the driver.
+
+    The size is here so that all ranks can plan the whole step before any of them fetches its part.
+    """
 
     id: SampleId
     advantage: float
+    size: SampleSize
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,6 +134,19 @@ class Response(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class SampleSize:
+    """The tokens of a sample, and whether its response was cut off by maxTokens."""
+
+    prompt_tokens: int
+    response_tokens: int
+    truncated: bool
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.response_tokens
+
+
+@dataclass(frozen=True, slots=True)
 class GeneratedSample:
     """A finished (or aborted) response with all its data; it goes to the sample store, never through the driver.
 
@@ -154,6 +167,10 @@ class GeneratedSample:
     @property
     def response(self) -> Response:
         return Response(self.text, self.finish_reason, len(self.token_ids))
+
+    @property
+    def size(self) -> SampleSize:
+        return SampleSize(len(self.prompt_ids), len(self.token_ids), self.finish_reason is FinishReason.LENGTH)
 
     @property
     def summary(self) -> FinishedSample:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from longboat_runtime.metrics.record import read_records
 from longboat_runtime.problems import spec_problem_in
 from longboat_runtime.reward.result import IsolationInForce
 from longboat_runtime.rounds.snapshot import to_snapshot
-from longboat_runtime.samples import SampleId
+from longboat_runtime.samples import SampleId, SampleRequest
 from tests.driver.fakes import Crash, Site, make_spec
 from tests.driver.runs import crash_once_saved, finished, history, manifests, saved_steps, trained, until
 
@@ -209,6 +210,49 @@ async def test_evaluation_runs_before_the_first_every_n_and_after_the_last_step(
     assert len({request.id for request in held_out}) == len(held_out)
     assert site.broker.status.training.accuracy is not None
     assert not site.store.samples
+
+
+async def test_an_evaluation_is_submitted_in_one_call_and_discarded_in_one(tmp_path: Path) -> None:
+    site = Site(tmp_path, make_spec(steps=1, evaluation={"every_steps": 1, "samples_per_prompt": 2}))
+    driver = site.driver()
+    submitted: list[int] = []
+    deleted: list[int] = []
+    submit, delete = site.fleet.submit, site.store.delete
+
+    async def count_submitted(requests: Sequence[SampleRequest]) -> None:
+        if requests[0].evaluation:
+            submitted.append(len(requests))
+        await submit(requests)
+
+    async def count_deleted(ids: Sequence[SampleId]) -> None:
+        if ids and ids[0].epoch < 0:
+            deleted.append(len(ids))
+        await delete(ids)
+
+    site.fleet.submit, site.store.delete = count_submitted, count_deleted
+    site.fleet.lose[SampleId(-1, 0, 0, 0)] = 1
+    await driver.run()
+    assert submitted == [6, 1, 6]
+    assert deleted == [6, 6]
+    assert not site.store.samples
+
+
+@pytest.mark.parametrize(("policy", "meanwhile"), [("Synchronous", False), ("BoundedAsync", True)])
+async def test_rounds_generate_during_an_evaluation_only_where_they_wait_for_nothing(
+    tmp_path: Path, policy: str, *, meanwhile: bool
+) -> None:
+    site = Site(tmp_path, make_spec(policy=policy, evaluation={"every_steps": 1}))
+    driver = site.driver()
+    site.fleet.hang = {SampleId(-1, 0, 0, 0)}
+    running = asyncio.create_task(driver.run())
+    await until(lambda: site.fleet.hang < {request.id for request in site.fleet.requests}, running)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert any(not request.evaluation for request in site.fleet.requests) is meanwhile
+    assert site.fleet.published == [0]
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
 
 
 async def test_evaluation_changes_nothing_about_training_and_is_not_repeated(tmp_path: Path) -> None:

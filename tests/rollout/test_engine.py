@@ -50,6 +50,16 @@ def test_prompts_are_not_cut_on_cpu() -> None:
     assert "enable_chunked_prefill" not in engine_arguments(CONFIG, max_length=5000, accelerator=True)
 
 
+def test_only_an_eager_engine_on_cpus_takes_kernels_for_norms() -> None:
+    def asks(*, eager: bool, accelerator: bool) -> bool:
+        config = replace(CONFIG, enforce_eager=eager)
+        return "ir_op_priority" in engine_arguments(config, max_length=100, accelerator=accelerator)
+
+    assert asks(eager=True, accelerator=False)
+    assert not asks(eager=False, accelerator=False)
+    assert not asks(eager=True, accelerator=True)
+
+
 def test_another_vllm_is_refused() -> None:
     check_version("0.32.0+cpu")
     with pytest.raises(RuntimeError, match=r"0\.33\.0"):

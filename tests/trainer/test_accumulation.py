@@ -9,7 +9,16 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 from bench.memory.allocations import Allocations
 from longboat_runtime.trainer.rank import TrainerRank
 from tests.trainer.test_architectures import EXPERTS, SHAPE
-from tests.trainer.trainer_world import fetch_from, make_request, make_samples, make_spec, only_rank, run_ranks
+from tests.trainer.trainer_world import (
+    fetch_from,
+    full,
+    local,
+    make_request,
+    make_samples,
+    make_spec,
+    only_rank,
+    run_ranks,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +46,7 @@ def record_gradients(rank: TrainerRank, directory: Path) -> None:
             rank.load()
             assert accumulate(rank) > 1
             found[f"{model.name}, {checkpointing=}"] = {
-                name: weight.grad.full_tensor() for name, weight in rank.updates.parameters.items()
+                name: full(weight.grad) for name, weight in rank.updates.parameters.items()
             }
     if rank.rank == 0:
         torch.save(found, directory / f"of-{rank.world_size}")
@@ -52,7 +61,7 @@ def record_memory(rank: TrainerRank, directory: Path) -> None:
             "peak": allocations.peak,
             "held": allocations.held(),
             "bins": bins,
-            "shards": sum(weight.to_local().nbytes for weight in rank.updates.parameters.values()),
+            "shards": sum(local(weight).nbytes for weight in rank.updates.parameters.values()),
             "layer": sum(weight.numel() * 4 for weight in rank.model.model.layers[0].parameters()),
         },
         directory / f"memory-{rank.rank}",
@@ -64,7 +73,7 @@ def leave_a_weight_out(rank: TrainerRank, directory: Path) -> None:
     if rank.rank == 1:
         rank.model.model.layers[0].mlp.forward = lambda hidden: hidden
     accumulate(rank)
-    gradients = {name: weight.grad.full_tensor() for name, weight in rank.updates.parameters.items()}
+    gradients = {name: full(weight.grad) for name, weight in rank.updates.parameters.items()}
     assert gradients["model.layers.0.mlp.up_proj.weight"].norm() > 0
     (directory / f"rank-{rank.rank}-done").touch()
 

@@ -18,13 +18,13 @@ from longboat_crds.algorithm import (
     ResolvedLoss,
     resolve_loss,
 )
-from longboat_runtime.samples import GeneratedSample
+from longboat_runtime.samples import GeneratedSample, SampleSize
 from longboat_runtime.trainer import losses
 from longboat_runtime.trainer.advantages import advantages
 from longboat_runtime.trainer.batch import SampleBatch, WeightedSample, build_batch
 from longboat_runtime.trainer.metrics import step_metrics
 from longboat_runtime.trainer.objective import TokenLogprobs, metric_sums, objective
-from longboat_runtime.trainer.step_plan import SampleSize, plan_step
+from longboat_runtime.trainer.step_plan import plan_step
 from tests.trainer.trainer_world import make_samples
 
 SAMPLES = make_samples(8)

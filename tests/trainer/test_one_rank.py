@@ -18,7 +18,7 @@ from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint import sharded
 from longboat_runtime.interfaces import TrainRequest
 from longboat_runtime.problems import SpecProblem
-from longboat_runtime.samples import FinishReason, GeneratedSample
+from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId
 from longboat_runtime.trainer.batch import WeightedSample, build_batch
 from longboat_runtime.trainer.forward import frozen_logprobs
 from longboat_runtime.trainer.loss_scale import LossScale
@@ -26,7 +26,7 @@ from longboat_runtime.trainer.rank import TrainerRank
 from longboat_runtime.trainer.sharding import not_finite, parameter_count
 from longboat_runtime.trainer.updates import Updates
 from tests.support.tiny_model import build_tiny_model
-from tests.trainer.trainer_world import fetch_from, make_request, make_samples, make_spec, only_rank
+from tests.trainer.trainer_world import fetch_from, full, local, make_request, make_samples, make_spec, only_rank
 
 SAMPLES = make_samples(9)
 
@@ -53,7 +53,7 @@ def rank(loaded: TrainerRank, tmp_path: Path) -> Iterator[TrainerRank]:
 
 
 def whole(tensors: Iterable[Tensor]) -> Tensor:
-    return torch.cat([tensor.full_tensor().flatten() for tensor in tensors])
+    return torch.cat([full(tensor).flatten() for tensor in tensors])
 
 
 def weights(rank: TrainerRank) -> Tensor:
@@ -336,7 +336,7 @@ def test_weights_that_are_not_finite_fail_the_job(rank: TrainerRank, monkeypatch
 
     def step_and_break() -> None:
         step()
-        parameter.to_local().data.view(-1)[-1] = math.nan
+        local(parameter).data.view(-1)[-1] = math.nan
 
     monkeypatch.setattr(rank.updates.optimizer, "step", step_and_break)
     with pytest.raises(SpecProblem, match=f"the first is {name}\\) have values after step 1") as problem:
@@ -347,14 +347,14 @@ def test_weights_that_are_not_finite_fail_the_job(rank: TrainerRank, monkeypatch
 
 def test_weights_that_engines_would_get_as_infinite_are_not_finite(rank: TrainerRank) -> None:
     with torch.no_grad():
-        next(iter(rank.updates.parameters.values())).to_local().view(-1)[0] = -65520.0
+        local(next(iter(rank.updates.parameters.values()))).view(-1)[0] = -65520.0
     found = {dtype: len(not_finite(rank.updates.parameters, dtype)) for dtype in (torch.float16, torch.bfloat16)}
     assert found == {torch.float16: 1, torch.bfloat16: 0}
 
 
 def test_a_checkpoint_with_weights_that_are_not_finite_is_refused(rank: TrainerRank, tmp_path: Path) -> None:
     snapshot = rank.snapshot()
-    next(value for name, value in snapshot.items() if name.startswith("model.")).to_local().view(-1)[0] = math.nan
+    local(next(value for name, value in snapshot.items() if name.startswith("model."))).view(-1)[0] = math.nan
     sharded.write(snapshot, tmp_path / "state")
     with pytest.raises(SpecProblem, match="in the checkpoint") as problem:
         rank.restore(tmp_path / "state")
@@ -376,3 +376,22 @@ def test_the_probe_is_the_models_own_log_probs(rank: TrainerRank, directory: Pat
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     expected = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)[[0, 1, 2], ids[1:]]
     assert rank.probe(ids) == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def test_a_stored_sample_of_another_size_than_the_driver_knows_is_not_trained(rank: TrainerRank) -> None:
+    before = weights(rank)
+    shorter = replace(SAMPLES[0], token_ids=SAMPLES[0].token_ids[:-1], logprobs=SAMPLES[0].logprobs[:-1])
+    with pytest.raises(RuntimeError, match=str(SAMPLES[0].id)):
+        rank.train(make_request(SAMPLES), fetch_from([shorter, *SAMPLES[1:]]))
+    assert torch.equal(weights(rank), before)
+
+
+def test_samples_are_fetched_once(rank: TrainerRank) -> None:
+    calls: list[int] = []
+
+    def fetch(ids: Sequence[SampleId]) -> list[GeneratedSample]:
+        calls.append(len(ids))
+        return fetch_from(SAMPLES)(ids)
+
+    rank.train(make_request(SAMPLES), fetch)
+    assert calls == [len(SAMPLES)]

@@ -12,7 +12,7 @@ from longboat_runtime.trainer.forward import frozen_logprobs
 from longboat_runtime.trainer.rank import TrainerRank
 from tests.support.architectures import tiny_config
 from tests.support.tiny_model import save_random_model
-from tests.trainer.trainer_world import fetch_from, make_request, make_samples, make_spec, only_rank, run_ranks
+from tests.trainer.trainer_world import fetch_from, full, make_request, make_samples, make_spec, only_rank, run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,7 @@ def whole_gradient(rank: TrainerRank) -> torch.Tensor:
     batches = rank._minibatches(request, fetch_from(SAMPLES))[0]
     reference = [frozen_logprobs(rank.updates.reference, batch) for batch in batches]
     rank.updates.accumulate(batches, None, reference)
-    parts = [parameter.grad.full_tensor().flatten() for parameter in rank.updates.parameters.values()]
+    parts = [full(parameter.grad).flatten() for parameter in rank.updates.parameters.values()]
     rank.updates.optimizer.zero_grad()
     return torch.cat(parts)
 

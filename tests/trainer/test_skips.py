@@ -21,7 +21,7 @@ from longboat_runtime.problems import SpecProblem
 from longboat_runtime.trainer.loss_scale import LossScale
 from longboat_runtime.trainer.rank import TrainerRank
 from tests.support.tiny_model import build_tiny_model
-from tests.trainer.trainer_world import fetch_from, make_request, make_samples, make_spec, run_ranks
+from tests.trainer.trainer_world import fetch_from, local, make_request, make_samples, make_spec, run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,7 @@ def train(rank: TrainerRank, step: int, bad: Collection[int] = ()) -> TrainRepor
 
 
 def shards(rank: TrainerRank) -> Tensor:
-    return torch.cat([parameter.detach().to_local().flatten() for parameter in rank.updates.parameters.values()])
+    return torch.cat([local(parameter.detach()).flatten() for parameter in rank.updates.parameters.values()])
 
 
 def scale(rank: TrainerRank) -> tuple[float, int]:
@@ -55,7 +55,7 @@ def train_with_one_infinite_value(rank: TrainerRank, step: int) -> TrainReport:
     def accumulate_and_overflow(*arguments: Any) -> Any:
         sums = accumulate(*arguments)
         if next(minibatches) == 0 and rank.rank == 1:
-            gradients = [parameter.grad.to_local() for parameter in rank.updates.parameters.values()]
+            gradients = [local(parameter.grad) for parameter in rank.updates.parameters.values()]
             next(gradient for gradient in gradients if gradient.numel()).view(-1)[0] = math.inf
         return sums
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longboat_crds.algorithm import AlgorithmSpec, resolve
-from longboat_runtime.samples import PromptId
-from longboat_runtime.trainer.step_plan import SampleSize, StepPlan, cut, plan_step
+from longboat_runtime.samples import PromptId, SampleSize
+from longboat_runtime.trainer.step_plan import StepPlan, cut, plan_step
 
 GROUP_SIZE = 4
 prompts = st.lists(st.builds(PromptId, st.integers(0, 2), st.integers(0, 500)), min_size=1, max_size=24, unique=True)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.distributed.tensor import DTensor
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -26,7 +25,7 @@ from longboat_runtime.trainer.rank import TrainerRank
 from longboat_runtime.trainer.sharding import load_sharded
 from tests.support.architectures import ARCHITECTURES, tiny_config
 from tests.trainer.test_architectures import EXPERTS, SHAPE
-from tests.trainer.trainer_world import make_spec, only_rank, run_ranks
+from tests.trainer.trainer_world import full, make_spec, only_rank, run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +47,7 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
 def values(model: nn.Module) -> dict[str, torch.Tensor]:
     """All weights and buffers, whole. A collective where they are sharded."""
     named = [*model.named_parameters(), *model.named_buffers()]
-    return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in named}
+    return {name: full(value) for name, value in named}
 
 
 def compare_with_transformers(rank: TrainerRank, directory: Path) -> None:
@@ -203,4 +202,4 @@ def test_tied_weights_may_be_stored_by_either_name(model: Path) -> None:
     embedding = weights.pop("model.embed_tokens.weight")
     save_file(weights | {"lm_head.weight": embedding}, model / "model.safetensors")
     with only_rank(make_spec(model)) as rank:
-        assert torch.equal(rank.model.model.embed_tokens.weight.full_tensor(), embedding)
+        assert torch.equal(full(rank.model.model.embed_tokens.weight), embedding)

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import torch.multiprocessing
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.interfaces import TrainRequest, TrainSample
@@ -70,7 +72,7 @@ def make_samples(count: int, seed: int = 0, longest: int = 24, group_size: int =
 
 def make_request(samples: Sequence[GeneratedSample], step: int = 1, denominator: int | None = None) -> TrainRequest:
     """A step over `samples` with advantages that differ."""
-    entries = tuple(TrainSample(sample.id, float(np.sin(1.0 + i))) for i, sample in enumerate(samples))
+    entries = tuple(TrainSample(sample.id, float(np.sin(1.0 + i)), sample.size) for i, sample in enumerate(samples))
     return TrainRequest(step, 100, entries, denominator or len(samples))
 
 
@@ -78,6 +80,16 @@ def fetch_from(samples: Sequence[GeneratedSample]) -> Callable[[Sequence[SampleI
     """A sample store."""
     by_id = {sample.id: sample for sample in samples}
     return lambda ids: [by_id[id_] for id_ in ids]
+
+
+def full(tensor: Tensor) -> Tensor:
+    """A weight, or its gradient, of all ranks together. A collective if it is sharded."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a weight, or of its gradient, that this rank has."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 @contextmanager

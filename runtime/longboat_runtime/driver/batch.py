@@ -13,7 +13,7 @@ from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.combine import batch_rewards
 from longboat_runtime.rounds.records import RoundRecord, SampleRecord
 from longboat_runtime.rounds.view import View
-from longboat_runtime.samples import SampleId
+from longboat_runtime.samples import FinishReason, SampleId, SampleSize
 from longboat_runtime.trainer.advantages import advantages
 
 
@@ -28,7 +28,11 @@ class Batch:
     @property
     def samples(self) -> tuple[TrainSample, ...]:
         """The batch in the form that the trainer takes."""
-        return tuple(map(TrainSample, self.records, self.advantages))
+        sizes = [
+            SampleSize(record.prompt_tokens, record.tokens, record.finish_reason is FinishReason.LENGTH)
+            for record in self.records.values()
+        ]
+        return tuple(map(TrainSample, self.records, self.advantages, sizes))
 
 
 def kept_batch(view: View, round_: RoundRecord, rewards: Sequence[RewardSpec], algorithm: ResolvedAlgorithm) -> Batch:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 
 import structlog
@@ -57,7 +58,10 @@ def held_out_sampling(spec: EvaluationSpec, training: Sampling) -> Sampling:
 
 
 class Evaluation:
-    """Runs one evaluation at a time. `seed` and `grade` are the driver's; `take` gets the samples that the fleet finished."""
+    """Runs one evaluation at a time. `take` gets the samples that the fleet finished.
+
+    `seed`, `grade` (of a stored sample; raises KeyError if the store has lost it) and `discard` (from the store) are the driver's.
+    """
 
     def __init__(
         self,
@@ -68,10 +72,11 @@ class Evaluation:
         fleet: RolloutFleet,
         seed: Callable[[SampleId], int],
         grade: Callable[[SampleId, Row], Awaitable[Grade]],
+        discard: Callable[[Sequence[SampleId]], None],
     ) -> None:
         self._spec, self._rows, self._rewards, self._fleet = spec, rows, rewards, fleet
         self._sampling = held_out_sampling(spec, sampling)
-        self._seed, self._grade = seed, grade
+        self._seed, self._grade, self._discard = seed, grade, discard
         self._waiting: dict[SampleId, asyncio.Future[FinishedSample | LostSample]] = {}
 
     async def run(self, step: int) -> dict[str, float]:
@@ -80,37 +85,46 @@ class Evaluation:
         Lost samples are retried, until MOST_ENGINE_DEATHS engines have died with one.
         """
         count = self._spec.samples_per_prompt
-        samples = [(evaluation_id(step, row, index), row) for row in self._rows for index in range(count)]
-        results = await asyncio.gather(*(self._one(sample, row) for sample, row in samples))
+        samples = {evaluation_id(step, row, index): row for row in self._rows for index in range(count)}
+        await self._submit(samples)
+        results = await asyncio.gather(*(self._one(sample, row) for sample, row in samples.items()))
+        self._waiting.clear()
+        self._discard([*samples])
         return evaluation_metrics([result for result in results if result is not None], self._rewards)
 
     def take(self, sample: FinishedSample | LostSample) -> bool:
         """Takes one result; returns False if it isn't awaited (a duplicate, or from an evaluation that was given up)."""
-        waiting = self._waiting.pop(sample.id, None)
+        waiting = self._waiting.get(sample.id)
         if waiting is None or waiting.done():
             return False
         waiting.set_result(sample)
         return True
 
+    async def _submit(self, samples: Mapping[SampleId, Row]) -> None:
+        """In one call, so that engines start them in one batch."""
+        loop = asyncio.get_running_loop()
+        self._waiting |= {sample: loop.create_future() for sample in samples}
+        await self._fleet.submit(
+            [
+                SampleRequest(sample, row.token_ids, self._seed(sample), self._sampling, evaluation=True)
+                for sample, row in samples.items()
+            ]
+        )
+
     async def _one(self, sample: SampleId, row: Row) -> EvaluatedSample | None:
+        """The outcome of a sample that has been submitted; None if it is left out."""
         deaths = 0
         while True:
-            waiting = self._waiting[sample] = asyncio.get_running_loop().create_future()
-            request = SampleRequest(sample, row.token_ids, self._seed(sample), self._sampling, evaluation=True)
-            await self._fleet.submit([request])
-            result = await waiting
+            result = await self._waiting[sample]
             if isinstance(result, LostSample):
                 deaths += result.engine_died
                 if deaths >= MOST_ENGINE_DEATHS:
                     log.warning("engines die with a held-out sample, which is left out", sample=str(sample))
                     return None
-                continue
-            if result.finish_reason is FinishReason.ABORT:
-                continue
-            try:
-                return EvaluatedSample(row.domain, result, await self._grade(sample, row))
-            except KeyError:  # the store lost it
-                continue
+            elif result.finish_reason is not FinishReason.ABORT:
+                with suppress(KeyError):  # the store lost it
+                    return EvaluatedSample(row.domain, result, await self._grade(sample, row))
+            await self._submit({sample: row})
 
 
 def evaluation_metrics(results: Sequence[EvaluatedSample], rewards: Sequence[RewardSpec]) -> dict[str, float]:

@@ -15,9 +15,7 @@ from longboat_runtime.rounds.seeds import sample_seed
 from longboat_runtime.samples import (
     FinishedSample,
     FinishReason,
-    Grade,
     LostSample,
-    Row,
     SampleId,
     SampleRequest,
     VersionSpan,
@@ -114,12 +112,6 @@ class SampleFlow:
     def generated_all(self) -> None:
         """Nothing more is being generated: what waits to be graded is sent, as soon as the last samples are there too."""
         asyncio.get_running_loop().call_soon(self._components.rewards.flush)
-
-    async def grade_held_out(self, sample: SampleId, row: Row) -> Grade:
-        """Grades a stored held-out sample and discards it. Raises KeyError if the store has lost it."""
-        grade = await self._components.rewards.grade(sample, row)
-        await self._components.store.delete([sample])
-        return grade
 
     async def grade(self, sample: SampleId) -> None:
         """Grades a stored sample."""

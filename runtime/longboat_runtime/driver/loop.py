@@ -279,9 +279,10 @@ class Driver:
         spec, rows = self._job.spec.dataset.evaluation, self._components.evaluation
         if spec is None or not rows:
             return None
-        flow = self._flow
+        flow, components = self._flow, self._components
         rewards, sampling = self._job.spec.rewards, self._job.sampling
-        return Evaluation(spec, rows, rewards, sampling, self._components.fleet, flow.seed, flow.grade_held_out)
+        grade = components.rewards.grade
+        return Evaluation(spec, rows, rewards, sampling, components.fleet, flow.seed, grade, flow.discard)
 
     def _evaluated(self, sample: FinishedSample | LostSample) -> bool:
         return self._evaluation is not None and self._evaluation.take(sample)

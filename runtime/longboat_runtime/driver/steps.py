@@ -15,6 +15,7 @@ import structlog
 
 from longboat_crds.algorithm import resolve
 from longboat_crds.reasons import Reason
+from longboat_crds.rounds import RoundPolicyName
 from longboat_runtime.checkpoint.volume import volume_full
 from longboat_runtime.driver.audits import Audits
 from longboat_runtime.driver.batch import Batch, kept_batch, skip_problem
@@ -230,14 +231,21 @@ class Steps:
         return bool(lost)
 
     async def _publish(self, version: int) -> None:
-        """Makes the commit durable, publishes the weights to the engines, and evaluates them if an evaluation is due."""
+        """Makes the commit durable, publishes the weights to the engines, and evaluates them if an evaluation is due.
+
+        The next round begins after the evaluation, which would take engines away from it, except under BoundedAsync: there rounds
+        wait for nothing, and nothing races. The next optimizer step waits for the evaluation in any case.
+        """
         await self._sync_log()
         with self._stages.running(Stage.PUBLISH):
             publication = await self._with_retry(version, lambda: self._components.trainer.publish(version))
             report = await self._components.fleet.publish(publication)
         self._add_publication(report)
+        if overlaps := self._spec.rounds.policy is RoundPolicyName.BOUNDED_ASYNC:
+            self._happened(events.Published(version))
         await self._evaluate(version)
-        self._happened(events.Published(version))
+        if not overlaps:
+            self._happened(events.Published(version))
 
     async def publish_again(self) -> None:
         """Publishes the weights that should serve once more, since the data of their publication can't be fetched.

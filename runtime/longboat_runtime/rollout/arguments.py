@@ -19,6 +19,8 @@ WEIGHT_BACKEND = "longboat"
 WORKER_EXTENSION = "longboat_runtime.weights.backend.WeightReceipts"
 # And of `longboat_runtime.rollout.crowded`.
 CROWDED_WORKER_EXTENSION = "longboat_runtime.rollout.crowded.CrowdedWorker"
+# What `longboat_runtime.rollout.cpu_norms` is called in vLLM.
+NORM_PROVIDER = "longboat"
 
 
 def check_version(version: str) -> None:
@@ -37,7 +39,8 @@ def engine_arguments(
     Log-probs are those of the distribution that tokens are drawn from (`processed_logprobs`), as the loss needs them. Requests
     have priorities so that the parity probe can go first. On CPU a prompt is never cut in chunks: vLLM 0.32
     rewinds a seeded generator after each but the last chunk, which a CPU generator can't do, and the engine dies. Nor is the next
-    step scheduled while one is computed: both need the same CPU (measured: a decode step takes a fifth longer).
+    step scheduled while one is computed: both need the same CPU (measured: a decode step takes a fifth longer). An eager engine there
+    takes kernels for norms (`cpu_norms`); a compiled one has the compiler's.
     """
     arguments: dict[str, Any] = {
         "model": config.model,
@@ -60,4 +63,6 @@ def engine_arguments(
         arguments["enable_chunked_prefill"] = False
         arguments["async_scheduling"] = False
         arguments["max_num_batched_tokens"] = max(max_length, 2048)
+        if config.enforce_eager:
+            arguments["ir_op_priority"] = {"rms_norm": [NORM_PROVIDER], "fused_add_rms_norm": [NORM_PROVIDER]}
     return arguments

@@ -39,24 +39,28 @@ def packed_attention(
     """
     if softcap is not None or s_aux is not None or dropout or attention_mask is not None:
         raise NotImplementedError("attention with a soft cap, sinks, dropout or a mask of its own")
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
+    # Torch's kernels for CPUs read each key head for its whole group of query heads; of those for GPUs only some do.
+    grouped = key.shape[1] < query.shape[1]
+    if grouped and query.device.type != "cpu":
+        groups, grouped = query.shape[1] // key.shape[1], False
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     parts = zip(
         query.split(packed_lengths, 2), key.split(packed_lengths, 2), value.split(packed_lengths, 2), strict=True
     )
-    attended = [_causal(q, k, v, scaling, sliding_window) for q, k, v in parts]
+    attended = [_causal(q, k, v, scaling, sliding_window, grouped=grouped) for q, k, v in parts]
     return torch.cat(attended, 2).transpose(1, 2).contiguous(), None
 
 
-def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, sliding_window: int | None) -> Tensor:
+def _causal(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float | None, sliding_window: int | None, *, grouped: bool
+) -> Tensor:
     length = query.shape[2]
     if sliding_window is None or length <= sliding_window:
-        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
     position = torch.arange(length, device=query.device)
     distance = position[:, None] - position[None, :]
     visible = (distance >= 0) & (distance < sliding_window)
-    return scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scaling)
+    return scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scaling, enable_gqa=grouped)
 
 
 def packs(model: nn.Module) -> bool:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from longboat_crds.job import RLJobSpec
@@ -17,7 +16,7 @@ from longboat_runtime.checkpoint import sharded
 from longboat_runtime.interfaces import ModelInfo, TrainReport, TrainRequest
 from longboat_runtime.model_config import language_model, longest_sequence
 from longboat_runtime.problems import SpecProblem
-from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId
+from longboat_runtime.samples import GeneratedSample, SampleId
 from longboat_runtime.trainer import process_group
 from longboat_runtime.trainer.attention import described, packs
 from longboat_runtime.trainer.batch import SampleBatch, WeightedSample, build_batch, token_sample
@@ -33,7 +32,7 @@ from longboat_runtime.trainer.sharding import (
     not_finite,
     parameter_count,
 )
-from longboat_runtime.trainer.step_plan import SampleSize, plan_step
+from longboat_runtime.trainer.step_plan import plan_step
 from longboat_runtime.trainer.updates import Updates
 
 Fetch = Callable[[Sequence[SampleId]], list[GeneratedSample]]
@@ -78,7 +77,7 @@ class TrainerRank:
         )
 
     def train(self, request: TrainRequest, fetch: Fetch) -> TrainReport:
-        """Computes one step. `fetch` returns samples by id, in order; a rank fetches its share and the others that its bins need.
+        """Computes one step. `fetch` returns samples by id, in order; a rank fetches those of its bins, once.
 
         Raises, on all ranks, what `fetch` raised on any rank, and SpecProblem if a sample doesn't fit into a bin (nothing has
         changed then) or if weights are not finite after the step.
@@ -161,24 +160,11 @@ class TrainerRank:
             )
 
     def _minibatches(self, request: TrainRequest, fetch: Fetch) -> list[list[SampleBatch]]:
-        """This rank's batches of every minibatch.
-
-        Each rank reads a share of the samples to report their lengths, then the samples of its bins that it doesn't have yet.
-        """
-        packed, share = packs(self.model), range(self.rank, len(request.samples), self.world_size)
-        samples = self._fetch(request, fetch, share)
-        gathered: list[dict[int, SampleSize]] = [{} for _ in range(self.world_size)]
-        sizes = {
-            position: SampleSize(
-                len(sample.prompt_ids), len(sample.token_ids), sample.finish_reason is FinishReason.LENGTH
-            )
-            for position, sample in samples.items()
-        }
-        dist.all_gather_object(gathered, sizes)
-        sizes = {position: size for of_rank in gathered for position, size in of_rank.items()}
+        """This rank's batches of every minibatch. All ranks make the same plan; each fetches the samples of its own bins."""
+        packed = packs(self.model)
         try:
             plan = plan_step(
-                [sizes[position] for position in range(len(request.samples))],
+                [sample.size for sample in request.samples],
                 [sample.id.prompt for sample in request.samples],
                 self.updates.algorithm,
                 step=request.step,
@@ -193,8 +179,8 @@ class TrainerRank:
         except SampleTooLong as error:
             raise _bin_problem(error.tokens, error.capacity) from error
         mine = [ranks[self.rank] for ranks in plan.minibatches]
-        needed = {i for bins in mine for members in bins for i in members}
-        samples |= self._fetch(request, fetch, sorted(needed - samples.keys()))
+        needed = sorted(i for bins in mine for members in bins for i in members)
+        samples = self._fetch(request, fetch, needed)
         weighted = {i: WeightedSample(samples[i], request.samples[i].advantage, plan.weights[i]) for i in needed}
         batches = [[[weighted[i] for i in members] for members in bins] for bins in mine]
         return [[build_batch(batch, self.device, packed=packed) for batch in bins] for bins in batches]
@@ -202,8 +188,11 @@ class TrainerRank:
     def _fetch(self, request: TrainRequest, fetch: Fetch, positions: Sequence[int]) -> dict[int, GeneratedSample]:
         """Fetches samples by position; an error on any rank is raised on all ranks, so that none waits for the others."""
         with process_group.together():
-            samples = fetch([request.samples[position].id for position in positions])
-        return dict(zip(positions, samples, strict=True))
+            samples = dict(zip(positions, fetch([request.samples[i].id for i in positions]), strict=True))
+            for position, sample in samples.items():
+                if sample.size != (planned := request.samples[position].size):
+                    raise RuntimeError(f"the store has sample {sample.id} with {sample.size}, the step has {planned}")
+        return samples
 
 
 def set_deterministic(wanted: bool | None, device: str) -> None:

@@ -7,22 +7,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from longboat_crds.algorithm import ResolvedAlgorithm
-from longboat_runtime.samples import PromptId
+from longboat_runtime.samples import PromptId, SampleSize
 from longboat_runtime.trainer.aggregation import sample_weights
 from longboat_runtime.trainer.packing import Bin, pack, pad, split
-
-
-@dataclass(frozen=True, slots=True)
-class SampleSize:
-    """What every rank must know about every sample of a step: its tokens, and whether its response was cut off by maxTokens."""
-
-    prompt_tokens: int
-    response_tokens: int
-    truncated: bool
-
-    @property
-    def tokens(self) -> int:
-        return self.prompt_tokens + self.response_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ class Updates:
         for scale in before.attempts():
             self.loss_scale = scale
             sums = self.accumulate(batches, old, reference)
-            gradients = [parameter.grad for parameter in self.parameters.values()]
+            gradients = [_gradient(parameter) for parameter in self.parameters.values()]
             norm = float(gradient_norm(gradients)) / scale.value
             if math.isfinite(norm):
                 limit = self.spec.trainer.optimizer.max_grad_norm
@@ -120,6 +120,13 @@ class Updates:
         """Log-probs of every batch by the model with its current weights."""
         temperature = self.spec.rollout.sampling.temperature
         return [[frozen_logprobs(model, batch, temperature) for batch in batches] for batches in minibatches]
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    """The gradient of a weight: zeros if no token went through it (experts), so that Adam's moments decay as for any other."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
 
 
 def _reduce(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:

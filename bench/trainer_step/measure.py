@@ -1,0 +1,170 @@
+"""One optimizer step on the same recorded batch: ours, ours without what a rank that is alone does without, and TRL's, in turns.
+
+Nothing is generated, graded or published. A minute for each case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.record import Recorder
+from bench.step.cases import Case, case_named
+from bench.step.longboat_step import job
+from bench.step.trl_step import settings
+from longboat_crds.job import RLJobSpec
+from longboat_runtime.interfaces import TrainRequest, TrainSample
+from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, VersionSpan
+from longboat_runtime.trainer import process_group, sharding
+from longboat_runtime.trainer.rank import TrainerRank
+
+CASES = ("even-0.6M-32", "tail-0.3M-256")
+VOCABULARY = 264
+WARM_UP = 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `make bench NAME=trainer_step`."""
+    parser.add_argument("--cases", nargs="*", default=[*map(case_named, CASES)], type=case_named)
+    parser.add_argument("--steps", type=int, default=10, help="steps of each arm that count")
+    parser.add_argument("--micro-batch", type=int, default=16, help="TRL's")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+
+
+def run(arguments: argparse.Namespace, path: Path) -> None:
+    """Appends to `path`."""
+    torch.set_num_threads(arguments.threads)
+    recorder = Recorder(path, steps=arguments.steps, micro_batch=arguments.micro_batch, threads=arguments.threads)
+    for case in arguments.cases:
+        with tempfile.TemporaryDirectory(prefix="longboat-bench-") as folder:
+            measure(recorder, case, Path(folder), arguments.steps, arguments.micro_batch)
+    recorder.close()
+
+
+def measure(recorder: Recorder, case: Case, folder: Path, steps: int, micro_batch: int) -> None:
+    """All arms of a case on one random model of its size; lengths are drawn as the case has them."""
+    model = _random_model(case, folder / "model")
+    samples = batch(case)
+    arms: dict[str, Callable[[int], None]] = {"TRL": trl_step(case, model, samples, micro_batch, steps)}
+    address = process_group.free_address("127.0.0.1")
+    spec = RLJobSpec.model_validate(job(case, model, folder / "none", 10_000, 0, 1)["spec"])
+    rank = TrainerRank(spec, 0, 1, address)
+    try:
+        arms["Longboat with FSDP2 and MKL"] = _ours(rank, samples, fsdp=True, onednn=False)
+        arms["Longboat with MKL"] = _ours(rank, samples, fsdp=False, onednn=False)
+        arms["Longboat"] = _ours(rank, samples, fsdp=False, onednn=True)
+        for number in range(1, WARM_UP + steps + 1):
+            for arm, step in arms.items():
+                wall, cpu = time.perf_counter(), time.process_time()
+                step(number)
+                seconds = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+                if number > WARM_UP:
+                    recorder.write("step", case=case.name, arm=arm, number=number, load=os.getloadavg()[0], **seconds)
+    finally:
+        process_group.leave()
+
+
+def batch(case: Case) -> list[GeneratedSample]:
+    """Random tokens; lengths as in bench/step: even ones end by chance (1 in 400 tokens), others are log-normal with median 17."""
+    random = np.random.default_rng(0)
+    longest = case.module.MAX_TOKENS
+    draw = {"even": lambda: random.geometric(1 / 400), "tail": lambda: np.exp(random.normal(np.log(17), 0.9))}
+    samples = []
+    for number in range(case.samples):
+        length = int(np.clip(draw[case.workload](), 1, longest))
+        samples.append(
+            GeneratedSample(
+                id=SampleId(0, number // 8, 0, number % 8),
+                prompt_ids=random.integers(4, VOCABULARY, case.module.PROMPT_TOKENS).astype(np.int32),
+                token_ids=random.integers(4, VOCABULARY, length).astype(np.int32),
+                logprobs=random.normal(-5.5, 0.2, length).astype(np.float32),
+                spans=(VersionSpan(0, 0, length),),
+                finish_reason=FinishReason.LENGTH if length == longest else FinishReason.STOP,
+                text="",
+                engine="",
+            )
+        )
+    return samples
+
+
+def _random_model(case: Case, directory: Path) -> Path:
+    from tests.support.tiny_model import build_tiny_model
+
+    layers, hidden, *_ = case.module.SIZES[case.size]
+    return build_tiny_model(directory, layers=layers, hidden=hidden, vocabulary=VOCABULARY, max_length=512)
+
+
+def _ours(rank: TrainerRank, samples: list[GeneratedSample], *, fsdp: bool, onednn: bool) -> Callable[[int], None]:
+    """A step of a model that is loaded with or without each; the rank is given the model back at every step."""
+    rules = sharding.needs_fsdp, sharding.uses_onednn
+    sharding.needs_fsdp, sharding.uses_onednn = (lambda *_: fsdp), (lambda *_, **__: onednn)
+    try:
+        rank.load()
+    finally:
+        sharding.needs_fsdp, sharding.uses_onednn = rules
+    loaded = rank.model, rank.updates
+    by_id = {sample.id: sample for sample in samples}
+    entries = tuple(TrainSample(sample.id, _advantage(i), sample.size) for i, sample in enumerate(samples))
+
+    def step(number: int) -> None:
+        rank.model, rank.updates = loaded
+        rank.train(TrainRequest(number, 10_000, entries, len(entries)), lambda ids: [by_id[id_] for id_ in ids])
+
+    return step
+
+
+def trl_step(
+    case: Case, model: Path, samples: list[GeneratedSample], micro_batch: int, steps: int
+) -> Callable[[int], None]:
+    """What GRPOTrainer does with a generated batch: its loss and backward pass for each micro-batch, clipping, and AdamW."""
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    trainer = GRPOTrainer(
+        model=str(model),
+        reward_funcs=case.module.reward,
+        args=GRPOConfig(**settings(case, micro_batch, steps, 0, model.parent / "trl")),
+        train_dataset=Dataset.from_list(case.module.rows(case.prompts, 0)),
+    )
+    optimizer = trainer.create_optimizer()
+    parts = [padded(samples[start : start + micro_batch]) for start in range(0, len(samples), micro_batch)]
+    for index, part in enumerate(parts):
+        part["advantages"] = torch.tensor([_advantage(index * micro_batch + i) for i in range(len(part["prompt_ids"]))])
+        part["num_items_in_batch"] = sum(part["completion_mask"].sum() for part in parts)
+    trainer.current_gradient_accumulation_steps = len(parts)
+    trainer.model.train()
+
+    def step(_: int) -> None:
+        for part in parts:
+            (trainer.compute_loss(trainer.model, part) / len(parts)).backward()
+        torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def padded(samples: list[GeneratedSample]) -> dict[str, Any]:
+    """As TRL's trainer has them: prompts and completions padded to the longest of the micro-batch."""
+    longest = max(len(sample.token_ids) for sample in samples)
+    completions = [np.pad(sample.token_ids, (0, longest - len(sample.token_ids))) for sample in samples]
+    masks = [np.arange(longest) < len(sample.token_ids) for sample in samples]
+    prompts = torch.from_numpy(np.stack([sample.prompt_ids for sample in samples])).long()
+    return {
+        "prompt_ids": prompts,
+        "prompt_mask": torch.ones_like(prompts),
+        "completion_ids": torch.from_numpy(np.stack(completions)).long(),
+        "completion_mask": torch.from_numpy(np.stack(masks)).long(),
+    }
+
+
+def _advantage(position: int) -> float:
+    return float(np.sin(1.0 + position))
