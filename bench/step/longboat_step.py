@@ -15,8 +15,10 @@ from bench.step.cases import CLIP, GROUP_SIZE, LEARNING_RATE, Case, write_datase
 STAGES = {"generate": "gen", "reward": "reward", "train": "update_actor", "publish": "update_weights"}
 
 
-def job(case: Case, model: Path, data: Path, steps: int, seed: int, engines: int) -> dict[str, Any]:
-    """The RLJob. Checkpoints are made after the last step only, as TRL makes none."""
+def job(
+    case: Case, model: Path, data: Path, steps: int, seed: int, engines: int, *, eager: bool = True
+) -> dict[str, Any]:
+    """The RLJob. Checkpoints are made after the last step only, as TRL makes none. Engines that aren't `eager` compile (g++)."""
     return {
         "apiVersion": "longboat.dev/v1alpha1",
         "kind": "RLJob",
@@ -31,7 +33,7 @@ def job(case: Case, model: Path, data: Path, steps: int, seed: int, engines: int
                 "sampling": {"maxTokens": case.module.MAX_TOKENS},
                 "enginesPerPod": engines,
                 "kvCache": "512Mi",
-                "enforceEager": True,
+                "enforceEager": eager,
             },
             "rewards": [{"name": case.workload, "signature": "TRL", "function": f"{case.module.__file__}:reward"}],
             "rewardPool": {"gradersPerPod": 1},
@@ -52,6 +54,7 @@ def measure(
     seed: int,
     engines: int,
     *,
+    eager: bool = True,
     rollouts: dict[str, Any] | None = None,
 ) -> list[dict[str, float]]:
     """Seconds of each step after the first: whole (from report to report), and by stage. `rollouts` is that of the spec."""
@@ -61,7 +64,7 @@ def measure(
     shutil.rmtree(output, ignore_errors=True)
     data = write_dataset(case, scratch / "prompts.jsonl", steps * case.prompts, seed)
     file = scratch / "job.yaml"
-    made = job(case, model, data, steps, seed, engines)
+    made = job(case, model, data, steps, seed, engines, eager=eager)
     if rollouts is not None:
         made["spec"]["rollouts"] = rollouts
     file.write_text(json.dumps(made))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from bench.record import Recorder
 from bench.step import longboat_step, trl_step
@@ -20,7 +22,9 @@ WARM_UP = 2
 TRIAL = 2
 SLOWER = 1.1
 MICRO_BATCHES = (4, 8, 16, 32, 64, 128)
+# Longboat's engines, and whether they are eager; where there is a compiler, both are tried.
 ENGINES = (1, 2)
+EAGER = (True, False) if shutil.which("g++") else (True,)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=6, help="steps of a run that count")
     parser.add_argument("--micro-batch", type=int, help="TRL's; default: the best, searched for")
     parser.add_argument("--engines", type=int, help="Longboat's; default: the best, searched for")
+    parser.add_argument(
+        "--eager", action=argparse.BooleanOptionalAction, help="Longboat's; default: the best, searched for"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="runs of each system in each case, taking turns")
 
 
@@ -42,13 +49,13 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
             scratch = Path(folder)
             case.module.build_model(case.size, model := scratch / "model")
             micro_batch = arguments.micro_batch or _best_micro_batch(recorder, case, model)
-            engines = arguments.engines or _best_engines(recorder, case, model, scratch)
+            setting = _best_setting(recorder, case, model, scratch, arguments)
             for repeat in range(arguments.repeats):
                 steps = WARM_UP + arguments.steps
                 rows = _trl(case, model, micro_batch, steps, repeat)[WARM_UP:]
                 _write(recorder, case, "trl", repeat, rows, micro_batch=micro_batch)
-                rows = longboat_step.measure(case, model, scratch, steps, repeat, engines)[WARM_UP:]
-                _write(recorder, case, "longboat", repeat, rows, engines=engines)
+                rows = longboat_step.measure(case, model, scratch, steps, repeat, **setting)[WARM_UP:]
+                _write(recorder, case, "longboat", repeat, rows, **setting)
     recorder.close()
 
 
@@ -67,13 +74,22 @@ def _best_micro_batch(recorder: Recorder, case: Case, model: Path) -> int:
     return min(found, key=lambda size: found[size])
 
 
-def _best_engines(recorder: Recorder, case: Case, model: Path, scratch: Path) -> int:
-    found: dict[int, float] = {}
-    for engines in ENGINES:
-        rows = longboat_step.measure(case, model, scratch, WARM_UP + 2, 99, engines)[WARM_UP:]
-        found[engines] = min(row["step"] for row in rows)
-        recorder.write("setting", case=case.name, system="longboat", engines=engines, seconds=found[engines])
-    return min(found, key=lambda engines: found[engines])
+def _best_setting(
+    recorder: Recorder, case: Case, model: Path, scratch: Path, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    settings = [
+        {"engines": engines, "eager": eager}
+        for engines in ([arguments.engines] if arguments.engines else ENGINES)
+        for eager in (EAGER if arguments.eager is None else [arguments.eager])
+    ]
+    if len(settings) == 1:
+        return settings[0]
+    found = []
+    for setting in settings:
+        rows = longboat_step.measure(case, model, scratch, WARM_UP + 2, 99, **setting)[WARM_UP:]
+        found.append(min(row["step"] for row in rows))
+        recorder.write("setting", case=case.name, system="longboat", **setting, seconds=found[-1])
+    return settings[found.index(min(found))]
 
 
 def _trl(case: Case, model: Path, micro_batch: int, steps: int, seed: int) -> list[dict[str, float]]:
@@ -88,7 +104,7 @@ def _trl(case: Case, model: Path, micro_batch: int, steps: int, seed: int) -> li
 
 
 def _write(
-    recorder: Recorder, case: Case, system: str, repeat: int, rows: list[dict[str, float]], **setting: int
+    recorder: Recorder, case: Case, system: str, repeat: int, rows: list[dict[str, float]], **setting: Any
 ) -> None:
     for number, row in enumerate(rows):
         values = {"case": case.name, "system": system, "repeat": repeat, "seed": repeat, "number": number}

@@ -104,14 +104,13 @@ def table(lines: list[dict[str, Any]]) -> str:
         "",
         "Longboat by stage:",
         "",
-        "| workload-model-samples | generate | reward | train | publish |",
-        "|---|---|---|---|---|",
+        "| workload-model-samples | engines | generate | reward | train | publish |",
+        "|---|---|---|---|---|---|",
     ]
     for case in cases:
         ours = found[case, "longboat"]
-        text.append(
-            f"| {case} | " + " | ".join(_s(ours[name]) for name in ("generate", "reward", "train", "publish")) + " |"
-        )
+        cells = [_engines(lines, case), *(_s(ours[name]) for name in ("generate", "reward", "train", "publish"))]
+        text.append(f"| {case} | {' | '.join(cells)} |")
     text += ["", "Mean response, in tokens (TRL, Longboat): "]
     text[-1] += "; ".join(
         f"{case} {found[case, 'trl']['mean_tokens']:.0f}, {found[case, 'longboat']['mean_tokens']:.0f}"
@@ -133,6 +132,12 @@ def plot(lines: list[dict[str, Any]], path: Path) -> None:
             axis.set_title(case, fontsize=9)
         figure.supylabel("seconds a step")
         figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=8)
+
+
+def _engines(lines: list[dict[str, Any]], case: str) -> str:
+    """The setting that was the best in trials."""
+    setting = next(line["setting"] for line in lines if _is_step(line, case) and line["system"] == "longboat")
+    return f"{setting['engines']}, {'eager' if setting.get('eager', True) else 'compiled'}"
 
 
 def _s(seconds: float) -> str:
