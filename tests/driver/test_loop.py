@@ -212,8 +212,11 @@ async def test_evaluation_runs_before_the_first_every_n_and_after_the_last_step(
     assert not site.store.samples
 
 
-async def test_an_evaluation_is_submitted_in_one_call_and_discarded_in_one(tmp_path: Path) -> None:
-    site = Site(tmp_path, make_spec(steps=1, evaluation={"every_steps": 1, "samples_per_prompt": 2}))
+@pytest.mark.parametrize(("each", "calls"), [(2, [6]), (24, [64, 8])])
+async def test_an_evaluation_is_submitted_in_one_call_and_discarded_in_few(
+    tmp_path: Path, each: int, calls: list[int]
+) -> None:
+    site = Site(tmp_path, make_spec(steps=1, evaluation={"every_steps": 1, "samples_per_prompt": each}))
     driver = site.driver()
     submitted: list[int] = []
     deleted: list[int] = []
@@ -232,8 +235,8 @@ async def test_an_evaluation_is_submitted_in_one_call_and_discarded_in_one(tmp_p
     site.fleet.submit, site.store.delete = count_submitted, count_deleted
     site.fleet.lose[SampleId(-1, 0, 0, 0)] = 1
     await driver.run()
-    assert submitted == [6, 1, 6]
-    assert deleted == [6, 6]
+    assert submitted == [3 * each, 1, 3 * each]
+    assert deleted == [*calls, *calls]
     assert not site.store.samples
 
 

@@ -31,6 +31,9 @@ from longboat_runtime.samples import (
 
 log = structlog.get_logger()
 
+# Graded samples leave the store so many at a time.
+DISCARDED_TOGETHER = 64
+
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedSample:
@@ -78,6 +81,8 @@ class Evaluation:
         self._sampling = held_out_sampling(spec, sampling)
         self._seed, self._grade, self._discard = seed, grade, discard
         self._waiting: dict[SampleId, asyncio.Future[FinishedSample | LostSample]] = {}
+        self._graded: list[SampleId] = []
+        self._discarded: set[SampleId] = set()
 
     async def run(self, step: int) -> dict[str, float]:
         """Evaluates the weights that serve after `step` and returns the `val/...` metrics. Grader errors are counted, not scored.
@@ -89,7 +94,9 @@ class Evaluation:
         await self._submit(samples)
         results = await asyncio.gather(*(self._one(sample, row) for sample, row in samples.items()))
         self._waiting.clear()
-        self._discard([*samples])
+        self._discard([sample for sample in samples if sample not in self._discarded])
+        self._discarded.clear()
+        self._graded.clear()
         return evaluation_metrics([result for result in results if result is not None], self._rewards)
 
     def take(self, sample: FinishedSample | LostSample) -> bool:
@@ -111,6 +118,14 @@ class Evaluation:
             ]
         )
 
+    def _discard_graded(self, sample: SampleId) -> None:
+        """The store needn't hold more than what is being graded, nor be called for each."""
+        self._graded.append(sample)
+        if len(self._graded) >= DISCARDED_TOGETHER:
+            self._discard(self._graded)
+            self._discarded.update(self._graded)
+            self._graded = []
+
     async def _one(self, sample: SampleId, row: Row) -> EvaluatedSample | None:
         """The outcome of a sample that has been submitted; None if it is left out."""
         deaths = 0
@@ -123,7 +138,9 @@ class Evaluation:
                     return None
             elif result.finish_reason is not FinishReason.ABORT:
                 with suppress(KeyError):  # the store lost it
-                    return EvaluatedSample(row.domain, result, await self._grade(sample, row))
+                    grade = await self._grade(sample, row)
+                    self._discard_graded(sample)
+                    return EvaluatedSample(row.domain, result, grade)
             await self._submit({sample: row})
 
 
