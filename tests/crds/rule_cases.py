@@ -117,7 +117,6 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     (wandb(mode="Shared"), "spec.tracking.weightsAndBiases.mode"),
     (wandb(mode="Offline", project="team/sums"), "spec.tracking.weightsAndBiases.project"),
     (wandb(mode="Offline", tags=["a", "a"]), "spec.tracking.weightsAndBiases.tags[1]"),
-    (wandb(mode="Offline", apiKey="abc"), "spec.tracking.weightsAndBiases.apiKey"),
     (wandb(mode="Offline", baseUrl="wandb.example.com"), "spec.tracking.weightsAndBiases.baseUrl"),
     (mlflow(), None),
     (mlflow(trackingUri="http://mlflow.tracking:5000", secret={"name": "mlflow"}, tags={"team": "a"}), None),

@@ -110,24 +110,31 @@ async def test_status_has_the_last_rounds_and_what_they_cost(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("crash", [None, (40, "after")])
 async def test_lengths_are_audited_at_the_end_of_a_period(tmp_path: Path, crash: tuple[int, str] | None) -> None:
-    """The fake engine's lengths don't depend on the order in which samples finish, so there is no bias to find."""
-    site = Site(tmp_path, make_spec(**{**ROUNDS, "steps": 60}))
-    driver = site.driver()
-    if crash:
-        site.trainer.crash = crash
-        with pytest.raises(ExceptionGroup):
-            await driver.run()
-        driver = site.driver(previous=site.broker.status)
-    assert await driver.run() is RunOutcome.DONE
-    audited = {r.step: r.metrics for r in read_records(tmp_path) if "tail/length_bias/prompts" in r.metrics}
-    assert sorted(audited) == list(range(3, 61, 3))
-    last = audited[60]
-    assert last["tail/length_bias/prompts"] == 8 * 3 * PROMPTS
-    assert last["tail/length_bias/mean_ratio/low"] <= 1 <= last["tail/length_bias/mean_ratio/high"]
-    assert last["tail/length_bias/ks/low"] < 0.05
-    assert 0 < last["tail/length_bias/redraw_rate"] < 0.5
-    assert last["tail/length_bias/even/prompts"] + last["tail/length_bias/odd/prompts"] == 8 * 3 * PROMPTS
-    assert "48 prompts" in site.broker.status.training.length_bias
+    """The fake engine's lengths don't depend on the order in which samples finish, so there is no bias to find.
+
+    One in twenty 95 % intervals misses it all the same: of four jobs, in which samples finish in other orders, one may.
+    """
+    holds = []
+    for order in range(4):
+        root = tmp_path / str(order)
+        site = Site(root, make_spec(**{**ROUNDS, "steps": 60}))
+        driver = site.driver(order)
+        if crash:
+            site.trainer.crash = crash
+            with pytest.raises(ExceptionGroup):
+                await driver.run()
+            driver = site.driver(order, previous=site.broker.status)
+        assert await driver.run() is RunOutcome.DONE
+        audited = {r.step: r.metrics for r in read_records(root) if "tail/length_bias/prompts" in r.metrics}
+        assert sorted(audited) == list(range(3, 61, 3))
+        last = audited[60]
+        assert last["tail/length_bias/prompts"] == 8 * 3 * PROMPTS
+        holds.append(last["tail/length_bias/mean_ratio/low"] <= 1 <= last["tail/length_bias/mean_ratio/high"])
+        assert last["tail/length_bias/ks/low"] < 0.05
+        assert 0 < last["tail/length_bias/redraw_rate"] < 0.5
+        assert last["tail/length_bias/even/prompts"] + last["tail/length_bias/odd/prompts"] == 8 * 3 * PROMPTS
+        assert "48 prompts" in site.broker.status.training.length_bias
+    assert sum(holds) >= 3
 
 
 async def test_too_much_bias_suspends_races_for_a_period_and_says_so(tmp_path: Path) -> None:
