@@ -56,7 +56,11 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 def bands(steps: Sequence[Step]) -> dict[str, list[list[float]]]:
     """Wall and CPU seconds of decode-only steps, by the number of sequences."""
     return {
-        str(size): [[wall, cpu] for batch, prompt, wall, cpu in steps if least <= batch <= most and not prompt]
+        str(size): [
+            [round(wall, 6), round(cpu, 6)]
+            for batch, prompt, wall, cpu in steps
+            if least <= batch <= most and not prompt
+        ]
         for size, (least, most) in BANDS.items()
     }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.record import newest_run
+from bench.record import runs
 
 # A step inside a job may take so much longer than alone.
 BAR = 1.5
@@ -16,8 +16,28 @@ FUNCTIONS = 10
 
 
 def write(raw: Path) -> None:
-    """Writes `engine_step.md` beside the raw file, from its newest run."""
-    raw.with_suffix(".md").write_text(table(*newest_run(raw)))
+    """Writes `engine_step.md` beside the raw file: times of the newest run, functions of the newest one that was sampled."""
+    plain, sampled = (
+        next((run for run in reversed(runs(raw)) if len(run) > 1 and run[0]["settings"]["profile"] is profile), None)
+        for profile in (False, True)
+    )
+    if plain is not None:
+        raw.with_suffix(".md").write_text(table(*plain) + (functions(*sampled) if sampled else ""))
+
+
+def functions(run: dict[str, Any], *arms: dict[str, Any]) -> str:
+    """Markdown: where the processes of the job spent their time."""
+    counts: dict[str, Counter[str]] = {}
+    for arm in arms:
+        for name, counted in arm.get("functions", {}).items():
+            counts.setdefault(name, Counter()).update(counted)
+    text = ["", f"Sampled by py-spy 50 times a second, which slows everything, at commit {run['commit']}:"]
+    for name, counted in sorted(counts.items(), key=lambda item: -item[1].total()):
+        text += ["", f"| {name} | samples |", "|---|---|"]
+        text += [
+            f"| `{function or 'outside Python'}` | {count} |" for function, count in counted.most_common(FUNCTIONS)
+        ]
+    return "\n".join(text) + "\n"
 
 
 def table(run: dict[str, Any], *arms: dict[str, Any]) -> str:
@@ -59,13 +79,6 @@ def table(run: dict[str, Any], *arms: dict[str, Any]) -> str:
     used = {name: sum(job["cpu"].get(name, 0.0) for job in jobs) for job in jobs for name in job["cpu"]}
     for name, seconds in sorted(used.items(), key=lambda item: -item[1]):
         text.append(f"| {name} | {seconds / rounds:.3f} | {seconds / wall / machine['cpus']:.1%} |")
-    functions: dict[str, Counter[str]] = {}
-    for job in jobs:
-        for name, counts in job["functions"].items():
-            functions.setdefault(name, Counter()).update(counts)
-    for name, counted in sorted(functions.items(), key=lambda item: -item[1].total()):
-        text += ["", f"Sampled in {name}:", "", "| function | samples |", "|---|---|"]
-        text += [f"| `{function}` | {count} |" for function, count in counted.most_common(FUNCTIONS)]
     return "\n".join(text) + "\n"
 
 
