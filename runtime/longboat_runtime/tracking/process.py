@@ -1,7 +1,7 @@
 """The process of one tracker: logs what the job's files have and the tracker hasn't, until the job ends.
 
 It reads a TrackedJob from the first line of standard input and, when the job ends, how it ended from the second; the end of the
-input alone means that the job will go on later. To standard output it writes a line of JSON for everything that the driver should
+input alone means that the job resumes later. To standard output it writes a line of JSON for everything that the driver should
 know: `{"place"}`, `{"logged"}`, `{}` as a sign of life. `{"field", "message"}` alone is the problem that it ends with, beside
 `logged` one that only tables have.
 """

@@ -77,7 +77,7 @@ class Tracker(Protocol):
         """Everything that earlier starts of the job had recorded has been logged."""
 
     def finish(self, ending: str | None) -> None:
-        """Sends what is left. `ending` is `done` or `failed`; None if the job will go on later."""
+        """Sends what is left. `ending` is `done` or `failed`; None if the job resumes later."""
 
 
 def finite(record: Record) -> dict[str, float]:

@@ -30,7 +30,7 @@ log = structlog.get_logger()
 # Where the keys of the trackers' Secrets are mounted.
 SECRETS = Path("/etc/longboat/tracking")
 
-# How long a tracker may take to finish, in seconds: once the job has ended, and if it will go on later, when the next start logs the
+# How long a tracker may take to finish, in seconds: once the job has ended, and if it resumes later, when the next start logs the
 # rest. The first is less than a pod's grace (pods/pod.py), in which the agent ends the driver.
 ENDED_SECONDS, PAUSED_SECONDS = 20.0, 3.0
 # A process that has said nothing for this long hangs.
@@ -60,7 +60,7 @@ class Trackers:
     async def finish(self, ending: str | None) -> None:
         """Lets trackers log what is left and ends them: within ENDED_SECONDS if the job has ended (`done` or `failed`).
 
-        Within PAUSED_SECONDS if it will go on later (None). A tracker that had a problem isn't waited for.
+        Within PAUSED_SECONDS if it resumes later (None). A tracker that had a problem isn't waited for.
         """
         if not self._tasks:
             return
