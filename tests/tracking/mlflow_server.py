@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 from uuid import uuid4
 
+from tests.tracking.local_server import JsonHandler, LocalServer
 
-class Server:
+
+class Server(LocalServer):
     """Serves until `close`. `fail` is how many of the next batches are stored but answered with an error."""
 
     def __init__(self, port: int = 0) -> None:
@@ -19,15 +20,7 @@ class Server:
         self.artifacts: dict[str, bytes] = {}
         self.authorizations: set[str | None] = set()
         self.fail = 0
-        self._http = ThreadingHTTPServer(("127.0.0.1", port), type("Handler", (_Handler,), {"server_of": self}))
-        self.uri = f"http://127.0.0.1:{self._http.server_port}"
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
+        super().__init__(_Handler, port)
 
     @property
     def only_run(self) -> dict[str, Any]:
@@ -83,7 +76,7 @@ class Server:
         }
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(JsonHandler, BaseHTTPRequestHandler):
     server_of: Server
 
     def do_GET(self) -> None:
@@ -95,7 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server_of.artifacts[self.path.partition("artifacts/")[2]] = body
-        self._send(200, {})
+        self.send({})
 
     def _serve(self) -> None:
         server, parts = self.server_of, urlsplit(self.path)
@@ -104,21 +97,11 @@ class _Handler(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(length)) if length else dict(parse_qsl(parts.query))
         path = parts.path.partition("/mlflow/")[2]
         if "mlflow-artifacts" in parts.path:
-            return self._send(200, {"files": []})
+            return self.send({"files": []})
         found = server.answer(path, asked)
         if found is None:
-            return self._send(404, {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "there is none"})
+            return self.send({"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "there is none"}, 404)
         if server.fail and asked.get("metrics"):
             server.fail -= 1
-            return self._send(500, {"error_code": "INTERNAL_ERROR", "message": "stored, but not said so"})
-        return self._send(200, found)
-
-    def _send(self, status: int, content: dict[str, Any]) -> None:
-        body = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args: Any) -> None: ...
+            return self.send({"error_code": "INTERNAL_ERROR", "message": "stored, but not said so"}, 500)
+        return self.send(found)

@@ -37,7 +37,7 @@ def _environment() -> Iterator[None]:
 
 
 def to(server: Server, **fields: Any) -> dict[str, Any]:
-    return {"mlflow": {"trackingUri": server.uri, "experiment": "sums", "tags": {"team": "a"}, **fields}}
+    return {"mlflow": {"trackingUri": server.url, "experiment": "sums", "tags": {"team": "a"}, **fields}}
 
 
 def test_a_run_has_every_step_once_however_often_the_job_is_resumed(tmp_path: Path, server: Server) -> None:
@@ -82,12 +82,12 @@ def test_it_has_the_spec_the_name_and_a_table_of_samples(tmp_path: Path, server:
     tracker = Mlflow(tracked_job(tmp_path, tracked_spec(to(server, name="first"))))
     record = Record(1, 5.0, {"actor/pg_loss": float("nan"), "val/score/math (hard)@2/mean": 0.5})
     tracker.log(Entry(record, SampleTable(("step", "response"), [[1, "3 + 4"], [1, "7"]])))
-    (run,) = MlflowClient(server.uri).search_runs(["1"], "tags.`longboat.run` = 'run0'")
+    (run,) = MlflowClient(server.url).search_runs(["1"], "tags.`longboat.run` = 'run0'")
     assert run.info.run_name == "first"
     assert run.data.params["rounds.promptsPerRound"] == "2"
     assert run.data.tags["team"] == "a"
     assert run.data.metrics == {"training/global_step": 1.0, "val/score/math _hard__2/mean": 0.5}
-    assert tracker.place == f"{server.uri}/#/experiments/1/runs/{run.info.run_id}"
+    assert tracker.place == f"{server.url}/#/experiments/1/runs/{run.info.run_id}"
     (table,) = server.artifacts.values()
     assert json.loads(table) == {"columns": ["step", "response"], "data": [[1, "3 + 4"], [1, "7"]]}
 

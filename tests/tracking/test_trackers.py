@@ -173,7 +173,7 @@ async def test_a_client_that_hangs_is_started_again(tmp_path: Path, monkeypatch:
 async def test_a_secret_that_is_created_later_is_found(tmp_path: Path) -> None:
     server, secrets = Server(), tmp_path / "secrets"
     secrets.mkdir()
-    spec = tracked_spec(mlflow(server.uri, secret={"name": "mlflow"}))
+    spec = tracked_spec(mlflow(server.url, secret={"name": "mlflow"}))
     tracked, reporter = opened(tmp_path, spec, secrets=secrets)
     tracked.start()
     write_records(tmp_path, 1, 0)

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
+from tests.tracking.local_server import JsonHandler, LocalServer
 
-class Server:
+
+class Server(LocalServer):
     """Serves until `close`. `rows` are the lines of each run's history, `configs` what was last said of its config."""
 
     def __init__(self) -> None:
         self.rows: dict[str, list[dict[str, Any]]] = {}
         self.configs: dict[str, dict[str, Any]] = {}
         self.files: dict[str, bytes] = {}
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"server_of": self}))
-        self.url = f"http://127.0.0.1:{self._http.server_port}"
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
+        super().__init__(_Handler)
 
     def asked(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
         if "query RunResumeStatus" in query:
@@ -68,34 +61,24 @@ class Server:
         return {"id": "1", "name": variables["project"], "entity": {"id": "1", "name": variables["entity"] or "me"}}
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(JsonHandler, BaseHTTPRequestHandler):
     server_of: Server
 
     def do_PUT(self) -> None:
         self.server_of.files[self.path.partition("/uploads/")[2]] = self._body()
-        self._send({})
+        self.send({})
 
     def do_POST(self) -> None:
         body = self._body()
         if self.path == "/graphql":
             asked = json.loads(body)
-            self._send({"data": self.server_of.asked(asked["query"], asked.get("variables") or {})})
+            self.send({"data": self.server_of.asked(asked["query"], asked.get("variables") or {})})
         elif self.path.endswith("/file_stream"):
             self.server_of.stream(self.path.split("/")[-2], json.loads(body).get("files") or {})
-            self._send({})
+            self.send({})
         else:
-            self._send({})
+            self.send({})
 
     def _body(self) -> bytes:
         body = self.rfile.read(int(self.headers["Content-Length"] or 0))
         return gzip.decompress(body) if self.headers["Content-Encoding"] == "gzip" else body
-
-    def _send(self, content: dict[str, Any]) -> None:
-        body = json.dumps(content).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args: Any) -> None: ...

@@ -70,9 +70,10 @@ class Feed:
         Raises Superseded, and OSError if the volume can't be read.
         """
         self._waiting += self._records()
+        files = read_files(self._root) if self._waiting and "rollouts" in self._spec else {}
         while self._waiting:
             record = self._waiting[0]
-            samples = self._samples(record.step)
+            samples = _table(files[record.step]) if record.step in files else None
             if samples is None and self._samples_are_due(record) and not ended:
                 return
             del self._waiting[0]
@@ -105,20 +106,18 @@ class Feed:
             return False
         return is_due(record.step, self._spec["rounds"]["steps"], self._spec["rollouts"]["everySteps"])
 
-    def _samples(self, step: int) -> SampleTable | None:
-        """The samples of a step, as many and as long as a table may have; None without a file that can be read."""
-        if "rollouts" not in self._spec:
-            return None
-        file = read_files(self._root).get(step)
-        rows: list[list[Any]] = []
-        try:
-            for sample in read_file(file) if file else ():
-                rows.append([_cell(sample[name]) for name in COLUMNS])
-                if len(rows) >= MOST_SAMPLES:
-                    break
-        except FileDamaged:
-            return None
-        return SampleTable(COLUMNS, rows) if rows else None
+
+def _table(file: Path) -> SampleTable | None:
+    """The samples of a file, as many and as long as a table may have; None if it can't be read."""
+    rows: list[list[Any]] = []
+    try:
+        for sample in read_file(file):
+            rows.append([_cell(sample[name]) for name in COLUMNS])
+            if len(rows) >= MOST_SAMPLES:
+                break
+    except FileDamaged:
+        return None
+    return SampleTable(COLUMNS, rows) if rows else None
 
 
 def _cell(value: Any) -> Any:
