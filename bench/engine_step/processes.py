@@ -51,7 +51,9 @@ def used(before: Mapping[int, tuple[str, float]], after: Mapping[int, tuple[str,
 
 
 def _name(command: str) -> str:
-    return next((name for part, name in _NAMES.items() if part in command), command.split(" ", 1)[0] or "kernel")
+    return next(
+        (name for part, name in _NAMES.items() if part in command), Path(command.split(" ", 1)[0]).name or "kernel"
+    )
 
 
 def _below(pid: int, root: int, parents: Mapping[int, int]) -> bool:
