@@ -325,7 +325,7 @@ class FakeTrainer:
                 raise OSError(28, "No space left on device")
             return {id_: held[id_].response for id_ in ids}
 
-        write(root, request, responses, lambda id_: f"prompt {held[id_].prompt_ids[0]}")
+        write(root, request, responses, lambda ids: [f"prompt {held[id_].prompt_ids[0]}" for id_ in ids])
 
     async def restore(self, directory: Path) -> None:
         self.weights = (directory / "weights").read_text()

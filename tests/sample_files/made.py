@@ -33,8 +33,8 @@ def facts(id_: SampleId = FIRST, **fields: Any) -> SampleFacts:
     return SampleFacts(id_, **{**values, **fields})
 
 
-def prompt(sample: SampleId) -> str:
-    return f"prompt {sample.row}"
+def prompts(samples: Sequence[SampleId]) -> list[str]:
+    return [f"prompt {sample.row}" for sample in samples]
 
 
 class Store:
@@ -55,7 +55,7 @@ def write_step(
     """The file of a step, of these samples and their responses."""
     samples = samples or ((facts(), f"response of step {step}"),)
     request = SampleFileRequest(incarnation, step, step, tuple(one for one, _ in samples), keep, began)
-    write(root, request, Store({one.id: text for one, text in samples}).responses, prompt)
+    write(root, request, Store({one.id: text for one, text in samples}).responses, prompts)
     return Written(incarnation, step).path(root)
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -13,7 +14,7 @@ from longboat_runtime.sample_files.contents import Fate, SampleFileRequest
 from longboat_runtime.sample_files.files import Written, removable, write, written
 from longboat_runtime.sample_files.reading import read_file, read_files
 from longboat_runtime.samples import FinishReason, GradeKind, SampleId, VersionSpan
-from tests.sample_files.made import Store, began, facts, prompt, write_step
+from tests.sample_files.made import Store, began, facts, prompts, write_step
 
 FIRST, SECOND = SampleId(0, 3, 0, 0), SampleId(1, 4, 2, 1)
 
@@ -72,7 +73,7 @@ def test_a_step_is_fetched_in_portions(tmp_path: Path, monkeypatch: pytest.Monke
     ids = [SampleId(0, 0, 0, index) for index in range(20)]
     store = Store(dict.fromkeys(ids, "text"))
     request = SampleFileRequest(1, 1, 1, tuple(facts(id_, tokens=200) for id_ in ids), 1, 0)
-    write(tmp_path, request, store.responses, prompt)
+    write(tmp_path, request, store.responses, prompts)
     assert [len(fetched) for fetched in store.fetches] == [6] * 3 + [2]
     path = Written(1, 1).path(tmp_path)
     assert pq.ParquetFile(path).num_row_groups == 4
@@ -81,12 +82,12 @@ def test_a_step_is_fetched_in_portions(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_what_the_store_has_lost_is_left_out(tmp_path: Path) -> None:
     request = SampleFileRequest(1, 1, 1, (facts(FIRST), facts(SECOND)), 1, 0)
-    write(tmp_path, request, Store({SECOND: "here"}).responses, prompt)
+    write(tmp_path, request, Store({SECOND: "here"}).responses, prompts)
     assert [sample["response"] for sample in read_file(Written(1, 1).path(tmp_path))] == ["here"]
 
 
 def test_a_step_without_a_sample_has_an_empty_file(tmp_path: Path) -> None:
-    write(tmp_path, SampleFileRequest(1, 1, 1, (), 1, 0), Store({}).responses, prompt)
+    write(tmp_path, SampleFileRequest(1, 1, 1, (), 1, 0), Store({}).responses, prompts)
     assert list(read_file(Written(1, 1).path(tmp_path))) == []
 
 
@@ -120,7 +121,7 @@ def test_a_superseded_incarnation_removes_nothing() -> None:
 def test_a_write_that_fails_leaves_nothing_and_touches_no_other_file(tmp_path: Path) -> None:
     write_step(tmp_path, 1, 1)
 
-    def fails(sample: SampleId) -> str:
+    def fails(samples: Sequence[SampleId]) -> list[str]:
         raise OSError(28, "No space left on device")
 
     request = SampleFileRequest(1, 2, 2, (facts(FIRST),), 10, 0)

@@ -82,7 +82,6 @@ class Evaluation:
         self._seed, self._grade, self._discard = seed, grade, discard
         self._waiting: dict[SampleId, asyncio.Future[FinishedSample | LostSample]] = {}
         self._graded: list[SampleId] = []
-        self._discarded: set[SampleId] = set()
 
     async def run(self, step: int) -> dict[str, float]:
         """Evaluates the weights that serve after `step` and returns the `val/...` metrics. Grader errors are counted, not scored.
@@ -93,9 +92,8 @@ class Evaluation:
         samples = {evaluation_id(step, row, index): row for row in self._rows for index in range(count)}
         await self._submit(samples)
         results = await asyncio.gather(*(self._one(sample, row) for sample, row in samples.items()))
+        self._discard([*self._waiting])
         self._waiting.clear()
-        self._discard([sample for sample in samples if sample not in self._discarded])
-        self._discarded.clear()
         self._graded.clear()
         return evaluation_metrics([result for result in results if result is not None], self._rewards)
 
@@ -123,7 +121,8 @@ class Evaluation:
         self._graded.append(sample)
         if len(self._graded) >= DISCARDED_TOGETHER:
             self._discard(self._graded)
-            self._discarded.update(self._graded)
+            for graded in self._graded:
+                del self._waiting[graded]
             self._graded = []
 
     async def _one(self, sample: SampleId, row: Row) -> EvaluatedSample | None:

@@ -69,7 +69,7 @@ _BYTES_PER_TOKEN = 4
 _BYTES_PER_SAMPLE = 1024
 
 Responses = Callable[[Sequence[SampleId]], Mapping[SampleId, Response]]
-Prompt = Callable[[SampleId], str]
+Prompts = Callable[[Sequence[SampleId]], Sequence[str]]
 
 
 class Written(NamedTuple):
@@ -112,18 +112,18 @@ def prepare() -> None:
     pa.RecordBatch.from_pylist([{}], SCHEMA)
 
 
-def write(root: Path, request: SampleFileRequest, responses: Responses, prompt: Prompt) -> None:
+def write(root: Path, request: SampleFileRequest, responses: Responses, prompts: Prompts) -> None:
     """Writes the file of a step whole or not at all, then removes older ones. `root` is the job's directory.
 
-    `responses` returns those that the store holds; samples that it has lost are left out. `prompt` returns the text of the prompt of a
-    sample that it holds. Raises OSError, with nothing half-made left behind; what is beyond `keep` is removed all the same.
+    `responses` returns those that the store holds; samples that it has lost are left out. `prompts` returns the texts of the prompts of
+    samples that it holds, in order. Raises OSError, with nothing half-made left behind; what is beyond `keep` is removed all the same.
     """
     name = Written(request.incarnation, request.step)
     path = name.path(root)
     aside = path.with_name(f".{path.name}{_PARTIAL}")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        _write(aside, request, responses, prompt)
+        _write(aside, request, responses, prompts)
         aside.rename(path)
         fsync_directory(path.parent)
     finally:
@@ -131,34 +131,37 @@ def write(root: Path, request: SampleFileRequest, responses: Responses, prompt: 
         _remove_old(root, name, request)
 
 
-def _write(path: Path, request: SampleFileRequest, responses: Responses, prompt: Prompt) -> None:
+def _write(path: Path, request: SampleFileRequest, responses: Responses, prompts: Prompts) -> None:
     short = [name for name in SCHEMA.names if name not in TEXTS]
     dictionary = [*short, "prompt"]
     with pq.ParquetWriter(
         path, SCHEMA, compression="zstd", use_dictionary=dictionary, write_statistics=short
     ) as parquet:
         for portion in _portions(request.samples):
-            parquet.write_batch(_batch(portion, request, responses, prompt))
+            parquet.write_batch(_batch(portion, request, responses, prompts))
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def _batch(
-    portion: Sequence[SampleFacts], request: SampleFileRequest, responses: Responses, prompt: Prompt
+    portion: Sequence[SampleFacts], request: SampleFileRequest, responses: Responses, prompts: Prompts
 ) -> pa.RecordBatch:
     """A portion with its texts."""
     held = responses([facts.id for facts in portion])
     if len(held) < len(portion):
         log.warning("the store has lost samples that are missing in their file", samples=len(portion) - len(held))
-    prompts: dict[PromptId, str] = {}
-    rows = []
-    for facts in portion:
-        if facts.id not in held:
-            continue
-        if facts.id.prompt not in prompts:
-            prompts[facts.id.prompt] = prompt(facts.id)
-        texts = {"prompt": prompts[facts.id.prompt], "response": held[facts.id].text}
-        rows.append(_row(request.step, request.round, facts, texts))
+    samples = [facts for facts in portion if facts.id in held]
+    of_prompt = {facts.id.prompt: facts.id for facts in samples}
+    texts: dict[PromptId, str] = dict(zip(of_prompt, prompts([*of_prompt.values()]), strict=True))
+    rows = [
+        _row(
+            request.step,
+            request.round,
+            facts,
+            {"prompt": texts[facts.id.prompt], "response": held[facts.id].text},
+        )
+        for facts in samples
+    ]
     return pa.RecordBatch.from_pylist(rows, SCHEMA)
 
 

@@ -107,13 +107,15 @@ class TrainerActor:
             return await self._store.responses(ids)
 
         self.prepare_samples()
-        write(root, request, lambda ids: asyncio.run(responses(ids)), self._prompt)
+        write(root, request, lambda ids: asyncio.run(responses(ids)), self._prompts)
 
-    def _prompt(self, sample: SampleId) -> str:
-        """The text of its prompt, special tokens included."""
+    def _prompts(self, samples: Sequence[SampleId]) -> list[str]:
+        """The texts of their prompts, special tokens included."""
         assert self._tokenizer is not None, "prepare first"
-        (held,) = self._fetch([sample])
-        return str(self._tokenizer.decode(held.prompt_ids.tolist(), clean_up_tokenization_spaces=False))
+        decode = self._tokenizer.decode
+        return [
+            str(decode(held.prompt_ids.tolist(), clean_up_tokenization_spaces=False)) for held in self._fetch(samples)
+        ]
 
     def restore(self, directory: Path) -> None:
         """Takes the state from a checkpoint. Raises SpecProblem if it belongs to another model, and OSError."""
