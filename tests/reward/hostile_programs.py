@@ -153,7 +153,7 @@ STAYS = {
         "import sys, math\nframe = sys._getframe()\nwhile frame is not None:\n  for value in list(frame.f_locals.values()):\n"
         "    checks = getattr(getattr(value, '__self__', value), '_checks', None)\n"
         "    if isinstance(checks, list):\n      owner = getattr(value, '__self__', value)\n"
-        "      owner._checks, owner._bindings, owner._loaded = [], [], ()\n"
+        "      owner._checks, owner._bindings = [], []\n"
         "  frame = frame.f_back\nmath.sqrt = lambda value: 3"
     ),
 }

@@ -31,7 +31,8 @@ MESSAGE_CHARACTERS = 2000
 # A process that stays is replaced after so many grades.
 MAX_GRADES = 4000
 _SERVER_FD = 3
-_READ_BYTES = 256 * 1024
+# Below the size from which the C library maps memory anew for each buffer.
+_READ_BYTES = 64 * 1024
 
 
 def run_child(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # what `signal` makes enumerations of, slowly
 import atexit
+import ctypes
 import gc
 import os
 import resource
@@ -36,6 +37,8 @@ _SIGNALS = range(1, 32)
 _TIMERS = (_signal.ITIMER_REAL, _signal.ITIMER_VIRTUAL, _signal.ITIMER_PROF)
 _ENDING_LOOKS, _ENDING_SECONDS = 10, 0.001
 _TASKS, _FILES, _MEMORY = "/proc/self/task", "/proc/self/fd", "/proc/self/statm"
+# Where CPython has a dict's version (PEP 509, up to 3.13), and where a class' namespace, as seen from outside, has its dict; in bytes.
+_VERSION_AT, _VIEWED_AT = 24, 16
 
 
 class Baseline:
@@ -45,34 +48,36 @@ class Baseline:
         own = [module for module in list(sys.modules.values()) if not origins.installed_module(module)]
         watched = [sys.modules[name] for name in (*_WATCHED_MODULES, *_OURS) if name in sys.modules]
         scopes = [vars(module) for module in (*watched, *own)] + [*_scopes_within(own)]
-        self._bindings = [(scope, tuple(scope), tuple(scope.values())) for scope in scopes]
+        versions = _versions_work()
+        self._bindings = [_Bindings(scope, versions=versions) for scope in scopes]
+        self._modules = _Bindings(sys.modules, versions=versions, grows=True)
         self._sizes = [(container, len(container)) for container in _containers(scopes[len(watched) :])]
-        # Modules that are imported later stand after these.
-        self._modules, self._loaded = sys.modules, tuple(sys.modules.values())
-        self._statm = os.open(_MEMORY, os.O_RDONLY | os.O_CLOEXEC)
+        tasks_there, files, self._statm = (os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in (_TASKS, _FILES, _MEMORY))
         self._page = resource.getpagesize()
         # Bound here, before anything can have been replaced.
         self._checks: list[tuple[str, Callable[[], Any], Any]] = []
-        stat, listdir, getitimer, getsignal, getrlimit = (
-            os.stat,
+        fstat, listdir, getitimer, getsignal, getrlimit = (
+            os.fstat,
             os.listdir,
             _signal.getitimer,
             _signal.getsignal,
             resource.getrlimit,
         )
-        at_first, sleep = stat(_TASKS).st_nlink, time.sleep
+        at_first, sleep = fstat(tasks_there).st_nlink, time.sleep
 
         def tasks() -> int:
             """Threads of the kernel's, one of which may outlast the Python thread that has ended by a moment."""
             for _ in range(_ENDING_LOOKS):
-                count = stat(_TASKS).st_nlink
+                count = fstat(tasks_there).st_nlink
                 if count <= at_first:
                     break
                 sleep(_ENDING_SECONDS)
             return count
 
         self._check("a thread", tasks)
-        self._check("an open file", lambda: len(listdir(_FILES)))
+        # Linux counts them since 6.2; listing them takes several times as long.
+        counted = fstat(files).st_size > 0
+        self._check("an open file", (lambda: fstat(files).st_size) if counted else (lambda: len(listdir(_FILES))))
         self._check("another working directory", os.getcwd)
         self._check("a file", lambda: listdir("."))
         self._check("a changed environment", os.environ._data.copy)  # type: ignore[attr-defined]
@@ -104,13 +109,13 @@ class Baseline:
         for name, ask, expected in self._checks:
             if ask() != expected:
                 return name
-        for scope, names, values in self._bindings:
-            if len(scope) != len(names) or not all(map(is_, scope.values(), values)):
-                return f"a changed {_name_of(scope, names, values)}"
+        for bindings in self._bindings:
+            if bindings.changed():
+                return f"a changed {bindings.first_changed()}"
         for container, size in self._sizes:
             if len(container) != size:
                 return "something in a global variable"
-        if not all(map(is_, self._modules.values(), self._loaded)):
+        if self._modules.changed():
             return "another module in sys.modules"
         growth = (self._resident_pages() - self._resident) * self._page
         return f"{growth >> 20} MiB more memory in use" if growth > MAX_GROWTH else None
@@ -120,6 +125,74 @@ class Baseline:
 
     def _resident_pages(self) -> int:
         return int(os.pread(self._statm, 64, 0).split()[1])
+
+
+class _Bindings:
+    """What names are bound to in a dict, or in a class' namespace. One that `grows` may have more names, after those it has.
+
+    A dict whose version hasn't changed isn't looked into: that would count references to its values, in memory of theirs which is in
+    no cache and, until then, shared with the zygote. With torch there are three thousand modules alone.
+    """
+
+    __slots__ = ("_grows", "_names", "_scope", "_values", "_version", "_version_now")
+
+    def __init__(self, scope: Mapping[str, Any], *, versions: bool, grows: bool = False) -> None:
+        self._scope, self._grows, self._names, self._values = scope, grows, tuple(scope), tuple(scope.values())
+        self._version_now = _version_of(scope) if versions else None
+        self._version = -1 if self._version_now is None else self._version_now.value
+
+    def changed(self) -> bool:
+        """Whether anything is bound otherwise than at first."""
+        now = self._version_now
+        version = -1 if now is None else now.value
+        if version == self._version and now is not None:
+            return False
+        scope, names = self._scope, self._names
+        as_many = len(scope) == len(names) or (self._grows and len(scope) > len(names))
+        if as_many and all(map(is_, scope.values(), self._values)):
+            self._version = version
+            return False
+        return True
+
+    def first_changed(self) -> str:
+        """A name that isn't bound as it was, in its module."""
+        scope, names = self._scope, self._names
+        place = scope.get("__name__", scope.get("__module__", "object"))
+        place = place if type(place) is str else "object"
+        before = dict(zip(names, self._values, strict=True))
+        for name in [*scope, *names]:
+            if name not in before or name not in scope or scope[name] is not before[name]:
+                return f"{place}.{name}"
+        return place
+
+
+def _version_of(scope: Mapping[str, Any]) -> ctypes.c_uint64:
+    """The version of a dict, or of the one behind a class' namespace, in place. No dict has another one's, nor one that it had before."""
+    address = id(scope)
+    if not isinstance(scope, dict):
+        address = ctypes.c_size_t.from_address(address + _VIEWED_AT).value
+    return ctypes.c_uint64.from_address(address + _VERSION_AT)
+
+
+def _versions_work() -> bool:
+    """Whether this Python has versions of dicts where they are looked for, and changes them with the dict."""
+    if sys.implementation.name != "cpython":
+        return False
+
+    class Probe:
+        value = 0
+
+    probe = Probe()
+    probe.value = 0
+    scopes: list[Mapping[str, Any]] = [{"value": 0}, vars(probe), vars(Probe)]
+    changes = (partial(scopes[0].__setitem__, "value", 1), partial(setattr, probe, "value", 1), partial(setattr, Probe, "value", 1))  # type: ignore[attr-defined]
+    for scope, change in zip(scopes, changes, strict=True):
+        version = _version_of(scope)
+        before, unchanged = version.value, version.value
+        change()
+        if before != unchanged or before == version.value:
+            return False
+    return True
 
 
 def _scopes_within(modules: Iterable[ModuleType]) -> Iterable[Mapping[str, Any]]:
@@ -140,17 +213,6 @@ def _containers(scopes: Iterable[Mapping[str, Any]]) -> Iterable[Any]:
             else:
                 defaults = (*(getattr(value, "__defaults__", None) or ()),)
                 yield from (default for default in defaults if isinstance(default, _CONTAINERS))
-
-
-def _name_of(scope: Mapping[str, Any], names: tuple[str, ...], values: tuple[Any, ...]) -> str:
-    """A name in `scope` that isn't bound as it was, in its module."""
-    place = scope.get("__name__", scope.get("__module__", "object"))
-    place = place if type(place) is str else "object"
-    before = dict(zip(names, values, strict=True))
-    for name in [*scope, *names]:
-        if name not in before or name not in scope or scope[name] is not before[name]:
-            return f"{place}.{name}"
-    return place
 
 
 def remove_tree(root: str) -> None:
