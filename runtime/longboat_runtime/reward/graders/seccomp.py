@@ -1,4 +1,7 @@
-"""The system calls a grade may not make: a seccomp filter in classic BPF, built here and installed through ctypes.
+"""The system calls a grade may not make: seccomp filters in classic BPF, built here and installed through ctypes.
+
+There are two, since installing a long one costs as much as a third of a fork: what a zygote can do without is denied to itself, and so to its
+children; a child denies itself the rest.
 
 What it doesn't deny is still subject to the pod's own filter (RuntimeDefault), which allows only known calls. It denies
 the network, ways around the file rules, ways to keep processes or state beyond the grade, and signals to the processes that watch it.
@@ -24,13 +27,13 @@ _X32 = 0x40000000
 _NUMBER_OFFSET, _ARCHITECTURE_OFFSET = 0, 4
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 
-# Denied whatever their arguments.
+# Denied whatever their arguments, the zygote included.
 DENIED = (
     # The network. io_uring would make any call without passing this filter.
     *("socket", "connect", "bind", "listen", "accept", "accept4"),
     *("io_uring_setup", "io_uring_enter", "io_uring_register"),
-    # Leaving the process group, by which a grade is killed.
-    *("setsid", "setpgid"),
+    # Leaving the process group, by which a grade is killed; see `own_program` for the other way.
+    "setsid",
     # Other processes.
     *("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd", "pidfd_send_signal", "process_madvise"),
     *("process_mrelease", "migrate_pages", "move_pages", "setpriority", "ioprio_set", "sched_setparam"),
@@ -60,12 +63,10 @@ _LIBRARY = ctypes.CDLL(None, use_errno=True)
 Instruction = tuple[int, int, int, int]
 
 
-def filter_program(group: int, protected: Sequence[int], machine: str, *, alone: bool = False) -> list[Instruction]:
-    """The filter as BPF instructions (code, jump if true, jump if false, constant).
+def shared_program(machine: str) -> list[Instruction]:
+    """The zygote's filter as BPF instructions (code, jump if true, jump if false, constant), inherited by all that it starts.
 
-    `group` is the grade's process group, which may be signalled as a whole; `protected` are processes that may not be
-    signalled. A call denied fails with EPERM; one of another architecture kills. `alone` is for a process that stays: starting
-    another process or program kills it, and it may signal itself only.
+    A call denied fails with EPERM; one of another architecture kills.
     """
     deny = _ERROR | errno.EPERM
     program: list[Instruction] = [
@@ -77,14 +78,11 @@ def filter_program(group: int, protected: Sequence[int], machine: str, *, alone:
     if machine == "x86_64":
         program += [(_JUMP_GREATER_EQUAL, 0, 1, _X32), (_RETURN, 0, 0, _KILL)]
     for name in DENIED:
-        program += [(_JUMP_EQUAL, 0, 1, number(name, machine)), (_RETURN, 0, 0, deny)]
+        program += _answer(name, machine, deny)
     # clone3 has its flags in memory, where a filter can't read them; without it the C library uses clone.
-    program += [(_JUMP_EQUAL, 0, 1, number("clone3", machine)), (_RETURN, 0, 0, _ERROR | errno.ENOSYS)]
+    program += _answer("clone3", machine, _ERROR | errno.ENOSYS)
     namespaces = [_load(0), (_AND, 0, 0, _CLONE_NAMESPACES), (_JUMP_EQUAL, 1, 0, 0), (_RETURN, 0, 0, deny)]
-    threads_only = [_load(0), (_AND, 0, 0, _CLONE_THREAD), (_JUMP_EQUAL, 0, 1, 0), (_RETURN, 0, 0, _KILL)]
-    program += _when("clone", machine, [*threads_only, *namespaces] if alone else namespaces)
-    for name in _STARTS[machine] if alone else ():
-        program += [(_JUMP_EQUAL, 0, 1, number(name, machine)), (_RETURN, 0, 0, _KILL)]
+    program += _when("clone", machine, namespaces)
     # A pair of connected streams reaches nobody else; asyncio needs one.
     program += _when(
         "socketpair",
@@ -101,18 +99,42 @@ def filter_program(group: int, protected: Sequence[int], machine: str, *, alone:
     )
     for name in ("prlimit64", "sched_setaffinity"):
         program += _when(name, machine, [_load(0), (_JUMP_EQUAL, 1, 0, 0), (_RETURN, 0, 0, deny)])
-    signal: list[Instruction] = [_load(0)]
-    if alone:
-        signal += [(_JUMP_EQUAL, 1, 0, group), (_RETURN, 0, 0, deny)]
-    for pid in protected if not alone else ():
-        signal += [(_JUMP_EQUAL, 0, 1, pid), (_RETURN, 0, 0, deny)]
-    # Negative: a whole group (its own is allowed) or, at -1, every process.
-    if not alone:
-        signal += [(_JUMP_EQUAL, 2, 0, 2**32 - group), (_JUMP_GREATER_EQUAL, 0, 1, 2**31), (_RETURN, 0, 0, deny)]
-    for name in _SIGNALS:
-        program += _when(name, machine, signal)
     program.append((_RETURN, 0, 0, _ALLOW))
     return program
+
+
+def own_program(
+    protected: Sequence[int], machine: str, *, alone: bool = False, group: int = _ANY_GROUP
+) -> list[Instruction]:
+    """A child's filter beside the zygote's: what the zygote itself has to do, signals and process groups, and starting processes.
+
+    `group` is the grade's process group, which may be signalled as a whole; `protected` are processes that may not be signalled.
+    `alone` is for a process that stays: starting another process or program kills it, and it may signal itself only.
+    """
+    deny = _ERROR | errno.EPERM
+    program: list[Instruction] = [(_LOAD, 0, 0, _NUMBER_OFFSET), *_answer("setpgid", machine, deny)]
+    if alone:
+        threads_only = [_load(0), (_AND, 0, 0, _CLONE_THREAD), (_JUMP_EQUAL, 0, 1, 0), (_RETURN, 0, 0, _KILL)]
+        program += _when("clone", machine, threads_only)
+        for name in _STARTS[machine]:
+            program += _answer(name, machine, _KILL)
+    # All of them go on behind the answer to all other calls.
+    program += [(_JUMP_EQUAL, left, 0, number(name, machine)) for left, name in zip(range(len(_SIGNALS), 0, -1), _SIGNALS)]
+    program += [(_RETURN, 0, 0, _ALLOW), _load(0)]
+    if alone:
+        program += [(_JUMP_EQUAL, 1, 0, group), (_RETURN, 0, 0, deny)]
+    else:
+        for pid in protected:
+            program += [(_JUMP_EQUAL, 0, 1, pid), (_RETURN, 0, 0, deny)]
+        # Negative: a whole group (its own is allowed) or, at -1, every process.
+        program += [(_JUMP_EQUAL, 2, 0, 2**32 - group), (_JUMP_GREATER_EQUAL, 0, 1, 2**31), (_RETURN, 0, 0, deny)]
+    program.append((_RETURN, 0, 0, _ALLOW))
+    return program
+
+
+def _answer(name: str, machine: str, action: int) -> list[Instruction]:
+    """`action` for the call `name`."""
+    return [(_JUMP_EQUAL, 0, 1, number(name, machine)), (_RETURN, 0, 0, action)]
 
 
 def _load(argument: int) -> Instruction:
@@ -127,13 +149,12 @@ def _when(name: str, machine: str, body: list[Instruction]) -> list[Instruction]
 
 
 class Filter:
-    """The filter, built once for all grades of a zygote: they differ in their group only.
+    """A filter, built once for all grades of a zygote: they differ in their group only.
 
     Building it in every grade's process would copy hundreds of pages there that it shares with the zygote.
     """
 
-    def __init__(self, protected: Sequence[int], *, alone: bool = False) -> None:
-        program = filter_program(_ANY_GROUP, protected, os.uname().machine, alone=alone)
+    def __init__(self, program: Sequence[Instruction]) -> None:
         packed = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
         self._code = ctypes.create_string_buffer(packed, len(packed))
         self._header = struct.pack("@HP", len(program), ctypes.addressof(self._code))
@@ -143,7 +164,7 @@ class Filter:
             if constant in (_ANY_GROUP, 2**32 - _ANY_GROUP)
         ]
 
-    def install(self, group: int) -> None:
+    def install(self, group: int = 0) -> None:
         """Puts this process and all it will start under the filter, for good. Needs no_new_privs; raises OSError if refused."""
         for hole, positive in self._holes:
             struct.pack_into("=I", self._code, hole, group if positive else 2**32 - group)

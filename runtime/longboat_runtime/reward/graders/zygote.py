@@ -25,7 +25,7 @@ from longboat_runtime.reward.adapters import load_scorer
 from longboat_runtime.reward.function import RewardFunction
 from longboat_runtime.reward.graders.child import run_child
 from longboat_runtime.reward.graders.sandbox import Limits, Sandbox
-from longboat_runtime.reward.graders.seccomp import Filter
+from longboat_runtime.reward.graders.seccomp import Filter, own_program, shared_program
 from longboat_runtime.reward.graders.watch import Origins
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
@@ -62,13 +62,15 @@ class Child:
 
 
 class Zygote:
-    """The loop of one zygote. `scratch` is its directory, in which children have one each."""
+    """The loop of one zygote, which confines its process. `scratch` is its directory, in which children have one each."""
 
     def __init__(
         self, control: socket.socket, score: Scorer, origins: Origins, scratch: str, protected: Sequence[int]
     ) -> None:
         self._control, self._score, self._origins, self._scratch = control, score, origins, scratch
-        self._filters = {stays: Filter(protected, alone=stays) for stays in (False, True)}
+        machine = os.uname().machine
+        self._filters = {stays: Filter(own_program(protected, machine, alone=stays)) for stays in (False, True)}
+        Filter(shared_program(machine)).install()
         # By number, and by pidfd.
         self._children: dict[int, Child] = {}
         self._by_pidfd: dict[int, Child] = {}
