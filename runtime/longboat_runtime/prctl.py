@@ -12,7 +12,7 @@ _LIBRARY = ctypes.CDLL(None, use_errno=True)
 
 
 def _prctl(option: int, value: int) -> None:
-    if _LIBRARY.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
+    if _LIBRARY.prctl(option, value, 0, 0, 0):
         raise OSError(ctypes.get_errno(), f"prctl {option}: {os.strerror(ctypes.get_errno())}")
 
 

@@ -12,11 +12,13 @@ from longboat_runtime.reward.graders.frames import FrameBuffer, FrameError, enco
 class Channel(asyncio.Protocol):
     """Hands every message with its body to `receive`, and the reason to `lost` once no more will come.
 
-    What is sent while other callbacks of the event loop run goes out together.
+    What is sent while other callbacks of the event loop run goes out together; where `gather` isn't 0, what is sent in so many seconds.
     """
 
-    def __init__(self, receive: Callable[[dict[str, Any], bytes], None], lost: Callable[[str], None]) -> None:
-        self._receive, self._lost = receive, lost
+    def __init__(
+        self, receive: Callable[[dict[str, Any], bytes], None], lost: Callable[[str], None], gather: float = 0.0
+    ) -> None:
+        self._receive, self._lost, self._gather = receive, lost, gather
         self._buffer = FrameBuffer()
         self._transport: asyncio.Transport | None = None
         self._unsent: list[bytes] = []
@@ -30,7 +32,11 @@ class Channel(asyncio.Protocol):
         """Raises FrameError if it can't be sent. What a closed connection is given is lost, and so is the connection."""
         frame = encode(message, body)
         if not self._unsent:
-            asyncio.get_running_loop().call_soon(self._flush)
+            loop = asyncio.get_running_loop()
+            if self._gather:
+                loop.call_later(self._gather, self._flush)
+            else:
+                loop.call_soon(self._flush)
         self._unsent.append(frame)
 
     def close(self) -> None:

@@ -1,12 +1,11 @@
 """A process that grades: forked from the zygote, it confines itself, and answers one request or one after the other.
 
-Requests and answers are frames on one socket: {token, seed, cpu} with the sample as body; {token, outcome, leave}, where `leave` says
+Requests and answers are frames on one socket: {token, seed} with the sample as body; {token, outcome, leave}, where `leave` says
 what the grade left behind, so that the process must go; or {refused}, with which it ends.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import sys
@@ -14,9 +13,9 @@ import sys
 from longboat_runtime import prctl
 from longboat_runtime.reward.graders import frames
 from longboat_runtime.reward.graders.leftovers import Baseline
-from longboat_runtime.reward.graders.sandbox import Sandbox, limit_cpu
+from longboat_runtime.reward.graders.sandbox import Sandbox
 from longboat_runtime.reward.graders.watch import Origins, Watch
-from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
+from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardResult, RewardSample
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
 if TYPE_CHECKING:
@@ -28,9 +27,12 @@ if TYPE_CHECKING:
 
 # Longest message of an outcome, in characters.
 MESSAGE_CHARACTERS = 2000
+# How often the zygote goes through what children do: then all of it has been compiled for the types that it meets.
+_REHEARSALS = 50
 # A process that stays is replaced after so many grades.
 MAX_GRADES = 4000
 _SERVER_FD = 3
+_NULL, _MOST_FILES = os.devnull, os.sysconf("SC_OPEN_MAX")
 # Below the size from which the C library maps memory anew for each buffer.
 _READ_BYTES = 64 * 1024
 
@@ -55,7 +57,6 @@ def run_child(
             _grade_on(score, origins, watched)
         else:
             request, sample = next(_requests())
-            limit_cpu(request["cpu"])
             _seed(request["seed"])
             _answer({"token": request["token"], "outcome": _graded(score, _sample(sample)).to_json()})
         code = 0
@@ -109,7 +110,7 @@ def _refuse(what: str, answer: Any = _answer, leave: Any = os._exit) -> None:
 
 
 def _sample(body: bytes) -> RewardSample:
-    return RewardSample(**json.loads(body))
+    return RewardSample(**frames.from_json(body))
 
 
 def _seed(seed: int) -> None:
@@ -137,12 +138,25 @@ def _locked_in(sandbox: Sandbox, calls: Filter) -> FunctionOutcome | None:
 
 def _arrange_files(server: int, output: int) -> None:
     """Standard streams, the socket at a fixed number that programs started from here don't inherit, nothing else."""
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.dup2(server, _SERVER_FD, inheritable=False)
-    os.closerange(_SERVER_FD + 1, os.sysconf("SC_OPEN_MAX"))
+    duplicate = os.dup2
+    duplicate(os.open(_NULL, os.O_RDONLY), 0)
+    duplicate(output, 1)
+    duplicate(output, 2)
+    duplicate(server, _SERVER_FD, False)
+    os.closerange(_SERVER_FD + 1, _MOST_FILES)
+
+
+def rehearse() -> None:
+    """In the zygote: what a child does once it has a sample, the function aside.
+
+    What Python and the C library change at the first calls of anything, each child would otherwise change in memory of its own.
+    """
+    sample = frames.to_json({"text": "", "prompt": "", "ground_truth": "", "columns": {}})
+    for _ in range(_REHEARSALS):
+        for request, body in frames.FrameBuffer().feed(frames.encode({"token": 2**61, "seed": 2**61}, sample)):
+            _seed(request["seed"])
+            outcome = _graded(lambda _: RewardResult(0.5), _sample(body)).to_json()
+            frames.encode({"token": request["token"], "outcome": outcome})
 
 
 def _graded(score: Scorer, sample: RewardSample) -> FunctionOutcome:

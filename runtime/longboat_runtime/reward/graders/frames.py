@@ -17,6 +17,7 @@ _LENGTHS_BYTES = 2 * _LENGTH_BYTES
 # A response and its row; far more than any model's context.
 MAX_FRAME_BYTES = 64 * 2**20
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
+_scan = json.JSONDecoder().scan_once
 
 
 class FrameError(ValueError):
@@ -29,6 +30,20 @@ def to_json(value: Any) -> bytes:
         return _dumps(value).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise FrameError(f"it isn't JSON: {error}") from error
+
+
+def from_json(data: bytes | bytearray) -> Any:
+    """The inverse of `to_json`. Raises FrameError for what isn't JSON, or has anything before or after it."""
+    try:
+        text = data.decode()
+        value, end = _scan(text, 0)
+    except StopIteration:
+        raise FrameError("not JSON: there is no value") from None
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"not JSON: {error}") from error
+    if end != len(text):
+        raise FrameError("not JSON: there is more after it")
+    return value
 
 
 def encode(message: Mapping[str, Any], body: bytes = b"") -> bytes:
@@ -54,29 +69,32 @@ class FrameBuffer:
 
     def feed(self, data: bytes) -> list[tuple[dict[str, Any], bytes]]:
         """Messages that are complete with `data`, each with its body. Raises FrameError for what can't be one."""
-        self._data += data
+        unread = self._data
+        if unread:
+            unread += data
+        found: bytes | bytearray = unread or data
         messages: list[tuple[dict[str, Any], bytes]] = []
-        start, available = 0, len(self._data)
+        start, available = 0, len(found)
         while available - start >= _LENGTHS_BYTES:
             middle, first = start + _LENGTH_BYTES, start + _LENGTHS_BYTES
-            header = int.from_bytes(self._data[start:middle], "big")
-            body = int.from_bytes(self._data[middle:first], "big")
+            header = int.from_bytes(found[start:middle], "big")
+            body = int.from_bytes(found[middle:first], "big")
             if header + body > self._limit:
                 raise FrameError(f"a frame of {header + body} bytes; at most {self._limit} are taken")
             end = first + header + body
             if available < end:
                 break
-            messages.append((_decode(self._data[first : first + header]), bytes(self._data[first + header : end])))
+            messages.append((_decode(found[first : first + header]), bytes(found[first + header : end])))
             start = end
-        del self._data[:start]
+        if unread:
+            del unread[:start]
+        elif start < available:
+            unread += data[start:]
         return messages
 
 
 def _decode(header: bytes | bytearray) -> dict[str, Any]:
-    try:
-        message = json.loads(header)
-    except (ValueError, RecursionError) as error:
-        raise FrameError(f"not JSON: {error}") from error
+    message = from_json(header)
     if not isinstance(message, dict):
         raise FrameError(f"a JSON {type(message).__name__} instead of an object")
     return message

@@ -70,8 +70,8 @@ def ruleset(writable: str) -> int | None:
 
 def restrict(rules: int | None) -> None:
     """Puts this process and all it will start under `rules`, for good. Needs no_new_privs; raises OSError if refused."""
-    if rules is not None:
-        _checked(_RESTRICT_SELF, rules, 0)
+    if rules is not None and _LIBRARY.syscall(_RESTRICT_SELF, rules, 0) < 0:
+        raise _refused()
 
 
 def _allow(rules: int, paths: Sequence[str], accesses: int) -> None:
@@ -92,5 +92,9 @@ def _syscall(call: int, *arguments: bytes | int | None) -> int:
 def _checked(call: int, *arguments: bytes | int | None) -> int:
     result = _syscall(call, *arguments)
     if result < 0:
-        raise OSError(ctypes.get_errno(), f"Landlock: {os.strerror(ctypes.get_errno())}")
+        raise _refused()
     return result
+
+
+def _refused() -> OSError:
+    return OSError(ctypes.get_errno(), f"Landlock: {os.strerror(ctypes.get_errno())}")

@@ -52,7 +52,9 @@ class Baseline:
         self._bindings = [_Bindings(scope, versions=versions) for scope in scopes]
         self._modules = _Bindings(sys.modules, versions=versions, grows=True)
         self._sizes = [(container, len(container)) for container in _containers(scopes[len(watched) :])]
-        tasks_there, files, self._statm = (os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in (_TASKS, _FILES, _MEMORY))
+        tasks_there, files, self._statm = (
+            os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in (_TASKS, _FILES, _MEMORY)
+        )
         self._page = resource.getpagesize()
         # Bound here, before anything can have been replaced.
         self._checks: list[tuple[str, Callable[[], Any], Any]] = []
@@ -185,7 +187,11 @@ def _versions_work() -> bool:
     probe = Probe()
     probe.value = 0
     scopes: list[Mapping[str, Any]] = [{"value": 0}, vars(probe), vars(Probe)]
-    changes = (partial(scopes[0].__setitem__, "value", 1), partial(setattr, probe, "value", 1), partial(setattr, Probe, "value", 1))  # type: ignore[attr-defined]
+    changes = (
+        partial(scopes[0].__setitem__, "value", 1),
+        partial(setattr, probe, "value", 1),
+        partial(setattr, Probe, "value", 1),
+    )  # type: ignore[attr-defined]
     for scope, change in zip(scopes, changes, strict=True):
         version = _version_of(scope)
         before, unchanged = version.value, version.value

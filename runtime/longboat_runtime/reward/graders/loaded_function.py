@@ -15,20 +15,21 @@ from typing import Any
 
 import structlog
 
-from longboat_crds.reasons import Reason
 from longboat_crds.reward_kinds import RewardIsolation
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.graders.frames import FrameError
 from longboat_runtime.reward.graders.supervised import Answer, Grading, Supervised
-from longboat_runtime.reward.graders.zygote_process import ZygoteProcess
+from longboat_runtime.reward.graders.zygote_process import MOST_AT_ONCE, ZygoteProcess
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
 
 log = structlog.get_logger()
 
-# Importing a function may read large libraries from a slow volume.
-LOAD_SECONDS = 120.0
 # A zygote that doesn't do what it was told for so long is stuck.
 STUCK_SECONDS = 15.0
+# How long a process that has answered its only sample has to end, before it is killed.
+_LEAVE_SECONDS = 0.05
+# Of processes that grade once so many are forked ahead, as soon as no more than these are left: a zygote pays for every time that it is asked.
+_AHEAD, _TOO_FEW = 4, 1
 # How many reasons for replacing children are told apart.
 _REASONS = 32
 _STARTS_A_PROCESS = "it starts a process or a program"
@@ -135,28 +136,37 @@ class LoadedFunction:
             return
         while self._waiting and self._idle:
             self._begin(self._idle.pop(), self._waiting.popleft())
-        if not self._alone and (self._idle or len(self._children) - self._dying > self._processes):
+        ahead, too_few = (1, 0) if self._stays else (_AHEAD, _TOO_FEW)
+        if not self._alone and (
+            len(self._idle) > too_few or len(self._children) - self._dying >= self._processes + ahead
+        ):
             return
         living = [child for child in self._children.values() if child.dying is None]
         starting = sum(not child.pid for child in living if child.stays == self._stays)
         present = sum(child.stays == self._stays for child in living)
-        missing = min(len(self._waiting) + 1 - len(self._idle) - starting, self._processes + 1 - present)
-        for _ in range(missing):
-            self._fork(self._stays)
+        spare = len(self._idle) + starting - len(self._waiting)
+        if spare <= too_few:
+            self._fork(min(ahead - spare, self._processes + ahead - present), self._stays)
         if self._stays:
             unforked = sum(not child.pid for child in living if not child.stays)
-            for _ in range(len(self._alone) - unforked):
-                self._fork(stays=False)
+            self._fork(len(self._alone) - unforked, stays=False)
 
-    def _fork(self, stays: bool) -> None:
+    def _fork(self, count: int, stays: bool) -> None:
+        """Asks for so many, or for as many as can be asked for at once: once they are there it is asked for more."""
+        if count <= 0:
+            return
         assert self._zygote is not None
-        self._numbers += 1
-        ours, theirs = socket.socketpair()
-        child = Supervised(self._numbers, stays, ours, asyncio.get_running_loop(), self._read)
-        self._children[child.number] = child
-        with theirs:
-            watched = self.isolation is RewardIsolation.AUTO
-            self._zygote.tell({"fork": child.number, "stays": stays, "watched": watched}, theirs)
+        asked, theirs = [], []
+        for _ in range(min(count, MOST_AT_ONCE)):
+            self._numbers += 1
+            ours, other = socket.socketpair()
+            child = Supervised(self._numbers, stays, ours, asyncio.get_running_loop(), self._read)
+            self._children[child.number] = child
+            asked.append(child.number)
+            theirs.append(other)
+        self._zygote.tell({"fork": asked, "stays": stays, "watched": self.isolation is RewardIsolation.AUTO}, theirs)
+        for other in theirs:
+            other.close()
         self._look(child.asked + STUCK_SECONDS, child.asked)
 
     def _free(self, child: Supervised, *, fresh: bool = False) -> None:
@@ -200,7 +210,9 @@ class LoadedFunction:
         if answer.leave is not None:
             known = answer.leave in self.replaced or len(self.replaced) < _REASONS
             self.replaced[answer.leave if known else "something else"] += 1
-        if not child.stays or answer.leave is not None:
+        if not child.stays:
+            self._leave(child)
+        elif answer.leave is not None:
             self._kill(child)
         else:
             self._free(child)
@@ -228,6 +240,15 @@ class LoadedFunction:
         child.grading = None
         grading.done(outcome)
 
+    def _leave(self, child: Supervised) -> None:
+        """It has answered, and ends by itself; its zygote ends what is left of its group then."""
+        if child.dying is None:
+            child.dying = time.monotonic()
+            self._dying += 1
+            child.leaving = child.dying + _LEAVE_SECONDS
+            self._look(child.leaving, child.dying)
+        child.close()
+
     def _kill(self, child: Supervised) -> None:
         """Ends it. Whether that happened the zygote says."""
         if child in self._idle:
@@ -235,13 +256,17 @@ class LoadedFunction:
         if child.dying is None:
             child.dying = time.monotonic()
             self._dying += 1
-            if self._zygote is not None:
-                self._zygote.tell({"kill": child.number})
+            self._end(child)
             self._look(child.dying + STUCK_SECONDS, child.dying)
         if child.grading is None:
             child.close()
         else:
             child.loop.remove_reader(child.socket)
+
+    def _end(self, child: Supervised) -> None:
+        child.leaving = None
+        if self._zygote is not None:
+            self._zygote.tell({"kill": child.number})
 
     # --- What the zygote says --------------------------------------------------------------------------------------
 
@@ -314,6 +339,8 @@ class LoadedFunction:
                 log.warning("a zygote is stuck", reward=self.name)
                 self._zygote.kill()
                 return
+            if child.leaving is not None and now >= child.leaving:
+                self._end(child)
             outcome = child.overdue(now)
             if outcome is not None:
                 grading, child.grading = child.grading, None
@@ -323,7 +350,7 @@ class LoadedFunction:
         self._provide()
         for child in self._children.values():
             told = child.told_at
-            self._look(child.due(now) if told is None else told + STUCK_SECONDS, now)
+            self._look(child.leaving or (child.due(now) if told is None else told + STUCK_SECONDS), now)
 
     # --- The zygote's process --------------------------------------------------------------------------------------
 
@@ -357,25 +384,5 @@ class LoadedFunction:
 
     async def _start(self) -> ZygoteProcess:
         zygote = ZygoteProcess(self._load_request, self._zygotes, self._heard, self._lost)
-        try:
-            answer = await asyncio.wait_for(zygote.loaded, LOAD_SECONDS)
-        except TimeoutError:
-            await zygote.close()
-            raise SpecProblem(
-                Reason.REWARD_FUNCTION_INVALID,
-                self._field,
-                f"Importing it takes more than {LOAD_SECONDS:g} s. Load less when the module is imported.",
-            ) from None
-        if answer is None:
-            code = await zygote.close()
-            raise SpecProblem(
-                Reason.REWARD_FUNCTION_INVALID,
-                self._field,
-                f"The process that imports it ends with code {code} (negative: "
-                "signal). The graders' log has its output.",
-            )
-        if "problem" in answer:
-            await zygote.close()
-            raise SpecProblem(*answer["problem"])
-        self.footprint = answer["loaded"]
+        self.footprint = await zygote.footprint(self._field)
         return zygote

@@ -15,10 +15,10 @@ from longboat_runtime.reward.graders.seccomp import Filter
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-# rlimit, soft bound, hard bound.
-Bound = tuple[int, int, int]
+# rlimit, and its soft and hard bounds.
+Bound = tuple[int, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +52,27 @@ class Sandbox:
     """
 
     def __init__(self, directory: str, limits: Limits) -> None:
-        self.directory = directory
+        self.directory, self._directory = directory, os.fsencode(directory)
         os.mkdir(directory, 0o700)
         self.output = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        self._bounds = _bounds(limits)
+        # The zygote can't have these itself: the first counts what others have, and it holds files for all its children.
+        self._bounds = _within_allowed(
+            {resource.RLIMIT_NPROC: limits.processes, resource.RLIMIT_NOFILE: limits.open_files}
+        )
         self._rules = landlock.ruleset(directory)
 
     def prepare(self) -> None:
         """Makes this process, and so its next fork, work there."""
         os.chdir(self.directory)
-        os.environ["TMPDIR"] = os.environ["HOME"] = self.directory
+        for name in (b"TMPDIR", b"HOME"):
+            # As assigning to `os.environ` does, which in bytes is this.
+            os.putenv(name, self._directory)
+            os.environ._data[name] = self._directory  # type: ignore[attr-defined]
 
     def enter(self, calls: Filter) -> None:
         """Locks this process and all it will start in, for good. It leads a process group, and can't gain privileges."""
-        for kind, soft, hard in self._bounds:
-            resource.setrlimit(kind, (soft, hard))
+        for kind, bounds in self._bounds:
+            resource.setrlimit(kind, bounds)
         landlock.restrict(self._rules)
         calls.install(os.getpid())
 
@@ -98,25 +104,34 @@ class Sandbox:
             return
 
 
-def limit_cpu(seconds: int) -> None:
-    """Bounds this process and each that it will start. The soft limit sends SIGXCPU, the hard one kills what ignores it."""
-    allowed = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    resource.setrlimit(resource.RLIMIT_CPU, _within(allowed, seconds, seconds + 1))
+def limit_all(limits: Limits) -> None:
+    """Bounds this process, and so all children, in what is the same for them."""
+    bounds = {
+        resource.RLIMIT_AS: _mapped_bytes() + limits.memory,
+        resource.RLIMIT_FSIZE: limits.file_size,
+        resource.RLIMIT_CORE: 0,
+    }
+    for kind, bound in _within_allowed(bounds):
+        resource.setrlimit(kind, bound)
 
 
-def _bounds(limits: Limits) -> Sequence[Bound]:
-    wanted = (
-        (resource.RLIMIT_AS, _mapped_bytes() + limits.memory),
-        (resource.RLIMIT_FSIZE, limits.file_size),
-        (resource.RLIMIT_NPROC, limits.processes),
-        (resource.RLIMIT_NOFILE, limits.open_files),
-        (resource.RLIMIT_CORE, 0),
-    )
-    return [(kind, *_within(resource.getrlimit(kind)[1], bound, bound)) for kind, bound in wanted]
+def limit_cpu(pid: int, seconds: int) -> None:
+    """Bounds a process and each that it will start. The soft limit sends SIGXCPU, the hard one kills what ignores it."""
+    try:
+        resource.prlimit(pid, resource.RLIMIT_CPU, _within(_CPU_ALLOWED, seconds, seconds + 1))
+    except ProcessLookupError:
+        return
+
+
+def _within_allowed(bounds: Mapping[int, int]) -> Sequence[Bound]:
+    return [(kind, _within(resource.getrlimit(kind)[1], bound, bound)) for kind, bound in bounds.items()]
 
 
 def _within(allowed: int, soft: int, hard: int) -> tuple[int, int]:
     return (soft, hard) if allowed == resource.RLIM_INFINITY else (min(soft, allowed), min(hard, allowed))
+
+
+_CPU_ALLOWED = resource.getrlimit(resource.RLIMIT_CPU)[1]
 
 
 def _mapped_bytes() -> int:

@@ -119,7 +119,10 @@ def own_program(
         for name in _STARTS[machine]:
             program += _answer(name, machine, _KILL)
     # All of them go on behind the answer to all other calls.
-    program += [(_JUMP_EQUAL, left, 0, number(name, machine)) for left, name in zip(range(len(_SIGNALS), 0, -1), _SIGNALS)]
+    program += [
+        (_JUMP_EQUAL, left, 0, number(name, machine))
+        for left, name in zip(range(len(_SIGNALS), 0, -1), _SIGNALS, strict=True)
+    ]
     program += [(_RETURN, 0, 0, _ALLOW), _load(0)]
     if alone:
         program += [(_JUMP_EQUAL, 1, 0, group), (_RETURN, 0, 0, deny)]
@@ -159,7 +162,7 @@ class Filter:
         self._code = ctypes.create_string_buffer(packed, len(packed))
         self._header = struct.pack("@HP", len(program), ctypes.addressof(self._code))
         self._holes = [
-            (index * _INSTRUCTION_BYTES + _CONSTANT_AT, constant == _ANY_GROUP)
+            (ctypes.c_uint32.from_buffer(self._code, index * _INSTRUCTION_BYTES + _CONSTANT_AT), constant == _ANY_GROUP)
             for index, (*_, constant) in enumerate(program)
             if constant in (_ANY_GROUP, 2**32 - _ANY_GROUP)
         ]
@@ -167,7 +170,7 @@ class Filter:
     def install(self, group: int = 0) -> None:
         """Puts this process and all it will start under the filter, for good. Needs no_new_privs; raises OSError if refused."""
         for hole, positive in self._holes:
-            struct.pack_into("=I", self._code, hole, group if positive else 2**32 - group)
+            hole.value = group if positive else -group
         if _LIBRARY.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, self._header, 0, 0):
             raise OSError(ctypes.get_errno(), f"seccomp: {os.strerror(ctypes.get_errno())}")
 

@@ -37,6 +37,8 @@ from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
 log = structlog.get_logger()
 
 _REAP_INTERVAL = 1.0
+# How long an answer waits for others, in seconds. Whoever asked has asked for many grades; waking it for each costs as much as a short one.
+_GATHER_SECONDS = 0.005
 
 
 class GraderServer:
@@ -170,7 +172,7 @@ class _Connection:
 
     def __init__(self, server: GraderServer) -> None:
         self._server = server
-        self.channel = Channel(self._receive, self._lost)
+        self.channel = Channel(self._receive, self._lost, _GATHER_SECONDS)
         self.waiting: set[Grading] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import signal
 import socket
 import time
@@ -14,7 +13,7 @@ from typing import Any
 
 from longboat_runtime.reward.graders.child import MESSAGE_CHARACTERS
 from longboat_runtime.reward.graders.frames import FrameBuffer, FrameError, encode
-from longboat_runtime.reward.graders.sandbox import cpu_limit
+from longboat_runtime.reward.graders.sandbox import cpu_limit, limit_cpu
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
 
 _ANSWER_BYTES = 64 * 1024
@@ -65,15 +64,19 @@ class Supervised:
     # Of the monotonic clock: when it was asked for.
     asked: float = field(default_factory=time.monotonic)
     grading: Grading | None = None
-    # Told to be killed: since when, of the monotonic clock.
+    # No longer there for a grade: since when, of the monotonic clock.
     dying: float | None = None
+    # It should end by itself, and is killed if it hasn't by this time.
+    leaving: float | None = None
     _buffer: FrameBuffer = field(default_factory=lambda: FrameBuffer(_ANSWER_BYTES))
     _unsent: bytes = b""
     _token: int = 0
+    # Of its CPU clock, at its last answer.
+    _used: float | None = None
 
     @property
     def told_at(self) -> float | None:
-        """Since when its zygote has had something to do for it: to fork or to kill it."""
+        """Since when its zygote has had something to do for it: to fork it, or to say that it has ended."""
         return self.dying if self.dying is not None else None if self.pid else self.asked
 
     def begin(self, pid: int) -> None:
@@ -85,11 +88,12 @@ class Supervised:
     def grade(self, grading: Grading) -> None:
         """Sends it a sample."""
         self.grading = grading
-        grading.started, grading.cpu = time.monotonic(), self.cpu()
+        grading.started, grading.cpu = time.monotonic(), self.cpu() if self._used is None else self._used
         # Nothing that a grade leaves behind knows the next one's, and so can't answer for it.
-        self._token = secrets.randbits(62)
-        request = {"token": self._token, "seed": grading.seed, "cpu": cpu_limit(grading.timeout)}
-        self._send(encode(request, grading.sample))
+        self._token = int.from_bytes(os.urandom(8), "big")
+        if not self.stays:
+            limit_cpu(self.pid, cpu_limit(grading.timeout))
+        self._send(encode({"token": self._token, "seed": grading.seed}, grading.sample))
 
     def read(self) -> Answer | None:
         """What it said; None if that isn't complete. Raises FrameError for anything but one answer, ConnectionError at the end."""
@@ -131,7 +135,8 @@ class Supervised:
         grading = self.grading
         if grading is None:
             return float("inf")
-        left = cpu_limit(grading.timeout) - (self.cpu() - grading.cpu)
+        used = self.cpu() - grading.cpu if now > grading.started else 0.0
+        left = cpu_limit(grading.timeout) - used
         return min(grading.started + grading.timeout, now + max(left / _CPUS, _LOOK_SECONDS))
 
     def outcome(self, kind: OutcomeKind, message: str) -> FunctionOutcome:
@@ -168,7 +173,8 @@ class Supervised:
         said = FunctionOutcome.from_json(outcome)
         seconds = time.monotonic() - self.grading.started
         message = said.message[:MESSAGE_CHARACTERS]
-        return FunctionOutcome(said.kind, said.score, seconds, message, max(self.cpu() - self.grading.cpu, 0.0))
+        self._used = self.cpu()
+        return FunctionOutcome(said.kind, said.score, seconds, message, max(self._used - self.grading.cpu, 0.0))
 
     def _send(self, data: bytes) -> None:
         try:

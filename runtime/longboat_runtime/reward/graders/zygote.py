@@ -4,8 +4,8 @@ Started by `zygote_process` as `python -m longboat_runtime.reward.graders.zygote
 messages apart; the function is named on its standard input. Samples go past it, from the server to its children, so that no child finds one in the memory that it inherits. It is
 single-threaded, so forking is safe as long as the reward function's module starts no threads when it is imported.
 
-Commands are {fork, stays, watched}, with a file descriptor for the child's socket, and {kill}; both name a child by a number of the server's.
-Answers are {forked, pid}, {failed, error} and {ended, status, output}, status being as `waitpid` gives it.
+Commands are {fork, stays, watched}, with a file descriptor for the socket of each child, and {kill}; children have numbers of the server's.
+Answers come in lists: {forked, pid}, {failed, error} and {ended, status, output}, status being as `waitpid` gives it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from longboat_runtime import prctl
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.adapters import load_scorer
 from longboat_runtime.reward.function import RewardFunction
-from longboat_runtime.reward.graders.child import run_child
-from longboat_runtime.reward.graders.sandbox import Limits, Sandbox
+from longboat_runtime.reward.graders.child import rehearse, run_child
+from longboat_runtime.reward.graders.sandbox import Limits, Sandbox, limit_all
 from longboat_runtime.reward.graders.seccomp import Filter, own_program, shared_program
 from longboat_runtime.reward.graders.watch import Origins
 
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 _REAP_INTERVAL = 0.02
 _OUTPUT_BYTES = 512
 _MESSAGE_BYTES = 64 * 1024
+# The kernel sends no more with one message.
+_SOCKETS = 253
 # How many packages a zygote names, and of how many modules each at least.
 _LARGE_PACKAGES, _LARGE_MODULES = 6, 20
 _FORKS_MEASURED = 3
@@ -70,6 +72,7 @@ class Zygote:
         self._control, self._score, self._origins, self._scratch = control, score, origins, scratch
         machine = os.uname().machine
         self._filters = {stays: Filter(own_program(protected, machine, alone=stays)) for stays in (False, True)}
+        limit_all(Limits())
         Filter(shared_program(machine)).install()
         # By number, and by pidfd.
         self._children: dict[int, Child] = {}
@@ -77,6 +80,7 @@ class Zygote:
         self._ending: list[Child] = []
         # Those that nobody is in, to be used again: making one costs as much as a fork.
         self._sandboxes: list[Sandbox] = []
+        self._unsaid: list[Mapping[str, Any]] = []
         self._poll = select.epoll()
         self._poll.register(control.fileno(), select.EPOLLIN)
 
@@ -96,11 +100,15 @@ class Zygote:
             if fd != self._control.fileno():
                 self._finish(self._by_pidfd[fd])
                 continue
-            data, sockets, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, 1)
+            data, sockets, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, _SOCKETS)
             if not data:
                 return False
             self._follow(json.loads(data), sockets)
-        self._ending = [child for child in self._ending if not self._gone(child)]
+        if self._unsaid:
+            self._control.sendall(json.dumps(self._unsaid).encode())
+            self._unsaid.clear()
+        if self._ending:
+            self._ending = [child for child in self._ending if not self._gone(child)]
         return True
 
     def _follow(self, command: Mapping[str, Any], sockets: Sequence[int]) -> None:
@@ -109,15 +117,14 @@ class Zygote:
             if child is not None:
                 child.kill()
             return
-        [server] = sockets
-        number = command["fork"]
-        try:
-            pid = self._fork(number, server, command["stays"], command["watched"])
-        except OSError as error:
-            self._say({"failed": number, "error": str(error)})
-        else:
-            self._say({"forked": number, "pid": pid})
-        finally:
+        for number, server in zip(command["fork"], sockets, strict=True):
+            try:
+                pid = self._fork(number, server, command["stays"], command["watched"])
+            except OSError as error:
+                self._say({"failed": number, "error": str(error)})
+            else:
+                self._say({"forked": number, "pid": pid})
+        for server in sockets:
             os.close(server)
 
     def _fork(self, number: int, server: int, stays: bool, watched: bool) -> int:
@@ -144,7 +151,7 @@ class Zygote:
         self._ending.append(child)
 
     def _say(self, message: Mapping[str, Any]) -> None:
-        self._control.sendall(json.dumps(message).encode())
+        self._unsaid.append(message)
 
     def _gone(self, child: Child) -> bool:
         """Reaps what the leader left in its group, orphans that the kernel has handed to us; True when all have ended."""
@@ -217,14 +224,15 @@ def main(fd: int) -> None:
     try:
         score = load_scorer(RewardFunction.from_json(request["function"]), request["field"], request["config_maps"])
     except SpecProblem as problem:
-        control.sendall(json.dumps({"problem": list(problem.args)}).encode())
+        control.sendall(json.dumps([{"problem": list(problem.args)}]).encode())
         return
     if "numpy" in sys.modules:
         # It imports this at first use, which would be in a grade, with random numbers that nobody seeds.
         import numpy.random  # noqa: F401
+    rehearse()
     gc.collect()
     gc.freeze()
-    control.sendall(json.dumps({"loaded": footprint()}).encode())
+    control.sendall(json.dumps([{"loaded": footprint()}]).encode())
     Zygote(control, score, origins, request["scratch"], [1, os.getppid(), os.getpid()]).run()
 
 

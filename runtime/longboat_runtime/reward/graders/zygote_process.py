@@ -9,13 +9,21 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import structlog
 
+from longboat_crds.reasons import Reason
+from longboat_runtime.problems import SpecProblem
+
 log = structlog.get_logger()
+
+# Importing a function may read large libraries from a slow volume.
+LOAD_SECONDS = 120.0
+# How many sockets can be sent with a message.
+MOST_AT_ONCE = 16
 
 
 class ZygoteProcess:
@@ -50,14 +58,38 @@ class ZygoteProcess:
         self._socket.setblocking(False)
         self._loop.add_reader(self._socket, self._listen)
 
-    def tell(self, message: Mapping[str, Any], descriptor: socket.socket | None = None) -> None:
-        """Sends a message, and a descriptor with it. The few that are under way always fit into the socket's buffer."""
+    def tell(self, message: Mapping[str, Any], sockets: Sequence[socket.socket] = ()) -> None:
+        """Sends a message, and up to MOST_AT_ONCE sockets with it. The few that are under way always fit into the socket's buffer."""
         data = json.dumps(message).encode()
         with suppress(ConnectionError):
-            if descriptor is None:
-                self._socket.send(data)
+            if sockets:
+                socket.send_fds(self._socket, [data], [each.fileno() for each in sockets])
             else:
-                socket.send_fds(self._socket, [data], [descriptor.fileno()])
+                self._socket.send(data)
+
+    async def footprint(self, field: str) -> dict[str, Any]:
+        """What it holds (see `zygote.footprint`) once it has loaded the function. Otherwise closes it and raises SpecProblem for `field`."""
+        try:
+            answer = await asyncio.wait_for(self.loaded, LOAD_SECONDS)
+        except TimeoutError:
+            await self.close()
+            raise SpecProblem(
+                Reason.REWARD_FUNCTION_INVALID,
+                field,
+                f"Importing it takes more than {LOAD_SECONDS:g} s. Load less when the module is imported.",
+            ) from None
+        if answer is None:
+            code = await self.close()
+            raise SpecProblem(
+                Reason.REWARD_FUNCTION_INVALID,
+                field,
+                f"The process that imports it ends with code {code} (negative: signal). The graders' log has its output.",
+            )
+        if "problem" in answer:
+            await self.close()
+            raise SpecProblem(*answer["problem"])
+        found: dict[str, Any] = answer["loaded"]
+        return found
 
     def kill(self) -> None:
         """Ends it, and so its children."""
@@ -85,11 +117,11 @@ class ZygoteProcess:
         if not data:
             self._end()
             return
-        message = json.loads(data)
-        if self.loaded.done():
-            self._heard(message)
-        else:
-            self.loaded.set_result(message)
+        for message in json.loads(data):
+            if self.loaded.done():
+                self._heard(message)
+            else:
+                self.loaded.set_result(message)
 
     def _end(self) -> None:
         if self.dead:
