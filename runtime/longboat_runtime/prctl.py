@@ -6,6 +6,11 @@ import ctypes
 import os
 import signal
 
+TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
 _SET_PDEATHSIG, _SET_DUMPABLE, _SET_CHILD_SUBREAPER, _SET_NO_NEW_PRIVS = 1, 4, 36, 38
 # Opened once: graders fork, and what is done before needn't be done in every fork.
 _LIBRARY = ctypes.CDLL(None, use_errno=True)
@@ -19,6 +24,11 @@ def _prctl(option: int, value: int) -> None:
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
     """The kernel sends this process a signal when its parent, or the parent's thread that started it, ends."""
     _prctl(_SET_PDEATHSIG, number)
+
+
+def dying_with_parent() -> tuple[Callable[..., Any], tuple[int, ...]]:
+    """What `die_with_parent` calls: for a fork, which shares more with its parent the less it does. It returns 0 unless refused."""
+    return _LIBRARY.prctl, (_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def hide_memory() -> None:

@@ -36,6 +36,7 @@ def load_scorer(reward: RewardFunction, field: str, config_maps: str | os.PathLi
     adapter, signature, parameters = _ADAPTERS[reward.signature], reward.signature, reward.parameters
     _check_signature(function, reward, adapter(_EXAMPLE), field)
     accepted = _accepted(function) if signature is RewardSignature.TRL else None
+    score_of = _SCORES.get(signature)
 
     def score(sample: RewardSample) -> RewardResult | None:
         positional, named = adapter(sample)
@@ -44,7 +45,7 @@ def load_scorer(reward: RewardFunction, field: str, config_maps: str | os.PathLi
         value = function(*positional, **{**named, **parameters})
         if not isinstance(value, (float, int, RewardResult)) and inspect.isawaitable(value):
             value = _awaited(value)
-        return as_result(_score_of(value, signature))
+        return as_result(value if score_of is None else score_of(value))
 
     return score
 
@@ -122,18 +123,27 @@ def _accepted(function: Callable[..., Any]) -> frozenset[str] | None:
     return frozenset(parameters)
 
 
-def _score_of(value: Any, signature: RewardSignature) -> Any:
-    """The score in a returned value: verl's dict holds it under `score`, TRL's list has one entry per completion, here one."""
-    if signature is RewardSignature.VERL and isinstance(value, Mapping):
-        if "score" not in value:
-            raise TypeError(f"compute_score returned a dict without `score` (it has {', '.join(map(str, value))})")
-        return value["score"]
-    if signature is RewardSignature.TRL:
-        values = list(value)
-        if len(values) != 1:
-            raise TypeError(f"the reward function returned {len(values)} rewards for 1 completion")
-        return values[0]
-    return value
+def _verl_score(value: Any) -> Any:
+    """verl's dict holds the score under `score`."""
+    if not isinstance(value, Mapping):
+        return value
+    if "score" not in value:
+        raise TypeError(f"compute_score returned a dict without `score` (it has {', '.join(map(str, value))})")
+    return value["score"]
+
+
+def _trl_score(value: Any) -> Any:
+    """TRL's list has one entry for each completion, here one."""
+    values = list(value)
+    if len(values) != 1:
+        raise TypeError(f"the reward function returned {len(values)} rewards for 1 completion")
+    return values[0]
+
+
+_SCORES: Mapping[RewardSignature, Callable[[Any], Any]] = {
+    RewardSignature.VERL: _verl_score,
+    RewardSignature.TRL: _trl_score,
+}
 
 
 def _awaited(value: Awaitable[Any]) -> Any:

@@ -52,7 +52,9 @@ def as_result(value: Any) -> RewardResult | None:
     """
     if value is None:
         return None
-    result = value if isinstance(value, RewardResult) else RewardResult(_number(value))
+    result = (
+        value if isinstance(value, RewardResult) else RewardResult(value if type(value) is float else _number(value))
+    )
     if not math.isfinite(result.score):
         raise ValueError(f"the reward function returned {result.score}; a score is a finite number")
     return result

@@ -1,7 +1,9 @@
 """A process that grades: forked from the zygote, it confines itself, and answers one request or one after the other.
 
 Requests and answers are frames on one socket: {token, seed} with the sample as body; {token, outcome, leave}, where `leave` says
-what the grade left behind, so that the process must go; or {refused}, with which it ends.
+what the grade left behind, so that the process must go; or {refused}, with which it ends. An outcome is {kind, score, message}.
+
+What is called here for every grade touches memory that until then a child shares with its zygote, a page at a time: so it calls little.
 """
 
 from __future__ import annotations
@@ -10,16 +12,15 @@ import os
 import random
 import sys
 
-from longboat_runtime import prctl
 from longboat_runtime.reward.graders import frames
 from longboat_runtime.reward.graders.leftovers import Baseline
 from longboat_runtime.reward.graders.sandbox import Sandbox
 from longboat_runtime.reward.graders.watch import Origins, Watch
-from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardResult, RewardSample
+from longboat_runtime.reward.result import OutcomeKind, RewardResult, RewardSample
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from typing import Any, NoReturn
 
     from longboat_runtime.reward.adapters import Scorer
@@ -47,18 +48,17 @@ def run_child(
     """
     code = 1
     try:
-        prctl.die_with_parent()
         unconfined = _locked_in(sandbox, calls)
         _arrange_files(server, sandbox.output)
         if unconfined is not None:
             request, _ = next(_requests())
-            _answer({"token": request["token"], "outcome": unconfined.to_json(), "leave": "no sandbox"})
+            _answer({"token": request["token"], "outcome": unconfined, "leave": "no sandbox"})
         elif stays:
             _grade_on(score, origins, watched)
         else:
             request, sample = next(_requests())
             _seed(request["seed"])
-            _answer({"token": request["token"], "outcome": _graded(score, _sample(sample)).to_json()})
+            _answer({"token": request["token"], "outcome": _graded(score, _sample(sample))})
         code = 0
     finally:
         # Whatever happened, a child must never continue as a zygote.
@@ -72,7 +72,7 @@ def _grade_on(score: Scorer, origins: Origins, watched: bool) -> None:
         Watch(origins, _graded.__code__, _refuse).start()
     for grades, (request, sample) in enumerate(_requests(), start=1):
         seed(request["seed"])
-        outcome = graded(score, sampled(sample)).to_json()
+        outcome = graded(score, sampled(sample))
         flush()
         empty()
         left = change() or (f"{MAX_GRADES} grades" if grades == MAX_GRADES else None)
@@ -125,14 +125,14 @@ def _seed(seed: int) -> None:
         modules["sympy.core.random"].seed(seed)
 
 
-def _locked_in(sandbox: Sandbox, calls: Filter) -> FunctionOutcome | None:
+def _locked_in(sandbox: Sandbox, calls: Filter) -> Mapping[str, Any] | None:
     """The answer if the sandbox can't be entered; nothing of a response has been read by then."""
     try:
         sandbox.enter(calls)
         if "tempfile" in sys.modules:
             sys.modules["tempfile"].tempdir = None  # type: ignore[attr-defined]
     except (OSError, ValueError) as error:
-        return FunctionOutcome(OutcomeKind.GRADER_ERROR, message=describe(error))
+        return _error(error)
     return None
 
 
@@ -155,21 +155,28 @@ def rehearse() -> None:
     for _ in range(_REHEARSALS):
         for request, body in frames.FrameBuffer().feed(frames.encode({"token": 2**61, "seed": 2**61}, sample)):
             _seed(request["seed"])
-            outcome = _graded(lambda _: RewardResult(0.5), _sample(body)).to_json()
+            outcome = _graded(lambda _: RewardResult(0.5), _sample(body))
             frames.encode({"token": request["token"], "outcome": outcome})
 
 
-def _graded(score: Scorer, sample: RewardSample) -> FunctionOutcome:
+def _graded(
+    score: Scorer,
+    sample: RewardSample,
+    right: str = OutcomeKind.SCORED.value,
+    wrong: str = OutcomeKind.WRONG_FORMAT.value,
+) -> Mapping[str, Any]:
     try:
         result = score(sample)
         if result is None:
-            return FunctionOutcome(OutcomeKind.NOT_APPLICABLE)
-        return FunctionOutcome(
-            OutcomeKind.SCORED if result.format_ok else OutcomeKind.WRONG_FORMAT, float(result.score)
-        )
+            return {"kind": OutcomeKind.NOT_APPLICABLE.value, "score": 0.0, "message": ""}
+        return {"kind": right if result.format_ok else wrong, "score": float(result.score), "message": ""}
     # SystemExit and the like also come from graded code, and end nothing but this grade.
     except BaseException as error:  # noqa: BLE001
-        return FunctionOutcome(OutcomeKind.GRADER_ERROR, message=describe(error))
+        return _error(error)
+
+
+def _error(error: BaseException) -> Mapping[str, Any]:
+    return {"kind": OutcomeKind.GRADER_ERROR.value, "score": 0.0, "message": describe(error)}
 
 
 def describe(error: BaseException) -> str:

@@ -12,7 +12,11 @@ from functools import cache
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    # A function of the C library and its arguments.
+    Call = tuple[Callable[..., Any], tuple[int, ...]]
 
 _LIBRARY = ctypes.CDLL(None, use_errno=True)
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -68,10 +72,9 @@ def ruleset(writable: str) -> int | None:
     return fd
 
 
-def restrict(rules: int | None) -> None:
-    """Puts this process and all it will start under `rules`, for good. Needs no_new_privs; raises OSError if refused."""
-    if rules is not None and _LIBRARY.syscall(_RESTRICT_SELF, rules, 0) < 0:
-        raise _refused()
+def restriction(rules: int | None) -> list[Call]:
+    """What puts a process and all it will start under `rules`, for good: a call that doesn't return 0 if it is refused. Needs no_new_privs."""
+    return [] if rules is None else [(_LIBRARY.syscall, (_RESTRICT_SELF, rules, 0))]
 
 
 def _allow(rules: int, paths: Sequence[str], accesses: int) -> None:
@@ -92,9 +95,5 @@ def _syscall(call: int, *arguments: bytes | int | None) -> int:
 def _checked(call: int, *arguments: bytes | int | None) -> int:
     result = _syscall(call, *arguments)
     if result < 0:
-        raise _refused()
+        raise OSError(ctypes.get_errno(), f"Landlock: {os.strerror(ctypes.get_errno())}")
     return result
-
-
-def _refused() -> OSError:
-    return OSError(ctypes.get_errno(), f"Landlock: {os.strerror(ctypes.get_errno())}")

@@ -261,7 +261,7 @@ class LoadedFunction:
         if child.grading is None:
             child.close()
         else:
-            child.loop.remove_reader(child.socket)
+            child.stop_reading()
 
     def _end(self, child: Supervised) -> None:
         child.leaving = None

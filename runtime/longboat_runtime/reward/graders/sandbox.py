@@ -5,10 +5,12 @@ As much as possible is done by the zygote before it forks: what the child comput
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 from dataclasses import dataclass
 
+from longboat_runtime import prctl
 from longboat_runtime.reward.graders import landlock
 from longboat_runtime.reward.graders.leftovers import remove_tree
 from longboat_runtime.reward.graders.seccomp import Filter
@@ -55,11 +57,15 @@ class Sandbox:
         self.directory, self._directory = directory, os.fsencode(directory)
         os.mkdir(directory, 0o700)
         self.output = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        # The zygote can't have these itself: the first counts what others have, and it holds files for all its children.
-        self._bounds = _within_allowed(
-            {resource.RLIMIT_NPROC: limits.processes, resource.RLIMIT_NOFILE: limits.open_files}
-        )
         self._rules = landlock.ruleset(directory)
+        # The zygote can't have these itself: the first counts what others have, and it holds files for all its children.
+        bounds = {resource.RLIMIT_NPROC: limits.processes, resource.RLIMIT_NOFILE: limits.open_files}
+        # What is called in the child, ready to be called.
+        self._calls = [
+            prctl.dying_with_parent(),
+            *((resource.setrlimit, bound) for bound in _within_allowed(bounds)),
+            *landlock.restriction(self._rules),
+        ]
 
     def prepare(self) -> None:
         """Makes this process, and so its next fork, work there."""
@@ -70,10 +76,11 @@ class Sandbox:
             os.environ._data[name] = self._directory  # type: ignore[attr-defined]
 
     def enter(self, calls: Filter) -> None:
-        """Locks this process and all it will start in, for good. It leads a process group, and can't gain privileges."""
-        for kind, bounds in self._bounds:
-            resource.setrlimit(kind, bounds)
-        landlock.restrict(self._rules)
+        """Locks this process and all it will start in, for good, and has it end with its parent. It can't gain privileges."""
+        for call, arguments in self._calls:
+            # Functions of the C library return -1 for an error, others None.
+            if call(*arguments):
+                raise OSError(ctypes.get_errno(), f"the sandbox: {os.strerror(ctypes.get_errno())}")
         calls.install(os.getpid())
 
     def printed(self, most: int) -> str:

@@ -83,7 +83,8 @@ class Supervised:
         """The process is there."""
         self.pid = pid
         self.socket.setblocking(False)
-        self.loop.add_reader(self.socket, self.told, self)
+        # By number: the event loop describes the object in an error that it catches.
+        self.loop.add_reader(self.socket.fileno(), self.told, self)
 
     def grade(self, grading: Grading) -> None:
         """Sends it a sample."""
@@ -163,18 +164,24 @@ class Supervised:
 
     def close(self) -> None:
         """Nothing is read from it any more."""
-        if self.socket.fileno() >= 0:
-            self.loop.remove_reader(self.socket)
-            self.loop.remove_writer(self.socket)
+        number = self.socket.fileno()
+        if number >= 0:
+            self.stop_reading()
+            if self._unsent:
+                self.loop.remove_writer(number)
             self.socket.close()
+
+    def stop_reading(self) -> None:
+        """What it says from now on is read by `read` alone."""
+        self.loop.remove_reader(self.socket.fileno())
 
     def _measured(self, outcome: Mapping[str, Any]) -> FunctionOutcome:
         assert self.grading is not None
-        said = FunctionOutcome.from_json(outcome)
+        kind, score = OutcomeKind(outcome["kind"]), float(outcome["score"])
         seconds = time.monotonic() - self.grading.started
-        message = said.message[:MESSAGE_CHARACTERS]
+        message = str(outcome["message"])[:MESSAGE_CHARACTERS]
         self._used = self.cpu()
-        return FunctionOutcome(said.kind, said.score, seconds, message, max(self._used - self.grading.cpu, 0.0))
+        return FunctionOutcome(kind, score, seconds, message, max(self._used - self.grading.cpu, 0.0))
 
     def _send(self, data: bytes) -> None:
         try:
@@ -185,10 +192,10 @@ class Supervised:
             return  # It has ended, which its socket tells as well.
         self._unsent = data[sent:]
         if self._unsent:
-            self.loop.add_writer(self.socket, self._send_on)
+            self.loop.add_writer(self.socket.fileno(), self._send_on)
 
     def _send_on(self) -> None:
-        self.loop.remove_writer(self.socket)
+        self.loop.remove_writer(self.socket.fileno())
         self._send(self._unsent)
 
 
