@@ -1,7 +1,8 @@
 """CPU of a grade beyond the reward function's own, in each isolation. Ten minutes, alone on the machine.
 
 Grades arrive as in the quickstart's rounds, 256 at a time. Their cost is that of graders and client, both as the kernel counts it. The
-function's own is that of a loop that calls it, in one process; a fork's that of one which does nothing, and of a loop that forks for every call.
+function's own is that of a loop that calls it, in one process; a fork's that of the zygote's, with a child that does nothing, and of a loop
+that forks for every call.
 verl isn't among this project's packages: `pip install --no-deps --target DIRECTORY/site-packages verl tensordict==0.10.0 omegaconf hydra-core
 codetiming pylatexenc torchdata pyvers`, and `--verl DIRECTORY/site-packages`.
 """
@@ -58,7 +59,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
                 recorder.write("graded", task=task, repeat=repeat, isolation=isolation, **costs)
                 cost = costs["graders_ms"] + costs["client_ms"]
                 print(
-                    f"{task}, {isolation}: {cost:.3f} ms a grade (function {bare['function_ms']:.3f}, fork {bare['fork_ms']:.3f}, "
+                    f"{task}, {isolation}: {cost:.3f} ms a grade (function {bare['function_ms']:.3f}, fork {costs['zygote_fork_ms']:.3f}, "
                     f"fork and function {bare['forked_ms']:.3f}), {costs['different']} different scores",
                     flush=True,
                 )
@@ -121,6 +122,7 @@ async def _graded(
         "errors": sum(o.kind not in ("scored", "wrong_format", "not_applicable") for o in outcomes),
         "in_force": str(in_force.isolation),
         "reason": in_force.reason,
+        "zygote_fork_ms": 1e3 * state["footprint"]["fork"],
         "footprint": state["footprint"],
         "replaced": state["replaced"],
     }

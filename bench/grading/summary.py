@@ -30,21 +30,21 @@ def table(run: dict[str, Any], lines: list[dict[str, Any]]) -> str:
         (
             f"{machine['processor']}, python {run['versions']['python']}, commit {run['commit']}. CPU milliseconds a grade, of graders and client, "
             f"medians of {run['settings']['repeats']} repeats of {run['settings']['grades']} grades, 256 at a time. Beyond the function, processes "
-            f"that stay may cost {BAR_MS}; PerGrade may cost {BAR_FORKS} times a fork and the function."
+            f"that stay may cost {BAR_MS}; PerGrade may cost {BAR_FORKS} times a fork of the zygote, whose child does nothing, and the function."
         ),
         "",
-        "| task | isolation | in force | graders | client | function alone | beyond it | fork | fork and function | of these | different scores |",
+        "| task | isolation | in force | graders | client | function alone | beyond it | fork | a bare process' fork and call | of fork and function | different scores |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for (task, isolation), costs in graded.items():
         own = bare[(task,)]
         total = costs["graders_ms"] + costs["client_ms"]
         cells = [
-            *(costs["graders_ms"], costs["client_ms"], own["function_ms"], total - own["function_ms"], own["fork_ms"]),
-            own["forked_ms"],
+            *(costs["graders_ms"], costs["client_ms"], own["function_ms"], total - own["function_ms"]),
+            *(costs["zygote_fork_ms"], own["forked_ms"]),
         ]
         shown = " | ".join(f"{cell:.3f}" for cell in cells)
-        times = total / (own["fork_ms"] + own["function_ms"])
+        times = total / (costs["zygote_fork_ms"] + own["function_ms"])
         mine = [line for line in lines if line.get("task") == task and line.get("isolation") == isolation]
         in_force = ", ".join(sorted({line["in_force"] for line in mine}))
         different = sum(line["different"] for line in mine)
