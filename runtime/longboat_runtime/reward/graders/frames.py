@@ -9,7 +9,7 @@ import json
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
 _LENGTH_BYTES = 4
@@ -17,7 +17,8 @@ _LENGTHS_BYTES = 2 * _LENGTH_BYTES
 # A response and its row; far more than any model's context.
 MAX_FRAME_BYTES = 64 * 2**20
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
-_scan = json.JSONDecoder().scan_once
+# A value and where it ends, as JSONDecoder itself asks for it; StopIteration where there is none.
+_scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 
 
 class FrameError(ValueError):

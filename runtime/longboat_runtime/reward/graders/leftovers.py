@@ -184,14 +184,14 @@ def _versions_work() -> bool:
     class Probe:
         value = 0
 
-    probe = Probe()
+    probe, plain = Probe(), {"value": 0}
     probe.value = 0
-    scopes: list[Mapping[str, Any]] = [{"value": 0}, vars(probe), vars(Probe)]
+    scopes = (plain, vars(probe), vars(Probe))
     changes = (
-        partial(scopes[0].__setitem__, "value", 1),
+        partial(plain.update, value=1),
         partial(setattr, probe, "value", 1),
         partial(setattr, Probe, "value", 1),
-    )  # type: ignore[attr-defined]
+    )
     for scope, change in zip(scopes, changes, strict=True):
         version = _version_of(scope)
         before, unchanged = version.value, version.value

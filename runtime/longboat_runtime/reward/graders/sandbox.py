@@ -17,7 +17,8 @@ from longboat_runtime.reward.graders.seccomp import Filter
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
 # rlimit, and its soft and hard bounds.
 Bound = tuple[int, tuple[int, int]]
@@ -61,7 +62,7 @@ class Sandbox:
         # The zygote can't have these itself: the first counts what others have, and it holds files for all its children.
         bounds = {resource.RLIMIT_NPROC: limits.processes, resource.RLIMIT_NOFILE: limits.open_files}
         # What is called in the child, ready to be called.
-        self._calls = [
+        self._calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
             prctl.dying_with_parent(),
             *((resource.setrlimit, bound) for bound in _within_allowed(bounds)),
             *landlock.restriction(self._rules),
