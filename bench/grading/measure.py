@@ -1,8 +1,8 @@
-"""CPU of a grade beyond the reward function's own, in each isolation. Ten minutes, alone on the machine.
+"""CPU of a grade beyond the reward function's own, in each isolation. A quarter of an hour, alone on the machine.
 
-Grades arrive as in the quickstart's rounds, 256 at a time. Their cost is that of graders and client, both as the kernel counts it. The
-function's own is that of a loop that calls it, in one process; a fork's that of the zygote's, with a child that does nothing, and of a loop
-that forks for every call.
+A job's reward pool, reward worker and graders grade rounds of 256 samples, which finish as in the quickstart's rounds. What a grade costs is
+the CPU of the graders, of the worker and of the driver's process, as the kernel counts it. The function's own is that of a loop that calls
+it, in one process; a fork's that of the zygote's, with a child that does nothing, and of a loop that forks for every call.
 verl isn't among this project's packages: `pip install --no-deps --target DIRECTORY/site-packages verl tensordict==0.10.0 omegaconf hydra-core
 codetiming pylatexenc torchdata pyvers`, and `--verl DIRECTORY/site-packages`.
 """
@@ -13,25 +13,51 @@ import argparse
 import asyncio
 import json
 import os
-import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import ray
+
+from bench.engine_step.processes import cpu_seconds, used
 from bench.grading.bare import TASKS
 from bench.grading.responses import responses
 from bench.record import Recorder
-from longboat_crds.rewards import RewardSpec
+from longboat_crds.job import RLJobSpec
+from longboat_runtime.local.ray import start_ray
 from longboat_runtime.reward.client import GraderClient
-from longboat_runtime.reward.result import FunctionOutcome, RewardSample
+from longboat_runtime.reward.pool import RayRewardPool
+from longboat_runtime.reward.result import RewardSample
+from longboat_runtime.samples import (
+    FinishReason,
+    GeneratedSample,
+    Grade,
+    GradeKind,
+    PromptId,
+    Row,
+    SampleId,
+    VersionSpan,
+)
+from longboat_runtime.store.actor import start_store
+from longboat_runtime.store.client import StoreClient
 
 ISOLATIONS = ("Auto", "Shared", "PerGrade")
 ROUND = 256
-_TICK = os.sysconf("SC_CLK_TCK")
+# As in the quickstart: how long a round's samples take to finish, and how often those that have are handed over.
+ROUND_SECONDS, HANDOVER_SECONDS = 1.0, 0.05
+# Whose CPU counts, by what `cpu_seconds` calls them.
+PROCESSES = {
+    "graders": ("graders' children and zygotes", "graders' server"),
+    "worker": ("reward worker",),
+    "driver": ("driver",),
+}
+OBJECT_STORE_BYTES = 200_000_000
+_SCORED = (GradeKind.SCORED, GradeKind.WRONG_FORMAT)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +75,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items()}
     recorder = Recorder(path, **settings)
     tasks = [task for task in arguments.tasks if arguments.verl is not None or not TASKS[task].verl]
+    start_ray({"longboat-store": 1, "longboat-reward": arguments.processes}, OBJECT_STORE_BYTES)
     for repeat in range(arguments.repeats):
         for task in tasks:
             samples = list(responses(task, arguments.grades, repeat))
@@ -57,12 +84,13 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
             for isolation in arguments.isolations:
                 costs = asyncio.run(_graded(task, isolation, samples, bare["scores"], arguments))
                 recorder.write("graded", task=task, repeat=repeat, isolation=isolation, **costs)
-                cost = costs["graders_ms"] + costs["client_ms"]
+                cost = sum(costs[f"{process}_ms"] for process in PROCESSES)
                 print(
                     f"{task}, {isolation}: {cost:.3f} ms a grade (function {bare['function_ms']:.3f}, fork {costs['zygote_fork_ms']:.3f}, "
                     f"fork and function {bare['forked_ms']:.3f}), {costs['different']} different scores",
                     flush=True,
                 )
+    ray.shutdown()
     recorder.close()
 
 
@@ -82,44 +110,41 @@ def _environment(verl: Path | None) -> dict[str, str]:
 async def _graded(
     task: str, isolation: str, samples: Sequence[RewardSample], scores: Sequence[float | None], arguments: Any
 ) -> dict[str, Any]:
-    """Milliseconds of CPU a grade, of the graders' processes and of the client's, and what a grade took of the clock on the wall."""
+    """Milliseconds of CPU a grade by process, and whether the scores are those of the bare loop."""
+    reward = {"name": "reward", "isolation": isolation, "timeoutSeconds": 60, **TASKS[task].reward}
     with tempfile.TemporaryDirectory(prefix="longboat-") as directory:
         socket = Path(directory) / "graders.sock"
         command = [sys.executable, "-m", "longboat_runtime.cli", "graders", "--socket", str(socket)]
         command += ["--processes", str(arguments.processes), "--parent", str(os.getpid())]
         server = subprocess.Popen(command, env=_environment(arguments.verl))  # noqa: ASYNC220 - returns at once
+        actor = start_store()
+        store, client = StoreClient(actor), GraderClient(socket)
+        pool = RayRewardPool(_job(reward), store, socket)
         try:
-            client = GraderClient(socket)
-            spec = {"name": "reward", "isolation": isolation, "timeoutSeconds": 60, **TASKS[task].reward}
-            problem = await client.load(RewardSpec.model_validate(spec), "spec.rewards[0]")
-            if problem is not None:
-                raise problem
-            seed = random.Random(0).randrange
-            warm = responses(task, ROUND, -1)
-            await asyncio.gather(*(client.grade("reward", sample, 60.0, seed(2**60)) for sample in warm))
-            outcomes: list[FunctionOutcome] = []
-            cpu, mine, began = _tree_cpu(server.pid), time.process_time(), time.monotonic()
+            await pool.start()
+            warm = list(responses(task, ROUND, -1))
+            await store.put([_generated(index, sample) for index, sample in enumerate([*samples, *warm])])
+            await _grade(pool, warm, len(samples))
+            before, began = cpu_seconds(os.getpid()), time.monotonic()
+            grades = []
             for start in range(0, len(samples), ROUND):
-                some = samples[start : start + ROUND]
-                outcomes += await asyncio.gather(*(client.grade("reward", s, 60.0, seed(2**60)) for s in some))
-            seconds = time.monotonic() - began
-            mine = time.process_time() - mine
-            cpu = _tree_cpu(server.pid) - cpu
-            in_force = client.isolation["reward"]
+                grades += await _grade(pool, samples[start : start + ROUND], start)
+            seconds, cost = time.monotonic() - began, used(before, cpu_seconds(os.getpid()))
             state = (await client.state())["rewards"]["reward"]
-            await client.close()
         finally:
+            await client.close()
+            await pool.close()
+            ray.kill(actor)
             server.terminate()
             server.wait()
-    given = [o.score if o.kind in ("scored", "wrong_format") else None for o in outcomes]
+    in_force = pool.isolation["reward"]
+    given = [grade.score if grade.kind in _SCORED else None for grade in grades]
     each = 1e3 / len(samples)
     return {
-        "graders_ms": cpu * each,
-        "client_ms": mine * each,
+        **{f"{process}_ms": sum(cost.get(name, 0.0) for name in names) * each for process, names in PROCESSES.items()},
         "wall_ms": seconds * each,
         "grades": len(samples),
         "different": sum(a != b for a, b in zip(given, scores, strict=True)),
-        "errors": sum(o.kind not in ("scored", "wrong_format", "not_applicable") for o in outcomes),
         "in_force": str(in_force.isolation),
         "reason": in_force.reason,
         "zygote_fork_ms": 1e3 * state["footprint"]["fork"],
@@ -128,16 +153,39 @@ async def _graded(
     }
 
 
-def _tree_cpu(pid: int) -> float:
-    """CPU seconds of a process, of its descendants, and of those of them that have ended and been waited for."""
-    total, pending = 0.0, [pid]
-    while pending:
-        process = Path("/proc") / str(pending.pop())
-        try:
-            fields = (process / "stat").read_text().rpartition(")")[2].split()
-            children = [task / "children" for task in (process / "task").iterdir()]
-            pending += [int(child) for file in children for child in file.read_text().split()]
-        except OSError:
-            continue
-        total += sum(int(ticks) for ticks in fields[11:15]) / _TICK
-    return total
+async def _grade(pool: RayRewardPool, samples: Sequence[RewardSample], first: int) -> list[Grade]:
+    """One round: its samples finish within ROUND_SECONDS, and engines hand them over every HANDOVER_SECONDS."""
+    handovers = round(ROUND_SECONDS / HANDOVER_SECONDS)
+    asked: list[asyncio.Task[Grade]] = []
+    for handover in range(1, handovers + 1):
+        for index in range(len(asked), len(samples) * handover // handovers):
+            row = _row(first + index, samples[index])
+            asked.append(asyncio.create_task(pool.grade(SampleId(*row.prompt, 0, 0), row)))
+        await asyncio.sleep(HANDOVER_SECONDS)
+    pool.flush()
+    return await asyncio.gather(*asked)
+
+
+def _row(index: int, sample: RewardSample) -> Row:
+    return Row(PromptId(0, index), sample.prompt, (), sample.domain, sample.ground_truth, sample.columns)
+
+
+def _generated(index: int, sample: RewardSample) -> GeneratedSample:
+    ids, logprobs = np.zeros(sample.tokens, np.int32), np.zeros(sample.tokens, np.float32)
+    spans = (VersionSpan(1, 0, sample.tokens),)
+    return GeneratedSample(
+        SampleId(0, index, 0, 0), ids, ids, logprobs, spans, FinishReason.STOP, sample.text, "engine-0"
+    )
+
+
+def _job(reward: Mapping[str, Any]) -> RLJobSpec:
+    return RLJobSpec.model_validate(
+        {
+            "runtimeRef": {"name": "any"},
+            "model": {"path": "/model"},
+            "dataset": {"files": {"paths": ["/rows.jsonl"]}},
+            "rounds": {"steps": 1, "promptsPerRound": 1},
+            "rollout": {"sampling": {"maxTokens": 8}},
+            "rewards": [reward],
+        }
+    )

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.grading.measure import PROCESSES, ROUND
 from bench.record import newest_run
 
 # What a grade may cost above the function, of CPU milliseconds, and how many times a fork and the function.
@@ -28,19 +29,20 @@ def table(run: dict[str, Any], lines: list[dict[str, Any]]) -> str:
         "# What a grade costs",
         "",
         (
-            f"{machine['processor']}, python {run['versions']['python']}, commit {run['commit']}. CPU milliseconds a grade, of graders and client, "
-            f"medians of {run['settings']['repeats']} repeats of {run['settings']['grades']} grades, 256 at a time. Beyond the function, processes "
+            f"{machine['processor']}, python {run['versions']['python']}, commit {run['commit']}. CPU milliseconds a grade, "
+            f"medians of {run['settings']['repeats']} repeats of {run['settings']['grades']} grades, {ROUND} in a round. Beyond the function, processes "
             f"that stay may cost {BAR_MS}; PerGrade may cost {BAR_FORKS} times a fork of the zygote, whose child does nothing, and the function."
         ),
         "",
-        "| task | isolation | in force | graders | client | function alone | beyond it | fork | a bare process' fork and call | of fork and function | different scores |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| task | isolation | in force | graders | reward worker | driver | function alone | beyond it | fork | a bare process' fork and call | of fork and function | different scores |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for (task, isolation), costs in graded.items():
         own = bare[(task,)]
-        total = costs["graders_ms"] + costs["client_ms"]
+        shares = [costs[f"{process}_ms"] for process in PROCESSES]
+        total = sum(shares)
         cells = [
-            *(costs["graders_ms"], costs["client_ms"], own["function_ms"], total - own["function_ms"]),
+            *(*shares, own["function_ms"], total - own["function_ms"]),
             *(costs["zygote_fork_ms"], own["forked_ms"]),
         ]
         shown = " | ".join(f"{cell:.3f}" for cell in cells)
