@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.functional import pad
 
 from longboat_runtime.trainer.batch import SampleBatch
 from longboat_runtime.trainer.logprobs import CHUNK_ROWS, ChosenLogprobs
@@ -18,15 +19,36 @@ def response_logprobs(model: nn.Module, batch: SampleBatch, temperature: float =
     """Log-probabilities (K) of the response tokens, given the tokens before them in their own sample, and entropies (K).
 
     A packed batch needs a model with `attention.NAME`. The model's head runs only on the K positions that predict a response
-    token.
+    token. On CPUs both are padded to a `recurring_size`.
     """
-    packing: dict[str, Any] = {}
+    input_ids, predicting, packing = batch.input_ids, batch.predicting, dict[str, Any]()
+    recurs = input_ids.device.type == "cpu"
     if batch.lengths is not None:
+        assert batch.position_ids is not None
         packing = {"position_ids": batch.position_ids, "packed_lengths": batch.lengths}
-    with _head_at(model, batch.predicting):
-        output = model(input_ids=batch.input_ids, use_cache=False, **packing)
-    logprobs, entropy = ChosenLogprobs.apply(output.logits[0], batch.targets, temperature, CHUNK_ROWS)
+        missing = recurring_size(input_ids.shape[1]) - input_ids.shape[1] if recurs else 0
+        if missing:
+            # As a sample of its own, from which nothing is predicted.
+            input_ids = pad(input_ids, (0, missing))
+            positions = torch.cat([batch.position_ids, torch.arange(missing)[None]], 1)
+            packing = {"position_ids": positions, "packed_lengths": (*batch.lengths, missing)}
+    if recurs:
+        predicting = pad(predicting, (0, recurring_size(len(predicting)) - len(predicting)))
+    with _head_at(model, predicting):
+        output = model(input_ids=input_ids, use_cache=False, **packing)
+    logits = output.logits[0, : len(batch.targets)]
+    logprobs, entropy = ChosenLogprobs.apply(logits, batch.targets, temperature, CHUNK_ROWS)
     return logprobs, entropy
+
+
+def recurring_size(size: int) -> int:
+    """The next of sixteen sizes per doubling, at most a sixteenth more than `size`. Pure.
+
+    oneDNN compiles each product for the sizes of its matrices, which takes as long as several products of a small model; with the
+    sizes that bins happen to have it would in every step.
+    """
+    unit = 1 << max(0, size.bit_length() - 5)
+    return -(-size // unit) * unit
 
 
 @contextmanager
