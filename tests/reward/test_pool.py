@@ -123,6 +123,20 @@ async def test_right_wrong_form_timeout_and_error_are_told_apart(pool: RayReward
     assert "RuntimeError: as asked" in failed.message
 
 
+async def test_once_nothing_more_is_generated_no_answer_waits_for_others(
+    pool: RayRewardPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second sample takes long, so that the call under way brings the first one's answer alone."""
+    monkeypatch.setattr("longboat_runtime.reward.pool.GATHER_SECONDS", 60.0)
+    grading = asyncio.gather(*(pool.grade(*sample(row)) for row in (0, 2)))
+    (worker,) = pool._workers.values()
+    while not worker.listening:
+        await asyncio.sleep(0.01)
+    pool.flush()
+    async with asyncio.timeout(30.0):
+        assert [grade.kind for grade in await grading] == [GradeKind.SCORED, GradeKind.TIMEOUT]
+
+
 async def test_a_sample_that_the_store_has_lost_is_told_from_those_that_it_has(pool: RayRewardPool) -> None:
     right, lost, again = await asyncio.gather(
         *(pool.grade(*sample(row)) for row in (0, len(TEXTS), 0)), return_exceptions=True

@@ -134,7 +134,8 @@ class RayRewardPool:
         for worker in self._workers.values():
             if worker.listening:
                 self._send(worker)
-            elif worker.share:
+            if worker.asked:
+                # While it listens too: the call under way may bring the answers to earlier requests only.
                 worker.hurry.set()
 
     async def close(self) -> None:
@@ -209,6 +210,7 @@ class RayRewardPool:
                 worker.listening = False
                 if not worker.asked:
                     worker.asked_something.clear()
+                    worker.hurry.clear()
                 self._assign_soon()
         except RayActorError as error:
             self._lose(worker, error)
