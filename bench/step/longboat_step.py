@@ -16,9 +16,20 @@ STAGES = {"generate": "gen", "reward": "reward", "train": "update_actor", "publi
 
 
 def job(
-    case: Case, model: Path, data: Path, steps: int, seed: int, engines: int, *, eager: bool = True
+    case: Case,
+    model: Path,
+    data: Path,
+    steps: int,
+    seed: int,
+    engines: int,
+    *,
+    eager: bool = True,
+    bin_samples: int = 8,
 ) -> dict[str, Any]:
-    """The RLJob. Checkpoints are made after the last step only, as TRL makes none. Engines that aren't `eager` compile (g++)."""
+    """The RLJob. Checkpoints are made after the last step only, as TRL makes none. Engines that aren't `eager` compile (g++).
+
+    A bin of the trainer holds `bin_samples` of the longest samples.
+    """
     return {
         "apiVersion": "longboat.dev/v1alpha1",
         "kind": "RLJob",
@@ -38,7 +49,7 @@ def job(
             "rewards": [{"name": case.workload, "signature": "TRL", "function": f"{case.module.__file__}:reward"}],
             "rewardPool": {"gradersPerPod": 1},
             "trainer": {
-                "maxTokensPerBin": 8 * (case.module.PROMPT_TOKENS + case.module.MAX_TOKENS),
+                "maxTokensPerBin": bin_samples * (case.module.PROMPT_TOKENS + case.module.MAX_TOKENS),
                 "optimizer": {"learningRate": LEARNING_RATE},
             },
             "checkpoint": {"everySteps": steps, "keep": 1, "export": False},
@@ -55,6 +66,7 @@ def measure(
     engines: int,
     *,
     eager: bool = True,
+    bin_samples: int = 8,
     rollouts: dict[str, Any] | None = None,
 ) -> list[dict[str, float]]:
     """Seconds of each step after the first: whole (from report to report), and by stage. `rollouts` is that of the spec."""
@@ -64,7 +76,7 @@ def measure(
     shutil.rmtree(output, ignore_errors=True)
     data = write_dataset(case, scratch / "prompts.jsonl", steps * case.prompts, seed)
     file = scratch / "job.yaml"
-    made = job(case, model, data, steps, seed, engines, eager=eager)
+    made = job(case, model, data, steps, seed, engines, eager=eager, bin_samples=bin_samples)
     if rollouts is not None:
         made["spec"]["rollouts"] = rollouts
     file.write_text(json.dumps(made))

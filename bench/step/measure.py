@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ MICRO_BATCHES = (4, 8, 16, 32, 64, 128)
 # Longboat's engines, and whether they are eager; where there is a compiler, both are tried.
 ENGINES = (1, 2)
 EAGER = (True, False) if shutil.which("g++") else (True,)
+# How many of the longest samples a bin of Longboat's trainer holds.
+BIN_SAMPLES = (8, 32)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--eager", action=argparse.BooleanOptionalAction, help="Longboat's; default: the best, searched for"
     )
+    parser.add_argument("--bin-samples", type=int, help="Longboat's; default: the best, searched for")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each system in each case, taking turns")
 
 
@@ -77,19 +81,32 @@ def _best_micro_batch(recorder: Recorder, case: Case, model: Path) -> int:
 def _best_setting(
     recorder: Recorder, case: Case, model: Path, scratch: Path, arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    settings = [
-        {"engines": engines, "eager": eager}
-        for engines in ([arguments.engines] if arguments.engines else ENGINES)
-        for eager in (EAGER if arguments.eager is None else [arguments.eager])
+    """The best engines, and with them the best bins."""
+    tried: dict[str, Sequence[Any]] = {"engines": ENGINES, "eager": EAGER, "bin_samples": BIN_SAMPLES}
+    for name in tried:
+        if (given := getattr(arguments, name)) is not None:
+            tried[name] = [given]
+    bins = tried["bin_samples"]
+    found = [
+        {"engines": engines, "eager": eager, "bin_samples": bins[0]}
+        for engines in tried["engines"]
+        for eager in tried["eager"]
     ]
-    if len(settings) == 1:
-        return settings[0]
-    found = []
-    for setting in settings:
-        rows = longboat_step.measure(case, model, scratch, WARM_UP + 2, 99, **setting)[WARM_UP:]
-        found.append(min(row["step"] for row in rows))
-        recorder.write("setting", case=case.name, system="longboat", **setting, seconds=found[-1])
-    return settings[found.index(min(found))]
+    seconds: list[float] = []
+    if len(found) > 1 or len(bins) > 1:
+        seconds += [_trial(recorder, case, model, scratch, setting) for setting in found]
+        best = found[seconds.index(min(seconds))]
+        for samples in bins[1:]:
+            found.append({**best, "bin_samples": samples})
+            seconds.append(_trial(recorder, case, model, scratch, found[-1]))
+    return found[seconds.index(min(seconds))] if seconds else found[0]
+
+
+def _trial(recorder: Recorder, case: Case, model: Path, scratch: Path, setting: dict[str, Any]) -> float:
+    rows = longboat_step.measure(case, model, scratch, WARM_UP + 2, 99, **setting)[WARM_UP:]
+    seconds = min(row["step"] for row in rows)
+    recorder.write("setting", case=case.name, system="longboat", **setting, seconds=seconds)
+    return seconds
 
 
 def _trl(case: Case, model: Path, micro_batch: int, steps: int, seed: int) -> list[dict[str, float]]:
