@@ -58,9 +58,9 @@ def measure(recorder: Recorder, case: Case, folder: Path, steps: int, micro_batc
     spec = RLJobSpec.model_validate(job(case, model, folder / "none", 10_000, 0, 1)["spec"])
     rank = TrainerRank(spec, 0, 1, address)
     try:
-        arms["Longboat with FSDP2 and MKL"] = _ours(rank, samples, fsdp=True, onednn=False)
-        arms["Longboat with MKL"] = _ours(rank, samples, fsdp=False, onednn=False)
-        arms["Longboat"] = _ours(rank, samples, fsdp=False, onednn=True)
+        arms["Longboat with FSDP2 and the model's layers"] = _ours(rank, samples, fsdp=True, cpu_layers=False)
+        arms["Longboat with the model's layers"] = _ours(rank, samples, fsdp=False, cpu_layers=False)
+        arms["Longboat"] = _ours(rank, samples, fsdp=False, cpu_layers=True)
         for number in range(1, WARM_UP + steps + 1):
             for arm, step in arms.items():
                 wall, cpu = time.perf_counter(), time.process_time()
@@ -102,14 +102,14 @@ def _random_model(case: Case, directory: Path) -> Path:
     return build_tiny_model(directory, layers=layers, hidden=hidden, vocabulary=VOCABULARY, max_length=512)
 
 
-def _ours(rank: TrainerRank, samples: list[GeneratedSample], *, fsdp: bool, onednn: bool) -> Callable[[int], None]:
+def _ours(rank: TrainerRank, samples: list[GeneratedSample], *, fsdp: bool, cpu_layers: bool) -> Callable[[int], None]:
     """A step of a model that is loaded with or without each; the rank is given the model back at every step."""
-    rules = sharding.needs_fsdp, sharding.uses_onednn
-    sharding.needs_fsdp, sharding.uses_onednn = (lambda *_: fsdp), (lambda *_, **__: onednn)
+    rules = sharding.needs_fsdp, sharding.uses_cpu_layers
+    sharding.needs_fsdp, sharding.uses_cpu_layers = (lambda *_: fsdp), (lambda *_, **__: cpu_layers)
     try:
         rank.load()
     finally:
-        sharding.needs_fsdp, sharding.uses_onednn = rules
+        sharding.needs_fsdp, sharding.uses_cpu_layers = rules
     loaded = rank.model, rank.updates
     by_id = {sample.id: sample for sample in samples}
     entries = tuple(TrainSample(sample.id, _advantage(i), sample.size) for i, sample in enumerate(samples))

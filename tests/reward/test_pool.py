@@ -130,7 +130,7 @@ async def test_once_nothing_more_is_generated_no_answer_waits_for_others(
     monkeypatch.setattr("longboat_runtime.reward.pool.GATHER_SECONDS", 60.0)
     grading = asyncio.gather(*(pool.grade(*sample(row)) for row in (0, 2)))
     (worker,) = pool._workers.values()
-    while not worker.listening:
+    while not worker.listening:  # noqa: ASYNC110 - nothing says so
         await asyncio.sleep(0.01)
     pool.flush()
     async with asyncio.timeout(30.0):

@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 from longboat_crds.model import DType, ModelSpec
 from longboat_crds.reasons import Reason
 from longboat_runtime.problems import SpecProblem
+from longboat_runtime.trainer.cpu_layers import use_cpu_layers, uses_cpu_layers
 from longboat_runtime.trainer.flops import ModelFlops, peak_flops, weights_in_use
-from longboat_runtime.trainer.linear import multiply_by_onednn, uses_onednn
 from longboat_runtime.trainer.model import read_config
 from longboat_runtime.trainer.process_group import together
 from longboat_runtime.trainer.self_check import choose_attention
@@ -63,8 +63,8 @@ def load_sharded(spec: ModelSpec, mesh: DeviceMesh) -> nn.Module:
         else:
             model.to_empty(device=mesh.device_type)
             model.tie_weights(recompute_mapping=False)
-        if uses_onednn(mesh.device_type, spec.dtype, available=torch.backends.mkldnn.is_available()):
-            multiply_by_onednn(model)
+        if uses_cpu_layers(mesh.device_type, spec.dtype, onednn=torch.backends.mkldnn.is_available()):
+            use_cpu_layers(model)
         for name, value in buffers.items():
             model.get_buffer(name).copy_(value)
         load_weights(model, path, conversions)

@@ -1,0 +1,81 @@
+"""Layers for CPUs compute what the model's own do."""
+
+import pytest
+import torch
+from torch import nn
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from longboat_crds.model import DType
+from longboat_runtime.trainer.cpu_layers import use_cpu_layers, uses_cpu_layers
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(1, 37, 24), (3, 5, 24), (24,)])
+def test_outputs_and_gradients_are_those_of_torch(*, bias: bool, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(24, 40, bias=bias)
+    inputs, gradient = torch.randn(shape, requires_grad=True), torch.randn(*shape[:-1], 40)
+
+    def results() -> list[torch.Tensor]:
+        output = layer(inputs)
+        return [output, *torch.autograd.grad(output, [inputs, *layer.parameters()], gradient)]
+
+    expected = results()
+    use_cpu_layers(layer)
+    assert "OneDnnLinear" in type(layer(inputs).grad_fn).__name__
+    for found, wanted in zip(results(), expected, strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+class Qwen3Norms(nn.Module):
+    """Transformers' norm, which is replaced, and Gemma's, which adds 1 to its weight and is not."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.plain, self.shifted = Qwen3RMSNorm(size), Gemma3RMSNorm(size)
+        nn.init.normal_(self.plain.weight)
+        nn.init.normal_(self.shifted.weight)
+
+
+@pytest.mark.parametrize("shape", [(1, 37, 24), (1, 5, 4, 24), (24,)])
+def test_norms_and_their_gradients_are_those_of_transformers(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    norms = Qwen3Norms(24)
+    inputs, gradient = torch.randn(shape, requires_grad=True), torch.randn(shape)
+
+    def results() -> list[torch.Tensor]:
+        return [
+            value
+            for norm in (norms.plain, norms.shifted)
+            for output in [norm(inputs)]
+            for value in [output, *torch.autograd.grad(output, [inputs, norm.weight], gradient)]
+        ]
+
+    expected = results()
+    use_cpu_layers(norms)
+    assert "RmsNorm" in type(norms.plain(inputs).grad_fn).__name__
+    assert "RmsNorm" not in type(norms.shifted(inputs).grad_fn).__name__
+    for found, wanted in zip(results(), expected, strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_the_same_bits_each_time() -> None:
+    layer = nn.Linear(64, 96, bias=False)
+    use_cpu_layers(layer)
+    inputs = torch.randn(1, 100, 64)
+    first, second = (torch.autograd.grad(layer(inputs).square().sum(), layer.weight)[0] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "available", "expected"),
+    [
+        ("cpu", DType.FLOAT32, True, True),
+        ("cpu", DType.FLOAT32, False, False),
+        ("cpu", DType.BFLOAT16, True, False),
+        ("cuda", DType.FLOAT32, True, False),
+    ],
+)
+def test_only_float32_on_cpus(*, device: str, dtype: DType, available: bool, expected: bool) -> None:
+    assert uses_cpu_layers(device, dtype, onednn=available) is expected
