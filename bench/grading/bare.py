@@ -1,5 +1,7 @@
 """What a reward function costs by itself: called in a loop, and in a fork for each call. One process, which holds nothing else.
 
+And what no grade of a process of its own can cost less than: a fork that enters the graders' sandbox and ends.
+
 `python -m bench.grading.bare TASK GRADES SEED` prints it as JSON.
 """
 
@@ -10,6 +12,7 @@ import json
 import os
 import random
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,8 +21,11 @@ from typing import Any
 
 from bench.grading.responses import QUICKSTART, responses
 from longboat_crds.reward_kinds import RewardKind, RewardSignature
+from longboat_runtime import prctl
 from longboat_runtime.reward.adapters import Scorer, load_scorer
 from longboat_runtime.reward.function import RewardFunction
+from longboat_runtime.reward.graders.sandbox import Limits, Sandbox, limit_all
+from longboat_runtime.reward.graders.seccomp import Filter, own_program, shared_program
 from longboat_runtime.reward.result import RewardSample
 
 FORKS = 200
@@ -43,7 +49,7 @@ TASKS = {
 
 
 def measure(task: str, grades: int, seed: int) -> dict[str, Any]:
-    """CPU milliseconds: of a call, of a fork that does nothing, and of a fork that makes one call. And the scores."""
+    """CPU milliseconds: of a call, of forks that do nothing, make one call, and enter the sandbox. And the scores."""
     named = TASKS[task].reward
     signature = RewardSignature(named.get("signature", "Longboat"))
     # Without a RewardSpec: its library isn't in the processes that grade.
@@ -63,13 +69,34 @@ def measure(task: str, grades: int, seed: int) -> dict[str, Any]:
         result = score(sample)
         scores.append(None if result is None else result.score)
     own = time.process_time() - began
-    return {"function_ms": 1e3 * own / grades, "fork_ms": 1e3 * fork, "forked_ms": 1e3 * forked, "scores": scores}
+    return {
+        "function_ms": 1e3 * own / grades,
+        "fork_ms": 1e3 * fork,
+        "forked_ms": 1e3 * forked,
+        "confined_ms": 1e3 * _confined(),
+        "scores": scores,
+    }
 
 
 def _forked(score: Scorer, samples: Sequence[RewardSample]) -> float:
     """Mean CPU seconds of forking, calling and ending; of as many samples as it takes to know."""
     some = samples[:: max(1, len(samples) // FORKS)]
     return sum(_fork(lambda sample=sample: score(sample)) for sample in some) / len(some)
+
+
+def _confined() -> float:
+    """Median CPU seconds of forking into the sandbox as a zygote does. Confines this process too, for good."""
+    prctl.gain_no_privileges()
+    machine = os.uname().machine
+    with tempfile.TemporaryDirectory(prefix="longboat-") as scratch:
+        sandbox = Sandbox(f"{scratch}/grade", Limits())
+        calls = Filter(own_program([1, os.getppid(), os.getpid()], machine))
+        limit_all(Limits())
+        Filter(shared_program(machine)).install()
+        sandbox.prepare()
+        seconds = median(_fork(lambda: sandbox.enter(calls)) for _ in range(FORKS))
+        os.chdir("/")
+    return seconds
 
 
 def _fork(call: Callable[[], Any]) -> float:

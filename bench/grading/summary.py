@@ -31,11 +31,13 @@ def table(run: dict[str, Any], lines: list[dict[str, Any]]) -> str:
         (
             f"{machine['processor']}, python {run['versions']['python']}, commit {run['commit']}. CPU milliseconds a grade, "
             f"medians of {run['settings']['repeats']} repeats of {run['settings']['grades']} grades, {ROUND} in a round. Beyond the function, processes "
-            f"that stay may cost {BAR_MS}; PerGrade may cost {BAR_FORKS} times a fork of the zygote, whose child does nothing, and the function."
+            f"that stay may cost {BAR_MS}; PerGrade may cost {BAR_FORKS} times a fork of the zygote, whose child does nothing, and the function. "
+            "No grade in a process of its own costs less than a fork into the sandbox and the call in it: `confined` is such a fork of a bare "
+            "process, whose child does nothing."
         ),
         "",
-        "| task | isolation | in force | graders | reward worker | driver | function alone | beyond it | fork | a bare process' fork and call | of fork and function | different scores |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| task | isolation | in force | graders | reward worker | driver | function alone | beyond it | fork | a bare process' fork and call | confined | of fork and function | different scores |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for (task, isolation), costs in graded.items():
         own = bare[(task,)]
@@ -43,7 +45,7 @@ def table(run: dict[str, Any], lines: list[dict[str, Any]]) -> str:
         total = sum(shares)
         cells = [
             *(*shares, own["function_ms"], total - own["function_ms"]),
-            *(costs["zygote_fork_ms"], own["forked_ms"]),
+            *(costs["zygote_fork_ms"], own["forked_ms"], own["confined_ms"]),
         ]
         shown = " | ".join(f"{cell:.3f}" for cell in cells)
         times = total / (costs["zygote_fork_ms"] + own["function_ms"])
