@@ -5,13 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from longboat_runtime.samples import GeneratedSample
 from longboat_runtime.trainer import attention
 from longboat_runtime.trainer.batch import SampleBatch, WeightedSample, build_batch
-from longboat_runtime.trainer.forward import response_logprobs
+from longboat_runtime.trainer.forward import recurring_size, response_logprobs
 from longboat_runtime.trainer.self_check import choose_attention
 from tests.support.architectures import ARCHITECTURES, tiny_config
 from tests.trainer.trainer_world import make_samples
@@ -49,14 +51,29 @@ def gradients(model: PreTrainedModel, logprobs: Tensor) -> tuple[Tensor, ...]:
 
 
 def test_log_probs_are_those_of_single_samples(model: PreTrainedModel) -> None:
-    samples = make_samples(7)
+    samples = make_samples(9)
     torch.testing.assert_close(
         together(model, samples), torch.cat([alone(model, sample) for sample in samples]), atol=1e-5, rtol=0
     )
 
 
+def test_the_samples_here_are_padded_to_a_recurring_size() -> None:
+    for count in (6, 9):
+        batch = batch_of(make_samples(count), packed=True)
+        assert recurring_size(batch.input_ids.shape[1]) > batch.input_ids.shape[1]
+        assert recurring_size(len(batch.predicting)) > len(batch.predicting)
+
+
+@given(st.integers(1, 10**7))
+def test_sizes_recur(size: int) -> None:
+    padded = recurring_size(size)
+    assert size <= padded <= size * 17 / 16
+    assert recurring_size(padded) == padded
+    assert len({recurring_size(between) for between in np.linspace(padded, 2 * padded, 200, dtype=int).tolist()}) <= 17
+
+
 def test_gradients_too(model: PreTrainedModel) -> None:
-    samples = make_samples(5)
+    samples = make_samples(6)
     pairs = zip(
         gradients(model, together(model, samples)),
         gradients(model, torch.cat([alone(model, sample) for sample in samples])),
