@@ -19,7 +19,7 @@ from longboat_runtime.samples import Response, SampleId
 
 # How long requests and answers wait for others on their way between driver and worker, in seconds: one call of Ray costs both about a
 # millisecond or two of CPU (measured), several times as much as a short grade.
-GATHER_SECONDS = 0.1
+GATHER_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
