@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, path: Path) -> None:
     """Tasks and isolations take turns. Appends to `path`."""
-    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items()}
+    settings = {**vars(arguments), "verl": arguments.verl is not None}
     recorder = Recorder(path, **settings)
     tasks = [task for task in arguments.tasks if arguments.verl is not None or not TASKS[task].verl]
     start_ray({"longboat-store": 1, "longboat-reward": arguments.processes}, OBJECT_STORE_BYTES)
