@@ -29,7 +29,7 @@ from longboat_runtime.reward.adapters import load_scorer
 from longboat_runtime.reward.combine import applicable, combine
 from longboat_runtime.reward.function import RewardFunction
 from longboat_runtime.reward.graders.child import _graded
-from longboat_runtime.reward.result import FunctionOutcome, RewardSample
+from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
 from longboat_runtime.reward.worker import GradeRequest, RewardWorker
 from longboat_runtime.rounds.policies import open_policy
 from longboat_runtime.samples import FinishReason, GeneratedSample, Grade, Row, SampleId, SampleRequest, VersionSpan
@@ -78,7 +78,8 @@ class Graders:
         }
 
     async def grade(self, reward: str, sample: RewardSample, seconds: float, seed: int) -> FunctionOutcome:
-        return _graded(self._score[reward], sample)
+        outcome = _graded(self._score[reward], sample)
+        return FunctionOutcome(OutcomeKind(outcome["kind"]), outcome["score"], message=outcome["message"])
 
 
 class Worker(FakeRewards):
