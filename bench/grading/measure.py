@@ -28,6 +28,8 @@ from bench.engine_step.processes import cpu_seconds, used
 from bench.grading.bare import TASKS
 from bench.grading.responses import responses
 from bench.record import Recorder
+from bench.step.cases import CASES
+from bench.step.longboat_step import job
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.local.ray import start_ray
 from longboat_runtime.reward.client import GraderClient
@@ -179,13 +181,5 @@ def _generated(index: int, sample: RewardSample) -> GeneratedSample:
 
 
 def _job(reward: Mapping[str, Any]) -> RLJobSpec:
-    return RLJobSpec.model_validate(
-        {
-            "runtimeRef": {"name": "any"},
-            "model": {"path": "/model"},
-            "dataset": {"files": {"paths": ["/rows.jsonl"]}},
-            "rounds": {"steps": 1, "promptsPerRound": 1},
-            "rollout": {"sampling": {"maxTokens": 8}},
-            "rewards": [reward],
-        }
-    )
+    spec = job(CASES[0], Path("/model"), Path("/rows.jsonl"), 1, 0, 1)["spec"]
+    return RLJobSpec.model_validate({**spec, "rewards": [reward]})
