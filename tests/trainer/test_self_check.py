@@ -39,6 +39,7 @@ LARGE = {
     [
         pytest.param(LlamaConfig(**LARGE), attention.NAME, id="Llama with 70 billion weights"),
         pytest.param(Qwen3Config(), attention.NAME, id="Qwen 3, norms of queries and keys"),
+        pytest.param(Qwen3Config(vocab_size=10), attention.NAME, id="a vocabulary of ten tokens"),
         pytest.param(MistralConfig(sliding_window=4096), attention.NAME, id="Mistral, a sliding window"),
         pytest.param(Gemma3TextConfig(), attention.NAME, id="Gemma 3, a window in five of six layers"),
         pytest.param(GPT2Config(), attention.NAME, id="GPT-2, learned positions"),

@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import numpy as np
+import structlog
 import torch
 from torch import nn
 
@@ -15,6 +16,8 @@ from longboat_runtime.samples import GeneratedSample
 from longboat_runtime.trainer import attention
 from longboat_runtime.trainer.batch import WeightedSample, build_batch, token_sample
 from longboat_runtime.trainer.forward import response_logprobs
+
+log = structlog.get_logger()
 
 # The cheapest first. Eager is what the architecture's authors wrote, but holds heads x longest x longest scores of every sample.
 IMPLEMENTATIONS = (attention.NAME, "sdpa", "eager")
@@ -58,7 +61,8 @@ def choose_attention(config: Any) -> str:
     try:
         small = _small(config)
         alone = torch.cat([_alone(_build(small, "eager"), sample) for sample in _samples()])
-    except _NOT_POSSIBLE:
+    except _NOT_POSSIBLE as error:
+        log.warning("no small model of this architecture runs", architecture=config.model_type, error=repr(error))
         return "eager"
     for name in IMPLEMENTATIONS:
         difference = _difference(small, name, alone)
@@ -101,7 +105,11 @@ def _small(config: Any) -> Any:
     config.num_attention_heads, config.hidden_size = 2, 2 * size
     if hasattr(config, "num_key_value_heads"):
         config.num_key_value_heads = 1 if grouped else 2
-    for names, limit in ((_WIDTHS, _WIDTH), (_WINDOWS, _WINDOW), (_VOCABULARIES, _VOCABULARY)):
+    for name in _VOCABULARIES:
+        # As many as the samples use: of a smaller vocabulary they would name tokens that it doesn't have.
+        if isinstance(getattr(config, name, None), int):
+            setattr(config, name, _VOCABULARY)
+    for names, limit in ((_WIDTHS, _WIDTH), (_WINDOWS, _WINDOW)):
         for name in names:
             value = getattr(config, name, None)
             if isinstance(value, int):
