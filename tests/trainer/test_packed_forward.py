@@ -57,6 +57,14 @@ def test_log_probs_are_those_of_single_samples(model: PreTrainedModel) -> None:
     )
 
 
+def test_neighbours_of_equal_length_are_computed_as_alone(model: PreTrainedModel) -> None:
+    first, second, third = make_samples(3)
+    samples = [first, first, second, third, third, third, first]
+    torch.testing.assert_close(
+        together(model, samples), torch.cat([alone(model, sample) for sample in samples]), atol=1e-5, rtol=0
+    )
+
+
 def test_the_samples_here_are_padded_to_a_recurring_size() -> None:
     for count in (6, 9):
         batch = batch_of(make_samples(count), packed=True)

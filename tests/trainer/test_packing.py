@@ -44,8 +44,10 @@ def test_all_ranks_run_equally_many_bins_and_at_least_one(
 
 @pytest.mark.parametrize("fill", [pack, pad])
 @given(sizes, st.integers(100, 300))
-def test_a_bin_keeps_the_order_of_samples(fill: Callable, tokens: list[int], capacity: int) -> None:
-    assert all(list(bin_) == sorted(bin_) for bin_ in fill(tokens, capacity, 1)[0])
+def test_a_bin_holds_the_longest_samples_first(fill: Callable, tokens: list[int], capacity: int) -> None:
+    for members in fill(tokens, capacity, 1)[0]:
+        lengths = [tokens[position] for position in members]
+        assert lengths == sorted(lengths, reverse=True)
 
 
 @given(sizes, st.integers(100, 300))

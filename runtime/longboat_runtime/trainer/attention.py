@@ -6,6 +6,7 @@ sample attends only to itself, so the cost is that of the samples alone.
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ def packed_attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention of each sample to itself.
+    """Causal attention of each sample to itself. Neighbours of equal length are computed together.
 
     `query` is (1, heads, T, head size), `key` and `value` (1, key heads, T, head size); `packed_lengths` add up to T. Returns
     (1, T, heads, head size). Raises NotImplementedError for what this does not compute (soft caps, attention sinks, dropout).
@@ -44,11 +45,19 @@ def packed_attention(
     if grouped and query.device.type != "cpu":
         groups, grouped = query.shape[1] // key.shape[1], False
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    parts = zip(
-        query.split(packed_lengths, 2), key.split(packed_lengths, 2), value.split(packed_lengths, 2), strict=True
-    )
-    attended = [_causal(q, k, v, scaling, sliding_window, grouped=grouped) for q, k, v in parts]
-    return torch.cat(attended, 2).transpose(1, 2).contiguous(), None
+    runs = [(length, len(list(run))) for length, run in groupby(packed_lengths)]
+    tokens = [length * count for length, count in runs]
+    parts = zip(runs, query.split(tokens, 2), key.split(tokens, 2), value.split(tokens, 2), strict=True)
+    attended = [
+        _causal(*(_rows(part, *run) for part in (q, k, v)), scaling, sliding_window, grouped=grouped).transpose(1, 2)
+        for run, q, k, v in parts
+    ]
+    return torch.cat([part.reshape(1, -1, *part.shape[2:]) for part in attended], 1), None
+
+
+def _rows(part: Tensor, length: int, count: int) -> Tensor:
+    """`count` samples of one length, (1, heads, count x length, head size), as (count, heads, length, head size)."""
+    return part[0].unflatten(1, (count, length)).transpose(0, 1)
 
 
 def _causal(

@@ -19,6 +19,9 @@ from torch import Tensor, nn
 
 from longboat_crds.model import DType
 
+# How many images `_of_weight` makes of its rows.
+_IMAGES = 16
+
 
 def uses_cpu_layers(device: str, dtype: DType, *, onednn: bool) -> bool:
     """Whether a model should have these layers, given whether torch has oneDNN. Other number formats go through it anyway. Pure."""
@@ -86,10 +89,43 @@ class OneDnnLinear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             of_inputs = _product(gradients[0], weight.t())
         if ctx.needs_input_grad[1]:
-            of_weight = _product(gradient.t(), inputs.reshape(-1, weight.shape[1]).t())
+            of_weight = _of_weight(gradient, inputs.reshape(-1, weight.shape[1]))
         if ctx.has_bias and ctx.needs_input_grad[2]:
             of_bias = gradient.sum(0)
         return of_inputs, of_weight, of_bias
+
+
+def _of_weight(gradient: Tensor, inputs: Tensor) -> Tensor:
+    """The gradient (out, in) of a weight, from that of its layer's results (rows, out) and from its inputs (rows, in).
+
+    The product of matrices needs a transposed copy of the gradient, which costs as much as the product itself if rows are many and
+    short. The weight of a convolution over single points has the same gradient, for which oneDNN needs no copy: measured on an AMD
+    EPYC with AVX-512, 4480 rows take 0.5 to 0.7 of the time with widths of 64 to 512. With one thread torch gives oneDNN only
+    batches of sixteen and more.
+    """
+    rows, (out, in_) = len(inputs), (gradient.shape[1], inputs.shape[1])
+    if rows % _IMAGES or rows < 2 * max(out, in_):
+        return _product(gradient.t(), inputs.t())
+
+    def images(matrix: Tensor) -> Tensor:
+        # (images, channels, points, 1), channels last.
+        return matrix.contiguous().view(_IMAGES, rows // _IMAGES, 1, matrix.shape[1]).permute(0, 3, 1, 2)
+
+    shape_only = inputs.new_empty(out, in_, 1, 1)
+    _, of_weight, _ = torch.ops.aten.convolution_backward(
+        images(gradient),
+        images(inputs),
+        shape_only,
+        None,
+        [1, 1],
+        [0, 0],
+        [1, 1],
+        False,
+        [0, 0],
+        1,
+        [False, True, False],
+    )
+    return of_weight.view(out, in_)
 
 
 def _product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
-# A bin is the ascending positions of the samples of one forward pass, packed one after another or padded; it may be empty.
+# A bin is the positions of the samples of one forward pass, packed one after another or padded, the longest first, so that those of
+# equal length are neighbours; it may be empty.
 Bin = tuple[int, ...]
 
 
@@ -59,7 +60,7 @@ def _runs(order: Sequence[int], tokens: Sequence[int], capacity: int) -> list[Bi
     bins, start = [], 0
     while start < len(order):
         end = start + capacity // tokens[order[start]]
-        bins.append(tuple(sorted(order[start:end])))
+        bins.append(tuple(order[start:end]))
         start = end
     return bins
 
@@ -90,7 +91,7 @@ def best_fit_decreasing(tokens: Sequence[int], capacity: int) -> list[Bin]:
             bins.append([])
         bins[chosen].append(position)
         insort(room, (free - size, chosen))
-    return [tuple(sorted(members)) for members in bins]
+    return [tuple(members) for members in bins]
 
 
 def least_loaded(tokens: Sequence[int], count: int) -> list[Bin]:
@@ -101,7 +102,7 @@ def least_loaded(tokens: Sequence[int], count: int) -> list[Bin]:
         filled, chosen = loads.pop(0)
         bins[chosen].append(position)
         insort(loads, (filled + tokens[position], chosen))
-    return [tuple(sorted(members)) for members in bins]
+    return [tuple(members) for members in bins]
 
 
 def load(members: Bin, tokens: Sequence[int]) -> int:
