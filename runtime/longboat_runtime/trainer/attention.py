@@ -48,10 +48,10 @@ def packed_attention(
     runs = [(length, len(list(run))) for length, run in groupby(packed_lengths)]
     tokens = [length * count for length, count in runs]
     parts = zip(runs, query.split(tokens, 2), key.split(tokens, 2), value.split(tokens, 2), strict=True)
-    attended = [
-        _causal(*(_rows(part, *run) for part in (q, k, v)), scaling, sliding_window, grouped=grouped).transpose(1, 2)
-        for run, q, k, v in parts
-    ]
+    attended = []
+    for run, q, k, v in parts:
+        rows = _rows(q, *run), _rows(k, *run), _rows(v, *run)
+        attended.append(_causal(*rows, scaling, sliding_window, grouped=grouped).transpose(1, 2))
     return torch.cat([part.reshape(1, -1, *part.shape[2:]) for part in attended], 1), None
 
 
