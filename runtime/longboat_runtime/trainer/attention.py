@@ -82,7 +82,7 @@ def described(config: Any) -> str:
     chosen = config.get_text_config()._attn_implementation
     if chosen == NAME:
         return PACKED
-    return f"padded ({chosen}): packed samples of the architecture {config.model_type} would not have the log-probs of single ones"
+    return f"padded ({chosen}): packed samples of the architecture {config.model_type} aren't known to have the log-probs of single ones"
 
 
 def register() -> None:

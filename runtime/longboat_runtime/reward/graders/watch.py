@@ -252,13 +252,16 @@ class Watch:
                 return None
             if event == "exec" and self._arithmetic(arguments[0], place):
                 return None
-            if self._imports(place):
+            if self._asker(place, past_packages=True)[0] == "import":
                 return None
         where = "" if place is None else f" ({place.f_code.co_filename} line {place.f_lineno})"
         return what + where
 
-    def _asker(self, frame: FrameType) -> tuple[str | None, FrameType | None]:
-        """Who is behind the event, and their frame: an installed `package`, the `import` of anything installed, or None: the rest."""
+    def _asker(self, frame: FrameType, *, past_packages: bool = False) -> tuple[str | None, FrameType | None]:
+        """Who is behind the event, and their frame: an installed `package`, the `import` of anything installed, or None: the rest.
+
+        The walk ends at the first package, since stacks such as sympy's are deep. `past_packages` asks for whom a package works.
+        """
         caller: FrameType | None = frame
         while caller is not None and caller.f_code is not self._bottom:
             origin = self._origins.of(caller.f_code.co_filename)
@@ -266,21 +269,10 @@ class Watch:
                 return None, caller
             if caller.f_code.co_name == "<module>" and _imported(caller):
                 return "import", caller
-            if origin == "package":
+            if origin == "package" and not past_packages:
                 return "package", caller
             caller = caller.f_back
         return None, None
-
-    def _imports(self, package: FrameType) -> bool:
-        """Whether an import of something installed is what a package's frame works for. Seldom asked: sympy's stack is deep."""
-        caller: FrameType | None = package
-        while caller is not None and caller.f_code is not self._bottom:
-            if self._origins.of(caller.f_code.co_filename) is None:
-                return False
-            if caller.f_code.co_name == "<module>" and _imported(caller):
-                return True
-            caller = caller.f_back
-        return False
 
     def _refused_import(self, code: Any, frame: FrameType) -> str | None:
         """Modules may be imported in a grade if they are installed. Both names of its file count: a `.pyc` may lie about its own."""
