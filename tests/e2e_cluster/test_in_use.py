@@ -81,13 +81,23 @@ def _web(image: str) -> list[dict[str, Any]]:
 
 
 def test_pods_reach_services_by_name_and_nothing_outside(busy: Cluster) -> None:
-    fetch = "import urllib.request as r; print(r.urlopen('http://web.cluster-in-use.svc.cluster.local').status)"
     pod = _pods(busy)[0]
-    assert busy.kubectl("-n", NAMESPACE, "exec", pod, "--", "python3", "-c", fetch).strip() == "200"
+    # A Service is reachable once kube-proxy has learned of its pods, some time after they are ready.
+    wait_until(lambda: _fetched(busy, pod) == "200", "the Service does not answer by name", seconds=60)
     outside = "import socket; socket.create_connection(('192.0.2.1', 80), 5)"
     with pytest.raises(CommandError, match="Network is unreachable"):
         busy.kubectl("-n", NAMESPACE, "exec", pod, "--", "python3", "-c", outside)
     assert "GET / HTTP" in busy.kubectl("-n", NAMESPACE, "logs", "deployment/web", "--all-pods")
+
+
+def _fetched(busy: Cluster, pod: str) -> str:
+    """The HTTP status with which the Service answers a pod, or why it doesn't."""
+    fetch = (
+        "import urllib.request as r\n"
+        "try: print(r.urlopen('http://web.cluster-in-use.svc.cluster.local').status)\n"
+        "except OSError as error: print(error)"
+    )
+    return busy.kubectl("-n", NAMESPACE, "exec", pod, "--", "python3", "-c", fetch).strip()
 
 
 def test_pods_run_on_both_nodes(busy: Cluster) -> None:
