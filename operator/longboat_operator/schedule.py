@@ -29,7 +29,8 @@ class Schedule(Generic[K]):
         self._ready: dict[K, float] = {}
         self._in_work: dict[K, float] = {}
         self._again: dict[K, float] = {}
-        self._timers: dict[K, float] = {}
+        # Of the entries of the heap, a timer's is the one with both its time and its sequence number; others are stale.
+        self._timers: dict[K, tuple[float, int]] = {}
         self._heap: list[tuple[float, int, K]] = []
         self._sequence = 0
 
@@ -41,12 +42,15 @@ class Schedule(Generic[K]):
             self._ready.setdefault(key, now)
 
     def add_at(self, key: K, when: float) -> None:
-        """The key needs work at `when`, unless its timer is set again before."""
-        self._timers[key] = when
+        """The key needs work at `when`, unless its timer is set again before.
+
+        Of timers that end at the same time, the one set first comes first; a timer set again is set last.
+        """
         self._sequence += 1
+        self._timers[key] = (when, self._sequence)
         heapq.heappush(self._heap, (when, self._sequence, key))
         if len(self._heap) > 64 + 2 * len(self._timers):
-            self._heap = [(when, n, key) for when, n, key in self._heap if self._timers.get(key) == when]
+            self._heap = [(when, n, key) for key, (when, n) in self._timers.items()]
             heapq.heapify(self._heap)
 
     def cancel(self, key: K) -> None:
@@ -75,7 +79,7 @@ class Schedule(Generic[K]):
 
     def next_timer(self) -> float | None:
         """When the next timer ends."""
-        while self._heap and self._timers.get(self._heap[0][2]) != self._heap[0][0]:
+        while self._heap and self._timers.get(self._heap[0][2]) != self._heap[0][:2]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 

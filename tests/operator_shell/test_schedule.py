@@ -90,6 +90,27 @@ TestSchedule = ScheduleMachine.TestCase
 TestSchedule.settings = settings(max_examples=50, deadline=None)
 
 
+def test_a_timer_set_again_to_the_same_time_goes_behind_the_others_of_that_time() -> None:
+    schedule: Schedule[str] = Schedule()
+    for key in "bab":
+        schedule.add_at(key, 0.0)
+    assert [schedule.take(0.0) for _ in range(3)] == ["a", "b", None]
+
+
+def test_a_timer_set_again_ends_once() -> None:
+    schedule: Schedule[str] = Schedule()
+    schedule.add_at("a", 1.0)
+    schedule.add_at("a", 1.0)
+    assert schedule.take(1.0) == "a"
+    schedule.done("a")
+    assert schedule.take(1.0) is None
+    schedule.add_at("a", 2.0)
+    schedule.cancel("a")
+    schedule.add_at("a", 3.0)
+    assert schedule.take(2.0) is None
+    assert schedule.take(3.0) == "a"
+
+
 def test_a_key_added_while_in_work_keeps_its_age() -> None:
     schedule: Schedule[str] = Schedule()
     schedule.add("a", 0.0)
