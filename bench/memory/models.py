@@ -32,6 +32,7 @@ def build_model(size: str, directory: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     hidden, intermediate, layers, heads, key_heads, tied = SHAPES[size]
     config = Qwen2Config(
+        architectures=["Qwen2ForCausalLM"],
         vocab_size=VOCABULARY.get(size, 151936),
         hidden_size=hidden,
         intermediate_size=intermediate,

@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.memory.models import SHAPES
 from bench.record import Recorder
 from bench.step.cases import Case, case_named
 from bench.step.longboat_step import job
 from bench.step.trl_step import settings
+from bench.trainer_step import gpu
+from bench.trainer_step.batch import advantage, padded, request
 from longboat_crds.job import RLJobSpec
-from longboat_runtime.interfaces import TrainRequest, TrainSample
 from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, VersionSpan
 from longboat_runtime.trainer import process_group, sharding
 from longboat_runtime.trainer.rank import TrainerRank
@@ -37,13 +39,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=10, help="steps of each arm that count")
     parser.add_argument("--micro-batch", type=int, default=16, help="TRL's")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    group = parser.add_argument_group("on a GPU")
+    group.add_argument("--sizes", nargs="*", default=[], choices=SHAPES, help="parameters of models, instead of cases")
+    group.add_argument("--samples", type=int, default=128, help="of a step")
+    group.add_argument("--longest", type=int, default=4096, help="tokens of a sample")
+    group.add_argument("--bin-tokens", type=int, default=16384, help="Longboat's maxTokensPerBin")
+    group.add_argument("--no-trl", dest="trl", action="store_false", help="where it isn't installed")
+    group.add_argument("--profile", type=Path, help="directory for a profile of one step of each arm")
+    group.add_argument("--commit", help="that is measured, where there is no git to tell")
 
 
 def run(arguments: argparse.Namespace, path: Path) -> None:
     """Appends to `path`."""
     torch.set_num_threads(arguments.threads)
-    recorder = Recorder(path, steps=arguments.steps, micro_batch=arguments.micro_batch, threads=arguments.threads)
-    for case in arguments.cases:
+    settings = {name: value for name, value in vars(arguments).items() if name not in ("cases", "profile")}
+    recorder = Recorder(path, **settings, gpu=torch.cuda.get_device_name() if arguments.sizes else None)
+    for size in arguments.sizes:
+        with tempfile.TemporaryDirectory(prefix="longboat-bench-") as folder:
+            gpu.measure(recorder, size, Path(folder), arguments)
+    for case in [] if arguments.sizes else arguments.cases:
         with tempfile.TemporaryDirectory(prefix="longboat-bench-") as folder:
             measure(recorder, case, Path(folder), arguments.steps, arguments.micro_batch)
     recorder.close()
@@ -112,11 +126,10 @@ def _ours(rank: TrainerRank, samples: list[GeneratedSample], *, fsdp: bool, cpu_
         sharding.needs_fsdp, sharding.uses_cpu_layers = rules
     loaded = rank.model, rank.updates
     by_id = {sample.id: sample for sample in samples}
-    entries = tuple(TrainSample(sample.id, _advantage(i), sample.size) for i, sample in enumerate(samples))
 
     def step(number: int) -> None:
         rank.model, rank.updates = loaded
-        rank.train(TrainRequest(number, 10_000, entries, len(entries)), lambda ids: [by_id[id_] for id_ in ids])
+        rank.train(request(number, samples), lambda ids: [by_id[id_] for id_ in ids])
 
     return step
 
@@ -137,7 +150,7 @@ def trl_step(
     optimizer = trainer.create_optimizer()
     parts = [padded(samples[start : start + micro_batch]) for start in range(0, len(samples), micro_batch)]
     for index, part in enumerate(parts):
-        part["advantages"] = torch.tensor([_advantage(index * micro_batch + i) for i in range(len(part["prompt_ids"]))])
+        part["advantages"] = torch.tensor([advantage(index * micro_batch + i) for i in range(len(part["prompt_ids"]))])
         part["num_items_in_batch"] = sum(part["completion_mask"].sum() for part in parts)
     trainer.current_gradient_accumulation_steps = len(parts)
     trainer.model.train()
@@ -150,21 +163,3 @@ def trl_step(
         optimizer.zero_grad()
 
     return step
-
-
-def padded(samples: list[GeneratedSample]) -> dict[str, Any]:
-    """As TRL's trainer has them: prompts and completions padded to the longest of the micro-batch."""
-    longest = max(len(sample.token_ids) for sample in samples)
-    completions = [np.pad(sample.token_ids, (0, longest - len(sample.token_ids))) for sample in samples]
-    masks = [np.arange(longest) < len(sample.token_ids) for sample in samples]
-    prompts = torch.from_numpy(np.stack([sample.prompt_ids for sample in samples])).long()
-    return {
-        "prompt_ids": prompts,
-        "prompt_mask": torch.ones_like(prompts),
-        "completion_ids": torch.from_numpy(np.stack(completions)).long(),
-        "completion_mask": torch.from_numpy(np.stack(masks)).long(),
-    }
-
-
-def _advantage(position: int) -> float:
-    return float(np.sin(1.0 + position))

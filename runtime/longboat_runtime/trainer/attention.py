@@ -6,7 +6,8 @@ sample attends only to itself, so the cost is that of the samples alone.
 
 from __future__ import annotations
 
-from itertools import groupby
+from functools import lru_cache
+from itertools import accumulate, groupby
 from typing import Any
 
 import torch
@@ -33,13 +34,16 @@ def packed_attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention of each sample to itself. Neighbours of equal length are computed together.
+    """Causal attention of each sample to itself: by one kernel for all samples, or neighbours of equal length together.
 
     `query` is (1, heads, T, head size), `key` and `value` (1, key heads, T, head size); `packed_lengths` add up to T. Returns
     (1, T, heads, head size). Raises NotImplementedError for what this does not compute (soft caps, attention sinks, dropout).
     """
     if softcap is not None or s_aux is not None or dropout or attention_mask is not None:
         raise NotImplementedError("attention with a soft cap, sinks, dropout or a mask of its own")
+    if takes_all(query):
+        flat = (part[0].transpose(0, 1) for part in (query, key, value))
+        return _flash(*flat, packed_lengths, scaling, sliding_window)[None], None
     # Torch's kernels for CPUs read each key head for its whole group of query heads; of those for GPUs only some do.
     grouped = key.shape[1] < query.shape[1]
     if grouped and query.device.type != "cpu":
@@ -53,6 +57,50 @@ def packed_attention(
         rows = _rows(q, *run), _rows(k, *run), _rows(v, *run)
         attended.append(_causal(*rows, scaling, sliding_window, grouped=grouped).transpose(1, 2))
     return torch.cat([part.reshape(1, -1, *part.shape[2:]) for part in attended], 1), None
+
+
+def takes_all(query: Tensor) -> bool:
+    """Whether one kernel computes samples of different lengths: FlashAttention, of half precision on NVIDIA's GPUs since Ampere.
+
+    A kernel for each sample and layer would keep a GPU waiting for the host.
+    """
+    half, size = query.dtype in (torch.bfloat16, torch.float16), query.shape[-1]
+    if query.device.type != "cuda" or torch.version.hip is not None or not half or size > 256 or size % 8:
+        return False
+    return torch.cuda.get_device_capability(query.device) >= (8, 0)
+
+
+def _flash(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: tuple[int, ...],
+    scaling: float | None,
+    sliding_window: int | None,
+) -> Tensor:
+    """(T, heads, head size) of each, and of the result."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    ends, longest = _ends(lengths, query.device), max(lengths)
+    window = -1 if sliding_window is None or longest <= sliding_window else sliding_window - 1
+    return varlen_attn(
+        query,
+        key,
+        value,
+        ends,
+        ends,
+        longest,
+        longest,
+        scale=scaling,
+        window_size=(window, 0),
+        enable_gqa=key.shape[1] < query.shape[1],
+    )
+
+
+@lru_cache(maxsize=4)
+def _ends(lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    """Where samples end in the packed sequence, from 0 on; (samples + 1), int32. The same in all layers of a pass."""
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
 
 
 def _rows(part: Tensor, length: int, count: int) -> Tensor:

@@ -1,0 +1,36 @@
+"""A recorded batch as each trainer takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longboat_runtime.interfaces import TrainRequest, TrainSample
+from longboat_runtime.samples import GeneratedSample
+
+
+def advantage(position: int) -> float:
+    """Of the sample at this place in the step; neither zero nor the same for all."""
+    return float(np.sin(1.0 + position))
+
+
+def request(step: int, samples: Sequence[GeneratedSample]) -> TrainRequest:
+    """Longboat's."""
+    entries = tuple(TrainSample(sample.id, advantage(i), sample.size) for i, sample in enumerate(samples))
+    return TrainRequest(step, 10_000, entries, len(entries))
+
+
+def padded(samples: Sequence[GeneratedSample]) -> dict[str, Tensor]:
+    """As TRL's trainer has them: prompts padded on the left and completions on the right, to the longest of the micro-batch."""
+    tensors = {}
+    for name, texts in {"prompt": [s.prompt_ids for s in samples], "completion": [s.token_ids for s in samples]}.items():
+        longest = max(map(len, texts))
+        missing = [(longest - len(text), 0)[:: 1 if name == "prompt" else -1] for text in texts]
+        ids = [np.pad(text, pad) for text, pad in zip(texts, missing, strict=True)]
+        masks = [np.pad(np.ones(len(text)), pad) for text, pad in zip(texts, missing, strict=True)]
+        tensors[f"{name}_ids"] = torch.from_numpy(np.stack(ids)).long()
+        tensors[f"{name}_mask"] = torch.from_numpy(np.stack(masks)).long()
+    return tensors

@@ -1,0 +1,201 @@
+"""One optimizer step of a model that people train, on a GPU: ours, and TRL's, on the same samples with random tokens.
+
+Weights and optimizer are float32 and arithmetic is bfloat16 in both, layers are recomputed in the backward pass in both (both
+projects' defaults). TRL is given micro-batches that are padded to their own longest sample; GRPOTrainer pads to that of the step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.fsdp import FSDPModule
+
+from bench.memory.models import VOCABULARY, build_model
+from bench.record import Recorder
+from bench.trainer_step.batch import advantage, padded, request
+from longboat_crds.job import RLJobSpec
+from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, VersionSpan
+from longboat_runtime.trainer import attention, process_group
+from longboat_runtime.trainer.rank import TrainerRank
+
+GROUP_SIZE = 8
+PROMPT_TOKENS = (64, 256)
+# Of responses, log-normal, as those of 7B models to GSM8K and MATH are: most are short, a few run on.
+MEDIAN, SIGMA = 350, 0.9
+WARM_UP = 2
+
+
+def measure(recorder: Recorder, size: str, folder: Path, arguments: argparse.Namespace) -> None:
+    """All arms, in turns; the device has to have room for them all."""
+    model = build_model(size, folder / size)
+    samples = responses(arguments.samples, arguments.longest, VOCABULARY.get(size, 151936))
+    arms: dict[str, Callable[[int], None]] = {}
+    if arguments.trl:
+        arms["TRL"] = trl_step(model, samples, arguments.micro_batch, folder)
+    with _rank(model, arguments) as rank:
+        flops = rank.load().flops
+        ours = _ours(rank, samples)
+        arms |= {"Longboat, sample by sample": _sample_by_sample(ours), "Longboat": ours}
+        for number in range(1, WARM_UP + arguments.steps + 1):
+            for arm, step in arms.items():
+                torch.cuda.reset_peak_memory_stats()
+                held = torch.cuda.memory_allocated()
+                torch.cuda.synchronize()
+                wall, cpu = time.perf_counter(), time.process_time()
+                step(number)
+                torch.cuda.synchronize()
+                line = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+                line["beyond"] = torch.cuda.max_memory_allocated() - held
+                line["mfu"] = flops.utilisation([sample.size.tokens for sample in samples], line["wall"], 1)
+                if number > WARM_UP:
+                    recorder.write("gpu-step", size=size, arm=arm, number=number, **line)
+        if arguments.profile:
+            for arm, step in arms.items():
+                profile(step, arguments.profile / f"{size}-{arm.lower().replace(' ', '-').replace(',', '')}.txt")
+
+
+def responses(count: int, longest: int, vocabulary: int) -> list[GeneratedSample]:
+    """`count` samples with random tokens; prompt and response together have at most `longest`."""
+    random = np.random.default_rng(0)
+    samples = []
+    for number in range(count):
+        if number % GROUP_SIZE == 0:
+            prompt = random.integers(0, vocabulary, random.integers(*PROMPT_TOKENS)).astype(np.int32)
+        length = int(np.clip(np.exp(random.normal(np.log(MEDIAN), SIGMA)), 1, longest - len(prompt)))
+        samples.append(
+            GeneratedSample(
+                id=SampleId(0, number // GROUP_SIZE, 0, number % GROUP_SIZE),
+                prompt_ids=prompt,
+                token_ids=random.integers(0, vocabulary, length).astype(np.int32),
+                logprobs=random.normal(-12.0, 0.2, length).astype(np.float32),
+                spans=(VersionSpan(0, 0, length),),
+                finish_reason=FinishReason.STOP,
+                text="",
+                engine="",
+            )
+        )
+    return samples
+
+
+def profile(step: Callable[[int], None], path: Path) -> None:
+    """Writes where a step's time goes, by kernel and by operation."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiled
+
+    with profiled(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        step(1)
+        torch.cuda.synchronize()
+    averages = found.key_averages()
+    orders = ("self_cuda_time_total", "self_cpu_time_total")
+    path.write_text("\n".join(averages.table(sort_by=order, row_limit=45, max_name_column_width=90) for order in orders))
+
+
+@contextmanager
+def _rank(model: Path, arguments: argparse.Namespace) -> Iterator[TrainerRank]:
+    if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+        # It came with torch 2.13. Measurements on an older one don't need it: these models use all of their weights.
+        FSDPModule.set_reduce_scatter_unused_params = lambda *_: None
+    spec = {
+        "runtimeRef": {"name": "bench"},
+        "model": {"path": str(model), "dtype": "BFloat16"},
+        "dataset": {"reasoningGym": {"task": "chain_sum"}},
+        "rewards": [{"name": "scorer", "kind": "ReasoningGym"}],
+        "algorithm": {"name": "GRPO", "groupSize": GROUP_SIZE},
+        "rounds": {"steps": 10_000, "promptsPerRound": arguments.samples // GROUP_SIZE},
+        "rollout": {"sampling": {"maxTokens": arguments.longest}},
+        "trainer": {"maxTokensPerBin": arguments.bin_tokens, "gradientCheckpointing": True},
+    }
+    try:
+        yield TrainerRank(RLJobSpec.model_validate(spec), 0, 1, process_group.free_address("127.0.0.1"))
+    finally:
+        process_group.leave()
+
+
+def _ours(rank: TrainerRank, samples: list[GeneratedSample]) -> Callable[[int], None]:
+    by_id = {sample.id: sample for sample in samples}
+
+    def step(number: int) -> None:
+        rank.train(request(number, samples), lambda ids: [by_id[id_] for id_ in ids])
+
+    return step
+
+
+def _sample_by_sample(step: Callable[[int], None]) -> Callable[[int], None]:
+    """The same step with attention computed for one sample, or several of one length, at a time."""
+
+    def slower(number: int) -> None:
+        rule = attention.takes_all
+        attention.takes_all = lambda *_: False
+        try:
+            step(number)
+        finally:
+            attention.takes_all = rule
+
+    return slower
+
+
+def trl_step(model: Path, samples: list[GeneratedSample], micro_batch: int, folder: Path) -> Callable[[int], None]:
+    """What GRPOTrainer does with a generated batch: its loss and backward pass for each micro-batch, clipping, and AdamW."""
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+    from trl import GRPOConfig, GRPOTrainer
+
+    words = {"<pad>": 0, "<eos>": 1, "<unk>": 2}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<unk>")),
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+    )
+    settings: dict[str, Any] = {
+        "output_dir": str(folder / "trl"),
+        "bf16": True,
+        "model_init_kwargs": {"dtype": "float32"},
+        "per_device_train_batch_size": micro_batch,
+        "gradient_accumulation_steps": len(samples) // micro_batch,
+        "generation_batch_size": len(samples),
+        "num_generations": GROUP_SIZE,
+        "learning_rate": 1e-6,
+        "beta": 0.0,
+        "loss_type": "grpo",
+        "temperature": 1.0,
+        "report_to": [],
+        "save_strategy": "no",
+        "optim": "adamw_torch_fused",
+    }
+    trainer = GRPOTrainer(
+        model=str(model),
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=GRPOConfig(**settings),
+        train_dataset=Dataset.from_list([{"prompt": "x"}]),
+        processing_class=tokenizer,
+    )
+    optimizer = trainer.create_optimizer()
+    device = trainer.accelerator.device
+    parts = [padded(samples[start : start + micro_batch]) for start in range(0, len(samples), micro_batch)]
+    total = sum(part["completion_mask"].sum() for part in parts)
+    for index, part in enumerate(parts):
+        numbers = range(index * micro_batch, index * micro_batch + len(part["prompt_ids"]))
+        part |= {"advantages": torch.tensor([advantage(i) for i in numbers]), "num_items_in_batch": total}
+        for name, value in part.items():
+            part[name] = value.to(device)
+    trainer.current_gradient_accumulation_steps = len(parts)
+    trainer.model.gradient_checkpointing_enable({"use_reentrant": False})
+    trainer.model.train()
+
+    def step(_: int) -> None:
+        for part in parts:
+            (trainer.compute_loss(trainer.model, part) / len(parts)).backward()
+        torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
