@@ -7,6 +7,7 @@ projects' defaults). TRL is given micro-batches that are padded to their own lon
 from __future__ import annotations
 
 import argparse
+import inspect
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.attention import varlen
 
 from bench.memory.models import VOCABULARY, build_model
 from bench.record import Recorder
@@ -99,9 +101,7 @@ def profile(step: Callable[[int], None], path: Path) -> None:
 
 @contextmanager
 def _rank(model: Path, arguments: argparse.Namespace) -> Iterator[TrainerRank]:
-    if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
-        # It came with torch 2.13. Measurements on an older one don't need it: these models use all of their weights.
-        FSDPModule.set_reduce_scatter_unused_params = lambda *_: None
+    serve_older_torch()
     spec = {
         "runtimeRef": {"name": "bench"},
         "model": {"path": str(model), "dtype": "BFloat16"},
@@ -116,6 +116,14 @@ def _rank(model: Path, arguments: argparse.Namespace) -> Iterator[TrainerRank]:
         yield TrainerRank(RLJobSpec.model_validate(spec), 0, 1, process_group.free_address("127.0.0.1"))
     finally:
         process_group.leave()
+
+
+def serve_older_torch() -> None:
+    """Lets torch 2.11 measure: what 2.13 added either isn't needed by these models or says what 2.11 does anyway."""
+    if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+        FSDPModule.set_reduce_scatter_unused_params = lambda *_: None  # these models use all of their weights
+    if "enable_gqa" not in inspect.signature(kernel := varlen.varlen_attn).parameters:
+        varlen.varlen_attn = lambda *tensors, enable_gqa, **keywords: kernel(*tensors, **keywords)
 
 
 def _ours(rank: TrainerRank, samples: list[GeneratedSample]) -> Callable[[int], None]:

@@ -1,0 +1,44 @@
+"""Packed attention on a GPU, where one kernel computes all samples; skipped on machines without one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from longboat_runtime.trainer import attention
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+HEADS, SIZE = 8, 64
+LENGTHS = (301, 301, 97, 64, 63, 1)
+
+
+def inputs(key_heads: int, dtype: torch.dtype) -> list[Tensor]:
+    """Query, key and value of all samples."""
+    torch.manual_seed(0)
+    shapes = ((1, heads, sum(LENGTHS), SIZE) for heads in (HEADS, key_heads, key_heads))
+    return [torch.randn(shape, device="cuda").to(dtype).requires_grad_() for shape in shapes]
+
+
+def attended(tensors: list[Tensor], window: int | None) -> list[Tensor]:
+    """The result, and the gradients of the inputs."""
+    result, _ = attention.packed_attention(
+        torch.nn.Identity(), *tensors, None, packed_lengths=LENGTHS, sliding_window=window
+    )
+    ramp = torch.linspace(-1.0, 1.0, result.numel(), device="cuda").view_as(result)
+    (result.float() * ramp).sum().backward()
+    return [result.detach().float(), *(tensor.grad.float() for tensor in tensors)]
+
+
+@pytest.mark.parametrize("window", [None, 40, 1000])
+@pytest.mark.parametrize("key_heads", [8, 2])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_one_kernel_computes_what_single_samples_give(dtype: torch.dtype, key_heads: int, window: int | None) -> None:
+    together = inputs(key_heads, dtype)
+    assert attention.takes_all(together[0])
+    exact = [tensor.detach().float().requires_grad_() for tensor in together]
+    assert not attention.takes_all(exact[0])
+    for found, expected in zip(attended(together, window), attended(exact, window), strict=True):
+        rounding = 4 * torch.finfo(dtype).eps * expected.abs().max()
+        assert (found - expected).abs().max() < rounding
