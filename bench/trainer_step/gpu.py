@@ -26,6 +26,7 @@ from longboat_crds.job import RLJobSpec
 from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, VersionSpan
 from longboat_runtime.trainer import attention, process_group
 from longboat_runtime.trainer.rank import TrainerRank
+from longboat_runtime.trainer.sharding import layers
 
 GROUP_SIZE = 8
 PROMPT_TOKENS = (64, 256)
@@ -44,7 +45,10 @@ def measure(recorder: Recorder, size: str, folder: Path, arguments: argparse.Nam
     with _rank(model, arguments) as rank:
         flops = rank.load().flops
         ours = _ours(rank, samples)
-        arms |= {"Longboat, sample by sample": _sample_by_sample(ours), "Longboat": ours}
+        not_compiled = _not_compiled(rank, ours)
+        arms["Longboat, not compiled, sample by sample"] = _sample_by_sample(not_compiled)
+        arms |= {"Longboat, not compiled": not_compiled, "Longboat": ours}
+        arms = {name: step for name, step in arms.items() if name not in arguments.without}
         for number in range(1, WARM_UP + arguments.steps + 1):
             for arm, step in arms.items():
                 torch.cuda.reset_peak_memory_stats()
@@ -59,8 +63,7 @@ def measure(recorder: Recorder, size: str, folder: Path, arguments: argparse.Nam
                 if number > WARM_UP:
                     recorder.write("gpu-step", size=size, arm=arm, number=number, **line)
         if arguments.profile:
-            for arm, step in arms.items():
-                profile(step, arguments.profile / f"{size}-{arm.lower().replace(' ', '-').replace(',', '')}.txt")
+            profile(ours, arguments.profile / f"{size}.txt")
 
 
 def responses(count: int, longest: int, vocabulary: int) -> list[GeneratedSample]:
@@ -87,16 +90,15 @@ def responses(count: int, longest: int, vocabulary: int) -> list[GeneratedSample
 
 
 def profile(step: Callable[[int], None], path: Path) -> None:
-    """Writes where a step's time goes, by kernel and by operation."""
+    """Writes where a step's time on the GPU goes, by kernel."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiled
 
-    with profiled(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+    with profiled(activities=[ProfilerActivity.CUDA]) as found:
         step(1)
         torch.cuda.synchronize()
-    averages = found.key_averages()
-    orders = ("self_cuda_time_total", "self_cpu_time_total")
-    path.write_text("\n".join(averages.table(sort_by=order, row_limit=45, max_name_column_width=90) for order in orders))
+    table = found.key_averages().table(sort_by="self_cuda_time_total", row_limit=60, max_name_column_width=110)
+    path.write_text(table)
 
 
 @contextmanager
@@ -133,6 +135,22 @@ def _ours(rank: TrainerRank, samples: list[GeneratedSample]) -> Callable[[int], 
         rank.train(request(number, samples), lambda ids: [by_id[id_] for id_ in ids])
 
     return step
+
+
+def _not_compiled(rank: TrainerRank, step: Callable[[int], None]) -> Callable[[int], None]:
+    """The same step by the model as it was before it was compiled."""
+
+    def slower(number: int) -> None:
+        compiled = {layer: layer.__dict__.pop("forward") for layer in layers(rank.model)}
+        rank.model._longboat_compiled = False
+        try:
+            step(number)
+        finally:
+            rank.model._longboat_compiled = True
+            for layer, forward in compiled.items():
+                layer.forward = forward
+
+    return slower
 
 
 def _sample_by_sample(step: Callable[[int], None]) -> Callable[[int], None]:

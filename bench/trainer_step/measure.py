@@ -44,8 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--samples", type=int, default=128, help="of a step")
     group.add_argument("--longest", type=int, default=4096, help="tokens of a sample")
     group.add_argument("--bin-tokens", type=int, default=16384, help="Longboat's maxTokensPerBin")
-    group.add_argument("--no-trl", dest="trl", action="store_false", help="where it isn't installed")
-    group.add_argument("--profile", type=Path, help="directory for a profile of one step of each arm")
+    group.add_argument("--no-trl", dest="trl", action="store_false", help="where it isn't installed, or doesn't fit")
+    group.add_argument("--without", nargs="*", default=[], help="arms of Longboat that aren't measured")
+    group.add_argument("--profile", type=Path, help="directory for a profile of Longboat's kernels in one step")
     group.add_argument("--commit", help="that is measured, where there is no git to tell")
 
 

@@ -61,6 +61,11 @@ class TrainerSpec(ApiModel):
     gradient_checkpointing: Annotated[bool, Changeable.WHILE_SUSPENDED] = Field(
         False, description="Recompute activations in the backward pass: less memory, more time."
     )
+    compile: Annotated[bool | None, Changeable.WHILE_SUSPENDED] = Field(
+        None,
+        description="Have torch compile the model's layers and the loss, so that a GPU does several operations in one pass over memory: "
+        "shorter steps, after a minute at the first. Needs a C compiler in the trainer's image. Default: true on GPUs, false on CPUs.",
+    )
     deterministic: Annotated[bool | None, Changeable.WHILE_SUSPENDED] = Field(
         None,
         description="Use kernels that give the same bits every time, so that what docs/reproducibility.md promises about the trainer "

@@ -24,7 +24,7 @@ def inputs(key_heads: int, dtype: torch.dtype) -> list[Tensor]:
 def attended(tensors: list[Tensor], window: int | None) -> list[Tensor]:
     """The result, and the gradients of the inputs."""
     result, _ = attention.packed_attention(
-        torch.nn.Identity(), *tensors, None, packed_lengths=LENGTHS, sliding_window=window
+        torch.nn.Identity(), *tensors, None, packing=attention.Packing(LENGTHS), sliding_window=window
     )
     ramp = torch.linspace(-1.0, 1.0, result.numel(), device="cuda").view_as(result)
     (result.float() * ramp).sum().backward()

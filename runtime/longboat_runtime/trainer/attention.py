@@ -6,7 +6,7 @@ sample attends only to itself, so the cost is that of the samples alone.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -19,6 +19,24 @@ from longboat_runtime.interfaces import PACKED
 NAME = "longboat_packed"
 
 
+@dataclass(eq=False)
+class Packing:
+    """How many tokens each sample of a packed sequence has, in order.
+
+    An object of its own: what torch compiles for one packing then serves for all, and `ends` are the same in all layers of a pass.
+    """
+
+    lengths: tuple[int, ...]
+    _ends: dict[torch.device, Tensor] = field(default_factory=dict)
+
+    def ends(self, device: torch.device) -> Tensor:
+        """Where samples end, from 0 on; (samples + 1), int32."""
+        if device not in self._ends:
+            self._ends[device] = torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32, device=device)
+        return self._ends[device]
+
+
+@torch.compiler.disable
 def packed_attention(
     module: nn.Module,
     query: Tensor,
@@ -26,7 +44,7 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    packed_lengths: tuple[int, ...],
+    packing: Packing,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -36,20 +54,20 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention of each sample to itself: by one kernel for all samples, or neighbours of equal length together.
 
-    `query` is (1, heads, T, head size), `key` and `value` (1, key heads, T, head size); `packed_lengths` add up to T. Returns
+    `query` is (1, heads, T, head size), `key` and `value` (1, key heads, T, head size); the lengths of `packing` add up to T. Returns
     (1, T, heads, head size). Raises NotImplementedError for what this does not compute (soft caps, attention sinks, dropout).
     """
     if softcap is not None or s_aux is not None or dropout or attention_mask is not None:
         raise NotImplementedError("attention with a soft cap, sinks, dropout or a mask of its own")
     if takes_all(query):
         flat = (part[0].transpose(0, 1) for part in (query, key, value))
-        return _flash(*flat, packed_lengths, scaling, sliding_window)[None], None
+        return _flash(*flat, packing, scaling, sliding_window)[None], None
     # Torch's kernels for CPUs read each key head for its whole group of query heads; of those for GPUs only some do.
     grouped = key.shape[1] < query.shape[1]
     if grouped and query.device.type != "cpu":
         groups, grouped = query.shape[1] // key.shape[1], False
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    runs = [(length, len(list(run))) for length, run in groupby(packed_lengths)]
+    runs = [(length, len(list(run))) for length, run in groupby(packing.lengths)]
     tokens = [length * count for length, count in runs]
     parts = zip(runs, query.split(tokens, 2), key.split(tokens, 2), value.split(tokens, 2), strict=True)
     attended = []
@@ -74,14 +92,14 @@ def _flash(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    lengths: tuple[int, ...],
+    packing: Packing,
     scaling: float | None,
     sliding_window: int | None,
 ) -> Tensor:
     """(T, heads, head size) of each, and of the result."""
     from torch.nn.attention.varlen import varlen_attn
 
-    ends, longest = _ends(lengths, query.device), max(lengths)
+    ends, longest = packing.ends(query.device), max(packing.lengths)
     window = -1 if sliding_window is None or longest <= sliding_window else sliding_window - 1
     return varlen_attn(
         query,
@@ -95,12 +113,6 @@ def _flash(
         window_size=(window, 0),
         enable_gqa=key.shape[1] < query.shape[1],
     )
-
-
-@lru_cache(maxsize=4)
-def _ends(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    """Where samples end in the packed sequence, from 0 on; (samples + 1), int32. The same in all layers of a pass."""
-    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
 
 
 def _rows(part: Tensor, length: int, count: int) -> Tensor:
@@ -134,7 +146,7 @@ def described(config: Any) -> str:
 
 
 def register() -> None:
-    """Makes `attn_implementation=NAME` known to transformers; a model's forward then needs `packed_lengths`."""
+    """Makes `attn_implementation=NAME` known to transformers; a model's forward then needs a `packing`."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 

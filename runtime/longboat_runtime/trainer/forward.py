@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,8 +11,12 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import pad
 
+from longboat_runtime.trainer.attention import Packing
 from longboat_runtime.trainer.batch import SampleBatch
 from longboat_runtime.trainer.logprobs import CHUNK_ROWS, ChosenLogprobs
+
+# The mark of a model whose layers are compiled.
+_COMPILED = "_longboat_compiled"
 
 
 def response_logprobs(model: nn.Module, batch: SampleBatch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -21,24 +25,42 @@ def response_logprobs(model: nn.Module, batch: SampleBatch, temperature: float =
     A packed batch needs a model with `attention.NAME`. The model's head runs only on the K positions that predict a response
     token. On CPUs both are padded to a `recurring_size`.
     """
-    input_ids, predicting, packing = batch.input_ids, batch.predicting, dict[str, Any]()
+    input_ids, predicting, keywords = batch.input_ids, batch.predicting, dict[str, Any]()
     recurs = input_ids.device.type == "cpu"
     if batch.lengths is not None:
         assert batch.position_ids is not None
-        packing = {"position_ids": batch.position_ids, "packed_lengths": batch.lengths}
+        keywords = {"position_ids": batch.position_ids, "packing": Packing(batch.lengths)}
         missing = recurring_size(input_ids.shape[1]) - input_ids.shape[1] if recurs else 0
         if missing:
             # As a sample of its own, from which nothing is predicted.
             input_ids = pad(input_ids, (0, missing))
             positions = torch.cat([batch.position_ids, torch.arange(missing)[None]], 1)
-            packing = {"position_ids": positions, "packed_lengths": (*batch.lengths, missing)}
+            keywords = {"position_ids": positions, "packing": Packing((*batch.lengths, missing))}
     if recurs:
         predicting = pad(predicting, (0, recurring_size(len(predicting)) - len(predicting)))
     with _head_at(model, predicting):
-        output = model(input_ids=input_ids, use_cache=False, **packing)
+        output = model(input_ids=input_ids, use_cache=False, **keywords)
     logits = output.logits[0, : len(batch.targets)]
-    logprobs, entropy = ChosenLogprobs.apply(logits, batch.targets, temperature, CHUNK_ROWS)
+    compiled = getattr(model, _COMPILED, False)
+    logprobs, entropy = ChosenLogprobs.apply(logits, batch.targets, temperature, CHUNK_ROWS, compiled)
     return logprobs, entropy
+
+
+def compiles(wanted: bool | None, device: str) -> bool:
+    """Whether a model on `device` is compiled; `wanted` None means only on GPUs. Pure."""
+    return device == "cuda" if wanted is None else wanted
+
+
+def compile_layers(model: nn.Module, layers: Sequence[nn.Module]) -> None:
+    """Has torch compile the forward pass of `layers`, which `model` consists of, and the log-probs; at their first use.
+
+    Most of a layer's operations (norms, activations, positions) only read and write memory, and a compiled layer does several of them
+    in one pass. Once for any number of tokens, and once for all layers of a kind. Hooks, with which FSDP2 gathers weights, and
+    gradient checkpointing stay outside.
+    """
+    for layer in layers:
+        layer.forward = torch.compile(layer.forward, dynamic=True)  # type: ignore[method-assign]
+    setattr(model, _COMPILED, True)
 
 
 def recurring_size(size: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,39 +14,57 @@ CHUNK_ROWS = 512
 
 
 class ChosenLogprobs(torch.autograd.Function):
-    """`apply(logits, targets, temperature, rows)` returns the natural log-probability of one token per row, and entropies in nats.
+    """`apply(logits, targets, temperature, rows, compiled)` returns the natural log-probability of one token per row, and entropies in nats.
 
     `logits` (K, vocabulary) of any float type are divided by `temperature`; `targets` (K) are the tokens. Both results are (K)
     and float32; the entropy carries no gradient. `rows` limits how many rows are held in float32 at a time: use CHUNK_ROWS unless
-    there is a reason not to.
+    there is a reason not to. `compiled`: by a kernel that torch compiles, which reads the logits a few times and writes little.
 
     Nothing of the size of the logits is kept except the logits themselves, from which their gradient is recomputed.
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, temperature: float, rows: int) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, temperature: float, rows: int, compiled: bool
+    ) -> tuple[Tensor, Tensor]:
         chosen = logits.new_empty(len(targets), dtype=torch.float32)
         normalisers, entropy = torch.empty_like(chosen), torch.empty_like(chosen)
+        values = _compiled(_values) if compiled else _values
         for start in range(0, len(targets), rows):
             part = slice(start, start + rows)
-            scaled = logits[part].float() / temperature
-            normaliser = scaled.logsumexp(-1)
-            normalisers[part] = normaliser
-            chosen[part] = scaled.gather(-1, targets[part, None])[:, 0] - normaliser
-            entropy[part] = torch.special.entr(scaled.sub(normaliser[:, None]).exp()).sum(-1)
+            chosen[part], normalisers[part], entropy[part] = values(logits[part], targets[part], temperature)
         ctx.save_for_backward(logits, targets, normalisers)
-        ctx.temperature, ctx.rows = temperature, rows
+        ctx.temperature, ctx.rows, ctx.compiled = temperature, rows, compiled
         ctx.mark_non_differentiable(entropy)
         return chosen, entropy
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
         logits, targets, normalisers = ctx.saved_tensors
         result = torch.empty_like(logits)
+        gradient = _compiled(_gradient) if ctx.compiled else _gradient
         for start in range(0, len(targets), ctx.rows):
             part = slice(start, start + ctx.rows)
-            scale = gradients[0][part, None] / ctx.temperature
-            gradient = (logits[part].float() / ctx.temperature - normalisers[part, None]).exp() * -scale
-            gradient.scatter_add_(-1, targets[part, None], scale)
-            result[part] = gradient.to(logits.dtype)
-        return result, None, None, None
+            result[part] = gradient(logits[part], targets[part], normalisers[part], gradients[0][part], ctx.temperature)
+        return result, None, None, None, None
+
+
+def _values(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs of `targets`, normalisers and entropies of some rows."""
+    scaled = logits.float() / temperature
+    normalisers = scaled.logsumexp(-1)
+    chosen = scaled.gather(-1, targets[:, None])[:, 0] - normalisers
+    return chosen, normalisers, torch.special.entr(scaled.sub(normalisers[:, None]).exp()).sum(-1)
+
+
+def _gradient(logits: Tensor, targets: Tensor, normalisers: Tensor, gradients: Tensor, temperature: float) -> Tensor:
+    """Of some rows of logits, in their type."""
+    scale = gradients[:, None] / temperature
+    gradient = (logits.float() / temperature - normalisers[:, None]).exp() * -scale
+    return gradient.scatter_add_(-1, targets[:, None], scale).to(logits.dtype)
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """For any number of rows."""
+    return torch.compile(function, dynamic=True)
