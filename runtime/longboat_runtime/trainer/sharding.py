@@ -96,7 +96,8 @@ def shard(model: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> N
 def layers(model: nn.Module) -> list[nn.Module]:
     """The repeated blocks of the model, outermost first, by the class names that transformers gives as indivisible."""
     names = set(model._no_split_modules or ())
-    found = [module for module in model.modules() if type(module).__name__ in names]
+    # FSDP2 makes X an FSDPX.
+    found = [module for module in model.modules() if type(module).__name__.removeprefix("FSDP") in names]
     if not found:
         raise SpecProblem(
             Reason.MODEL_INVALID,
