@@ -26,7 +26,10 @@ def request(step: int, samples: Sequence[GeneratedSample]) -> TrainRequest:
 def padded(samples: Sequence[GeneratedSample]) -> dict[str, Tensor]:
     """As TRL's trainer has them: prompts padded on the left and completions on the right, to the longest of the micro-batch."""
     tensors = {}
-    for name, texts in {"prompt": [s.prompt_ids for s in samples], "completion": [s.token_ids for s in samples]}.items():
+    for name, texts in {
+        "prompt": [s.prompt_ids for s in samples],
+        "completion": [s.token_ids for s in samples],
+    }.items():
         longest = max(map(len, texts))
         missing = [(longest - len(text), 0)[:: 1 if name == "prompt" else -1] for text in texts]
         ids = [np.pad(text, pad) for text, pad in zip(texts, missing, strict=True)]

@@ -26,7 +26,6 @@ from longboat_crds.job import RLJobSpec
 from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, VersionSpan
 from longboat_runtime.trainer import attention, process_group
 from longboat_runtime.trainer.rank import TrainerRank
-from longboat_runtime.trainer.sharding import layers
 
 GROUP_SIZE = 8
 PROMPT_TOKENS = (64, 256)
@@ -39,6 +38,7 @@ def measure(recorder: Recorder, size: str, folder: Path, arguments: argparse.Nam
     """All arms, in turns; the device has to have room for them all."""
     model = build_model(size, folder / size)
     samples = responses(arguments.samples, arguments.longest, VOCABULARY.get(size, 151936))
+    lengths = [sample.size.tokens for sample in samples]
     arms: dict[str, Callable[[int], None]] = {}
     if arguments.trl:
         arms["TRL"] = trl_step(model, samples, arguments.micro_batch, folder)
@@ -59,7 +59,8 @@ def measure(recorder: Recorder, size: str, folder: Path, arguments: argparse.Nam
                 torch.cuda.synchronize()
                 line = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
                 line["beyond"] = torch.cuda.max_memory_allocated() - held
-                line["mfu"] = flops.utilisation([sample.size.tokens for sample in samples], line["wall"], 1)
+                line["mfu"] = flops.utilisation(lengths, line["wall"], 1)
+                line["tokens"] = sum(lengths)
                 if number > WARM_UP:
                     recorder.write("gpu-step", size=size, arm=arm, number=number, **line)
         if arguments.profile:
@@ -141,7 +142,9 @@ def _not_compiled(rank: TrainerRank, step: Callable[[int], None]) -> Callable[[i
     """The same step by the model as it was before it was compiled."""
 
     def slower(number: int) -> None:
-        compiled = {layer: layer.__dict__.pop("forward") for layer in layers(rank.model)}
+        compiled = {
+            layer: layer.__dict__.pop("forward") for layer in rank.model.modules() if "forward" in layer.__dict__
+        }
         rank.model._longboat_compiled = False
         try:
             step(number)

@@ -225,6 +225,7 @@ CHANGES: dict[str, Any] = {
     "rounds.seed": 1,
     "rounds.stageDeadlineSeconds": 60,
     "tracking": {"mlflow": {"trackingUri": "https://mlflow.example.com", "experiment": "sums"}},
+    "trainer.compile": True,
     "trainer.deterministic": False,
     "trainer.gradientCheckpointing": True,
     "trainer.maxSkippedSteps": 5,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.reasons import Reason
@@ -20,14 +20,13 @@ from longboat_runtime.samples import GeneratedSample, SampleId
 from longboat_runtime.trainer import process_group
 from longboat_runtime.trainer.attention import described, packs
 from longboat_runtime.trainer.batch import SampleBatch, WeightedSample, build_batch, token_sample
-from longboat_runtime.trainer.forward import compile_layers, compiles, frozen_logprobs
+from longboat_runtime.trainer.forward import compiles, frozen_logprobs
 from longboat_runtime.trainer.full_weights import full_weights
 from longboat_runtime.trainer.loss_scale import LossScale
 from longboat_runtime.trainer.packing import SampleTooLong
 from longboat_runtime.trainer.sharding import (
     TORCH_DTYPES,
     device_peak,
-    layers,
     load_sharded,
     model_flops,
     not_finite,
@@ -55,14 +54,15 @@ class TrainerRank:
 
     def load(self) -> ModelInfo:
         """Reads and shards the model. Raises SpecProblem if it can't be trained as the spec says."""
-        model = self._load()
+        compiled = compiles(self.spec.trainer.compile, self.device.type)
+        model = load_sharded(self.spec.model, self.mesh, compiled=compiled)
         config = language_model(model.config.get_text_config().to_dict())
         longest = longest_sequence(config, self.spec.model.max_length, self.spec.model.path)
         if self.spec.trainer.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         reference = None
         if self.spec.algorithm.kl_coefficient > 0:
-            reference = self._load().requires_grad_(False)
+            reference = load_sharded(self.spec.model, self.mesh, compiled=compiled).requires_grad_(False)
         self.model = model.train()
         self.updates = Updates(self.spec, model, reference)
         self._check_weights("in the files", "spec.model.path", "give a model whose weights are finite numbers")
@@ -76,12 +76,6 @@ class TrainerRank:
             described(model.config),
             model_flops(model, config, device_peak(self.device, self.spec.model.dtype)),
         )
-
-    def _load(self) -> nn.Module:
-        model = load_sharded(self.spec.model, self.mesh)
-        if compiles(self.spec.trainer.compile, self.device.type):
-            compile_layers(model, layers(model))
-        return model
 
     def train(self, request: TrainRequest, fetch: Fetch) -> TrainReport:
         """Computes one step. `fetch` returns samples by id, in order; a rank fetches those of its bins, once.

@@ -18,6 +18,7 @@ from longboat_crds.reasons import Reason
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.trainer.cpu_layers import use_cpu_layers, uses_cpu_layers
 from longboat_runtime.trainer.flops import ModelFlops, peak_flops, weights_in_use
+from longboat_runtime.trainer.forward import compile_layers
 from longboat_runtime.trainer.model import read_config
 from longboat_runtime.trainer.process_group import together
 from longboat_runtime.trainer.self_check import choose_attention
@@ -39,8 +40,8 @@ def needs_fsdp(ranks: int, dtype: DType) -> bool:
     return ranks > 1 or dtype is not DType.FLOAT32
 
 
-def load_sharded(spec: ModelSpec, mesh: DeviceMesh) -> nn.Module:
-    """The model, sharded by FSDP2 over `mesh` unless that has nothing to do (`needs_fsdp`). A collective.
+def load_sharded(spec: ModelSpec, mesh: DeviceMesh, *, compiled: bool = False) -> nn.Module:
+    """The model, sharded by FSDP2 over `mesh` unless that has nothing to do (`needs_fsdp`), `compiled` or not. A collective.
 
     Every rank reads its shards from the files, and never holds more than one weight besides them. Weights are float32,
     arithmetic is in the spec's number format, and gradients are reduced in float32 as sums over ranks. Raises SpecProblem, on
@@ -57,14 +58,16 @@ def load_sharded(spec: ModelSpec, mesh: DeviceMesh) -> nn.Module:
         conversions = get_model_conversion_mapping(model)
         stored_by = get_model_conversion_mapping(model, add_legacy=False)
         model._weight_conversions = [entry for entry in stored_by if not isinstance(entry, PrefixChange)]
+        if compiled:
+            compile_layers(model, layers(model))
+        elif uses_cpu_layers(mesh.device_type, spec.dtype, onednn=torch.backends.mkldnn.is_available()):
+            use_cpu_layers(model)
         if needs_fsdp(mesh.size(), spec.dtype):
             shard(model, mesh, compute_policy(spec.dtype))
             model.to_empty(device=mesh.device_type)
         else:
             model.to_empty(device=mesh.device_type)
             model.tie_weights(recompute_mapping=False)
-        if uses_cpu_layers(mesh.device_type, spec.dtype, onednn=torch.backends.mkldnn.is_available()):
-            use_cpu_layers(model)
         for name, value in buffers.items():
             model.get_buffer(name).copy_(value)
         load_weights(model, path, conversions)
@@ -96,8 +99,7 @@ def shard(model: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> N
 def layers(model: nn.Module) -> list[nn.Module]:
     """The repeated blocks of the model, outermost first, by the class names that transformers gives as indivisible."""
     names = set(model._no_split_modules or ())
-    # FSDP2 makes X an FSDPX.
-    found = [module for module in model.modules() if type(module).__name__.removeprefix("FSDP") in names]
+    found = [module for module in model.modules() if type(module).__name__ in names]
     if not found:
         raise SpecProblem(
             Reason.MODEL_INVALID,

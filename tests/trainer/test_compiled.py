@@ -1,0 +1,50 @@
+"""What torch compiles computes the same, once for all bins."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from longboat_runtime.trainer import sharding
+from longboat_runtime.trainer.forward import compiles
+from tests.support.tiny_model import build_tiny_model
+from tests.trainer.trainer_world import fetch_from, full, make_request, make_samples, make_spec, only_rank
+
+STEPS = [make_samples(9, seed=seed) for seed in range(2)]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_compiled_layers_train_as_others_and_are_compiled_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, checkpointing: bool
+) -> None:
+    monkeypatch.setattr(sharding, "needs_fsdp", lambda *_: True)
+    model = build_tiny_model(tmp_path / "model", hidden=64, layers=3)
+    norms: dict[bool, list[float]] = {}
+    weights = {}
+    for compiled in (False, True):
+        counters.clear()
+        trainer = {"compile": compiled, "gradientCheckpointing": checkpointing}
+        graphs = []
+        with only_rank(make_spec(model, trainer=trainer, algorithm={"klCoefficient": 0.1})) as rank:
+            norms[compiled] = []
+            for number, samples in enumerate(STEPS, start=1):
+                report = rank.train(make_request(samples, step=number), fetch_from(samples))
+                norms[compiled].append(report.metrics["actor/grad_norm"])
+                graphs.append(counters["stats"]["unique_graphs"])
+            weights[compiled] = torch.cat([full(weight).flatten() for weight in rank.updates.parameters.values()])
+        assert (graphs[0] > 0) is compiled
+        assert graphs[1] == graphs[0], "other numbers of tokens, and other samples, need no other graphs"
+    assert norms[True] == pytest.approx(norms[False], rel=1e-4)
+    # Adam's first updates have the size of the learning rate whatever the gradient's; where that is nearly 0 rounding decides.
+    assert ((weights[True] - weights[False]).abs() < 1e-5).float().mean() > 0.99
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "expected"),
+    [(None, "cpu", False), (None, "cuda", True), (False, "cuda", False), (True, "cpu", True)],
+)
+def test_models_on_gpus_are_compiled_unless_the_job_says_otherwise(
+    *, wanted: bool | None, device: str, expected: bool
+) -> None:
+    assert compiles(wanted, device) is expected
