@@ -125,8 +125,13 @@ def serve_older_torch() -> None:
     """Lets torch 2.11 measure: what 2.13 added either isn't needed by these models or says what 2.11 does anyway."""
     if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
         FSDPModule.set_reduce_scatter_unused_params = lambda *_: None  # these models use all of their weights
-    if "enable_gqa" not in inspect.signature(kernel := varlen.varlen_attn).parameters:
-        varlen.varlen_attn = lambda *tensors, enable_gqa, **keywords: kernel(*tensors, **keywords)
+    kernel = varlen.varlen_attn
+    if "enable_gqa" not in inspect.signature(kernel).parameters:
+
+        def older(*tensors: Any, enable_gqa: bool, **keywords: Any) -> Any:
+            return kernel(*tensors, **keywords)
+
+        varlen.varlen_attn = older
 
 
 def _ours(rank: TrainerRank, samples: list[GeneratedSample]) -> Callable[[int], None]:
