@@ -59,7 +59,7 @@ def compile_layers(model: nn.Module, layers: Sequence[nn.Module]) -> None:
     gradient checkpointing stay outside.
     """
     for layer in layers:
-        layer.forward = torch.compile(layer.forward, dynamic=True)  # type: ignore[method-assign]
+        layer.forward = torch.compile(layer.forward, dynamic=True)
     setattr(model, _COMPILED, True)
 
 
