@@ -10,10 +10,10 @@ from bench.record import runs
 
 
 def write(raw: Path) -> None:
-    """Writes `trainer_step.md` beside the raw file: the newest run on CPUs, and that of each model on a GPU."""
+    """Writes `trainer_step.md` beside the raw file: the newest run on CPUs, and all on GPUs of the newest kind."""
     measured = [run for run in runs(raw) if len(run) > 1]
     text = ["# One optimizer step on a recorded batch"]
-    on_gpus = {line["size"]: (run, line["size"]) for run in measured for line in run[1:] if line["kind"] == "gpu-step"}
+    on_gpus = [run for run in measured if run[1]["kind"] == "gpu-step"]
     if on_gpus:
         text += ["", "## On a GPU", "", *_on_gpus(on_gpus)]
     on_cpus = [run for run in measured if run[1]["kind"] == "step"]
@@ -43,31 +43,34 @@ def _on_cpus(run: dict[str, Any], *lines: dict[str, Any]) -> list[str]:
     return text
 
 
-def _on_gpus(newest: dict[str, tuple[list[dict[str, Any]], str]]) -> list[str]:
-    runs_ = [run[0] for run, _ in newest.values()]
-    settings = runs_[0]["settings"]
+def _on_gpus(measured: list[list[dict[str, Any]]]) -> list[str]:
+    gpu = measured[-1][0]["settings"]["gpu"]
+    of_gpu = [run for run in measured if run[0]["settings"]["gpu"] == gpu]
+    newest, settings = of_gpu[-1][0], of_gpu[-1][0]["settings"]
     text = [
         (
-            f"{', '.join(dict.fromkeys(run['settings']['gpu'] for run in runs_))}; torch {runs_[0]['versions']['torch']}, transformers "
-            f"{runs_[0]['versions']['transformers']}, TRL {runs_[0]['versions'].get('trl', '-')}; commit "
-            f"{', '.join(dict.fromkeys(run['settings']['commit'] or run['commit'] for run in runs_))}. Models of Qwen2.5's shapes with random "
-            f"weights; float32 weights, bfloat16 arithmetic, recomputed layers. {settings['samples']} samples of 64 to 256 prompt tokens and "
-            f"log-normal responses (median 350), {settings['longest']} tokens at most; TRL in micro-batches of {settings['micro_batch']}, "
-            f"Longboat in bins of {settings['bin_tokens']} tokens. Steps in turns. Spread: from the shortest to the longest. MFU: the share "
-            f"of the device's peak that goes into the model's own operations, without padding and recomputation."
+            f"{gpu}; torch {newest['versions']['torch']}, transformers {newest['versions']['transformers']}, TRL "
+            f"{newest['versions'].get('trl', '-')}. Models of Qwen2.5's shapes with random weights; float32 weights, bfloat16 arithmetic, "
+            f"recomputed layers. {settings['samples']} samples of 64 to 256 prompt tokens and log-normal responses (median 350), "
+            f"{settings['longest']} tokens at most; TRL in micro-batches of {settings['micro_batch']}, Longboat in bins of "
+            f"{settings['bin_tokens']} tokens. Steps of all runs, in turns within each. Spread: from the shortest to the longest. MFU: the "
+            f"share of the device's peak that goes into the model's own operations, without padding and recomputation."
         ),
         "",
-        "| model | arm | steps | seconds, median | spread | tokens/s | MFU | GiB beyond what stays |",
-        "|---|---|---|---|---|---|---|---|",
+        "| model | arm | commits | steps | seconds, median | spread | tokens/s | MFU | GiB beyond what stays |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    for run, size in newest.values():
-        lines = [line for line in run[1:] if line["size"] == size]
-        for arm in dict.fromkeys(line["arm"] for line in lines):
-            of = [line for line in lines if line["arm"] == arm]
-            seconds = [line["wall"] for line in of]
+    lines = [(run[0]["settings"]["commit"], line) for run in of_gpu for line in run[1:]]
+    for size in dict.fromkeys(line["size"] for _, line in lines):
+        arms = sorted(
+            {line["arm"] for _, line in lines if line["size"] == size}, key=lambda arm: (arm != "TRL", -len(arm))
+        )
+        for arm in arms:
+            of = [(commit, line) for commit, line in lines if (line["size"], line["arm"]) == (size, arm)]
+            seconds = [line["wall"] for _, line in of]
             text.append(
-                f"| {size} | {arm} | {len(of)} | {median(seconds):.2f} | {min(seconds):.2f} to {max(seconds):.2f} | "
-                f"{of[0]['tokens'] / median(seconds):,.0f} | {median(line['mfu'] for line in of):.2f} | "
-                f"{max(line['beyond'] for line in of) / 2**30:.1f} |"
+                f"| {size} | {arm} | {', '.join(dict.fromkeys(commit for commit, _ in of))} | {len(of)} | {median(seconds):.2f} | "
+                f"{min(seconds):.2f} to {max(seconds):.2f} | {of[0][1]['tokens'] / median(seconds):,.0f} | "
+                f"{median(line['mfu'] for _, line in of):.2f} | {max(line['beyond'] for _, line in of) / 2**30:.1f} |"
             )
     return text

@@ -60,8 +60,8 @@ def packed_attention(
     if softcap is not None or s_aux is not None or dropout or attention_mask is not None:
         raise NotImplementedError("attention with a soft cap, sinks, dropout or a mask of its own")
     if takes_all(query):
-        rows = (part[0].transpose(0, 1) for part in (query, key, value))
-        return _flash(*rows, packing=packing, scaling=scaling, sliding_window=sliding_window)[None], None
+        flat = (part[0].transpose(0, 1) for part in (query, key, value))
+        return _flash(*flat, packing=packing, scaling=scaling, sliding_window=sliding_window)[None], None
     # Torch's kernels for CPUs read each key head for its whole group of query heads; of those for GPUs only some do.
     grouped = key.shape[1] < query.shape[1]
     if grouped and query.device.type != "cpu":
