@@ -28,7 +28,7 @@ from vllm.model_executor.model_loader.reload.layerwise import _place_kernel_tens
 from vllm.platforms import current_platform
 
 import longboat_runtime.rollout.cpu_norms  # known to vLLM before a worker chooses its kernels
-import longboat_runtime.rollout.cpu_seeds  # noqa: F401 - before a worker makes its sampler
+import longboat_runtime.rollout.cpu_steps  # noqa: F401 - before a worker makes its sampler
 from longboat_runtime.weights.bucket import Bucket, TensorEntry
 from longboat_runtime.weights.checksum import ByteArray, WeightChecksum
 from longboat_runtime.weights.differences import WeightDifferences

@@ -1,0 +1,102 @@
+"""What vLLM does for each sequence in each step of an engine on CPUs, in less time and with the same results.
+
+With a small model that, not arithmetic, is most of a step. Without finding out at length that a sequence has room for one more token, and
+without drawing a seed for each by torch, a step of 16 sequences of a model of 0.6 M parameters takes 2.46 ms instead of 2.64.
+
+Importing this module changes vLLM's scheduler and sampler; workers, which on CPUs share the engine's process, import it with their
+extension, before they make their sampler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Generator, Tensor
+from vllm.platforms import current_platform
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.request import Request
+from vllm.v1.sample.ops import topk_topp_sampler
+from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+
+# Seeds of one call; a request that ends leaves the rest unused.
+DRAWN = 64
+
+# The seeds that each generator has drawn and not given yet. A request keeps its generator from its first token to its last.
+_seeds: WeakKeyDictionary[Generator, Iterator[int]] = WeakKeyDictionary()
+
+
+def seed(generator: Generator) -> int:
+    """The next seed: what `torch.randint(0, 2**31, (1,), generator=generator)` would give next if nothing else drew from it."""
+    if (drawn := _seeds.get(generator)) is not None and (found := next(drawn, None)) is not None:
+        return found
+    _seeds[generator] = drawn = iter(torch.randint(0, 2**31, (DRAWN,), generator=generator, dtype=torch.long).tolist())
+    return next(drawn)
+
+
+_sample_by_vllm = TopKTopPSampler.forward_cpu
+
+
+def _sample(
+    self: TopKTopPSampler, logits: Tensor, generators: dict[int, Generator], k: Tensor | None, p: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Gives what vLLM's `TopKTopPSampler.forward_cpu` gives."""
+    if self.use_fp64_gumbel:
+        return _sample_by_vllm(self, logits, generators, k, p)
+    logits = topk_topp_sampler.apply_top_k_top_p(logits, k, p)
+    kept = None
+    if self.logprobs_mode == "processed_logits":
+        kept = logits
+    elif self.logprobs_mode == "processed_logprobs":
+        kept = logits.log_softmax(dim=-1, dtype=torch.float32)
+    rows = logits.shape[0]
+    seeds = [0] * rows if len(generators) == rows else torch.randint(0, 2**31, (rows,), dtype=torch.long).tolist()
+    for row, generator in generators.items():
+        seeds[row] = seed(generator)
+    return torch.ops._C.fused_gumbel_argmax(logits.float(), torch.tensor(seeds, dtype=torch.long)), kept
+
+
+def has_slots(manager: KVCacheManager, request: Request, new: int, lookahead: int = 0) -> bool:
+    """Whether `allocate_slots` for `new` more tokens has nothing to do: the request's blocks have room, and none becomes full.
+
+    Full blocks would be entered into the prefix cache. False also where the answer would take longer: layers with windows or states.
+    """
+    computed = request.num_computed_tokens + new
+    needed = min(computed + lookahead, manager.max_model_len)
+    final = min(computed, request.num_tokens)
+    for each in manager.coordinator.single_type_managers:
+        size, id_ = each.block_size, request.request_id
+        if type(each) is not FullAttentionManager or size != each.block_pool.hash_block_size:
+            return False
+        if needed > size * len(each.req_to_blocks.get(id_, ())) or id_ in each._partial_hit_reqs:
+            return False
+        if each.enable_caching and final // size > each.num_cached_block.get(id_, 0):
+            return False
+    return new > 0
+
+
+_allocate_by_vllm = KVCacheManager.allocate_slots
+
+
+def _allocate(
+    self: KVCacheManager,
+    request: Request,
+    num_new_tokens: int,
+    *others: Any,
+    num_lookahead_tokens: int = 0,
+    **keywords: Any,
+) -> KVCacheBlocks | None:
+    """Gives what vLLM's `KVCacheManager.allocate_slots` gives. Only requests that run already are asked for without `keywords`."""
+    if not others and not keywords and has_slots(self, request, num_new_tokens, num_lookahead_tokens):
+        return self.empty_kv_cache_blocks
+    keywords["num_lookahead_tokens"] = num_lookahead_tokens
+    return _allocate_by_vllm(self, request, num_new_tokens, *others, **keywords)
+
+
+if current_platform.is_cpu():
+    current_platform.import_kernels()
+    TopKTopPSampler.forward_cpu = _sample
+    KVCacheManager.allocate_slots = _allocate
