@@ -78,14 +78,23 @@ def packed_attention(
 
 
 def takes_all(query: Tensor) -> bool:
-    """Whether one kernel computes samples of different lengths: FlashAttention, of half precision on NVIDIA's GPUs since Ampere.
+    """Whether one kernel, FlashAttention's, computes samples of different lengths. `query` is (1, heads, T, head size).
 
     A kernel for each sample and layer would keep a GPU waiting for the host.
     """
-    half, size = query.dtype in (torch.bfloat16, torch.float16), query.shape[-1]
-    if query.device.type != "cuda" or torch.version.hip is not None or not half or size > 256 or size % 8:
+    if query.device.type != "cuda" or torch.version.hip is not None:
         return False
-    return torch.cuda.get_device_capability(query.device) >= (8, 0)
+    return flash_attends(torch.cuda.get_device_capability(query.device), query.dtype, query.shape[-1])
+
+
+def flash_attends(capability: tuple[int, int], dtype: torch.dtype, head_size: int) -> bool:
+    """Whether torch's FlashAttention, forward and backward, takes heads of this size on NVIDIA's GPUs of this compute capability. Pure.
+
+    In half precision, since Ampere; the largest heads' gradients only where a multiprocessor has the shared memory of an A100.
+    """
+    largest = 256 if capability in ((8, 0), (9, 0), (10, 0)) else 192
+    half = dtype in (torch.bfloat16, torch.float16)
+    return half and capability >= (8, 0) and head_size <= largest and head_size % 8 == 0
 
 
 def _flash(

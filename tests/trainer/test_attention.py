@@ -1,4 +1,4 @@
-"""Packed attention on a GPU, where one kernel computes all samples; skipped on machines without one."""
+"""Packed attention on GPUs, where one kernel computes all samples."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import torch
 from torch import Tensor
 
 from longboat_runtime.trainer import attention
-
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 HEADS, SIZE = 8, 64
 LENGTHS = (301, 301, 97, 64, 63, 1)
@@ -31,6 +29,27 @@ def attended(tensors: list[Tensor], window: int | None) -> list[Tensor]:
     return [result.detach().float(), *(tensor.grad.float() for tensor in tensors)]
 
 
+@pytest.mark.parametrize(
+    ("capability", "dtype", "size", "expected"),
+    [
+        ((9, 0), torch.bfloat16, 128, True),
+        ((8, 0), torch.float16, 256, True),
+        ((8, 9), torch.bfloat16, 192, True),
+        ((8, 9), torch.bfloat16, 256, False),
+        ((12, 0), torch.bfloat16, 256, False),
+        ((9, 0), torch.bfloat16, 264, False),
+        ((9, 0), torch.bfloat16, 100, False),
+        ((9, 0), torch.float32, 128, False),
+        ((7, 5), torch.float16, 64, False),
+    ],
+)
+def test_flash_attention_has_kernels_for_half_precision_since_ampere(
+    *, capability: tuple[int, int], dtype: torch.dtype, size: int, expected: bool
+) -> None:
+    assert attention.flash_attends(capability, dtype, size) is expected
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("window", [None, 40, 1000])
 @pytest.mark.parametrize("key_heads", [8, 2])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
