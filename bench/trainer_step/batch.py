@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,3 +38,18 @@ def padded(samples: Sequence[GeneratedSample]) -> dict[str, Tensor]:
         tensors[f"{name}_ids"] = torch.from_numpy(np.stack(ids)).long()
         tensors[f"{name}_mask"] = torch.from_numpy(np.stack(masks)).long()
     return tensors
+
+
+def trl_update(
+    trainer: Any, optimizer: torch.optim.Optimizer, parts: Sequence[dict[str, Any]]
+) -> Callable[[int], None]:
+    """One update by GRPOTrainer's loss of micro-batches."""
+
+    def step(_: int) -> None:
+        for part in parts:
+            (trainer.compute_loss(trainer.model, part) / len(parts)).backward()
+        torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step

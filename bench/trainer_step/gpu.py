@@ -1,7 +1,6 @@
 """One optimizer step of a model that people train, on a GPU: ours, and TRL's, on the same samples with random tokens.
 
-Weights and optimizer are float32 and arithmetic is bfloat16 in both, layers are recomputed in the backward pass in both (both
-projects' defaults). TRL is given micro-batches that are padded to their own longest sample; GRPOTrainer pads to that of the step.
+Weights and optimizer are float32 and arithmetic is bfloat16 in both, and both recompute layers in the backward pass. TRL is given micro-batches that are padded to their own longest sample; GRPOTrainer pads to that of the step.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from torch.nn.attention import varlen
 
 from bench.memory.models import VOCABULARY, build_model
 from bench.record import Recorder
-from bench.trainer_step.batch import advantage, padded, request
+from bench.trainer_step.batch import advantage, padded, request, trl_update
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, VersionSpan
-from longboat_runtime.trainer import attention, process_group
+from longboat_runtime.trainer import attention, forward, process_group
 from longboat_runtime.trainer.rank import TrainerRank
 
 GROUP_SIZE = 8
@@ -150,13 +149,13 @@ def _not_compiled(rank: TrainerRank, step: Callable[[int], None]) -> Callable[[i
         compiled = {
             layer: layer.__dict__.pop("forward") for layer in rank.model.modules() if "forward" in layer.__dict__
         }
-        rank.model._longboat_compiled = False
+        setattr(rank.model, forward.COMPILED, False)
         try:
             step(number)
         finally:
-            rank.model._longboat_compiled = True
-            for layer, forward in compiled.items():
-                layer.forward = forward
+            setattr(rank.model, forward.COMPILED, True)
+            for layer, method in compiled.items():
+                layer.forward = method
 
     return slower
 
@@ -225,11 +224,4 @@ def trl_step(model: Path, samples: list[GeneratedSample], micro_batch: int, fold
     trainer.model.gradient_checkpointing_enable({"use_reentrant": False})
     trainer.model.train()
 
-    def step(_: int) -> None:
-        for part in parts:
-            (trainer.compute_loss(trainer.model, part) / len(parts)).backward()
-        torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    return trl_update(trainer, optimizer, parts)

@@ -21,7 +21,7 @@ from bench.step.cases import Case, case_named
 from bench.step.longboat_step import job
 from bench.step.trl_step import settings
 from bench.trainer_step import gpu
-from bench.trainer_step.batch import advantage, padded, request
+from bench.trainer_step.batch import advantage, padded, request, trl_update
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, VersionSpan
 from longboat_runtime.trainer import process_group, sharding
@@ -155,11 +155,4 @@ def trl_step(
     trainer.current_gradient_accumulation_steps = len(parts)
     trainer.model.train()
 
-    def step(_: int) -> None:
-        for part in parts:
-            (trainer.compute_loss(trainer.model, part) / len(parts)).backward()
-        torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    return trl_update(trainer, optimizer, parts)

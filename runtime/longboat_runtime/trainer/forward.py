@@ -16,7 +16,7 @@ from longboat_runtime.trainer.batch import SampleBatch
 from longboat_runtime.trainer.logprobs import CHUNK_ROWS, ChosenLogprobs
 
 # The mark of a model whose layers are compiled.
-_COMPILED = "_longboat_compiled"
+COMPILED = "_longboat_compiled"
 
 
 def response_logprobs(model: nn.Module, batch: SampleBatch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -41,7 +41,7 @@ def response_logprobs(model: nn.Module, batch: SampleBatch, temperature: float =
     with _head_at(model, predicting):
         output = model(input_ids=input_ids, use_cache=False, **keywords)
     logits = output.logits[0, : len(batch.targets)]
-    compiled = getattr(model, _COMPILED, False)
+    compiled = getattr(model, COMPILED, False)
     logprobs, entropy = ChosenLogprobs.apply(logits, batch.targets, temperature, CHUNK_ROWS, compiled)
     return logprobs, entropy
 
@@ -60,7 +60,7 @@ def compile_layers(model: nn.Module, layers: Sequence[nn.Module]) -> None:
     """
     for layer in layers:
         layer.forward = torch.compile(layer.forward, dynamic=True)
-    setattr(model, _COMPILED, True)
+    setattr(model, COMPILED, True)
 
 
 def recurring_size(size: int) -> int:
