@@ -21,9 +21,10 @@ from torch.distributed.fsdp import FSDPModule
 from bench.memory.allocations import Allocations
 from bench.memory.models import SHAPES, VOCABULARY, build_model
 from bench.record import Recorder
+from bench.samples import random_sample
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.interfaces import TrainRequest, TrainSample
-from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, VersionSpan
+from longboat_runtime.samples import GeneratedSample, SampleId
 from longboat_runtime.trainer import process_group
 from longboat_runtime.trainer.rank import TrainerRank
 from longboat_runtime.trainer.sharding import load_sharded
@@ -193,19 +194,10 @@ def _units(model: torch.nn.Module) -> list[int]:
 def _samples(count: int, tokens: int, vocabulary: int) -> list[GeneratedSample]:
     """One fills a bin."""
     random = np.random.default_rng(0)
-    response = tokens - PROMPT_TOKENS
+    prompts = (random.integers(0, vocabulary, PROMPT_TOKENS).astype(np.int32) for _ in range(count))
     return [
-        GeneratedSample(
-            id=SampleId(0, number, 0, 0),
-            prompt_ids=random.integers(0, vocabulary, PROMPT_TOKENS).astype(np.int32),
-            token_ids=random.integers(0, vocabulary, response).astype(np.int32),
-            logprobs=random.normal(-12.0, 0.2, response).astype(np.float32),
-            spans=(VersionSpan(0, 0, response),),
-            finish_reason=FinishReason.STOP,
-            text="",
-            engine="engine",
-        )
-        for number in range(count)
+        random_sample(random, SampleId(0, number, 0, 0), prompt, tokens - PROMPT_TOKENS, (0, vocabulary), -12.0)
+        for number, prompt in enumerate(prompts)
     ]
 
 

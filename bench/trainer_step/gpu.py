@@ -1,6 +1,7 @@
 """One optimizer step of a model that people train, on a GPU: ours, and TRL's, on the same samples with random tokens.
 
-Weights and optimizer are float32 and arithmetic is bfloat16 in both, and both recompute layers in the backward pass. TRL is given micro-batches that are padded to their own longest sample; GRPOTrainer pads to that of the step.
+Weights and optimizer are float32 and arithmetic is bfloat16 in both, and both recompute layers in the backward pass. TRL is given
+micro-batches that are padded to their own longest sample; GRPOTrainer pads to that of the step.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from torch.nn.attention import varlen
 
 from bench.memory.models import VOCABULARY, build_model
 from bench.record import Recorder
+from bench.samples import random_sample
 from bench.trainer_step.batch import advantage, padded, request, trl_update
 from longboat_crds.job import RLJobSpec
-from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, VersionSpan
+from longboat_runtime.samples import GeneratedSample, SampleId
 from longboat_runtime.trainer import attention, forward, process_group
 from longboat_runtime.trainer.rank import TrainerRank
 
@@ -74,18 +76,8 @@ def responses(count: int, longest: int, vocabulary: int) -> list[GeneratedSample
         if number % GROUP_SIZE == 0:
             prompt = random.integers(0, vocabulary, random.integers(*PROMPT_TOKENS)).astype(np.int32)
         length = int(np.clip(np.exp(random.normal(np.log(MEDIAN), SIGMA)), 1, longest - len(prompt)))
-        samples.append(
-            GeneratedSample(
-                id=SampleId(0, number // GROUP_SIZE, 0, number % GROUP_SIZE),
-                prompt_ids=prompt,
-                token_ids=random.integers(0, vocabulary, length).astype(np.int32),
-                logprobs=random.normal(-12.0, 0.2, length).astype(np.float32),
-                spans=(VersionSpan(0, 0, length),),
-                finish_reason=FinishReason.STOP,
-                text="",
-                engine="",
-            )
-        )
+        id_ = SampleId(0, number // GROUP_SIZE, 0, number % GROUP_SIZE)
+        samples.append(random_sample(random, id_, prompt, length, (0, vocabulary), -12.0))
     return samples
 
 

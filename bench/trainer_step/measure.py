@@ -17,13 +17,14 @@ import torch
 
 from bench.memory.models import SHAPES
 from bench.record import Recorder
+from bench.samples import random_sample
 from bench.step.cases import Case, case_named
 from bench.step.longboat_step import job
 from bench.step.trl_step import settings
 from bench.trainer_step import gpu
 from bench.trainer_step.batch import advantage, padded, request, trl_update
 from longboat_crds.job import RLJobSpec
-from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, VersionSpan
+from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId
 from longboat_runtime.trainer import process_group, sharding
 from longboat_runtime.trainer.rank import TrainerRank
 
@@ -94,18 +95,10 @@ def batch(case: Case) -> list[GeneratedSample]:
     samples = []
     for number in range(case.samples):
         length = int(np.clip(draw[case.workload](), 1, longest))
-        samples.append(
-            GeneratedSample(
-                id=SampleId(0, number // 8, 0, number % 8),
-                prompt_ids=random.integers(4, VOCABULARY, case.module.PROMPT_TOKENS).astype(np.int32),
-                token_ids=random.integers(4, VOCABULARY, length).astype(np.int32),
-                logprobs=random.normal(-5.5, 0.2, length).astype(np.float32),
-                spans=(VersionSpan(0, 0, length),),
-                finish_reason=FinishReason.LENGTH if length == longest else FinishReason.STOP,
-                text="",
-                engine="",
-            )
-        )
+        prompt = random.integers(4, VOCABULARY, case.module.PROMPT_TOKENS).astype(np.int32)
+        reason = FinishReason.LENGTH if length == longest else FinishReason.STOP
+        id_ = SampleId(0, number // 8, 0, number % 8)
+        samples.append(random_sample(random, id_, prompt, length, (4, VOCABULARY), -5.5, reason))
     return samples
 
 

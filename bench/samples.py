@@ -1,0 +1,29 @@
+"""Samples of random tokens, for benchmarks that generate nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from longboat_runtime.samples import FinishReason, GeneratedSample, IntArray, SampleId, VersionSpan
+
+
+def random_sample(
+    random: np.random.Generator,
+    id_: SampleId,
+    prompt_ids: IntArray,
+    length: int,
+    tokens: tuple[int, int],
+    logprob: float,
+    finish_reason: FinishReason = FinishReason.STOP,
+) -> GeneratedSample:
+    """A response of `length` tokens, drawn from the range `tokens`, whose log-probs are about `logprob`."""
+    return GeneratedSample(
+        id=id_,
+        prompt_ids=prompt_ids,
+        token_ids=random.integers(*tokens, length).astype(np.int32),
+        logprobs=random.normal(logprob, 0.2, length).astype(np.float32),
+        spans=(VersionSpan(0, 0, length),),
+        finish_reason=finish_reason,
+        text="",
+        engine="",
+    )
