@@ -29,7 +29,7 @@ from bench.grading.bare import TASKS
 from bench.grading.responses import responses
 from bench.record import Recorder
 from bench.step.cases import CASES
-from bench.step.longboat_step import job
+from bench.step.longboat_step import Setting, job
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.local.ray import start_ray
 from longboat_runtime.reward.client import GraderClient
@@ -181,5 +181,5 @@ def _generated(index: int, sample: RewardSample) -> GeneratedSample:
 
 
 def _job(reward: Mapping[str, Any]) -> RLJobSpec:
-    spec = job(CASES[0], Path("/model"), Path("/rows.jsonl"), 1, 0, 1)["spec"]
+    spec = job(CASES[0], Path("/model"), Path("/rows.jsonl"), 1, 0, Setting())["spec"]
     return RLJobSpec.model_validate({**spec, "rewards": [reward]})

@@ -37,9 +37,8 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
                     every = settings[(repeat + turn) % len(settings)]
                     rollouts = {"everySteps": every} if every else None
                     steps = WARM_UP + arguments.steps
-                    rows = longboat_step.measure(
-                        case, model, Path(folder), steps, repeat, arguments.engines, rollouts=rollouts
-                    )
+                    setting = longboat_step.Setting(arguments.engines)
+                    rows = longboat_step.measure(case, model, Path(folder), steps, repeat, setting, rollouts=rollouts)
                     for number, row in enumerate(rows[WARM_UP:]):
                         values = {"case": case.name, "every": every, "repeat": repeat, "number": number}
                         recorder.write("step", **values, load=os.getloadavg()[0], seconds=row)

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,21 +16,20 @@ from bench.step.cases import CLIP, GROUP_SIZE, LEARNING_RATE, Case, write_datase
 STAGES = {"generate": "gen", "reward": "reward", "train": "update_actor", "publish": "update_weights"}
 
 
-def job(
-    case: Case,
-    model: Path,
-    data: Path,
-    steps: int,
-    seed: int,
-    engines: int,
-    *,
-    eager: bool = True,
-    bin_samples: int = 8,
-) -> dict[str, Any]:
-    """The RLJob. Checkpoints are made after the last step only, as TRL makes none. Engines that aren't `eager` compile (g++).
-
-    A bin of the trainer holds `bin_samples` of the longest samples.
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a user would try out: engines, whether they are eager (else they compile, with g++), how many of the longest samples a bin of
+    the trainer holds, and whether its layers are compiled (with g++ too).
     """
+
+    engines: int = 1
+    eager: bool = True
+    bin_samples: int = 8
+    compile_layers: bool = False
+
+
+def job(case: Case, model: Path, data: Path, steps: int, seed: int, setting: Setting) -> dict[str, Any]:
+    """The RLJob. Checkpoints are made after the last step only, as TRL makes none."""
     return {
         "apiVersion": "longboat.dev/v1alpha1",
         "kind": "RLJob",
@@ -42,14 +42,15 @@ def job(
             "rounds": {"steps": steps, "promptsPerRound": case.prompts, "seed": seed},
             "rollout": {
                 "sampling": {"maxTokens": case.module.MAX_TOKENS},
-                "enginesPerPod": engines,
+                "enginesPerPod": setting.engines,
                 "kvCache": "512Mi",
-                "enforceEager": eager,
+                "enforceEager": setting.eager,
             },
             "rewards": [{"name": case.workload, "signature": "TRL", "function": f"{case.module.__file__}:reward"}],
             "rewardPool": {"gradersPerPod": 1},
             "trainer": {
-                "maxTokensPerBin": bin_samples * (case.module.PROMPT_TOKENS + case.module.MAX_TOKENS),
+                "maxTokensPerBin": setting.bin_samples * (case.module.PROMPT_TOKENS + case.module.MAX_TOKENS),
+                "compile": setting.compile_layers,
                 "optimizer": {"learningRate": LEARNING_RATE},
             },
             "checkpoint": {"everySteps": steps, "keep": 1, "export": False},
@@ -63,10 +64,8 @@ def measure(
     scratch: Path,
     steps: int,
     seed: int,
-    engines: int,
+    setting: Setting,
     *,
-    eager: bool = True,
-    bin_samples: int = 8,
     rollouts: dict[str, Any] | None = None,
 ) -> list[dict[str, float]]:
     """Seconds of each step after the first: whole (from report to report), and by stage. `rollouts` is that of the spec."""
@@ -76,7 +75,7 @@ def measure(
     shutil.rmtree(output, ignore_errors=True)
     data = write_dataset(case, scratch / "prompts.jsonl", steps * case.prompts, seed)
     file = scratch / "job.yaml"
-    made = job(case, model, data, steps, seed, engines, eager=eager, bin_samples=bin_samples)
+    made = job(case, model, data, steps, seed, setting)
     if rollouts is not None:
         made["spec"]["rollouts"] = rollouts
     file.write_text(json.dumps(made))

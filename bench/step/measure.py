@@ -9,13 +9,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from bench.record import Recorder
 from bench.step import longboat_step, trl_step
 from bench.step.cases import CASES, Case, case_named
+from bench.step.longboat_step import Setting
 
 # Steps of a run that don't count: caches fill, memory is taken.
 WARM_UP = 2
@@ -28,6 +30,8 @@ ENGINES = (1, 2)
 EAGER = (True, False) if shutil.which("g++") else (True,)
 # How many of the longest samples a bin of Longboat's trainer holds.
 BIN_SAMPLES = (8, 32)
+# Whether its layers are compiled.
+COMPILE_LAYERS = (False, True) if shutil.which("g++") else (False,)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--eager", action=argparse.BooleanOptionalAction, help="Longboat's; default: the best, searched for"
     )
     parser.add_argument("--bin-samples", type=int, help="Longboat's; default: the best, searched for")
+    parser.add_argument(
+        "--compile-layers",
+        action=argparse.BooleanOptionalAction,
+        help="the trainer's, Longboat's; default: the best, searched for",
+    )
     parser.add_argument("--repeats", type=int, default=3, help="runs of each system in each case, taking turns")
 
 
@@ -58,8 +67,8 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
                 steps = WARM_UP + arguments.steps
                 rows = _trl(case, model, micro_batch, steps, repeat)[WARM_UP:]
                 _write(recorder, case, "trl", repeat, rows, micro_batch=micro_batch)
-                rows = longboat_step.measure(case, model, scratch, steps, repeat, **setting)[WARM_UP:]
-                _write(recorder, case, "longboat", repeat, rows, **setting)
+                rows = longboat_step.measure(case, model, scratch, steps, repeat, setting)[WARM_UP:]
+                _write(recorder, case, "longboat", repeat, rows, **asdict(setting))
     recorder.close()
 
 
@@ -78,34 +87,37 @@ def _best_micro_batch(recorder: Recorder, case: Case, model: Path) -> int:
     return min(found, key=lambda size: found[size])
 
 
-def _best_setting(
-    recorder: Recorder, case: Case, model: Path, scratch: Path, arguments: argparse.Namespace
-) -> dict[str, Any]:
-    """The best engines, and with them the best bins."""
-    tried: dict[str, Sequence[Any]] = {"engines": ENGINES, "eager": EAGER, "bin_samples": BIN_SAMPLES}
+def _best_setting(recorder: Recorder, case: Case, model: Path, scratch: Path, arguments: argparse.Namespace) -> Setting:
+    """The best engines, with them the best bins, and with both the better of layers that are compiled and those that aren't."""
+    tried: dict[str, Sequence[Any]] = {
+        "engines": ENGINES,
+        "eager": EAGER,
+        "bin_samples": BIN_SAMPLES,
+        "compile_layers": COMPILE_LAYERS,
+    }
     for name in tried:
         if (given := getattr(arguments, name)) is not None:
             tried[name] = [given]
-    bins = tried["bin_samples"]
-    found = [
-        {"engines": engines, "eager": eager, "bin_samples": bins[0]}
-        for engines in tried["engines"]
-        for eager in tried["eager"]
-    ]
-    seconds: list[float] = []
-    if len(found) > 1 or len(bins) > 1:
-        seconds += [_trial(recorder, case, model, scratch, setting) for setting in found]
-        best = found[seconds.index(min(seconds))]
-        for samples in bins[1:]:
-            found.append({**best, "bin_samples": samples})
-            seconds.append(_trial(recorder, case, model, scratch, found[-1]))
-    return found[seconds.index(min(seconds))] if seconds else found[0]
+    first = Setting(**{name: values[0] for name, values in tried.items()})
+    seconds: dict[Setting, float] = {}
+
+    def best(settings: Iterable[Setting]) -> Setting:
+        for setting in settings:
+            if setting not in seconds:
+                seconds[setting] = _trial(recorder, case, model, scratch, setting)
+        return min(seconds, key=lambda setting: seconds[setting])
+
+    if all(len(values) == 1 for values in tried.values()):
+        return first
+    chosen = best(replace(first, engines=one, eager=eager) for one in tried["engines"] for eager in tried["eager"])
+    chosen = best(replace(chosen, bin_samples=samples) for samples in tried["bin_samples"])
+    return best(replace(chosen, compile_layers=compiled) for compiled in tried["compile_layers"])
 
 
-def _trial(recorder: Recorder, case: Case, model: Path, scratch: Path, setting: dict[str, Any]) -> float:
-    rows = longboat_step.measure(case, model, scratch, WARM_UP + 2, 99, **setting)[WARM_UP:]
+def _trial(recorder: Recorder, case: Case, model: Path, scratch: Path, setting: Setting) -> float:
+    rows = longboat_step.measure(case, model, scratch, WARM_UP + 2, 99, setting)[WARM_UP:]
     seconds = min(row["step"] for row in rows)
-    recorder.write("setting", case=case.name, system="longboat", **setting, seconds=seconds)
+    recorder.write("setting", case=case.name, system="longboat", **asdict(setting), seconds=seconds)
     return seconds
 
 

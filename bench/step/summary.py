@@ -104,8 +104,8 @@ def table(lines: list[dict[str, Any]]) -> str:
         "",
         "Longboat by stage:",
         "",
-        "| workload-model-samples | engines | generate | reward | train | publish |",
-        "|---|---|---|---|---|---|",
+        "| workload-model-samples | engines | trainer's layers | generate | reward | train | publish |",
+        "|---|---|---|---|---|---|---|",
     ]
     for case in cases:
         ours = found[case, "longboat"]
@@ -135,9 +135,10 @@ def plot(lines: list[dict[str, Any]], path: Path) -> None:
 
 
 def _engines(lines: list[dict[str, Any]], case: str) -> str:
-    """The setting that was the best in trials."""
+    """Two cells: the setting that was the best in trials."""
     setting = next(line["setting"] for line in lines if _is_step(line, case) and line["system"] == "longboat")
-    return f"{setting['engines']}, {'eager' if setting.get('eager', True) else 'compiled'}"
+    engines = f"{setting['engines']}, {'eager' if setting.get('eager', True) else 'compiled'}"
+    return f"{engines} | {'compiled' if setting.get('compile_layers', False) else 'not compiled'}"
 
 
 def _s(seconds: float) -> str:

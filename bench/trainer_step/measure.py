@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from bench.memory.models import SHAPES
 from bench.record import Recorder
 from bench.samples import random_sample
 from bench.step.cases import Case, case_named
-from bench.step.longboat_step import job
+from bench.step.longboat_step import Setting, job
 from bench.step.trl_step import settings
 from bench.trainer_step import gpu
 from bench.trainer_step.batch import advantage, padded, request, trl_update
@@ -70,12 +71,14 @@ def measure(recorder: Recorder, case: Case, folder: Path, steps: int, micro_batc
     samples = batch(case)
     arms: dict[str, Callable[[int], None]] = {"TRL": trl_step(case, model, samples, micro_batch, steps)}
     address = process_group.free_address("127.0.0.1")
-    spec = RLJobSpec.model_validate(job(case, model, folder / "none", 10_000, 0, 1)["spec"])
+    spec = RLJobSpec.model_validate(job(case, model, folder / "none", 10_000, 0, Setting())["spec"])
     rank = TrainerRank(spec, 0, 1, address)
     try:
         arms["Longboat with FSDP2 and the model's layers"] = _ours(rank, samples, fsdp=True, cpu_layers=False)
         arms["Longboat with the model's layers"] = _ours(rank, samples, fsdp=False, cpu_layers=False)
         arms["Longboat"] = _ours(rank, samples, fsdp=False, cpu_layers=True)
+        if shutil.which("g++"):
+            arms["Longboat, compiled"] = _ours(rank, samples, fsdp=False, cpu_layers=True, compiled=True)
         for number in range(1, WARM_UP + steps + 1):
             for arm, step in arms.items():
                 wall, cpu = time.perf_counter(), time.process_time()
@@ -109,8 +112,12 @@ def _random_model(case: Case, directory: Path) -> Path:
     return build_tiny_model(directory, layers=layers, hidden=hidden, vocabulary=VOCABULARY, max_length=512)
 
 
-def _ours(rank: TrainerRank, samples: list[GeneratedSample], *, fsdp: bool, cpu_layers: bool) -> Callable[[int], None]:
+def _ours(
+    rank: TrainerRank, samples: list[GeneratedSample], *, fsdp: bool, cpu_layers: bool, compiled: bool = False
+) -> Callable[[int], None]:
     """A step of a model that is loaded with or without each; the rank is given the model back at every step."""
+    trainer = rank.spec.trainer.model_copy(update={"compile": compiled})
+    rank.spec = rank.spec.model_copy(update={"trainer": trainer})
     rules = sharding.needs_fsdp, sharding.uses_cpu_layers
     sharding.needs_fsdp, sharding.uses_cpu_layers = (lambda *_: fsdp), (lambda *_, **__: cpu_layers)
     try:

@@ -63,9 +63,9 @@ class TrainerSpec(ApiModel):
     )
     compile: Annotated[bool | None, Changeable.WHILE_SUSPENDED] = Field(
         None,
-        description="Have torch compile the model's layers and the loss, so that a GPU does several operations in one pass over memory. "
-        "The first step takes longer, later ones less time. Needs a C compiler in the trainer's image. Default: true on GPUs, false on "
-        "CPUs.",
+        description="Have torch compile the model's layers and the loss, so that several operations take one pass over memory. The first "
+        "step takes longer, later ones less time. Needs a compiler in the trainer's image: gcc for GPUs, g++ for CPUs. Default: true on "
+        "GPUs, false on CPUs.",
     )
     deterministic: Annotated[bool | None, Changeable.WHILE_SUSPENDED] = Field(
         None,

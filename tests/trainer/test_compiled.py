@@ -1,24 +1,26 @@
 """What torch compiles computes the same, once for all bins."""
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from longboat_runtime.problems import SpecProblem
 from longboat_runtime.trainer import sharding
-from longboat_runtime.trainer.forward import compiles
+from longboat_runtime.trainer.forward import check_compiler, compiles
 from tests.support.tiny_model import build_tiny_model
 from tests.trainer.trainer_world import fetch_from, full, make_request, make_samples, make_spec, only_rank
 
 STEPS = [make_samples(9, seed=seed) for seed in range(2)]
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("checkpointing", "fsdp"), [(False, True), (True, True), (False, False)])
 def test_compiled_layers_train_as_others_and_are_compiled_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, checkpointing: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, checkpointing: bool, fsdp: bool
 ) -> None:
-    monkeypatch.setattr(sharding, "needs_fsdp", lambda *_: True)
+    monkeypatch.setattr(sharding, "needs_fsdp", lambda *_: fsdp)
     model = build_tiny_model(tmp_path / "model", hidden=64, layers=3)
     norms: dict[bool, list[float]] = {}
     weights = {}
@@ -48,3 +50,20 @@ def test_models_on_gpus_are_compiled_unless_the_job_says_otherwise(
     *, wanted: bool | None, device: str, expected: bool
 ) -> None:
     assert compiles(wanted, device) is expected
+
+
+@pytest.mark.parametrize(
+    ("device", "variable", "lacks"), [("cpu", "CXX", "C++ compiler (g++)"), ("cuda", "CC", "C compiler (gcc)")]
+)
+def test_without_a_compiler_the_field_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, variable: str, lacks: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(SpecProblem, match=re.escape(f"there is no {lacks}")) as caught:
+        check_compiler(device)
+    assert caught.value.field == "spec.trainer.compile"
+    (own := tmp_path / "own-compiler").write_text("")
+    own.chmod(0o755)
+    monkeypatch.setenv(variable, str(own))
+    check_compiler(device)

@@ -29,12 +29,15 @@ def uses_cpu_layers(device: str, dtype: DType, *, onednn: bool) -> bool:
     return onednn and device == "cpu" and dtype is DType.FLOAT32
 
 
-def use_cpu_layers(model: nn.Module) -> None:
-    """Makes the linear layers and RMS norms of `model` compute by these."""
+def use_cpu_layers(model: nn.Module, *, norms: bool = True) -> None:
+    """Makes the linear layers of `model`, and its RMS norms if `norms`, compute by these.
+
+    Torch compiles a norm into fewer passes than it takes here; a layer that is compiled keeps the model's own.
+    """
     for module in model.modules():
         if isinstance(module, nn.Linear):
             module.forward = partial(_linear, module)
-        elif _scales_only(module):
+        elif norms and _scales_only(module):
             module.forward = partial(_norm, module)
 
 
@@ -80,7 +83,7 @@ class OneDnnLinear(torch.autograd.Function):
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(inputs, weight)
         ctx.has_bias = bias is not None
-        return _product(inputs, weight, bias)
+        return torch.ops.longboat.product(inputs, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -88,9 +91,9 @@ class OneDnnLinear(torch.autograd.Function):
         gradient = gradients[0].reshape(-1, weight.shape[0])
         of_inputs = of_weight = of_bias = None
         if ctx.needs_input_grad[0]:
-            of_inputs = _product(gradients[0], weight.t())
+            of_inputs = torch.ops.longboat.product(gradients[0], weight.t(), None)
         if ctx.needs_input_grad[1]:
-            of_weight = _of_weight(gradient, inputs.reshape(-1, weight.shape[1]))
+            of_weight = torch.ops.longboat.of_weight(gradient, inputs.reshape(-1, weight.shape[1]))
         if ctx.has_bias and ctx.needs_input_grad[2]:
             of_bias = gradient.sum(0)
         return of_inputs, of_weight, of_bias
@@ -117,3 +120,22 @@ def _of_weight(gradient: Tensor, inputs: Tensor) -> Tensor:
 
 def _product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
+
+
+# As operators of their own both can be part of what torch compiles, which otherwise knows no oneDNN for training.
+_OPERATORS = torch.library.Library("longboat", "DEF")
+_OPERATORS.define("product(Tensor inputs, Tensor weight, Tensor? bias) -> Tensor")
+_OPERATORS.define("of_weight(Tensor gradient, Tensor inputs) -> Tensor")
+_OPERATORS.impl("product", _product, "CPU")
+_OPERATORS.impl("of_weight", _of_weight, "CPU")
+
+
+@torch.library.register_fake("longboat::product", lib=_OPERATORS)
+def _product_shape(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    del bias
+    return inputs.new_empty(*inputs.shape[:-1], weight.shape[0])
+
+
+@torch.library.register_fake("longboat::of_weight", lib=_OPERATORS)
+def _of_weight_shape(gradient: Tensor, inputs: Tensor) -> Tensor:
+    return gradient.new_empty(gradient.shape[1], inputs.shape[1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import pad
 
+from longboat_crds.reasons import Reason
+from longboat_runtime.problems import SpecProblem
 from longboat_runtime.trainer.attention import Packing
 from longboat_runtime.trainer.batch import SampleBatch
 from longboat_runtime.trainer.logprobs import CHUNK_ROWS, ChosenLogprobs
@@ -49,6 +53,22 @@ def response_logprobs(model: nn.Module, batch: SampleBatch, temperature: float =
 def compiles(wanted: bool | None, device: str) -> bool:
     """Whether a model on `device` is compiled; `wanted` None means only on GPUs. Pure."""
     return device == "cuda" if wanted is None else wanted
+
+
+def check_compiler(device: str) -> None:
+    """Raises SpecProblem if torch lacks the compiler that it runs for a model on `device`; it would itself only at the first step.
+
+    For GPUs Triton compiles with C, for CPUs torch with C++.
+    """
+    variable, commands = ("CC", ("gcc", "clang", "cc")) if device == "cuda" else ("CXX", ("g++",))
+    named = os.environ.get(variable)
+    if not any(map(shutil.which, [named] if named else commands)):
+        language = "C" if device == "cuda" else "C++"
+        raise SpecProblem(
+            Reason.SPEC_INVALID,
+            "spec.trainer.compile",
+            f"there is no {language} compiler ({named or commands[0]}) in the trainer's pod; set it to false, or use an image with one",
+        )
 
 
 def compile_layers(model: nn.Module, layers: Sequence[nn.Module]) -> None:

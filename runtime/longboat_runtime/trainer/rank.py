@@ -20,7 +20,7 @@ from longboat_runtime.samples import GeneratedSample, SampleId
 from longboat_runtime.trainer import process_group
 from longboat_runtime.trainer.attention import described, packs
 from longboat_runtime.trainer.batch import SampleBatch, WeightedSample, build_batch, token_sample
-from longboat_runtime.trainer.forward import compiles, frozen_logprobs
+from longboat_runtime.trainer.forward import check_compiler, compiles, frozen_logprobs
 from longboat_runtime.trainer.full_weights import full_weights
 from longboat_runtime.trainer.loss_scale import LossScale
 from longboat_runtime.trainer.packing import SampleTooLong
@@ -55,6 +55,8 @@ class TrainerRank:
     def load(self) -> ModelInfo:
         """Reads and shards the model. Raises SpecProblem if it can't be trained as the spec says."""
         compiled = compiles(self.spec.trainer.compile, self.device.type)
+        if compiled:
+            check_compiler(self.device.type)
         model = load_sharded(self.spec.model, self.mesh, compiled=compiled)
         config = language_model(model.config.get_text_config().to_dict())
         longest = longest_sequence(config, self.spec.model.max_length, self.spec.model.path)

@@ -58,10 +58,10 @@ def load_sharded(spec: ModelSpec, mesh: DeviceMesh, *, compiled: bool = False) -
         conversions = get_model_conversion_mapping(model)
         stored_by = get_model_conversion_mapping(model, add_legacy=False)
         model._weight_conversions = [entry for entry in stored_by if not isinstance(entry, PrefixChange)]
+        if uses_cpu_layers(mesh.device_type, spec.dtype, onednn=torch.backends.mkldnn.is_available()):
+            use_cpu_layers(model, norms=not compiled)
         if compiled:
             compile_layers(model, layers(model))
-        elif uses_cpu_layers(mesh.device_type, spec.dtype, onednn=torch.backends.mkldnn.is_available()):
-            use_cpu_layers(model)
         if needs_fsdp(mesh.size(), spec.dtype):
             shard(model, mesh, compute_policy(spec.dtype))
             model.to_empty(device=mesh.device_type)
