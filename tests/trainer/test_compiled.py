@@ -16,15 +16,18 @@ from tests.trainer.trainer_world import fetch_from, full, make_request, make_sam
 STEPS = [make_samples(9, seed=seed) for seed in range(2)]
 
 
-@pytest.mark.parametrize(("checkpointing", "fsdp"), [(False, True), (True, True), (False, False)])
+# More layers than versions of a function that torch compiles before it gives up, which is an error here.
+@pytest.mark.parametrize(("checkpointing", "fsdp", "layers"), [(False, True, 3), (True, True, 3), (False, False, 10)])
 def test_compiled_layers_train_as_others_and_are_compiled_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, checkpointing: bool, fsdp: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, checkpointing: bool, fsdp: bool, layers: int
 ) -> None:
     monkeypatch.setattr(sharding, "needs_fsdp", lambda *_: fsdp)
-    model = build_tiny_model(tmp_path / "model", hidden=64, layers=3)
+    monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)
+    model = build_tiny_model(tmp_path / "model", hidden=64, layers=layers)
     norms: dict[bool, list[float]] = {}
     weights = {}
     for compiled in (False, True):
+        torch._dynamo.reset()
         counters.clear()
         trainer = {"compile": compiled, "gradientCheckpointing": checkpointing}
         graphs = []
