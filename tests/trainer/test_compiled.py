@@ -18,11 +18,11 @@ STEPS = [make_samples(9, seed=seed) for seed in range(2)]
 
 # More layers than versions of a function that torch compiles before it gives up, which is an error here.
 @pytest.mark.parametrize(("checkpointing", "fsdp", "layers"), [(False, True, 3), (True, True, 3), (False, False, 10)])
+@torch._dynamo.config.patch(fail_on_recompile_limit_hit=True)
 def test_compiled_layers_train_as_others_and_are_compiled_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, checkpointing: bool, fsdp: bool, layers: int
 ) -> None:
     monkeypatch.setattr(sharding, "needs_fsdp", lambda *_: fsdp)
-    monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)
     model = build_tiny_model(tmp_path / "model", hidden=64, layers=layers)
     norms: dict[bool, list[float]] = {}
     weights = {}
