@@ -36,10 +36,11 @@ def use_cpu_layers(model: nn.Module, *, norms: bool = True) -> None:
     Torch compiles a norm into fewer passes than it takes here; a layer that is compiled keeps the model's own.
     """
     for module in model.modules():
-        if type(module).forward is nn.Linear.forward:
-            module.__class__ = _computing_by(_linear, type(module))
+        kind: Any = type(module)
+        if kind.forward is nn.Linear.forward:
+            module.__class__ = _computing_by(_linear, kind)
         elif norms and _scales_only(module):
-            module.__class__ = _computing_by(_norm, type(module))
+            module.__class__ = _computing_by(_norm, kind)
 
 
 @cache
