@@ -68,5 +68,5 @@ def test_without_a_compiler_the_field_is_named(
     assert caught.value.field == "spec.trainer.compile"
     (own := tmp_path / "own-compiler").write_text("")
     own.chmod(0o755)
-    monkeypatch.setenv(variable, str(own))
+    monkeypatch.setenv(variable, f"{own} -O2")
     check_compiler(device)

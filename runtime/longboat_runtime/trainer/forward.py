@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -61,13 +62,13 @@ def check_compiler(device: str) -> None:
     For GPUs Triton compiles with C, for CPUs torch with C++.
     """
     variable, commands = ("CC", ("gcc", "clang", "cc")) if device == "cuda" else ("CXX", ("g++",))
-    named = os.environ.get(variable)
-    if not any(map(shutil.which, [named] if named else commands)):
+    named = shlex.split(os.environ.get(variable, ""))[:1]  # options may follow
+    if not any(map(shutil.which, named or commands)):
         language = "C" if device == "cuda" else "C++"
         raise SpecProblem(
             Reason.SPEC_INVALID,
             "spec.trainer.compile",
-            f"there is no {language} compiler ({named or commands[0]}) in the trainer's pod; set it to false, or use an image with one",
+            f"there is no {language} compiler ({(named or commands)[0]}) in the trainer's pod; set it to false, or use an image with one",
         )
 
 

@@ -56,7 +56,8 @@ class TrainerRank:
         """Reads and shards the model. Raises SpecProblem if it can't be trained as the spec says."""
         compiled = compiles(self.spec.trainer.compile, self.device.type)
         if compiled:
-            check_compiler(self.device.type)
+            with process_group.together():
+                check_compiler(self.device.type)
         model = load_sharded(self.spec.model, self.mesh, compiled=compiled)
         config = language_model(model.config.get_text_config().to_dict())
         longest = longest_sequence(config, self.spec.model.max_length, self.spec.model.path)
