@@ -27,11 +27,12 @@ SLOWER = 1.1
 MICRO_BATCHES = (4, 8, 16, 32, 64, 128)
 # Longboat's engines, and whether they are eager; where there is a compiler, both are tried.
 ENGINES = (1, 2)
-EAGER = (True, False) if shutil.which("g++") else (True,)
+HAS_COMPILER = shutil.which("g++") is not None
+EAGER = (True, False) if HAS_COMPILER else (True,)
 # How many of the longest samples a bin of Longboat's trainer holds.
 BIN_SAMPLES = (8, 32)
 # Whether its layers are compiled.
-COMPILE_LAYERS = (False, True) if shutil.which("g++") else (False,)
+COMPILE_LAYERS = (False, True) if HAS_COMPILER else (False,)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

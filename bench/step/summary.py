@@ -109,7 +109,7 @@ def table(lines: list[dict[str, Any]]) -> str:
     ]
     for case in cases:
         ours = found[case, "longboat"]
-        cells = [_engines(lines, case), *(_s(ours[name]) for name in ("generate", "reward", "train", "publish"))]
+        cells = [_setting(lines, case), *(_s(ours[name]) for name in ("generate", "reward", "train", "publish"))]
         text.append(f"| {case} | {' | '.join(cells)} |")
     text += ["", "Mean response, in tokens (TRL, Longboat): "]
     text[-1] += "; ".join(
@@ -134,8 +134,8 @@ def plot(lines: list[dict[str, Any]], path: Path) -> None:
         figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=8)
 
 
-def _engines(lines: list[dict[str, Any]], case: str) -> str:
-    """Two cells: the setting that was the best in trials."""
+def _setting(lines: list[dict[str, Any]], case: str) -> str:
+    """Two cells, engines and the trainer's layers, of the setting that was the best in trials."""
     setting = next(line["setting"] for line in lines if _is_step(line, case) and line["system"] == "longboat")
     engines = f"{setting['engines']}, {'eager' if setting.get('eager', True) else 'compiled'}"
     return f"{engines} | {'compiled' if setting.get('compile_layers', False) else 'not compiled'}"
