@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 from bench.engine_step.timed import Step, note_steps
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.rollout.engine import EngineConfig, engine_config
+from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.samples import SampleRequest
 
 # Of each round, the requests of each engine.
@@ -21,8 +22,8 @@ def steps_alone(spec: RLJobSpec, rounds: Rounds, engines: int) -> list[Step]:
     pipes, processes = [], []
     for number in range(engines):
         ours, theirs = context.Pipe()
-        config = engine_config(spec, f"alone-{number}")
-        processes.append(context.Process(target=_generate, args=(theirs, config, number, engines), daemon=True))
+        config = engine_config(spec, f"alone-{number}", (number,))
+        processes.append(context.Process(target=_generate, args=(theirs, config, engines), daemon=True))
         pipes.append(ours)
         processes[-1].start()
         theirs.close()  # so that its end is noticed here
@@ -43,11 +44,11 @@ def steps_alone(spec: RLJobSpec, rounds: Rounds, engines: int) -> list[Step]:
             process.join()
 
 
-def _generate(pipe: Connection, config: EngineConfig, number: int, engines: int) -> None:
+def _generate(pipe: Connection, config: EngineConfig, engines: int) -> None:
     """The engine's process: answers once it is up, after each round it is sent, and at last with its steps."""
     from longboat_runtime.rollout.factory import start_engine
 
-    engine = start_engine(config, index=number, engines=engines)
+    engine = start_engine(config, NodeDevices(engines))
     steps = note_steps(engine)
     pipe.send(None)
     while (requests := pipe.recv()) is not None:

@@ -128,7 +128,7 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     ),
     Reason.PARALLELISM_INVALID: _configuration(
         "The model can't be split over rollout.tensorParallel devices or trainer.replicas ranks.",
-        "Choose a tensorParallel that divides the attention heads; check the devices of the runtime template's pods.",
+        "Choose a tensorParallel that divides the attention heads and divides the key heads, or is a multiple of them; check the devices of the runtime template's pods.",
     ),
     Reason.MAX_LENGTH_EXCEEDED: _configuration(
         "A prompt plus its response don't fit into the model's longest sequence.",
@@ -136,7 +136,11 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     ),
     Reason.KV_CACHE_TOO_SMALL: _configuration(
         "An engine's KV cache can't hold one sequence of the maximum length.",
-        "Raise rollout.kvCache, or lower model.maxLength.",
+        "Raise rollout.kvCache or rollout.deviceMemory, or lower model.maxLength.",
+    ),
+    Reason.DEVICE_MEMORY_TOO_SMALL: _configuration(
+        "The weights of one rank and a reserve of a tenth take all of rollout.deviceMemory.",
+        "Raise rollout.deviceMemory to what the devices have, or rollout.tensorParallel so that each holds less of the weights.",
     ),
     Reason.DATASET_NOT_FOUND: _configuration(
         "A file of the dataset doesn't exist in the driver pod, or no reasoning-gym task has that name.",

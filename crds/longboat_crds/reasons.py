@@ -45,6 +45,7 @@ class Reason(StrEnum):
     PARALLELISM_INVALID = "ParallelismInvalid"
     MAX_LENGTH_EXCEEDED = "MaxLengthExceeded"
     KV_CACHE_TOO_SMALL = "KVCacheTooSmall"
+    DEVICE_MEMORY_TOO_SMALL = "DeviceMemoryTooSmall"
     DATASET_NOT_FOUND = "DatasetNotFound"
     DATASET_INVALID = "DatasetInvalid"
     DATASET_EMPTY = "DatasetEmpty"

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from longboat_crds.base import LIST_TYPE, ApiModel, Quantity
-from longboat_crds.expressions import at_most, constant, field, product
+from longboat_crds.expressions import at_most, both, constant, field, negation, present, product
 from longboat_crds.rules import Changeable, Rule
 
 MAX_DEVICES_PER_POD = 64
@@ -54,7 +54,7 @@ class SamplingSpec(ApiModel):
 
 
 class RolloutSpec(ApiModel):
-    """Rollout pods and the vLLM engines in them. A pod needs enginesPerPod x tensorParallel devices."""
+    """Rollout pods and the vLLM engines in them. A pod has enginesPerPod x tensorParallel devices."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -62,6 +62,11 @@ class RolloutSpec(ApiModel):
             f"enginesPerPod x tensorParallel is the number of devices of one pod, at most {MAX_DEVICES_PER_POD}: "
             "lower one of them",
             "tensorParallel",
+        ),
+        Rule(
+            negation(both(present("kvCache"), present("deviceMemory"))),
+            "leaves to the KV cache what the weights don't need, and kvCache says how much that is: leave one of them out",
+            "deviceMemory",
         ),
     )
 
@@ -76,7 +81,14 @@ class RolloutSpec(ApiModel):
     )
     sampling: SamplingSpec
     kv_cache: Annotated[Quantity | None, Changeable.WHILE_SUSPENDED] = Field(
-        None, description="KV cache of one engine, such as `64Mi`. Default: vLLM's own."
+        None,
+        description="KV cache per rank, which is one device of an engine, such as `64Mi`. Default: what deviceMemory leaves, else vLLM's "
+        "own.",
+    )
+    device_memory: Annotated[Quantity | None, Changeable.WHILE_SUSPENDED] = Field(
+        None,
+        description="Memory of one device that an engine may use, such as `72Gi`. A tenth is kept in reserve for activations; what the "
+        "rank's weights leave of the rest is its KV cache. Default: vLLM's own rule.",
     )
     max_sequences: Annotated[int, Changeable.WHILE_SUSPENDED] = Field(
         256, ge=1, le=16_384, description="Sequences an engine decodes at once."
@@ -87,5 +99,5 @@ class RolloutSpec(ApiModel):
 
     @property
     def devices_per_pod(self) -> int:
-        """Accelerators that the rollout container of the runtime template has to ask for (on CPU: worker processes)."""
+        """Devices of a pod: accelerators that the rollout container of the runtime template has to ask for (on CPU: worker processes)."""
         return self.engines_per_pod * self.tensor_parallel

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from longboat_crds.reasons import Reason
@@ -48,6 +50,27 @@ def language_model(content: Mapping[str, Any]) -> dict[str, Any]:
     kind = text.get("model_type")
     names = CONFIG_MAPPING[kind].attribute_map if kind in CONFIG_MAPPING else {}
     return {standard: text[own] for standard, own in names.items() if own in text} | text
+
+
+def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of a Hugging Face directory's tensors by name, from the headers of its safetensors files; none if they can't be read.
+
+    Whoever loads the model says what is wrong with it.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    index = directory / "model.safetensors.index.json"
+    shapes: dict[str, tuple[int, ...]] = {}
+    try:
+        files = {"model.safetensors"}
+        if index.exists():
+            files = set(json.loads(index.read_text())["weight_map"].values())
+        for file in files:
+            with safe_open(directory / file, framework="numpy") as tensors:
+                shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118 - no dict
+    except (OSError, ValueError, KeyError, SafetensorError):
+        return {}
+    return shapes
 
 
 def longest_sequence(model: Mapping[str, Any], max_length: int | None, directory: str) -> int:

@@ -172,6 +172,8 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     ({"spec.rounds.promptsPerRound": 2, "spec.algorithm.groupSize": 4, "spec.trainer.minibatches": 2}, None),
     ({"spec.rollout.enginesPerPod": 8, "spec.rollout.tensorParallel": 8}, None),
     ({"spec.rollout.enginesPerPod": 9, "spec.rollout.tensorParallel": 8}, "spec.rollout.tensorParallel"),
+    ({"spec.rollout.deviceMemory": "72Gi"}, None),
+    ({"spec.rollout.deviceMemory": "72Gi", "spec.rollout.kvCache": "64Mi"}, "spec.rollout.deviceMemory"),
     ({"spec.failurePolicy.maxBackoffSeconds": 5}, "spec.failurePolicy.maxBackoffSeconds"),
     ({"spec.checkpoint.claimName": "mine"}, None),
     (
@@ -207,6 +209,7 @@ CHANGES: dict[str, Any] = {
     "model": {"path": "/models/other"},
     "rewardPool": {"replicas": 2},
     "rewards": [{"name": "other", "function": "rewards:other"}],
+    "rollout.deviceMemory": "8Gi",
     "rollout.enforceEager": True,
     "rollout.enginesPerPod": 2,
     "rollout.kvCache": "64Mi",

@@ -32,7 +32,9 @@ def spec(model: Path) -> RLJobSpec:
 
 def write_shard(file: Path, parameters: int) -> None:
     """A safetensors file of one tensor that takes no space on the disk."""
-    header = json.dumps({"w": {"dtype": "F32", "shape": [parameters], "data_offsets": [0, parameters * 4]}}).encode()
+    header = json.dumps(
+        {file.stem: {"dtype": "F32", "shape": [parameters], "data_offsets": [0, parameters * 4]}}
+    ).encode()
     with file.open("wb") as out:
         out.write(struct.pack("<Q", len(header)) + header)
         out.truncate(8 + len(header) + parameters * 4)

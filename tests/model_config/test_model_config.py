@@ -18,6 +18,7 @@ from longboat_runtime.data.prompts import context_length
 from longboat_runtime.model_config import language_model, longest_sequence
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout.engine import EngineConfig
+from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.rollout.factory import start_engine
 
 CONFIGS: tuple[dict[str, Any], ...] = (
@@ -33,7 +34,7 @@ def of_the_driver(directory: Path, max_length: int | None) -> int:
 
 
 def of_an_engine(directory: Path, max_length: int | None) -> None:
-    start_engine(EngineConfig("e", str(directory), "float32", max_length=max_length))
+    start_engine(EngineConfig("e", str(directory), "float32", max_length=max_length), NodeDevices(1))
 
 
 @pytest.mark.parametrize("config", CONFIGS)

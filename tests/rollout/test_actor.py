@@ -10,6 +10,7 @@ import numpy as np
 
 from longboat_runtime.rollout.actor import EngineActor
 from longboat_runtime.rollout.engine import EngineConfig
+from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, SampleRequest, VersionSpan
 from longboat_runtime.store.actor import HeldSamples
 from tests.rollout.reference import request
@@ -59,7 +60,7 @@ def part(of: SampleRequest) -> GeneratedSample:
 
 def actor() -> tuple[EngineActor, Recorder, SlowStore]:
     store, engine = SlowStore(), Recorder()
-    made = EngineActor(EngineConfig("e", "/model", "float32"), 0, 1, store)  # type: ignore[arg-type]
+    made = EngineActor(EngineConfig("e", "/model", "float32"), NodeDevices(1), store)  # type: ignore[arg-type]
     made._engine = engine  # type: ignore[assignment]
     return made, engine, store
 

@@ -5,30 +5,39 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from longboat_crds.reasons import Reason
+from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout.engine import EngineConfig
-from longboat_runtime.rollout.environment import NO_BINDING, CpuShare, cpu_share, environment
+from longboat_runtime.rollout.environment import (
+    NO_BINDING,
+    CpuShare,
+    NodeDevices,
+    cpu_share,
+    environment,
+    visible_accelerators,
+)
 
 CONFIG = EngineConfig(name="e", model="/models/m", dtype="float32", enforce_eager=True)
 SHARE = CpuShare("0|1", 1, (0, 1))
 
 
 def test_an_eager_engine_on_cpu_compiles_nothing_and_is_bound() -> None:
-    made = environment(CONFIG, SHARE, in_process=True, accelerator=False)
+    made = environment(CONFIG, SHARE, in_process=True)
     assert made["TORCHDYNAMO_DISABLE"] == "1"
     assert made["VLLM_CPU_OMP_THREADS_BIND"] == "0|1"
     assert made["OMP_NUM_THREADS"] == "1"
     assert made["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
-    assert "TORCHDYNAMO_DISABLE" not in environment(
-        replace(CONFIG, enforce_eager=False), SHARE, in_process=True, accelerator=False
-    )
+    assert "TORCHDYNAMO_DISABLE" not in environment(replace(CONFIG, enforce_eager=False), SHARE, in_process=True)
 
 
 def test_cpus_of_an_engine_on_an_accelerator_are_left_alone() -> None:
-    made = environment(CONFIG, SHARE, in_process=False, accelerator=True)
+    made = environment(CONFIG, SHARE, in_process=False, accelerators="2,3")
     assert made["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1"
+    assert made["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert made.keys().isdisjoint({"VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS", "TORCHDYNAMO_DISABLE"})
 
 
@@ -41,8 +50,9 @@ def share(
     workers: int = 1,
     request: float = 0,
 ) -> CpuShare:
+    devices = range(engine * workers, (engine + 1) * workers)
     return cpu_share(
-        affinity, node_cpus=node, limit=limit, request=request, engine=engine, engines=engines, workers=workers
+        affinity, node_cpus=node, limit=limit, request=request, devices=devices, node_devices=engines * workers
     )
 
 
@@ -56,6 +66,20 @@ def test_cpus_shared_with_other_pods_are_not_bound() -> None:
     assert share(set(range(64)), limit=4.0, request=4.0, workers=2) == CpuShare(NO_BINDING, 2)
     assert share(set(range(64)), request=5.9, engines=2) == CpuShare(NO_BINDING, 2)
     assert share(set(range(64)), limit=0.5, request=0.5) == CpuShare(NO_BINDING, 1)
+
+
+def test_an_engine_sees_its_own_accelerators_of_a_pod() -> None:
+    assert visible_accelerators((2, 3), NodeDevices(4, 4), None) == "2,3"
+    assert visible_accelerators((0, 1), NodeDevices(2, 2), "GPU-a,GPU-b") == "GPU-a,GPU-b"
+    assert visible_accelerators((0, 1), NodeDevices(2, 4), None) == "2,3", (
+        "Ray gives trainers of the same node the first ones"
+    )
+
+
+def test_too_few_accelerators_are_a_problem_of_the_spec() -> None:
+    with pytest.raises(SpecProblem, match="needs 4 accelerators, enginesPerPod x tensorParallel, and has 2") as caught:
+        visible_accelerators((0, 1), NodeDevices(4, 2), None)
+    assert (caught.value.reason, caught.value.field) == (Reason.PARALLELISM_INVALID, "rollout.tensorParallel")
 
 
 def test_without_any_promise_a_worker_has_one_thread() -> None:
@@ -111,11 +135,12 @@ def test_the_environment_is_set_before_the_models_config_is_read(tmp_path: Path)
 import sys
 from longboat_runtime.rollout import factory
 from longboat_runtime.rollout.engine import EngineConfig
+from longboat_runtime.rollout.environment import NodeDevices
 
 def environment(*_, **__):
     sys.exit("torch" in sys.modules)
 
 factory.environment = environment
-factory.start_engine(EngineConfig("e", {str(tmp_path)!r}, "float32", enforce_eager=True))
+factory.start_engine(EngineConfig("e", {str(tmp_path)!r}, "float32", enforce_eager=True), NodeDevices(1))
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -16,8 +16,9 @@ from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout import keeper as module
 from longboat_runtime.rollout import recovery
 from longboat_runtime.rollout.engine import EngineConfig, EngineDead
+from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.rollout.fleet import RayRolloutFleet
-from longboat_runtime.rollout.keeper import RESOURCE, RolloutNode, rollout_nodes
+from longboat_runtime.rollout.keeper import RESOURCE, RolloutNode, engine_name, rollout_nodes, slots_of
 from longboat_runtime.samples import FinishedSample, LostSample, SampleId, SampleRequest
 from longboat_runtime.weights.gate import FetchFailed, PublicationRefused
 from tests.driver.fakes import make_spec
@@ -252,7 +253,16 @@ async def test_engines_of_a_pods_old_and_new_ray_node_have_different_names(
     await state_of(fleet, lambda state: state.serving == ("n0/0.1", "n0/0.2"))
 
 
-def test_only_living_nodes_with_slots_count() -> None:
+def test_engines_get_groups_of_devices_that_follow_each_other() -> None:
+    node = RolloutNode("a", "p", NodeDevices(5))
+    assert [slot.devices for slot in slots_of(node, 1, most=4)] == [(0,), (1,), (2,), (3,)]
+    assert [slot.devices for slot in slots_of(node, 2, most=64)] == [(0, 1), (2, 3)]
+    assert slots_of(node, 8, most=64) == []
+    assert [engine_name("p", devices, 0) for devices in ((3,), (2, 3))] == ["p/3", "p/2-3"]
+    assert engine_name("p", (2, 3), 4) == "p/2-3.4"
+
+
+def test_only_living_nodes_with_devices_count() -> None:
     nodes = [
         {
             "NodeID": "a",
@@ -264,4 +274,7 @@ def test_only_living_nodes_with_slots_count() -> None:
         {"NodeID": "c", "Alive": True, "Resources": {"longboat-trainer": 1.0}, "Labels": {}},
         {"NodeID": "d", "Alive": True, "Resources": {"longboat-rollout": 1.0}, "Labels": {}, "NodeName": "host"},
     ]
-    assert rollout_nodes(nodes) == {"a": RolloutNode("a", "p", 2, 1), "d": RolloutNode("d", "host", 1, 0)}
+    assert rollout_nodes(nodes) == {
+        "a": RolloutNode("a", "p", NodeDevices(2, 1)),
+        "d": RolloutNode("d", "host", NodeDevices(1)),
+    }

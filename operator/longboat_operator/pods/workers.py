@@ -14,9 +14,11 @@ from longboat_operator.pods.volumes import scratch
 GRADERS = "graders"
 
 
-def worker(role: Role, job: JobRef, command: list[str], slots: int, mounts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The container that joins Ray with `slots` places for actors of its role."""
-    args = ["agent", str(role), "--head", job.head_address, "--slots", str(slots)]
+def worker(
+    role: Role, job: JobRef, command: list[str], offer: list[str], mounts: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """The container that joins Ray; `offer` is the agent's option for what it offers there."""
+    args = ["agent", str(role), "--head", job.head_address, *offer]
     joined = parts.container(str(role), command, args, mounts=mounts)
     joined["ports"] = [{"name": "health", "containerPort": parts.AGENT_PORT}]
     return joined | parts.agent_probes(parts.AGENT_PORT)
@@ -24,7 +26,7 @@ def worker(role: Role, job: JobRef, command: list[str], slots: int, mounts: list
 
 def rollout_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[str, Any]:
     """What only a rollout pod's spec has: its engines compute with as many threads as its container has CPUs guaranteed."""
-    rollout = worker(Role.ROLLOUT, job, command, spec.rollout.engines_per_pod, [])
+    rollout = worker(Role.ROLLOUT, job, command, ["--devices", str(spec.rollout.devices_per_pod)], [])
     rollout["env"].append(parts.resource_env("CPU_REQUEST_MILLICORES", "requests.cpu", "1m"))
     return {"containers": [rollout]}
 
@@ -32,7 +34,7 @@ def rollout_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[s
 def trainer_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[str, Any]:
     """What only a trainer pod's spec has: one rank, and the checkpoint volume."""
     return {
-        "containers": [worker(Role.TRAINER, job, command, 1, checkpoint_mounts(spec.checkpoint))],
+        "containers": [worker(Role.TRAINER, job, command, ["--slots", "1"], checkpoint_mounts(spec.checkpoint))],
         "volumes": checkpoint_volumes(job, spec.checkpoint),
     }
 
@@ -44,7 +46,7 @@ def reward_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[st
     directory is shared. It has no probe: the reward agent is ready when the socket answers.
     """
     per_pod = spec.reward_pool.graders_per_pod
-    reward = worker(Role.REWARD, job, command, per_pod, [parts.mount("run", "/run/longboat")])
+    reward = worker(Role.REWARD, job, command, ["--slots", str(per_pod)], [parts.mount("run", "/run/longboat")])
     reward["args"] += ["--socket", parts.REWARD_SOCKET]
     files = sorted({reward.config_map.name for reward in spec.rewards if reward.config_map})
     graders = parts.container(

@@ -20,6 +20,7 @@ app = typer.Typer(
 
 Head = Annotated[str, typer.Option(help="Ray head of the job, host:port.")]
 Slots = Annotated[int, typer.Option(min=1, help="Actors of the role that this pod takes.")]
+Devices = Annotated[int, typer.Option(min=1, help="Devices of this pod: GPUs; on CPUs, worker processes of engines.")]
 HealthPort = Annotated[int, typer.Option(help="Port of /readyz and /healthz.")]
 Grace = Annotated[
     float, typer.Option(min=0, help="The pod's terminationGracePeriodSeconds: a drain ends a little earlier.")
@@ -59,10 +60,10 @@ def driver(
 
 @app.command("rollout")
 def rollout(
-    head: Head, slots: Slots = 1, health_port: HealthPort = _HEALTH_PORT, grace_seconds: Grace = _GRACE
+    head: Head, devices: Devices = 1, health_port: HealthPort = _HEALTH_PORT, grace_seconds: Grace = _GRACE
 ) -> None:
     """Joins a pod of engines to the job."""
-    _worker(Role.ROLLOUT, head, slots, _place(health_port, grace_seconds))
+    _worker(Role.ROLLOUT, head, devices, _place(health_port, grace_seconds))
 
 
 @app.command("trainer")
@@ -85,10 +86,10 @@ def reward(
     _worker(Role.REWARD, head, slots, _place(health_port, grace_seconds), socket)
 
 
-def _worker(role: Role, head: str, slots: int, place: roles.Place, graders: Path | None = None) -> None:
+def _worker(role: Role, head: str, number: int, place: roles.Place, graders: Path | None = None) -> None:
     from longboat_runtime.agent import roles
 
-    raise typer.Exit(roles.run_agent(lambda: roles.worker(role, place, head, slots, graders)))
+    raise typer.Exit(roles.run_agent(lambda: roles.worker(role, place, head, number, graders)))
 
 
 def _place(health_port: int, grace: float) -> roles.Place:

@@ -101,9 +101,12 @@ def driver(place: Place, job: str, namespace: str, address: str) -> Duty:
     )
 
 
-def worker(role: Role, place: Place, address: str, slots: int, socket: Path | None = None) -> Duty:
-    """A Ray node with `slots` places of its role. `socket` is where the graders of a reward pod listen."""
-    node = RayNode(place.ip, {f"longboat-{role.value}": slots}, _labels(role, place), place.ports, place.object_store)
+def worker(role: Role, place: Place, address: str, number: int, socket: Path | None = None) -> Duty:
+    """A Ray node that offers `number` of its role's resource: devices of a rollout pod, actors of another.
+
+    `socket` is where the graders of a reward pod listen.
+    """
+    node = RayNode(place.ip, {f"longboat-{role.value}": number}, _labels(role, place), place.ports, place.object_store)
     probe = HeadProbe(address)
 
     async def missing() -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -23,6 +22,7 @@ from longboat_runtime.agent.ray_command import (
 )
 from longboat_runtime.agent.ray_node import bare_nodes
 from longboat_runtime.driver.main import RAY_NAMESPACE
+from longboat_runtime.model_config import tensor_shapes
 
 log = structlog.get_logger()
 
@@ -56,20 +56,7 @@ def published_bytes(model: Path, dtype: DType) -> int:
 
     0 if they can't be read: whoever loads the model says what is wrong with it.
     """
-    from safetensors import SafetensorError, safe_open
-
-    index = model / "model.safetensors.index.json"
-    parameters = 0
-    try:
-        files = {"model.safetensors"}
-        if index.exists():
-            files = set(json.loads(index.read_text())["weight_map"].values())
-        for file in files:
-            with safe_open(model / file, framework="numpy") as tensors:
-                parameters += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118 - no dict
-    except (OSError, ValueError, KeyError, SafetensorError):
-        return 0
-    return parameters * _BYTES[dtype]
+    return sum(map(math.prod, tensor_shapes(model).values())) * _BYTES[dtype]
 
 
 def start_ray(resources: Mapping[str, float], object_store: int) -> None:

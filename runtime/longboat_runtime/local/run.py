@@ -175,7 +175,7 @@ def _resources(spec: RLJobSpec) -> dict[str, float]:
     """What the job's pods would offer, on one node."""
     return {
         "longboat-store": 1,
-        "longboat-rollout": spec.rollout.engines_per_pod,
+        "longboat-rollout": spec.rollout.devices_per_pod,
         "longboat-reward": spec.reward_pool.graders_per_pod,
         "longboat-trainer": spec.trainer.replicas,
     }

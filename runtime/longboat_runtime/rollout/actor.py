@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from longboat_runtime.interfaces import Engine, EngineStats, WeightPublication
 from longboat_runtime.rollout.engine import EngineConfig
+from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.samples import FinishedSample, GeneratedSample, SampleId, SampleRequest
 from longboat_runtime.stacks import thread_stacks
 from longboat_runtime.store.client import StoreClient
@@ -21,10 +22,9 @@ class EngineActor:
     Nothing here imports torch or vLLM before `start` has set their environment.
     """
 
-    def __init__(self, config: EngineConfig, index: int, engines: int, store: StoreClient) -> None:
+    def __init__(self, config: EngineConfig, node: NodeDevices, store: StoreClient) -> None:
         self._config = config
-        self._index = index
-        self._engines = engines
+        self._node = node
         self._store = store
         self._unstored: list[GeneratedSample] = []
         self._engine: Engine | None = None
@@ -36,7 +36,7 @@ class EngineActor:
         from longboat_runtime.weights.handover import sweep
 
         sweep()
-        self._engine = await asyncio.to_thread(start_engine, self._config, index=self._index, engines=self._engines)
+        self._engine = await asyncio.to_thread(start_engine, self._config, self._node)
 
     async def submit(self, requests: Sequence[SampleRequest]) -> list[SampleId]:
         """Begins samples, or continues them from what the store has; returns those that the store has lost, which are not begun."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -30,6 +31,10 @@ UNITS = {
 TORCH_NAMES = {DType.FLOAT32: "float32", DType.BFLOAT16: "bfloat16", DType.FLOAT16: "float16"}
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
+# One part in so many of rollout.deviceMemory is kept for activations, captured graphs and libraries: vLLM's own default, for all but
+# weights and KV cache, is as much of a GPU.
+RESERVE = 10
+
 # The weight version of an engine that has received no publication yet.
 NO_VERSION = -1
 
@@ -42,59 +47,130 @@ class EngineDead(Exception):
 class EngineConfig:
     """One vLLM instance. `name` is unique among the job's engines; `dtype` is torch's name.
 
-    `max_length` None means the model's own limit, `kv_cache_bytes` None the default of `rollout.arguments`.
+    It has `devices` of its pod, one for each rank. `max_length` None means the model's own limit. Bytes are those of one rank:
+    `kv_cache_bytes` of its KV cache, or else `device_memory` of all that it may use; None for both means the default of
+    `rollout.arguments`.
     """
 
     name: str
     model: str
     dtype: str
     max_sequences: int = 256
-    tensor_parallel: int = 1
+    devices: tuple[int, ...] = (0,)
     max_length: int | None = None
     kv_cache_bytes: int | None = None
     enforce_eager: bool = False
+    device_memory: int | None = None
+
+    @property
+    def tensor_parallel(self) -> int:
+        return len(self.devices)
 
 
-def engine_config(spec: RLJobSpec, name: str) -> EngineConfig:
-    """The engine `spec` asks for."""
+def engine_config(spec: RLJobSpec, name: str, devices: tuple[int, ...]) -> EngineConfig:
+    """An engine of the job on these devices of its pod."""
     return EngineConfig(
         name=name,
         model=spec.model.path,
         dtype=TORCH_NAMES[spec.model.dtype],
         max_sequences=spec.rollout.max_sequences,
-        tensor_parallel=spec.rollout.tensor_parallel,
+        devices=devices,
         max_length=spec.model.max_length,
         kv_cache_bytes=None if spec.rollout.kv_cache is None else in_bytes(spec.rollout.kv_cache),
         enforce_eager=spec.rollout.enforce_eager,
+        device_memory=None if spec.rollout.device_memory is None else in_bytes(spec.rollout.device_memory),
     )
 
 
-def check_parallelism(config: EngineConfig, model: Mapping[str, Any]) -> None:
-    """Attention heads must divide evenly over the workers of an engine."""
+def parallelism_problem(tensor_parallel: int, model: Mapping[str, Any]) -> str | None:
+    """Why vLLM can't split the model over so many ranks, and the cure; None if it can. `model` is its config.json by standard names.
+
+    The rules are those of vLLM's layers: each rank gets as many attention heads as any other and an equal part of the layers between
+    them; key heads are split evenly or, if there are fewer than ranks, each is copied to equally many of them.
+    """
     heads = int(model.get("num_attention_heads", 1))
-    if heads % config.tensor_parallel:
-        raise SpecProblem(
-            Reason.PARALLELISM_INVALID,
-            "rollout.tensorParallel",
-            f"{heads} attention heads can't be split into {config.tensor_parallel} equal parts; take a divisor of {heads}",
+    kv_heads = int(model.get("num_key_value_heads") or heads)
+    if heads % tensor_parallel:
+        return f"{heads} attention heads can't be split into {tensor_parallel} equal parts; take a divisor of {heads}"
+    if max(kv_heads, tensor_parallel) % min(kv_heads, tensor_parallel):
+        return (
+            f"{kv_heads} key heads can neither be split into {tensor_parallel} equal parts nor be copied equally often to "
+            f"{tensor_parallel} ranks; take a divisor or a multiple of {kv_heads}"
         )
+    for name in ("intermediate_size", "moe_intermediate_size"):
+        if (size := int(model.get(name) or 0)) % tensor_parallel:
+            return f"{name} {size} can't be split into {tensor_parallel} equal parts; take a divisor of {size}"
+    return None
+
+
+def check_parallelism(config: EngineConfig, model: Mapping[str, Any]) -> None:
+    """Raises SpecProblem if vLLM can't split the model over the engine's devices."""
+    if problem := parallelism_problem(config.tensor_parallel, model):
+        raise SpecProblem(Reason.PARALLELISM_INVALID, "rollout.tensorParallel", problem)
+
+
+def kv_token_bytes(model: Mapping[str, Any], dtype: str, tensor_parallel: int) -> int:
+    """Bytes of one token's keys and values, of all layers, on one rank. A rank has one key head at least: more ranks gain nothing."""
+    heads = int(model.get("num_attention_heads", 1))
+    kv_heads = max(1, int(model.get("num_key_value_heads") or heads) // tensor_parallel)
+    head_size = int(model.get("head_dim") or int(model["hidden_size"]) // heads)
+    return 2 * int(model["num_hidden_layers"]) * kv_heads * head_size * BYTES[dtype]
+
+
+def rank_weight_bytes(
+    shapes: Mapping[str, Sequence[int]], model: Mapping[str, Any], dtype: str, tensor_parallel: int
+) -> int:
+    """Bytes of the weights on each rank; `shapes` are those of the model's tensors by their names in its files.
+
+    Vectors are on all ranks, matrices are split over them, those that make keys and values at most into single heads.
+    """
+    kv_heads = int(model.get("num_key_value_heads") or model.get("num_attention_heads", 1))
+    elements = 0
+    for name, shape in shapes.items():
+        if name.startswith("lm_head.") and model.get("tie_word_embeddings"):
+            continue
+        of_kv = any(part in name for part in (".k_proj.", ".v_proj."))
+        parts = 1 if len(shape) < 2 else min(tensor_parallel, kv_heads) if of_kv else tensor_parallel
+        elements += math.prod(shape) // parts
+    return elements * BYTES[dtype]
+
+
+def with_cache(config: EngineConfig, model: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> EngineConfig:
+    """The engine with the KV cache that its device memory leaves: what neither a rank's weights nor the reserve take.
+
+    Raises SpecProblem if that is nothing.
+    """
+    if config.device_memory is None:
+        return config
+    weights = rank_weight_bytes(shapes, model, config.dtype, config.tensor_parallel)
+    left = config.device_memory - config.device_memory // RESERVE - weights
+    if left <= 0:
+        needed = math.ceil(weights * RESERVE / (RESERVE - 1) / 2**20)
+        raise SpecProblem(
+            Reason.DEVICE_MEMORY_TOO_SMALL,
+            "rollout.deviceMemory",
+            f"{config.device_memory} bytes can't hold the {weights} bytes of weights of one of {config.tensor_parallel} ranks and a "
+            f"reserve of a tenth; give more than {needed}Mi, or raise rollout.tensorParallel",
+        )
+    return replace(config, kv_cache_bytes=left)
 
 
 def check_cache(config: EngineConfig, model: Mapping[str, Any], max_length: int) -> None:
     """The KV cache must hold the longest sequence: keys and values of all layers for each of its tokens."""
     if config.kv_cache_bytes is None:
         return
-    heads = int(model.get("num_attention_heads", 1))
-    kv_heads = max(1, int(model.get("num_key_value_heads", heads)) // config.tensor_parallel)
-    head_size = int(model.get("head_dim") or int(model["hidden_size"]) // heads)
-    token_bytes = 2 * int(model["num_hidden_layers"]) * kv_heads * head_size * BYTES[config.dtype]
-    if config.kv_cache_bytes < token_bytes * max_length:
-        raise SpecProblem(
-            Reason.KV_CACHE_TOO_SMALL,
-            "rollout.kvCache",
-            f"{config.kv_cache_bytes} bytes hold {config.kv_cache_bytes // token_bytes} tokens, one sequence may have "
-            f"{max_length}; give at least {token_bytes * max_length} bytes or lower model.maxLength",
+    token_bytes = kv_token_bytes(model, config.dtype, config.tensor_parallel)
+    if (short := token_bytes * max_length - config.kv_cache_bytes) <= 0:
+        return
+    holds = f"{config.kv_cache_bytes} bytes hold {config.kv_cache_bytes // token_bytes} tokens, one sequence may have {max_length}"
+    if config.device_memory is not None:
+        field, cure = (
+            "rollout.deviceMemory",
+            f"give at least {config.device_memory + short * RESERVE // (RESERVE - 1) + 1} bytes",
         )
+    else:
+        field, cure = "rollout.kvCache", f"give at least {token_bytes * max_length} bytes"
+    raise SpecProblem(Reason.KV_CACHE_TOO_SMALL, field, f"{holds}; {cure} or lower model.maxLength")
 
 
 def in_bytes(quantity: str) -> int:

@@ -8,9 +8,11 @@ vllm-project/vllm#43240), so the answer is worked out here from what the process
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from longboat_crds.reasons import Reason
+from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout.engine import EngineConfig
 
 NO_BINDING = "nobind"
@@ -35,37 +37,62 @@ def cpu_share(
     node_cpus: int,
     limit: float | None,
     request: float,
-    engine: int,
-    engines: int,
-    workers: int,
+    devices: Sequence[int],
+    node_devices: int,
 ) -> CpuShare:
-    """The share of engine number `engine` of `engines` in a pod that may use the CPUs `affinity` for at most `limit` CPUs' time.
+    """The share of an engine with `devices`, of the `node_devices` of a pod that may use the CPUs `affinity` for at most `limit` CPUs' time.
 
     `request` is the number of CPUs that Kubernetes guarantees to the container, 0 if none.
 
     The rule: threads are bound only where the CPUs are the pod's own, which is so if the kubelet gave it fewer than the
     node has (static CPU manager) and time is not limited below that, and only if each worker (tensor-parallel rank)
-    gets at least one. Then engines and their workers get equal, disjoint, contiguous parts. Otherwise nothing is bound, since
+    gets at least one. Then each device is an equal, contiguous part of them. Otherwise nothing is bound, since
     others may use the same CPUs, and each worker gets its part of the guaranteed CPUs as threads, at least one. A limit guarantees
     nothing: threads that wait for each other on CPUs that others use cost more than they bring (measured on two busy CPUs: with two
     threads a round took almost four times as long as with one). For the same reason workers that can't all run at once are `crowded`.
     """
     cpus = sorted(affinity)
-    parts = engines * workers
     exclusive = len(cpus) < node_cpus and (limit is None or limit >= len(cpus))
-    if not exclusive or len(cpus) < parts:
+    if not exclusive or len(cpus) < node_devices:
         usable = len(cpus) if limit is None else min(len(cpus), limit)
-        threads = max(1, math.floor(min(usable, request) / parts))
-        return CpuShare(NO_BINDING, threads, crowded=workers > 1 and usable < parts)
-    threads = len(cpus) // parts
-    first = engine * workers * threads
-    own = cpus[first : first + workers * threads]
-    lists = [own[rank * threads : (rank + 1) * threads] for rank in range(workers)]
-    return CpuShare("|".join(",".join(str(cpu) for cpu in part) for part in lists), threads, tuple(own))
+        threads = max(1, math.floor(min(usable, request) / node_devices))
+        return CpuShare(NO_BINDING, threads, crowded=len(devices) > 1 and usable < node_devices)
+    threads = len(cpus) // node_devices
+    lists = [cpus[device * threads : (device + 1) * threads] for device in devices]
+    own = tuple(cpu for part in lists for cpu in part)
+    return CpuShare("|".join(",".join(str(cpu) for cpu in part) for part in lists), threads, own)
 
 
-def environment(config: EngineConfig, share: CpuShare, *, in_process: bool, accelerator: bool) -> dict[str, str]:
-    """The variables for one engine.
+@dataclass(frozen=True, slots=True)
+class NodeDevices:
+    """What a rollout node has: `devices` for engines, and `accelerators`, none where engines compute on CPUs."""
+
+    devices: int
+    accelerators: int = 0
+
+
+def visible_accelerators(devices: Sequence[int], node: NodeDevices, visible: str | None) -> str:
+    """The accelerators of an engine with `devices` of `node`, as CUDA_VISIBLE_DEVICES names them; `visible` is that variable's own value.
+
+    The rule: a node's engines have its last accelerators. In a rollout pod those are all; on a machine that runs a whole job, Ray gives
+    trainers the first ones. Raises SpecProblem if there are fewer accelerators than devices.
+    """
+    first = node.accelerators - node.devices
+    if first < 0:
+        raise SpecProblem(
+            Reason.PARALLELISM_INVALID,
+            "rollout.tensorParallel",
+            f"a rollout pod needs {node.devices} accelerators, enginesPerPod x tensorParallel, and has {node.accelerators}: lower one of "
+            "them, or have the runtime template's rollout container ask for more",
+        )
+    names = visible.split(",") if visible else [str(number) for number in range(node.accelerators)]
+    return ",".join(names[first + device] for device in devices)
+
+
+def environment(
+    config: EngineConfig, share: CpuShare, *, in_process: bool, accelerators: str | None = None
+) -> dict[str, str]:
+    """The variables for one engine. `accelerators` names those that it computes with (`visible_accelerators`); None: with CPUs.
 
     On CPU an eager engine must not compile at all: vLLM's tensor-parallel path compiles one function even then, at
     the first request, and pods have no compiler.
@@ -76,7 +103,9 @@ def environment(config: EngineConfig, share: CpuShare, *, in_process: bool, acce
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    if not accelerator:
+    if accelerators is not None:
+        variables["CUDA_VISIBLE_DEVICES"] = accelerators
+    else:
         variables["VLLM_CPU_OMP_THREADS_BIND"] = share.binding
         variables["OMP_NUM_THREADS"] = str(share.threads)
         if config.enforce_eager:

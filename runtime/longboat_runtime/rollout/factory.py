@@ -14,16 +14,18 @@ from longboat_crds.reasons import Reason
 from longboat_runtime.cgroup import cpu_limit
 from longboat_runtime.imports import uncollected, without_module
 from longboat_runtime.interfaces import Engine
-from longboat_runtime.model_config import language_model, longest_sequence
+from longboat_runtime.model_config import language_model, longest_sequence, tensor_shapes
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout.arguments import check_version, engine_arguments
-from longboat_runtime.rollout.engine import EngineConfig, check_cache, check_parallelism
-from longboat_runtime.rollout.environment import CpuShare, cpu_share, environment
+from longboat_runtime.rollout.engine import EngineConfig, check_cache, check_parallelism, with_cache
+from longboat_runtime.rollout.environment import CpuShare, NodeDevices, cpu_share, environment, visible_accelerators
 
 log = logging.getLogger(__name__)
 
 # Set in rollout pods: thousandths of the CPUs that Kubernetes guarantees to the container.
 CPU_REQUEST = "CPU_REQUEST_MILLICORES"
+# Which accelerators a process may use. Ray leaves it alone in an actor that asks Ray for none, as engines do.
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def in_process(*, accelerator: bool) -> bool:
@@ -37,24 +39,26 @@ def in_process(*, accelerator: bool) -> bool:
     return not accelerator
 
 
-def start_engine(config: EngineConfig, *, index: int = 0, engines: int = 1) -> Engine:
-    """Starts engine number `index` of the `engines` of this pod and waits until it can serve (seconds to minutes).
+def start_engine(config: EngineConfig, node: NodeDevices) -> Engine:
+    """Starts an engine on its devices of this `node` and waits until it can serve (seconds to minutes).
 
     Sets this process's environment and, where CPUs are the pod's own, its affinity, so one process starts one engine, before
     anything imports torch or vLLM. Raises SpecProblem for what a person has to change.
     """
     accelerator = has_accelerator()
     local = in_process(accelerator=accelerator)
-    share = _own_share(index, engines, config.tensor_parallel)
+    share = _own_share(config.devices, node.devices)
+    accelerators = visible_accelerators(config.devices, node, os.environ.get(VISIBLE)) if accelerator else None
     if share.cpus and not accelerator:
         os.sched_setaffinity(0, share.cpus)
-    os.environ.update(environment(config, share, in_process=local, accelerator=accelerator))
+    os.environ.update(environment(config, share, in_process=local, accelerators=accelerators))
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     log.info("starting engine %s (%s, CPUs %s)", config.name, "in process" if local else "spawned", share)
     with uncollected():
         model = read_model_config(config)  # transformers imports torch for it
         max_length = longest_sequence(model, config.max_length, config.model)
         check_parallelism(config, model)
+        config = with_cache(config, model, tensor_shapes(Path(config.model)))
         check_cache(config, model, max_length)
         check_version(vllm_version())
         if not accelerator:
@@ -130,16 +134,15 @@ def has_accelerator() -> bool:
     return False
 
 
-def _own_share(engine: int, engines: int, workers: int) -> CpuShare:
+def _own_share(devices: Sequence[int], node_devices: int) -> CpuShare:
     """`cpu_share` of this process, from its affinity, its cgroup, and what the operator says of its container."""
     return cpu_share(
         os.sched_getaffinity(0),
         node_cpus=os.cpu_count() or 1,
         limit=cpu_limit(),
         request=int(os.environ.get(CPU_REQUEST, "0")) / 1000,
-        engine=engine,
-        engines=engines,
-        workers=workers,
+        devices=devices,
+        node_devices=node_devices,
     )
 
 

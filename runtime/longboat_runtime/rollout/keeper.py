@@ -20,6 +20,7 @@ from longboat_runtime.interfaces import FleetState, WeightPublication
 from longboat_runtime.problems import spec_problem_in
 from longboat_runtime.rollout.actor import EngineActor
 from longboat_runtime.rollout.engine import EngineConfig, EngineDead, engine_config
+from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.rollout.recovery import Remedy, after_refusal, hopeless, refused_everywhere
 from longboat_runtime.samples import FinishedSample, SampleId
 from longboat_runtime.store.client import StoreClient, StoreUnreachable
@@ -43,12 +44,11 @@ NODE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class RolloutNode:
-    """A living Ray node with slots for engines. `pod` is its pod's name, or the node's where there are no pods."""
+    """A living Ray node with devices for engines. `pod` is its pod's name, or the node's where there are no pods."""
 
     node_id: str
     pod: str
-    slots: int
-    accelerators: int
+    has: NodeDevices
 
 
 def rollout_nodes(nodes: Iterable[Mapping[str, Any]]) -> dict[str, RolloutNode]:
@@ -56,12 +56,12 @@ def rollout_nodes(nodes: Iterable[Mapping[str, Any]]) -> dict[str, RolloutNode]:
     found = {}
     for node in nodes:
         resources = node.get("Resources", {})
-        slots = int(resources.get(RESOURCE, 0))
-        if not node.get("Alive") or slots == 0:
+        devices = int(resources.get(RESOURCE, 0))
+        if not node.get("Alive") or devices == 0:
             continue
         node_id = node["NodeID"]
         pod = node.get("Labels", {}).get(POD_LABEL) or node.get("NodeName") or node_id
-        found[node_id] = RolloutNode(node_id, pod, slots, int(resources.get("GPU", 0)))
+        found[node_id] = RolloutNode(node_id, pod, NodeDevices(devices, int(resources.get("GPU", 0))))
     return found
 
 
@@ -77,20 +77,27 @@ class MemberState(StrEnum):
 
 @dataclass
 class Slot:
-    """A place for one engine in a rollout node. `refusals` counts publications that its engines refused in a row."""
+    """The devices of a rollout node that one engine has. `refusals` counts publications that its engines refused in a row."""
 
     node: RolloutNode
-    number: int
+    devices: tuple[int, ...]
     refusals: int = 0
 
 
-def engine_name(pod: str, slot: int, starts: int) -> str:
-    """`<pod>/<slot>`, and how many engines this slot of the pod had before, if any (pure).
+def slots_of(node: RolloutNode, tensor_parallel: int, most: int) -> list[Slot]:
+    """At most `most` of the node's devices in groups of `tensor_parallel` that follow each other; the rest stays idle (pure)."""
+    starts = range(0, min(node.has.devices, most) - tensor_parallel + 1, tensor_parallel)
+    return [Slot(node, tuple(range(start, start + tensor_parallel))) for start in starts]
+
+
+def engine_name(pod: str, devices: Sequence[int], starts: int) -> str:
+    """`<pod>/<device>` or `<pod>/<first>-<last>`, and how many engines these devices of the pod had before, if any (pure).
 
     A pod whose Ray node is started again has two nodes for a while, until Ray has noticed the end of the first: both count
     together, so that no two engines have one name.
     """
-    return f"{pod}/{slot}" + (f".{starts}" if starts else "")
+    first, last = devices[0], devices[-1]
+    return f"{pod}/{first}" + (f"-{last}" if last != first else "") + (f".{starts}" if starts else "")
 
 
 @dataclass
@@ -123,18 +130,20 @@ class Member:
         return calibration_key(self.config.dtype, self.config.tensor_parallel)
 
 
-def start_actor(config: EngineConfig, node: RolloutNode, slot: int, engines: int, store: StoreClient) -> Any:
-    """An actor on exactly that node. It has no engine yet."""
+def start_actor(config: EngineConfig, node: RolloutNode, store: StoreClient) -> Any:
+    """An actor on exactly that node, which takes as many of Ray's rollout resource as it has devices. It has no engine yet.
+
+    Ray counts the devices, and which ones they are says `config`: accelerators too, of which it asks Ray for none.
+    """
     return (
         ray.remote(EngineActor)
         .options(
             num_cpus=0,
-            num_gpus=config.tensor_parallel if node.accelerators else 0,
-            resources={RESOURCE: 1},
+            resources={RESOURCE: config.tensor_parallel},
             max_restarts=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
         )
-        .remote(config, slot, engines, store)
+        .remote(config, node.has, store)
     )
 
 
@@ -174,8 +183,8 @@ class EngineKeeper:
         self._failure: BaseException | None = None
         self._news = asyncio.Event()
         self._nodes: dict[str, RolloutNode] = {}
-        self._starts: Counter[tuple[str, int]] = Counter()
-        self._slots: dict[tuple[str, int], Slot] = {}
+        self._starts: Counter[tuple[str, tuple[int, ...]]] = Counter()
+        self._slots: dict[tuple[str, tuple[int, ...]], Slot] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -315,23 +324,26 @@ class EngineKeeper:
             self.fail(error)
 
     async def _watch_nodes(self) -> None:
+        rollout = self._spec.rollout
         while True:
             nodes = rollout_nodes(await asyncio.to_thread(ray.nodes))
             new = [node for node_id, node in nodes.items() if node_id not in self._nodes]
             self._nodes = nodes
             for node in new:
-                for number in range(min(node.slots, self._spec.rollout.engines_per_pod)):
-                    self._spawn(self._keep_engine(node, number))
+                for slot in slots_of(node, rollout.tensor_parallel, rollout.devices_per_pod):
+                    self._spawn(self._keep_engine(slot))
             await asyncio.sleep(WATCH_SECONDS)
 
-    async def _keep_engine(self, node: RolloutNode, number: int) -> None:
+    async def _keep_engine(self, slot: Slot) -> None:
         """One engine after another in one slot, as long as its node lives."""
-        slot = self._slots[node.node_id, number] = Slot(node, number)
+        node, devices = slot.node, slot.devices
+        self._slots[node.node_id, devices] = slot
         wait = RESTART_SECONDS
         while node.node_id in self._nodes:
-            config = engine_config(self._spec, engine_name(node.pod, number, self._starts[node.pod, number]))
-            self._starts[node.pod, number] += 1
-            actor = start_actor(config, node, number, self._spec.rollout.engines_per_pod, self._store)
+            name = engine_name(node.pod, devices, self._starts[node.pod, devices])
+            self._starts[node.pod, devices] += 1
+            config = engine_config(self._spec, name, devices)
+            actor = start_actor(config, node, self._store)
             member = Member(config, actor, slot)
             self.members[member.name] = member
             try:
@@ -345,7 +357,7 @@ class EngineKeeper:
             if not member.ended:
                 wait = RESTART_SECONDS if member.loaded is not None else min(2 * wait, MAX_RESTART_SECONDS)
                 await asyncio.sleep(wait)
-        del self._slots[node.node_id, number]
+        del self._slots[node.node_id, devices]
 
     async def _serve(self, member: Member) -> None:
         """Starts the engine, gives it the last publication and takes what it finishes, until it dies."""

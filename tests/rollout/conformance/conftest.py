@@ -32,7 +32,7 @@ def engine(request: pytest.FixtureRequest, model_directory: Path) -> Iterator[Ho
         model=str(model_directory),
         dtype="float32",
         max_sequences=MAX_SEQUENCES,
-        tensor_parallel=tensor_parallel,
+        devices=tuple(range(tensor_parallel)),
         max_length=512,
         kv_cache_bytes=KV_CACHE_BYTES,
         enforce_eager=True,

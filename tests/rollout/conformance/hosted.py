@@ -12,6 +12,7 @@ import psutil
 
 from longboat_runtime.interfaces import Engine, EngineStats, WeightPublication
 from longboat_runtime.rollout.engine import EngineConfig
+from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.samples import GeneratedSample, SampleId, SampleRequest
 
 START_SECONDS = 800.0
@@ -86,7 +87,7 @@ def _serve(connection: Connection, config: EngineConfig, spawned: bool) -> None:
     if spawned:
         factory.in_process = lambda *, accelerator: accelerator  # type: ignore[assignment]
     try:
-        engine = factory.start_engine(config)
+        engine = factory.start_engine(config, NodeDevices(config.tensor_parallel))
     except Exception as error:
         connection.send(RuntimeError(str(error)))
         raise
@@ -116,4 +117,4 @@ def _start_again(config: EngineConfig) -> Engine:
     from longboat_runtime.rollout.factory import start_engine
 
     cleanup_dist_env_and_memory()
-    return start_engine(config)
+    return start_engine(config, NodeDevices(config.tensor_parallel))

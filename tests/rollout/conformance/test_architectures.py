@@ -39,7 +39,7 @@ TOKENS = 16
 
 
 def config(name: str, model: Path) -> EngineConfig:
-    return EngineConfig(name, str(model), "float32", 8, 1, 128, kv_cache_bytes=2**24, enforce_eager=True)
+    return EngineConfig(name, str(model), "float32", 8, (0,), 128, kv_cache_bytes=2**24, enforce_eager=True)
 
 
 @pytest.fixture(scope="module")

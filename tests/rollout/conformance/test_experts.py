@@ -29,7 +29,14 @@ def experts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     tensor_parallel, spawned = KINDS[request.param]
     directory = build_tiny_experts(tmp_path_factory.mktemp("model"), expert_size=EXPERT_SIZES[request.param])
     config = EngineConfig(
-        request.param, str(directory), "float32", 8, tensor_parallel, 512, kv_cache_bytes=2**22, enforce_eager=True
+        request.param,
+        str(directory),
+        "float32",
+        8,
+        tuple(range(tensor_parallel)),
+        512,
+        kv_cache_bytes=2**22,
+        enforce_eager=True,
     )
     engine = HostedEngine(config, spawned=spawned)
     try:
