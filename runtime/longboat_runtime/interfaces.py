@@ -5,7 +5,7 @@ The driver runs one asyncio loop. Everything here is called from that loop; impl
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -14,10 +14,9 @@ from longboat_runtime.reward.result import IsolationInForce
 from longboat_runtime.rollout.step_times import StepTimes
 from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.samples import (
-    FinishedSample,
+    FleetReport,
     GeneratedSample,
     Grade,
-    LostSample,
     PromptId,
     Response,
     Row,
@@ -136,8 +135,17 @@ class RolloutFleet(Protocol):
 
     async def abort(self, ids: Sequence[SampleId]) -> None: ...
 
-    async def finished(self) -> list[FinishedSample | LostSample]:
-        """Waits for at least one event. The store holds samples named here, unless they are lost or have no token."""
+    async def finished(self) -> list[FleetReport]:
+        """Waits for at least one report. The store holds samples named here, unless they are lost or have no token.
+
+        A sample is reported once, finished or lost; any number of moves come before that.
+        """
+
+    async def drain(self, engines: Collection[str]) -> None:
+        """Nothing new goes to these engines, by name, and what runs in them continues in others.
+
+        Returns once they have nothing left and the store holds everything that they drew.
+        """
 
     async def publish(self, publication: WeightPublication) -> PublicationReport:
         """Every engine serves the new version or stops serving. Engines that join later get the last publication first."""

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from longboat_runtime.rounds.seeds import continued_seed
+
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 
@@ -71,6 +73,11 @@ def joined(begun: tuple[VersionSpan, ...], spans: tuple[VersionSpan, ...]) -> tu
     return (*begun, *shifted)
 
 
+def first_tokens(spans: tuple[VersionSpan, ...], tokens: int) -> tuple[VersionSpan, ...]:
+    """The spans of the first `tokens` tokens."""
+    return tuple(VersionSpan(of, start, min(end, tokens)) for of, start, end in spans if start < tokens)
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """A dataset row ready to be launched."""
@@ -106,7 +113,8 @@ class Sampling:
 class SampleRequest:
     """What an engine needs to make one sample. The same request on the same weights gives the same tokens.
 
-    A sample that continues has spans `begun` of its first tokens, which the store has; `sampling.max_tokens` counts them too.
+    A sample that continues has spans `begun` of its first tokens, which the store has; `sampling.max_tokens` counts them too, and
+    `seed` is that of its first token.
     """
 
     id: SampleId
@@ -117,11 +125,25 @@ class SampleRequest:
     begun: tuple[VersionSpan, ...] = ()
 
     @property
+    def begun_tokens(self) -> int:
+        return self.begun[-1].end if self.begun else 0
+
+    @property
+    def next_seed(self) -> int:
+        """The seed by which the tokens behind those that it has are drawn."""
+        return continued_seed(self.seed, self.begun_tokens)
+
+    @property
     def unstarted(self) -> FinishedSample:
         """The sample, aborted before an engine had it: it has what it had before."""
-        tokens = self.begun[-1].end if self.begun else 0
         return FinishedSample(
-            self.id, len(self.prompt_ids), tokens, FinishReason.ABORT, self.begun, "", evaluation=self.evaluation
+            self.id,
+            len(self.prompt_ids),
+            self.begun_tokens,
+            FinishReason.ABORT,
+            self.begun,
+            "",
+            evaluation=self.evaluation,
         )
 
 
@@ -203,12 +225,28 @@ class LostSample:
     """A running sample whose engine is gone, or a stored one whose data is gone.
 
     `engine_died` says that its engine died on its own, in a pod that stayed up: this sample, retried, may kill the next one.
+    `begun` are the spans of its first tokens that the store still has.
     """
 
     id: SampleId
     reason: str
     evaluation: bool = False
     engine_died: bool = False
+    begun: tuple[VersionSpan, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MovedSample:
+    """A running sample that engine `target` continues after the tokens, with these spans, that `source` drew and the store has."""
+
+    id: SampleId
+    spans: tuple[VersionSpan, ...]
+    source: str
+    target: str
+    evaluation: bool = False
+
+
+FleetReport = FinishedSample | LostSample | MovedSample
 
 
 class GradeKind(StrEnum):

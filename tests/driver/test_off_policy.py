@@ -11,7 +11,7 @@ import pytest
 from longboat_runtime.driver.loop import Driver, RunOutcome
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.seeds import sample_seed
+from longboat_runtime.rounds.seeds import continued_seed, sample_seed
 from longboat_runtime.samples import SampleId, VersionSpan
 from tests.driver.fakes import Site, make_spec
 from tests.driver.runs import history, trained
@@ -86,8 +86,8 @@ async def test_unfinished_responses_continue_after_their_tokens(tmp_path: Path) 
     again = [request for request in site.fleet.requests if request.begun]
     for request in again:
         tokens = request.begun[-1].end
-        assert request.seed == sample_seed("job-uid", site.spec.rounds.seed, request.id, tokens)
-        assert request.seed != sample_seed("job-uid", site.spec.rounds.seed, request.id)
+        assert request.seed == sample_seed("job-uid", site.spec.rounds.seed, request.id)
+        assert request.next_seed == continued_seed(request.seed, tokens) != request.seed
 
 
 async def test_metrics_show_what_was_carried_and_how_old_tokens_are(tmp_path: Path) -> None:

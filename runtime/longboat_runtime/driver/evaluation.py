@@ -27,6 +27,7 @@ from longboat_runtime.samples import (
     SampleId,
     SampleRequest,
     Sampling,
+    VersionSpan,
 )
 
 log = structlog.get_logger()
@@ -105,13 +106,13 @@ class Evaluation:
         waiting.set_result(sample)
         return True
 
-    async def _submit(self, samples: Mapping[SampleId, Row]) -> None:
-        """In one call, so that engines start them in one batch."""
+    async def _submit(self, samples: Mapping[SampleId, Row], begun: tuple[VersionSpan, ...] = ()) -> None:
+        """In one call, so that engines start them in one batch. `begun` are the spans of what the store has of them."""
         loop = asyncio.get_running_loop()
         self._waiting |= {sample: loop.create_future() for sample in samples}
         await self._fleet.submit(
             [
-                SampleRequest(sample, row.token_ids, self._seed(sample), self._sampling, evaluation=True)
+                SampleRequest(sample, row.token_ids, self._seed(sample), self._sampling, evaluation=True, begun=begun)
                 for sample, row in samples.items()
             ]
         )
@@ -130,7 +131,9 @@ class Evaluation:
         deaths = 0
         while True:
             result = await self._waiting[sample]
+            begun: tuple[VersionSpan, ...] = ()
             if isinstance(result, LostSample):
+                begun = result.begun
                 deaths += result.engine_died
                 if deaths >= MOST_ENGINE_DEATHS:
                     log.warning("engines die with a held-out sample, which is left out", sample=str(sample))
@@ -140,7 +143,7 @@ class Evaluation:
                     grade = await self._grade(sample, row)
                     self._discard_graded(sample)
                     return EvaluatedSample(row.domain, result, grade)
-            await self._submit({sample: row})
+            await self._submit({sample: row}, begun)
 
 
 def evaluation_metrics(results: Sequence[EvaluatedSample], rewards: Sequence[RewardSpec]) -> dict[str, float]:

@@ -15,7 +15,9 @@ from longboat_runtime.rounds.seeds import sample_seed
 from longboat_runtime.samples import (
     FinishedSample,
     FinishReason,
+    FleetReport,
     LostSample,
+    MovedSample,
     SampleId,
     SampleRequest,
     VersionSpan,
@@ -24,7 +26,7 @@ from longboat_runtime.samples import (
 # Graders' messages may be long; the event log keeps the beginning.
 _MESSAGE_LIMIT = 500
 
-FleetEvent = events.Generated | events.Stopped | events.Paused | events.Lost
+FleetEvent = events.Generated | events.Stopped | events.Paused | events.Lost | events.Moved
 
 
 class SampleFlow:
@@ -59,8 +61,7 @@ class SampleFlow:
         requests = []
         for sample, spans in begun.items():
             prompt_ids = self._components.source.row(sample.prompt).token_ids
-            seed = sample_seed(self.identity, self._seed, sample, spans[-1].end if spans else 0)
-            requests.append(SampleRequest(sample, prompt_ids, seed, self._sampling, begun=spans))
+            requests.append(SampleRequest(sample, prompt_ids, self.seed(sample), self._sampling, begun=spans))
         if requests:
             self._orders.put_nowait(partial(self._components.fleet.submit, requests))
 
@@ -94,6 +95,8 @@ class SampleFlow:
             for item in await self._components.fleet.finished():
                 if item.evaluation:
                     self._stages.move(Stage.EVALUATE)
+                    if isinstance(item, MovedSample):
+                        continue  # an evaluation waits for results only
                     if not evaluated(item) and isinstance(item, FinishedSample):
                         self.discard([item.id])
                 else:
@@ -102,9 +105,12 @@ class SampleFlow:
                         as_event(item, stopping=item.id in self._stopping, pausing=item.id in self._pausing)
                     )
             # The store may hold a part of a sample that was given up, and would return it in place of the whole.
-            if parts := [event.sample for event in received if isinstance(event, events.Stopped | events.Lost)]:
+            if parts := [event.sample for event in received if gives_up_data(event)]:
                 await self._components.store.delete(parts)
             for event in received:
+                if isinstance(event, events.Moved):
+                    self._happened(event)
+                    continue
                 self._stopping.discard(event.sample)
                 self._pausing.discard(event.sample)
                 self._happened(event)
@@ -131,13 +137,20 @@ class SampleFlow:
             self._stages.set(Stage.REWARD, self._grading > 0)
 
 
-def as_event(item: FinishedSample | LostSample, *, stopping: bool, pausing: bool) -> FleetEvent:
+def gives_up_data(event: FleetEvent) -> bool:
+    """Whether what the store may hold of the sample is of no use any more."""
+    return isinstance(event, events.Stopped) or (isinstance(event, events.Lost) and not event.begun)
+
+
+def as_event(item: FleetReport, *, stopping: bool, pausing: bool) -> FleetEvent:
     """The fleet's report as an event; `stopping` or `pausing` if this sample was to be stopped for good, or to resume later.
 
     A sample that an engine gave up without being asked to is lost: no engine generates it any more.
     """
     if isinstance(item, LostSample):
-        return events.Lost(item.id, item.reason, item.engine_died)
+        return events.Lost(item.id, item.reason, item.engine_died, item.begun)
+    if isinstance(item, MovedSample):
+        return events.Moved(item.id, item.spans[-1].end if item.spans else 0, item.spans, item.source, item.target)
     if item.finish_reason is FinishReason.ABORT and stopping:
         return events.Stopped(item.id, item.tokens, item.engine)
     if item.finish_reason is FinishReason.ABORT and pausing:

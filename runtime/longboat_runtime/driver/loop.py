@@ -185,14 +185,17 @@ class Driver:
                 self._rollouts.note(sample, message)
                 if kind is GradeKind.GRADER_ERROR:
                     self._reporter.problems.put(Reason.GRADER_ERRORS, "spec.rewards", message or "A grader failed.")
+            case events.Aborted(samples=samples):
+                # One that was lost after a move may have its first tokens in the store.
+                self._flow.discard([i for i in samples if (record := self._view.sample(i)) and record.stored])
             case events.Stopped(sample=sample, finished=True):
                 self._flow.discard([sample])
             case events.Launched(prompt=prompt):
                 self._flow.launch(dict.fromkeys(self._view.groups[prompt].sample_ids, ()))
-            case events.Relaunched(sample=sample):
-                self._flow.launch({sample: ()})
+            case events.Relaunched(sample=sample) if record := self._view.sample(sample):
+                self._flow.launch({sample: record.stored})
             case events.Resumed(samples=samples):
-                self._flow.launch({i: record.begun for i in samples if (record := self._view.sample(i))})
+                self._flow.launch({i: record.stored for i in samples if (record := self._view.sample(i))})
             case (events.GroupDropped() | events.GroupDeferred()) as body if effects.given_up:
                 if isinstance(body, events.GroupDropped) and body.reason is DropReason.ZERO_VARIANCE:
                     self._steps.dropped_flat(body.prompt)

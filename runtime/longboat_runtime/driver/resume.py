@@ -84,5 +84,5 @@ def _stored(ledger: Ledger) -> set[SampleId]:
         group.sample_id(record.index)
         for group in ledger.groups.values()
         for record in group.samples
-        if record.state in STORED or (record.resumable and record.begun)
+        if record.state in STORED or (record.resumable and record.stored)
     }

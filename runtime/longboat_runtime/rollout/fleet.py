@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ray.exceptions import RayError
@@ -16,7 +17,10 @@ from longboat_runtime.rollout.keeper import EngineKeeper, Member, MemberState, l
 from longboat_runtime.rollout.router import Router
 from longboat_runtime.samples import (
     FinishedSample,
+    FinishReason,
+    FleetReport,
     LostSample,
+    MovedSample,
     SampleId,
     SampleRequest,
 )
@@ -31,7 +35,8 @@ class RayRolloutFleet:
     """`RolloutFleet` on Ray. Everything runs on the driver's loop; looking for engines begins with the first call.
 
     A sample is in one place: waiting here for an engine, running in one (the router knows), or reported. What ran in an engine
-    that died or refused a publication is reported lost. All calls that wait raise SpecProblem if engines can't start until
+    that died or refused a publication is reported lost. A sample moves in three steps: its engine, which gets nothing new, is told to
+    stop it (`_moving`); it comes back and waits here with its tokens in the store (`_moved`); another engine continues it. All calls that wait raise SpecProblem if engines can't start until
     a person changes something, and StoreUnreachable if the store is gone.
     """
 
@@ -40,7 +45,10 @@ class RayRolloutFleet:
         self._router = Router()
         self._waiting: dict[SampleId, SampleRequest] = {}
         self._running: dict[SampleId, SampleRequest] = {}
-        self._events: list[FinishedSample | LostSample] = []
+        self._draining: set[str] = set()
+        self._moving: set[SampleId] = set()
+        self._moved: dict[SampleId, str] = {}
+        self._events: list[FleetReport] = []
         self._publishing = False
         self._calls: set[asyncio.Task[None]] = set()
 
@@ -52,11 +60,24 @@ class RayRolloutFleet:
 
     async def abort(self, ids: Sequence[SampleId]) -> None:
         """Running samples come back with their tokens, waiting ones with what they had before; others are passed over."""
+        self._moving.difference_update(ids)
         for engine, there in self._router.engines_of(ids).items():
             self._call(self._abort_in(self._keeper.members[engine], there))
+        for sample in ids:
+            self._moved.pop(sample, None)
         self._report([self._waiting.pop(sample).unstarted for sample in ids if sample in self._waiting])
 
-    async def finished(self) -> list[FinishedSample | LostSample]:
+    async def drain(self, engines: Collection[str]) -> None:
+        """See interfaces.RolloutFleet. If no other engine is open, samples wait here for one."""
+        self._draining.update(engines)
+        for engine in engines:
+            self._router.drain(engine)
+            if there := self._router.running(engine):
+                self._moving.update(there)
+                self._call(self._abort_in(self._keeper.members[engine], there))
+        await self._keeper.until(lambda: not any(self._router.running(engine) for engine in engines))
+
+    async def finished(self) -> list[FleetReport]:
         self._keeper.watch()
         await self._keeper.until(lambda: bool(self._events))
         events, self._events = self._events, []
@@ -119,8 +140,9 @@ class RayRolloutFleet:
     # What the keeper tells
 
     def opened(self, member: Member) -> None:
-        self._router.add(member.name)
-        self._dispatch()
+        if member.name not in self._draining:
+            self._router.add(member.name)
+            self._dispatch()
 
     def stopped(self, member: Member, lost: Sequence[SampleId], reason: str) -> None:
         self._router.drain(member.name)
@@ -129,9 +151,20 @@ class RayRolloutFleet:
     def ended(self, member: Member, reason: str, *, died: bool) -> None:
         self._lose(member.name, self._router.running(member.name), reason, engine_died=died)
         self._router.remove(member.name)
+        self._draining.discard(member.name)
 
     def finished_in(self, member: Member, samples: Sequence[FinishedSample]) -> None:
-        self._report([sample for sample in samples if self._ended(member.name, sample.id) is not None])
+        reported = []
+        for sample in samples:
+            moving = sample.id in self._moving and sample.finish_reason is FinishReason.ABORT
+            request = self._ended(member.name, sample.id)
+            if request is not None and moving:
+                self._waiting[sample.id] = replace(request, begun=sample.spans)
+                self._moved[sample.id] = member.name
+            elif request is not None:
+                reported.append(sample)
+        self._dispatch()
+        self._report(reported)
 
     # Samples
 
@@ -145,7 +178,16 @@ class RayRolloutFleet:
         requests, self._waiting = self._waiting, {}
         self._running.update(requests)
         for engine, ids in self._router.route(list(requests)).items():
+            self._report_moves([requests[sample] for sample in ids if sample in self._moved], engine)
             self._call(self._submit_to(self._keeper.members[engine], [requests[sample] for sample in ids]))
+
+    def _report_moves(self, requests: Sequence[SampleRequest], target: str) -> None:
+        self._report(
+            [
+                MovedSample(request.id, request.begun, self._moved.pop(request.id), target, request.evaluation)
+                for request in requests
+            ]
+        )
 
     def _call(self, call: Any) -> None:
         task = asyncio.create_task(call)
@@ -164,7 +206,7 @@ class RayRolloutFleet:
                 member.name, [request.id for request in requests], f"engine {member.name} died: {last_line(error)}"
             )
         else:
-            self._lose(member.name, lost, "the store has lost its first tokens")
+            self._lose(member.name, lost, "the store has lost its first tokens", with_begun=True)
 
     async def _abort_in(self, member: Member, ids: Sequence[SampleId]) -> None:
         try:
@@ -174,13 +216,24 @@ class RayRolloutFleet:
 
     def _ended(self, engine: str, sample: SampleId) -> SampleRequest | None:
         """The request of a sample that ran in `engine` and no longer does; None for a late or duplicate report."""
-        return self._running.pop(sample) if self._router.finished(engine, sample) else None
+        if not self._router.finished(engine, sample):
+            return None
+        self._moving.discard(sample)
+        return self._running.pop(sample)
 
-    def _lose(self, engine: str, ids: Sequence[SampleId], reason: str, *, engine_died: bool = False) -> None:
+    def _lose(
+        self, engine: str, ids: Sequence[SampleId], reason: str, *, engine_died: bool = False, with_begun: bool = False
+    ) -> None:
+        """Samples that ran in `engine` are lost, but for the tokens with which they began there, unless those are lost too (`with_begun`)."""
         ended = [request for sample in ids if (request := self._ended(engine, sample)) is not None]
-        self._report([LostSample(request.id, reason, request.evaluation, engine_died) for request in ended])
+        self._report(
+            [
+                LostSample(request.id, reason, request.evaluation, engine_died, () if with_begun else request.begun)
+                for request in ended
+            ]
+        )
 
-    def _report(self, events: Sequence[FinishedSample | LostSample]) -> None:
+    def _report(self, events: Sequence[FleetReport]) -> None:
         self._events += events
         self._keeper.tell()
 

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from longboat_runtime.samples import FinishReason, GeneratedSample, SampleRequest, VersionSpan, joined
+from longboat_runtime.samples import (
+    FinishReason,
+    GeneratedSample,
+    IntArray,
+    Repetition,
+    SampleRequest,
+    VersionSpan,
+    first_tokens,
+    joined,
+)
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
@@ -57,7 +66,7 @@ def sampling_params(request: SampleRequest, begun: GeneratedSample | None = None
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         stop=list(sampling.stop),
-        seed=request.seed,
+        seed=request.next_seed,
         repetition_detection=RepetitionDetectionParams(loop.pattern_tokens, 1, loop.count) if loop else None,
         logprobs=0,
         flat_logprobs=True,
@@ -96,18 +105,40 @@ def generated_sample(
     if begun is not None:
         token_ids = np.concatenate([begun.token_ids, token_ids])
         logprobs, spans = np.concatenate([begun.logprobs, logprobs]), joined(begun.spans, spans)
-    text = completion.text if request.sampling.stop else tokenizer.decode(token_ids.tolist(), skip_special_tokens=True)
+    reason, text = FinishReason(completion.finish_reason), completion.text if request.sampling.stop else None
+    if begun is not None and (end := repetition_end(token_ids, len(begun.token_ids), request.sampling.repetition)):
+        token_ids, logprobs, spans = token_ids[:end], logprobs[:end], first_tokens(spans, end)
+        reason, text = FinishReason.REPETITION, None
+    if text is None:
+        text = tokenizer.decode(token_ids.tolist(), skip_special_tokens=True)
     return GeneratedSample(
         id=request.id,
         prompt_ids=np.asarray(request.prompt_ids, dtype=np.int32),
         token_ids=token_ids,
         logprobs=logprobs,
         spans=spans,
-        finish_reason=FinishReason(completion.finish_reason),
+        finish_reason=reason,
         text=text,
         engine=engine,
         evaluation=request.evaluation,
     )
+
+
+def repetition_end(token_ids: IntArray, begun: int, loop: Repetition | None) -> int | None:
+    """After how many tokens a response that continued after `begun` repeats itself, if its pattern began before; None if none does.
+
+    vLLM sees only what it has drawn itself since then, so it ends such a response late: by the copies that came before.
+    """
+    from vllm.sampling_params import RepetitionDetectionParams
+    from vllm.v1.core.sched.utils import check_sequence_repetition
+
+    if loop is None:
+        return None
+    rule, longest = RepetitionDetectionParams(loop.pattern_tokens, 1, loop.count), loop.pattern_tokens * loop.count
+    for end in range(begun + 1, min(len(token_ids), begun + longest) + 1):
+        if check_sequence_repetition(token_ids[max(0, end - longest) : end].tolist(), rule):
+            return end
+    return None
 
 
 def unstarted_sample(request: SampleRequest, begun: GeneratedSample | None, engine: str) -> GeneratedSample:

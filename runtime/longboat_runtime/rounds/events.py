@@ -139,17 +139,33 @@ class Generated:
 class Lost:
     """The engine of a running sample, or the data of a stored sample, is gone.
 
-    `engine_died` says that the sample ran in an engine that died on its own, in a pod that stayed up.
+    `engine_died` says that the sample ran in an engine that died on its own, in a pod that stayed up. `begun` are the spans of its
+    first tokens that the store still has: those that it had when it was last paused or moved.
     """
 
     sample: SampleId
     reason: str
     engine_died: bool = False
+    begun: Annotated[tuple[VersionSpan, ...], Field(exclude_if=lambda spans: not spans)] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A running sample continues in engine `target` after the `tokens` response tokens that `source` drew and the store has.
+
+    A move changes nothing about what the sample is: policies aren't asked about it.
+    """
+
+    sample: SampleId
+    tokens: int
+    spans: tuple[VersionSpan, ...]
+    source: str
+    target: str
 
 
 @dataclass(frozen=True, slots=True)
 class Relaunched:
-    """A lost sample is generated again, with the same seed; on the same weights under on-policy policies."""
+    """A lost sample is generated again, with the same seed, after the tokens that the store has; on-policy, on the same weights."""
 
     sample: SampleId
 
@@ -315,6 +331,7 @@ Body = (
     | Launched
     | Generated
     | Lost
+    | Moved
     | Relaunched
     | Graded
     | Aborted

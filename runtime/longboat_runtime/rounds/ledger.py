@@ -48,6 +48,8 @@ class Ledger(LedgerState):
             for record in group.samples:
                 if record.state is SampleState.RUNNING or (record.state is SampleState.PAUSED and not record.resumable):
                     self._lose(group, record)
+                elif record.state is SampleState.LOST:
+                    record.begun = record.moved = ()  # the previous driver's store had them
         for round_ in self.rounds.values():
             if round_.state is RoundState.TRAINING:
                 round_.state = RoundState.CLOSED
@@ -178,7 +180,15 @@ class Ledger(LedgerState):
         if not group or not record or record.state not in (SampleState.RUNNING, SampleState.PAUSED, *STORED):
             return False
         record.engine_deaths += body.engine_died
-        self._lose(group, record)
+        self._lose(group, record, body.begun)
+        return True
+
+    @_fold.register
+    def _(self, body: events.Moved, seq: int) -> bool:
+        record = self.sample(body.sample)
+        if not record or record.state is not SampleState.RUNNING:
+            return False
+        record.moved = body.spans
         return True
 
     @_fold.register
@@ -264,7 +274,8 @@ class Ledger(LedgerState):
         if not group or not record or record.state is not SampleState.PAUSED or record.resumable:
             return False
         self._counters(group).generated_tokens += body.tokens - record.begun_tokens
-        record.begun, record.finish_reason, record.engine = body.spans, FinishReason.ABORT, body.engine
+        record.begun, record.moved = body.spans, ()
+        record.finish_reason, record.engine = FinishReason.ABORT, body.engine
         return True
 
     @_fold.register

@@ -49,7 +49,8 @@ class SampleRecord:
 
     `seq` is the number of its first `generated` event, `counts` whether that was among the group's first `groupSize`; the grade
     fields are set while it has a grade. `begun` are the spans of the tokens that the store keeps of an unfinished sample, which
-    continues after them. `engine_deaths` is the number of engines that died while generating it.
+    continues after them; `moved` are those of the tokens that it had when it last moved to another engine. `engine_deaths` is the number
+    of engines that died while generating it.
     """
 
     index: int
@@ -66,6 +67,7 @@ class SampleRecord:
     parts: Mapping[str, float | None] = field(default_factory=dict)
     grading_seconds: float = 0.0
     begun: tuple[VersionSpan, ...] = ()
+    moved: tuple[VersionSpan, ...] = ()
     engine_deaths: int = 0
 
     @property
@@ -76,6 +78,11 @@ class SampleRecord:
     @property
     def begun_tokens(self) -> int:
         return self.begun[-1].end if self.begun else 0
+
+    @property
+    def stored(self) -> tuple[VersionSpan, ...]:
+        """The spans of the tokens after which it can continue: the store has them."""
+        return self.moved or self.begun
 
     @property
     def timed_out(self) -> frozenset[str]:

@@ -212,7 +212,8 @@ def adopt(
 def recover(view: View) -> list[Decision]:
     """On-policy: relaunches lost samples if the weights of their round still serve; else defers their group.
 
-    The same seed on the same weights gives the same tokens, so a relaunch doesn't change what is learned; on other weights it would
+    The same seed on the same weights gives the same tokens, so a relaunch, from the start or after the tokens that the store has of a
+    sample that was moved, doesn't change what is learned; on other weights it would
     mix versions within a group, so the prompt is queued for a new attempt. Samples stay lost while no weights serve (between a
     driver's start and its first publication), and in a batch that is being trained, since the trainer may already have read them.
     The group of a sample with which `MOST_ENGINE_DEATHS` engines have died is dropped.
@@ -240,7 +241,7 @@ def recover(view: View) -> list[Decision]:
 
 
 def relaunch_lost(view: View) -> list[Decision]:
-    """Off-policy: relaunches lost samples on whatever weights serve, from their start and with their seed.
+    """Off-policy: relaunches lost samples on whatever weights serve, with their seed and after the tokens that the store has of them.
 
     They stay lost while no weights serve, in a batch that is being trained, and in a carried group until a round adopts it. The
     group of a sample with which `MOST_ENGINE_DEATHS` engines have died is dropped.

@@ -14,7 +14,7 @@ from longboat_runtime.rounds.records import (
     SampleState,
     Waiting,
 )
-from longboat_runtime.samples import GradeKind, PromptId, SampleId
+from longboat_runtime.samples import GradeKind, PromptId, SampleId, VersionSpan
 
 
 class LedgerState:
@@ -116,14 +116,15 @@ class LedgerState:
         """The record that counts what happens to a group."""
         return self.rounds.get(group.round, self.between)
 
-    def _lose(self, group: GroupRecord, record: SampleRecord) -> None:
+    def _lose(self, group: GroupRecord, record: SampleRecord, begun: tuple[VersionSpan, ...] = ()) -> None:
+        """The sample is lost, but for the tokens with spans `begun`."""
         if record.kind is not None:
             group.graded -= 1
             group.errors -= record.kind is GradeKind.GRADER_ERROR
             record.kind, record.score, record.parts, record.grading_seconds = None, 0.0, {}, 0.0
         if record.state is SampleState.PAUSED:
             record.finish_reason = None
-        record.begun = ()
+        record.begun, record.moved = (record.begun, begun) if begun else ((), ())
         round_ = self._counters(group)
         if record.state is SampleState.KEPT:
             round_.missing += 1
