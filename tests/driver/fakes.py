@@ -302,7 +302,7 @@ class FakeTrainer:
         return TrainReport(request.step, {"actor/pg_loss": 0.5, "actor/grad_norm": 1.0})
 
     async def publish(self, version: int) -> WeightPublication:
-        return WeightPublication(version, self.weights, None, (), ())
+        return WeightPublication(version, self.weights, memoryview(b""), (), ())
 
     async def snapshot(self) -> None:
         self.snapshots.append(self.weights)
@@ -429,7 +429,7 @@ class Site:
         """The next incarnation with new components; `order` seeds the order in which things finish."""
         self.incarnation += 1
         self.store = FakeStore()
-        self.fleet = FakeFleet(self.store, random.Random(order))
+        self.fleet = self.open_fleet(order)
         self.rewards = FakeRewards(self.store, random.Random(order + 1))
         self.trainer = FakeTrainer(self.store)
         self.source = FakeSource()
@@ -451,6 +451,10 @@ class Site:
             self.clock,
         )
         return Driver(job, components, self.policy, self.reporter, self.broker, self.clock)
+
+    def open_fleet(self, order: int) -> FakeFleet:
+        """The fleet of the next driver."""
+        return FakeFleet(self.store, random.Random(order))
 
     def _checkpoints(self) -> CheckpointStore:
         keep = self.spec.checkpoint.keep

@@ -1,4 +1,4 @@
-"""Random interleavings under all policies: finish, abort, pause, lose, grade, duplicate, late, skip, restart and edits of the spec.
+"""Random interleavings under all policies: finish, move, abort, pause, lose, grade, duplicate, late, skip, restart and edits of the spec.
 
     python -m tests.rounds.interleavings 10000
 
@@ -83,6 +83,14 @@ class Interleavings(RuleBasedStateMachine):
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
         assert self.world.finish(self._some(data, SampleState.RUNNING))
+
+    @precondition(lambda self: self._has(SampleState.RUNNING) and self.world.view.serving is not None)
+    @rule(data=st.data())
+    def move(self, data: st.DataObject) -> None:
+        """A move changes nothing but where a sample runs, and how much of it the store has: nothing follows from it."""
+        sample, before = self._some(data, SampleState.RUNNING), len(self.world.log)
+        assert self.world.move(sample)
+        assert len(self.world.log) == before + 1
 
     @precondition(lambda self: self._has(SampleState.GENERATED))
     @rule(data=st.data(), kind=st.sampled_from([GradeKind.SCORED] * 6 + list(GradeKind)))

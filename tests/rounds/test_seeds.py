@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longboat_runtime.rounds.seeds import sample_seed
+from longboat_runtime.rounds.seeds import continued_seed, sample_seed
 from longboat_runtime.samples import SampleId
 
 
@@ -11,6 +11,12 @@ def test_a_seed_never_changes() -> None:
     """A job must be able to resume under a later release: the value is part of the checkpoint's meaning."""
     assert sample_seed("job", 0, SampleId(0, 0, 0, 0)) == 1403355663
     assert sample_seed("job", 7, SampleId(1, 20, 3, 4)) == 759178425
+
+
+def test_a_sample_continues_by_another_seed_each_time() -> None:
+    assert continued_seed(1403355663, 0) == 1403355663
+    assert len({continued_seed(1403355663, begun) for begun in range(1000)}) == 1000
+    assert continued_seed(1403355663, 7) == 1723439078
 
 
 @given(st.text(max_size=20), st.integers(0), st.tuples(*[st.integers(-3, 1000)] * 4))

@@ -7,7 +7,7 @@ from math import inf
 
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DropReason, Event
-from longboat_runtime.rounds.ledger import Ledger
+from longboat_runtime.rounds.ledger import STORED, Ledger
 from longboat_runtime.rounds.loop import Effects, RoundLoop
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.records import SampleState
@@ -91,9 +91,9 @@ class World:
             case events.Launched(prompt=prompt):
                 self.drawn.update(dict.fromkeys(self.ledger.groups[prompt].sample_ids, ()))
             case events.Relaunched(sample=sample):
-                self.drawn[sample] = ()
+                self.drawn[sample] = self.ledger.sample(sample).stored
             case events.Resumed(samples=samples):
-                self.drawn.update({sample: self.ledger.sample(sample).begun for sample in samples})
+                self.drawn.update({sample: self.ledger.sample(sample).stored for sample in samples})
             case events.GroupDropped(prompt=prompt):
                 assert prompt not in self.fate, f"{prompt} was given up twice"
                 self.fate[prompt] = "dropped"
@@ -167,10 +167,19 @@ class World:
         score = self.score(sample) if kind is GradeKind.SCORED else 0.0
         return self.record(events.Graded(sample, kind, score, 0.1))
 
+    def move(self, sample: SampleId) -> bool:
+        """Another engine continues a running sample."""
+        self._draw(sample, 1)
+        spans = self.drawn[sample]
+        return self.record(events.Moved(sample, spans[-1].end, spans, "engine-0", "engine-1"))
+
     def lose(self, sample: SampleId, *, engine_died: bool = False) -> bool:
+        """The engine of a sample is gone, and with it what it drew; the store has what came before. Or the store has lost the sample."""
         if sample in self.pausing:
             self.pausing.remove(sample)
-        return self.record(events.Lost(sample, "engine is gone", engine_died))
+        record = self.ledger.sample(sample)
+        begun = record.stored if record and record.state not in STORED and not record.resumable else ()
+        return self.record(events.Lost(sample, "engine is gone", engine_died, begun))
 
     def stopped(self, sample: SampleId, *, finished: bool = False) -> bool:
         """An engine returns a sample that it was told to stop; if `finished`, the response had ended before that."""

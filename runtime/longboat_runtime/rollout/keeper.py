@@ -264,6 +264,8 @@ class EngineKeeper:
 
     def _serves(self, member: Member, *, first: bool) -> None:
         """The gate has passed; the `first` engines of their kind to pass it calibrate it, by their largest parity."""
+        if member.state is MemberState.ENDED:
+            return  # it died as soon as it had answered
         if first:
             key = member.calibration
             self.calibrations[key] = max(member.parity, self.calibrations.get(key, 0.0))
