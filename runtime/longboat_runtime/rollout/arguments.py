@@ -19,6 +19,9 @@ WEIGHT_BACKEND = "longboat"
 WORKER_EXTENSION = "longboat_runtime.weights.backend.WeightReceipts"
 # And of `longboat_runtime.rollout.crowded`.
 CROWDED_WORKER_EXTENSION = "longboat_runtime.rollout.crowded.CrowdedWorker"
+# And of `longboat_runtime.rollout.scheduler`.
+SCHEDULER = "longboat_runtime.rollout.scheduler.CountingScheduler"
+ASYNC_SCHEDULER = "longboat_runtime.rollout.scheduler.CountingAsyncScheduler"
 # What `longboat_runtime.rollout.cpu_norms` is called in vLLM.
 NORM_PROVIDER = "longboat"
 
@@ -52,6 +55,8 @@ def engine_arguments(
         "logprobs_mode": "processed_logprobs",
         "scheduling_policy": "priority",
         "weight_transfer_config": {"backend": WEIGHT_BACKEND},
+        "async_scheduling": accelerator,
+        "scheduler_cls": ASYNC_SCHEDULER if accelerator else SCHEDULER,
         "worker_extension_cls": CROWDED_WORKER_EXTENSION if crowded else WORKER_EXTENSION,
     }
     if config.tensor_parallel > 1:
@@ -61,7 +66,6 @@ def engine_arguments(
     if not accelerator:
         arguments.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
         arguments["enable_chunked_prefill"] = False
-        arguments["async_scheduling"] = False
         arguments["max_num_batched_tokens"] = max(max_length, 2048)
         if config.enforce_eager:
             arguments["ir_op_priority"] = {"rms_norm": [NORM_PROVIDER], "fused_add_rms_norm": [NORM_PROVIDER]}
