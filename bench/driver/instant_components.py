@@ -19,6 +19,7 @@ from longboat_runtime.interfaces import (
     WeightPublication,
 )
 from longboat_runtime.reward.result import IsolationInForce
+from longboat_runtime.rollout.load import Load
 from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.samples import (
     FinishedSample,
@@ -96,6 +97,9 @@ class Fleet:
 
     async def stats(self) -> list[EngineStats]:
         return []
+
+    async def loads(self) -> Mapping[str, Load]:
+        return {}
 
     async def changed(self, known: FleetState) -> FleetState:
         del known

@@ -54,6 +54,11 @@ class RoundSummary(ApiModel):
     kept: Count = Field(description="Prompts trained.")
     deferred: Count = Field(description="Prompts left to a later round.")
     generated_to_kept: Line = Field(description="Response tokens generated for each one trained.")
+    tensor_parallel: Count | None = Field(None, description="Devices of an engine.")
+    preemptions: Count | None = Field(
+        None, description="How often an engine had no KV cache for a running sequence and computed it again later."
+    )
+    kv_usage: Line | None = Field(None, description="Most of its KV cache that an engine had in use, 0 to 1.")
 
 
 class DomainTraining(ApiModel):

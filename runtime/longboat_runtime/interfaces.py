@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from longboat_runtime.reward.result import IsolationInForce
+from longboat_runtime.rollout.load import Load
 from longboat_runtime.rollout.step_times import StepTimes
 from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.samples import (
@@ -108,6 +109,9 @@ class Engine(Protocol):
 
     def stats(self) -> EngineStats: ...
 
+    def load(self) -> Load:
+        """What it did since the last call."""
+
     def shutdown(self) -> None: ...
 
 
@@ -151,6 +155,9 @@ class RolloutFleet(Protocol):
         """Every engine serves the new version or stops serving. Engines that join later get the last publication first."""
 
     async def stats(self) -> list[EngineStats]: ...
+
+    async def loads(self) -> Mapping[str, Load]:
+        """What each engine did since the last call, by name."""
 
     async def changed(self, known: FleetState) -> FleetState:
         """The state, once it differs from `known`."""

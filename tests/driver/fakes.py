@@ -39,6 +39,7 @@ from longboat_runtime.interfaces import (
 from longboat_runtime.metrics.record import JsonLines
 from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.reward.result import IsolationInForce
+from longboat_runtime.rollout.load import Load
 from longboat_runtime.rounds.policies import open_policy
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.sample_files.contents import SampleFileRequest
@@ -118,6 +119,8 @@ class FakeFleet:
     calibrations: dict[str, float] = field(default_factory=dict)
     kill: set = field(default_factory=set)
     state: FleetState = field(default_factory=FleetState)
+    load: dict[str, Load] = field(default_factory=dict)
+    asked_for_loads: int = 0
 
     def __post_init__(self) -> None:
         self.news = asyncio.Event()
@@ -204,6 +207,10 @@ class FakeFleet:
 
     async def stats(self) -> list[EngineStats]:
         return []
+
+    async def loads(self) -> Mapping[str, Load]:
+        self.asked_for_loads += 1
+        return dict(self.load)
 
     async def changed(self, known: FleetState) -> FleetState:
         while self.state == known:

@@ -135,7 +135,7 @@ class Driver:
 
     async def _rounds(self) -> RunOutcome:
         """Handles the events that components put into the inbox, one by one, until the last step or an interruption."""
-        for work in (self._flow.collect(self._evaluated), self._flow.send(), self._steps.overcommits.run()):
+        for work in (self._flow.collect(self._evaluated), self._flow.send(), self._steps.run()):
             self._spawn(work)
         self._happened(events.Started(self._view.step))
         if self._job.spec.rounds.steps != self._view.steps:
@@ -201,6 +201,8 @@ class Driver:
                     self._steps.dropped_flat(body.prompt)
                 self._flow.discard(self._rollouts.given_up(body, effects.given_up))
                 self._components.source.forget([body.prompt])
+            case events.RoundOpened(round=number, kind=kind):
+                self._steps.begin_round(number, kind)
             case events.StepStarted(step=step, round=number):
                 self._steps.train(step, number)
             case events.StepCommitted() as committed:

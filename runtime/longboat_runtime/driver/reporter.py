@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from longboat_crds.reasons import Reason
 from longboat_crds.status import (
@@ -270,4 +271,16 @@ def _summary(step: int, metrics: Mapping[str, float]) -> RoundSummary:
         kept=int(metrics.get("rollout/kept_groups", 0)),
         deferred=int(metrics.get("rollout/deferred_groups", 0) + metrics.get("rollout/carried_groups", 0)),
         generated_to_kept=format(metrics.get("tail/generated_to_kept", 0.0), ".2f"),
+        **_load(metrics),
     )
+
+
+def _load(metrics: Mapping[str, float]) -> dict[str, Any]:
+    """What a round's engines felt, if that was measured. Pure."""
+    if "rollout/engines" not in metrics:
+        return {}
+    return {
+        "tensor_parallel": int(metrics["rollout/tensor_parallel"]),
+        "preemptions": int(metrics["rollout/preemptions"]),
+        "kv_usage": format(metrics["rollout/kv_usage/max"], ".2f"),
+    }

@@ -22,6 +22,7 @@ from longboat_runtime.driver.batch import Batch, kept_batch, skip_problem
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.evaluation import Evaluation, is_due
 from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.loads import Loads
 from longboat_runtime.driver.overcommits import Overcommits
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.rollouts import Rollouts
@@ -29,13 +30,13 @@ from longboat_runtime.driver.run_state import Evaluated, RunState, StepBoundary
 from longboat_runtime.driver.stages import Stage
 from longboat_runtime.driver.trainer_queue import Task, TrainerQueue
 from longboat_runtime.interfaces import Manifest, ModelInfo, PublicationReport, TrainReport, TrainRequest
-from longboat_runtime.metrics.batch import batch_metrics, round_metrics, staleness
+from longboat_runtime.metrics.batch import batch_metrics, load_metrics, round_metrics, staleness
 from longboat_runtime.metrics.groups import GroupOutcome, group_metrics
 from longboat_runtime.metrics.queue import queue_metrics
 from longboat_runtime.metrics.record import Record
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import DropReason
+from longboat_runtime.rounds.events import DropReason, RoundKind
 from longboat_runtime.rounds.records import SampleRecord
 from longboat_runtime.samples import GradeKind, PromptId, SampleId
 from longboat_runtime.trainer.errors import TrainerLost
@@ -78,6 +79,7 @@ class Steps:
         self._happened, self._reported, self._spawn = happened, reported, spawn
         self._audits = Audits(job, components.source, reporter, happened)
         self.overcommits = Overcommits(job, components, reporter, happened)
+        self._loads = Loads(components.fleet)
         self._algorithm = resolve(job.spec.algorithm)
         self.queue = TrainerQueue()
         self.saved: Manifest | None = None
@@ -93,6 +95,16 @@ class Steps:
         self._run_state, self.saved, self._evaluated = run_state, saved, evaluated
         self._audits.resume(run_state.lengths)
         self.overcommits.resume(run_state)
+
+    async def run(self) -> None:
+        """What runs beside the steps, forever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.overcommits.run())
+            tasks.create_task(self._loads.run())
+
+    def begin_round(self, number: int, kind: RoundKind) -> None:
+        """From now on what engines feel belongs to this round."""
+        self._spawn(self._loads.begin(number, kind))
 
     def train(self, step: int, round_: int) -> None:
         """Queues the optimizer step."""
@@ -130,6 +142,7 @@ class Steps:
         same and its weights get its number; in the second case its prompts are dropped.
         """
         view, reports = self._run_state.view, self._reporter.reports
+        measuring = self._spawn(self._measure(step, number))
         round_, waiting = view.rounds[number], queue_metrics(view, number)
         batch = kept_batch(view, round_, self._spec.rewards, self._algorithm)
         if not batch.records and round_.grades.get(GradeKind.GRADER_ERROR) and len(round_.grades) == 1:
@@ -160,7 +173,14 @@ class Steps:
         # Only now, since responses that engines stopped when the round was decided come back meanwhile.
         reports.add(step, round_metrics(round_, sum(record.tokens for record in records), dropped))
         self._rollouts.batch(batch)
+        await measuring
         self._happened(events.StepCommitted(step, step, number, tuple(batch.records), report.skipped, dropped))
+
+    async def _measure(self, step: int, number: int) -> None:
+        """Logs and reports what engines felt in the round."""
+        if measured := await self._loads.finish(number):
+            self._happened(measured)
+            self._reporter.reports.add(step, load_metrics(measured))
 
     def dropped_flat(self, prompt: PromptId) -> None:
         """Counts a group that was dropped because its rewards are equal."""

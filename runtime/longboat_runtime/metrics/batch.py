@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from longboat_runtime.rounds.events import DropReason, RoundKind
+from longboat_runtime.rounds.events import DropReason, RoundKind, RoundMeasured
 from longboat_runtime.rounds.records import RoundRecord, SampleRecord
 from longboat_runtime.samples import FinishReason, GradeKind
 
@@ -121,6 +121,21 @@ def round_metrics(round_: RoundRecord, kept_tokens: int, dropped: DropReason | N
                 ("dropped_groups", sum(part.dropped.values())),
             )
         },
+    }
+
+
+def load_metrics(measured: RoundMeasured) -> dict[str, float]:
+    """What engines felt in a round."""
+    return {
+        "rollout/engines": float(measured.engines),
+        "rollout/tensor_parallel": float(measured.tensor_parallel),
+        "rollout/preemptions": float(measured.preemptions),
+        "rollout/interrupted": float(measured.interrupted),
+        "rollout/engine_tokens": float(measured.generated_tokens),
+        "rollout/running/max": float(measured.running),
+        "rollout/waiting/max": float(measured.waiting),
+        "rollout/kv_usage/max": measured.kv_usage,
+        "rollout/step_seconds/mean": measured.step_seconds,
     }
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from longboat_runtime.interfaces import Engine, EngineStats, WeightPublication
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import NodeDevices
+from longboat_runtime.rollout.load import Load
 from longboat_runtime.samples import FinishedSample, GeneratedSample, SampleId, SampleRequest
 from longboat_runtime.stacks import thread_stacks
 from longboat_runtime.store.client import StoreClient
@@ -81,6 +82,9 @@ class EngineActor:
 
     async def stats(self) -> EngineStats:
         return self._started.stats()
+
+    async def load(self) -> Load:
+        return self._started.load()
 
     async def stacks(self) -> str:
         """Stacks of all threads, the engine's own among them."""

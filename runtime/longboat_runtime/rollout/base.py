@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from longboat_runtime.interfaces import EngineStats, WeightPublication
 from longboat_runtime.rollout.engine import NO_VERSION, EngineConfig
+from longboat_runtime.rollout.load import Load
 from longboat_runtime.rollout.requests import check_request, generated_sample, unstarted_sample
 from longboat_runtime.samples import GeneratedSample, SampleId, SampleRequest
 from longboat_runtime.weights.gate import PublicationRefused, UpdateFailed, check_parity, parity
@@ -61,6 +62,9 @@ class BaseEngine:
             kv_tokens=self._kv_tokens,
             step_times=dict(self._counters.steps.times),
         )
+
+    def load(self) -> Load:
+        return self._counters.take()
 
     def _check_requests(self, requests: Sequence[SampleRequest]) -> None:
         """Raises UpdateFailed if the engine serves nothing, ValueError for a request it can't take."""

@@ -2,43 +2,77 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
-from longboat_runtime.rollout.step_times import StepClock
+from longboat_runtime.rollout.load import Load
+from longboat_runtime.rollout.step_times import NO_STEPS, StepClock
 
 
 class EngineCounters(PrometheusStatLogger):
-    """Running samples, KV use, preemptions, tokens, and what steps take.
+    """Running samples, KV use, preemptions, tokens, and what steps take: since the start, and of what lies between two calls of `take`.
 
     Takes the place of vLLM's Prometheus logger (vLLM adds that unless it is given one), which fills dozens of histograms
     at each step: the driver publishes the job's metrics.
     """
 
     def __init__(self, vllm_config: Any, engine_indexes: list[int] | None = None) -> None:
-        del vllm_config, engine_indexes
+        del engine_indexes
         self.running = 0
         self.kv_usage = 0.0
         self.preemptions = 0
         self.generated_tokens = 0
         self.steps = StepClock()
         self._more = False
+        self._lock = threading.Lock()
+        self._since = time.perf_counter()
+        self._window = Load(vllm_config.parallel_config.tensor_parallel_size)
 
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
         del mm_cache_stats, engine_idx
+        waiting = preemptions = tokens = 0
         if scheduler_stats is not None:
             self.running = scheduler_stats.num_running_reqs
             self.kv_usage = scheduler_stats.kv_cache_usage
-            self._more = self.running + scheduler_stats.num_waiting_reqs > 0
+            waiting = scheduler_stats.num_waiting_reqs
+            self._more = self.running + waiting > 0
+        step = None
         if iteration_stats is not None:
-            self.preemptions += iteration_stats.num_preempted_reqs
-            self.generated_tokens += iteration_stats.num_generation_tokens
+            preemptions, tokens = iteration_stats.num_preempted_reqs, iteration_stats.num_generation_tokens
+            self.preemptions += preemptions
+            self.generated_tokens += tokens
             # Each sequence of a step gets one token.
-            self.steps.step(time.perf_counter(), iteration_stats.num_generation_tokens, more=self._more)
+            step = self.steps.step(time.perf_counter(), tokens, more=self._more)
+        self._add(
+            preemptions=preemptions,
+            generated_tokens=tokens,
+            running=self.running,
+            waiting=waiting,
+            kv_usage=self.kv_usage,
+            steps=step or NO_STEPS,
+        )
+
+    def interrupted(self, sequences: int) -> None:
+        """A publication has so many running sequences computed again."""
+        self._add(interrupted=sequences)
+
+    def take(self) -> Load:
+        """What has happened since the last call, by the only one who calls this."""
+        with self._lock:
+            now, taken = time.perf_counter(), self._window
+            self._window = Load(taken.tensor_parallel)
+            seconds, self._since = now - self._since, now
+        return replace(taken, seconds=seconds)
+
+    def _add(self, **measured: Any) -> None:
+        with self._lock:
+            self._window += Load(self._window.tensor_parallel, **measured)
 
     def log_engine_initialized(self) -> None:
         """Nothing to log."""

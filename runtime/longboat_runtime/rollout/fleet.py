@@ -14,6 +14,7 @@ from longboat_crds.job import RLJobSpec
 from longboat_runtime.interfaces import EngineStats, FleetState, PublicationReport, WeightPublication
 from longboat_runtime.rollout.engine import EngineDead
 from longboat_runtime.rollout.keeper import EngineKeeper, Member, MemberState, last_line
+from longboat_runtime.rollout.load import Load
 from longboat_runtime.rollout.router import Router
 from longboat_runtime.samples import (
     FinishedSample,
@@ -122,6 +123,10 @@ class RayRolloutFleet:
         """Of the engines that are up and answer."""
         answers = await self._ask("stats", self._keeper.started)
         return [answers[name] for name in sorted(answers)]
+
+    async def loads(self) -> dict[str, Load]:
+        """Of the engines that are up and answer."""
+        return await self._ask("load", self._keeper.started)
 
     async def stacks(self) -> dict[str, str]:
         """Stacks of all threads of each engine's actor, also of those that are still starting."""

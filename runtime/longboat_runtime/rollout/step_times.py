@@ -16,6 +16,9 @@ class StepTimes:
         return StepTimes(self.steps + other.steps, self.seconds + other.seconds)
 
 
+NO_STEPS = StepTimes(0, 0.0)
+
+
 class StepClock:
     """Adds up steps by batch size, in `times`. `now` is of one monotonic clock, in seconds.
 
@@ -31,12 +34,13 @@ class StepClock:
         """There is work again, after a rest."""
         self._since = now
 
-    def step(self, now: float, batch: int, *, more: bool) -> None:
-        """A step has ended that gave `batch` sequences a token; `more` if others follow at once."""
-        if self._since is not None and batch:
-            step = StepTimes(1, now - self._since)
+    def step(self, now: float, batch: int, *, more: bool) -> StepTimes | None:
+        """A step has ended that gave `batch` sequences a token; `more` if others follow at once. Returns it if it counts."""
+        step = StepTimes(1, now - self._since) if self._since is not None and batch else None
+        if step is not None:
             self.times[batch] = self.times[batch] + step if batch in self.times else step
         self._since = now if more else None
+        return step
 
     def interrupt(self) -> None:
         """What the engine does now isn't a step: the next one isn't counted."""

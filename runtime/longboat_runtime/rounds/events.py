@@ -1,6 +1,8 @@
 """Everything that happens to samples, as numbered and serialisable events. Pure.
 
 The ledger is a fold of these events and nothing else; the driver appends them to the event log in the order of `seq`.
+
+Over 400 lines: one class for each event, so that all there is can be read in one place.
 """
 
 from __future__ import annotations
@@ -161,6 +163,29 @@ class Moved:
     spans: tuple[VersionSpan, ...]
     source: str
     target: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoundMeasured:
+    """What engines felt in a round of this `kind`: `engines` of at most `tensor_parallel` devices each.
+
+    `preemptions` are those for want of KV cache, `interrupted` the running sequences that a publication had computed again.
+    `generated_tokens` are all tokens drawn, those of lost samples included. At most `running` sequences ran in one engine at a time,
+    `waiting` waited there, and the share `kv_usage` (0..1) of its KV cache was in use. A step of an engine took `step_seconds`. Like
+    a move, it is no matter of policies.
+    """
+
+    round: int
+    kind: RoundKind
+    tensor_parallel: int
+    engines: int
+    preemptions: int
+    interrupted: int
+    generated_tokens: int
+    running: int
+    waiting: int
+    kv_usage: float
+    step_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +357,7 @@ Body = (
     | Generated
     | Lost
     | Moved
+    | RoundMeasured
     | Relaunched
     | Graded
     | Aborted
@@ -350,6 +376,9 @@ Body = (
     | PublishStarted
     | Published
 )
+
+# Events that policies aren't asked about: they change nothing about any sample.
+OBSERVATIONS = (Moved, RoundMeasured)
 
 _BODIES: dict[str, TypeAdapter[Body]] = {body.__name__: TypeAdapter(body) for body in Body.__args__}
 

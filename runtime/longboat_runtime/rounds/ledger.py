@@ -12,7 +12,7 @@ from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import Event, RoundKind
 from longboat_runtime.rounds.records import GroupRecord, RoundRecord, RoundState, SampleRecord, SampleState
 from longboat_runtime.rounds.state import LedgerState
-from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId
+from longboat_runtime.samples import FinishReason, GradeKind
 
 # States in which the store has the sample's data.
 STORED = (SampleState.GENERATED, SampleState.REWARDED, SampleState.KEPT)
@@ -192,6 +192,10 @@ class Ledger(LedgerState):
         return True
 
     @_fold.register
+    def _(self, body: events.RoundMeasured, seq: int) -> bool:
+        return body.round in self.rounds
+
+    @_fold.register
     def _(self, body: events.Relaunched, seq: int) -> bool:
         record = self.sample(body.sample)
         if not record or record.state is not SampleState.LOST:
@@ -226,12 +230,6 @@ class Ledger(LedgerState):
         if number in self.rounds:
             self.rounds[number].stopped_tokens += body.tokens
         return True
-
-    def _surplus(self, sample: SampleId) -> SampleRecord | None:
-        """The sample's record if its group is complete without it, so that it may be stopped; else None."""
-        group, record = self.groups.get(sample.prompt), self.sample(sample)
-        stoppable = group and record and group.completed is not None and not record.counts
-        return record if stoppable and record and record.state in (SampleState.RUNNING, SampleState.LOST) else None
 
     @_fold.register
     def _(self, body: events.GroupKept, seq: int) -> bool:
@@ -303,26 +301,6 @@ class Ledger(LedgerState):
             record.finish_reason = None
             self._move(record, SampleState.RUNNING)
         return bool(records)
-
-    def _given_up(self, prompt: PromptId, attempt: int) -> GroupRecord | None:
-        """Removes and returns the group if it is undecided, or kept with missing data, and not being trained; else None."""
-        group = self.groups.get(prompt)
-        if (
-            not group
-            or group.attempt != attempt
-            or (group.state is SampleState.KEPT and group.rewarded and not group.errors)
-        ):
-            return None
-        round_ = self._counters(group)
-        if round_.state is RoundState.TRAINING and prompt not in self.carried:
-            return None
-        if group.state is SampleState.KEPT:
-            round_.missing -= sum(group.samples[index].state is not SampleState.KEPT for index in group.counted)
-        for share in self._shares(prompt, round_):
-            for index in (share.groups, share.completed, share.kept):
-                index.pop(prompt, None)
-        self._forget(group)
-        return group
 
     @_fold.register
     def _(self, body: events.GroupDeferred, seq: int) -> bool:

@@ -62,7 +62,7 @@ class RoundLoop:
     def happened(self, body: Body) -> bool:
         """Folds an event, and asks the policy until it decides nothing more. Returns False if the event had no effect.
 
-        It isn't asked about moves, which change where a sample runs and nothing else.
+        It isn't asked about observations.
         A response that finished while it was being stopped doesn't count, but its length is known: it is recorded as `Stopped`
         with `finished`. Raises PolicyError if a decision contradicts the state of the ledger.
         """
@@ -75,7 +75,7 @@ class RoundLoop:
         if isinstance(body, events.Generated) and self.view.awaits(body.sample):
             body = events.Stopped(body.sample, body.tokens, body.engine, finished=True)
         event = self._fold(body)
-        if isinstance(body, events.Moved):
+        if isinstance(body, events.OBSERVATIONS):
             return event is not None
         while event and not self.halted and (decisions := self.policy.decide(self.view, event)):
             for decision in decisions:

@@ -10,6 +10,7 @@ from longboat_runtime.rounds.records import (
     GroupRecord,
     PartRecord,
     RoundRecord,
+    RoundState,
     SampleRecord,
     SampleState,
     Waiting,
@@ -131,6 +132,32 @@ class LedgerState:
         round_.lost += 1
         self.lost[group.sample_id(record.index)] = None
         self._move(record, SampleState.LOST)
+
+    def _surplus(self, sample: SampleId) -> SampleRecord | None:
+        """The sample's record if its group is complete without it, so that it may be stopped; else None."""
+        group, record = self.groups.get(sample.prompt), self.sample(sample)
+        stoppable = group and record and group.completed is not None and not record.counts
+        return record if stoppable and record and record.state in (SampleState.RUNNING, SampleState.LOST) else None
+
+    def _given_up(self, prompt: PromptId, attempt: int) -> GroupRecord | None:
+        """Removes and returns the group if it is undecided, or kept with missing data, and not being trained; else None."""
+        group = self.groups.get(prompt)
+        if (
+            not group
+            or group.attempt != attempt
+            or (group.state is SampleState.KEPT and group.rewarded and not group.errors)
+        ):
+            return None
+        round_ = self._counters(group)
+        if round_.state is RoundState.TRAINING and prompt not in self.carried:
+            return None
+        if group.state is SampleState.KEPT:
+            round_.missing -= sum(group.samples[index].state is not SampleState.KEPT for index in group.counted)
+        for share in self._shares(prompt, round_):
+            for index in (share.groups, share.completed, share.kept):
+                index.pop(prompt, None)
+        self._forget(group)
+        return group
 
     def start_over(self) -> None:
         """Prepares the state for another job: unfinished groups are queued first for another attempt, rounds and skips are reset."""

@@ -1,0 +1,54 @@
+"""What engines feel: what one did in a while, and what all of a round's did together. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+
+from longboat_runtime.rollout.step_times import NO_STEPS, StepTimes
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What an engine of `tensor_parallel` devices did in `seconds`; several added up are engines or times together.
+
+    `preemptions` are those for want of KV cache; `interrupted` counts running sequences whose keys and values were computed again
+    because a publication replaced the weights. `steps` are its steps and their time, `generated_tokens` what they drew. At most
+    `running` sequences ran at a time and `waiting` waited, and at most the share `kv_usage` (0..1) of the KV cache was in use: of
+    several, the largest of any one.
+    """
+
+    tensor_parallel: int
+    seconds: float = 0.0
+    preemptions: int = 0
+    interrupted: int = 0
+    generated_tokens: int = 0
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    steps: StepTimes = NO_STEPS
+
+    def __add__(self, other: Load) -> Load:
+        return Load(
+            max(self.tensor_parallel, other.tensor_parallel),
+            self.seconds + other.seconds,
+            self.preemptions + other.preemptions,
+            self.interrupted + other.interrupted,
+            self.generated_tokens + other.generated_tokens,
+            max(self.running, other.running),
+            max(self.waiting, other.waiting),
+            max(self.kv_usage, other.kv_usage),
+            self.steps + other.steps,
+        )
+
+    @property
+    def step_seconds(self) -> float:
+        """Mean of a step; 0 without one."""
+        return self.steps.seconds / self.steps.steps if self.steps.steps else 0.0
+
+
+def total(loads: Iterable[Load]) -> Load:
+    """All together; of nothing if there are none."""
+    return reduce(add, loads, Load(0))

@@ -1,0 +1,59 @@
+"""What engines feel is added up by round, and told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from longboat_runtime.driver.loads import Loads
+from longboat_runtime.driver.loop import RunOutcome
+from longboat_runtime.metrics.record import read_records
+from longboat_runtime.rollout.load import Load
+from longboat_runtime.rollout.step_times import StepTimes
+from longboat_runtime.rounds import events
+from longboat_runtime.rounds.events import RoundKind
+from tests.driver.fakes import FakeFleet, FakeStore, Site, make_spec
+from tests.driver.runs import history
+
+
+async def test_loads_belong_to_the_round_in_which_they_were_felt() -> None:
+    fleet = FakeFleet(FakeStore())
+    loads = Loads(fleet)
+    fleet.load = {"a": Load(2, preemptions=100)}
+    await loads.begin(1, RoundKind.SHORT)
+    fleet.load = {
+        "a": Load(2, 1.0, 3, 1, 50, 4, 2, 0.5, StepTimes(10, 1.0)),
+        "b": Load(2, 1.0, 1, 0, 30, 5, 0, 0.9, StepTimes(30, 1.0)),
+    }
+    await loads.begin(2, RoundKind.LONG)
+    fleet.load = {"c": Load(1, generated_tokens=7)}
+    assert await loads.finish(1) == events.RoundMeasured(
+        1, RoundKind.SHORT, 2, 2, preemptions=4, interrupted=1, generated_tokens=80, running=5, waiting=2, kv_usage=0.9,
+        step_seconds=0.05,
+    )  # fmt: skip
+    measured = await loads.finish(2)
+    assert measured is not None
+    assert (measured.kind, measured.engines, measured.generated_tokens) == (RoundKind.LONG, 1, 7)
+    assert await loads.finish(2) is None, "it is told once"
+    assert await loads.finish(7) is None
+
+
+async def test_a_round_that_engines_say_nothing_of_is_not_measured() -> None:
+    loads = Loads(FakeFleet(FakeStore()))
+    await loads.begin(1, RoundKind.SHORT)
+    assert await loads.finish(1) is None
+
+
+async def test_every_step_tells_what_its_engines_felt(tmp_path: Path) -> None:
+    site = Site(tmp_path, make_spec(steps=3))
+    driver = site.driver()
+    site.fleet.load = {"engine-0": Load(1, 1.0, 2, 0, 50, 4, 2, 0.5, StepTimes(10, 1.0))}
+    assert await driver.run() is RunOutcome.DONE
+    measured = [body for body in history(site) if isinstance(body, events.RoundMeasured)]
+    assert [body.round for body in measured] == [1, 2, 3]
+    assert all(body.preemptions >= 2 for body in measured)
+    records = read_records(tmp_path)[1:]
+    assert [record.metrics["rollout/preemptions"] for record in records] == [body.preemptions for body in measured]
+    rounds = site.broker.status.training.recent_rounds
+    assert [(one.tensor_parallel, one.preemptions, one.kv_usage) for one in rounds] == [
+        (1, body.preemptions, "0.50") for body in measured
+    ]
