@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -89,6 +90,27 @@ class FleetState:
     last_death: str = ""
 
 
+class ReshapePhase(StrEnum):
+    """Phases of a reshape: responses move away, engines end, others start, and get the weights and pass the gate."""
+
+    DRAIN = "drain"
+    END = "end"
+    START = "start"
+    WEIGHTS = "weights"
+
+
+@dataclass(frozen=True, slots=True)
+class Reshaped:
+    """A reshape, after which engines have `tensor_parallel` devices each. `seconds` are those of its phases.
+
+    `failure` says why they have what they had before.
+    """
+
+    tensor_parallel: int
+    seconds: Mapping[ReshapePhase, float]
+    failure: str | None = None
+
+
 class Engine(Protocol):
     """One vLLM instance of one tensor-parallel size, inside its actor's process. Only its own step loop touches vLLM."""
 
@@ -153,6 +175,13 @@ class RolloutFleet(Protocol):
 
     async def publish(self, publication: WeightPublication) -> PublicationReport:
         """Every engine serves the new version or stops serving. Engines that join later get the last publication first."""
+
+    async def reshape(self, tensor_parallel: int, *, one_by_one: bool) -> Reshaped:
+        """Groups the devices of every rollout pod into engines of so many devices each.
+
+        What runs moves; `one_by_one`, pod after pod, so that the others go on. If an engine of the new shape doesn't serve, those of
+        the old shape are started again.
+        """
 
     async def stats(self) -> list[EngineStats]: ...
 

@@ -19,7 +19,7 @@ from longboat_runtime.interfaces import WeightPublication
 from longboat_runtime.local.ray import start_ray
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout.fleet import RayRolloutFleet
-from longboat_runtime.rollout.keeper import MemberState
+from longboat_runtime.rollout.member import MemberState
 from longboat_runtime.samples import FinishedSample, FinishReason, LostSample, SampleId
 from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient

@@ -18,7 +18,7 @@ from longboat_runtime.rollout import recovery
 from longboat_runtime.rollout.engine import EngineConfig, EngineDead
 from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.rollout.fleet import RayRolloutFleet
-from longboat_runtime.rollout.keeper import RESOURCE, RolloutNode, engine_name, rollout_nodes, slots_of
+from longboat_runtime.rollout.member import RESOURCE, RolloutNode, engine_name, rollout_nodes, slots_of
 from longboat_runtime.samples import FinishedSample, LostSample, SampleId, SampleRequest
 from longboat_runtime.weights.gate import FetchFailed, PublicationRefused
 from tests.driver.fakes import make_spec

@@ -11,10 +11,18 @@ from typing import Any
 from ray.exceptions import RayError
 
 from longboat_crds.job import RLJobSpec
-from longboat_runtime.interfaces import EngineStats, FleetState, PublicationReport, WeightPublication
+from longboat_runtime.interfaces import (
+    EngineStats,
+    FleetState,
+    PublicationReport,
+    Reshaped,
+    ReshapePhase,
+    WeightPublication,
+)
 from longboat_runtime.rollout.engine import EngineDead
-from longboat_runtime.rollout.keeper import EngineKeeper, Member, MemberState, last_line
+from longboat_runtime.rollout.keeper import EngineKeeper
 from longboat_runtime.rollout.load import Load
+from longboat_runtime.rollout.member import Member, MemberState, ReshapeFailed, last_line
 from longboat_runtime.rollout.router import Router
 from longboat_runtime.samples import (
     FinishedSample,
@@ -77,6 +85,41 @@ class RayRolloutFleet:
                 self._moving.update(there)
                 self._call(self._abort_in(self._keeper.members[engine], there))
         await self._keeper.until(lambda: not any(self._router.running(engine) for engine in engines))
+
+    async def reshape(self, tensor_parallel: int, *, one_by_one: bool) -> Reshaped:
+        """See interfaces.RolloutFleet."""
+        before, seconds = self._keeper.tensor_parallel, dict.fromkeys(ReshapePhase, 0.0)
+        nodes, done = self._keeper.nodes, []
+        self._keeper.tensor_parallel = tensor_parallel
+        try:
+            for group in [[node] for node in nodes] if one_by_one else [nodes]:
+                done += group
+                await self._reshape(group, seconds)
+        except ReshapeFailed as failed:
+            self._keeper.tensor_parallel = before
+            await self._keeper.end_engines(done)
+            self._keeper.restart_engines(done)
+            return Reshaped(before, seconds, str(failed))
+        return Reshaped(tensor_parallel, seconds)
+
+    async def _reshape(self, nodes: Sequence[str], seconds: dict[ReshapePhase, float]) -> None:
+        """The engines of these nodes end before others start on their devices. Adds the seconds of each phase."""
+        began = time.monotonic()
+
+        def ended(phase: ReshapePhase) -> None:
+            nonlocal began
+            now = time.monotonic()
+            seconds[phase] += now - began
+            began = now
+
+        await self.drain([member.name for member in self._keeper.engines_of(nodes)])
+        ended(ReshapePhase.DRAIN)
+        await self._keeper.end_engines(nodes)
+        ended(ReshapePhase.END)
+        served = await self._keeper.start_engines(nodes)
+        ended(ReshapePhase.START)
+        await served()
+        ended(ReshapePhase.WEIGHTS)
 
     async def finished(self) -> list[FleetReport]:
         self._keeper.watch()

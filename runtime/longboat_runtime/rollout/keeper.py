@@ -5,31 +5,34 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Protocol
 
 import ray
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.interfaces import FleetState, WeightPublication
 from longboat_runtime.problems import spec_problem_in
-from longboat_runtime.rollout.actor import EngineActor
-from longboat_runtime.rollout.engine import EngineConfig, EngineDead, engine_config
-from longboat_runtime.rollout.environment import NodeDevices
+from longboat_runtime.rollout.engine import EngineDead, engine_config
+from longboat_runtime.rollout.member import (
+    Member,
+    MemberState,
+    RolloutNode,
+    Slot,
+    engine_name,
+    last_line,
+    rollout_nodes,
+    slots_of,
+    start_actor,
+)
 from longboat_runtime.rollout.recovery import Remedy, after_refusal, hopeless, refused_everywhere
 from longboat_runtime.samples import FinishedSample, SampleId
 from longboat_runtime.store.client import StoreClient, StoreUnreachable
-from longboat_runtime.weights.gate import FetchFailed, PublicationRefused, UpdateFailed, calibration_key
+from longboat_runtime.weights.gate import FetchFailed, PublicationRefused, UpdateFailed
 
 log = logging.getLogger(__name__)
-
-RESOURCE = "longboat-rollout"
-POD_LABEL = "longboat.dev/pod"
 
 # How often Ray is asked which nodes there are.
 WATCH_SECONDS = 1.0
@@ -40,111 +43,6 @@ MAX_RESTART_SECONDS = 60.0
 SHUTDOWN_SECONDS = 10.0
 # How long after an engine's death its node is checked: when a pod ends, its engines end first.
 NODE_SECONDS = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutNode:
-    """A living Ray node with devices for engines. `pod` is its pod's name, or the node's where there are no pods."""
-
-    node_id: str
-    pod: str
-    has: NodeDevices
-
-
-def rollout_nodes(nodes: Iterable[Mapping[str, Any]]) -> dict[str, RolloutNode]:
-    """The rollout nodes among `ray.nodes()`, by node id (pure)."""
-    found = {}
-    for node in nodes:
-        resources = node.get("Resources", {})
-        devices = int(resources.get(RESOURCE, 0))
-        if not node.get("Alive") or devices == 0:
-            continue
-        node_id = node["NodeID"]
-        pod = node.get("Labels", {}).get(POD_LABEL) or node.get("NodeName") or node_id
-        found[node_id] = RolloutNode(node_id, pod, NodeDevices(devices, int(resources.get("GPU", 0))))
-    return found
-
-
-class MemberState(StrEnum):
-    """STARTING until vLLM is up; STARTED: it waits for a publication or its data; REFUSED: the last one did not pass the gate."""
-
-    STARTING = "starting"
-    STARTED = "started"
-    SERVING = "serving"
-    REFUSED = "refused"
-    ENDED = "ended"
-
-
-@dataclass
-class Slot:
-    """The devices of a rollout node that one engine has. `refusals` counts publications that its engines refused in a row."""
-
-    node: RolloutNode
-    devices: tuple[int, ...]
-    refusals: int = 0
-
-
-def slots_of(node: RolloutNode, tensor_parallel: int, most: int) -> list[Slot]:
-    """At most `most` of the node's devices in groups of `tensor_parallel` that follow each other; the rest stays idle (pure)."""
-    starts = range(0, min(node.has.devices, most) - tensor_parallel + 1, tensor_parallel)
-    return [Slot(node, tuple(range(start, start + tensor_parallel))) for start in starts]
-
-
-def engine_name(pod: str, devices: Sequence[int], starts: int) -> str:
-    """`<pod>/<device>` or `<pod>/<first>-<last>`, and how many engines these devices of the pod had before, if any (pure).
-
-    A pod whose Ray node is started again has two nodes for a while, until Ray has noticed the end of the first: both count
-    together, so that no two engines have one name.
-    """
-    first, last = devices[0], devices[-1]
-    return f"{pod}/{first}" + (f"-{last}" if last != first else "") + (f".{starts}" if starts else "")
-
-
-@dataclass
-class Member:
-    """An engine actor, its state, and what it holds. `turn` orders publications, of which `given` is the last one tried.
-
-    `problem` says why it doesn't serve. `fetches` counts updates in a row whose data could not be fetched. `ended` is set before
-    it is ended on purpose.
-    """
-
-    config: EngineConfig
-    actor: Any
-    slot: Slot
-    state: MemberState = MemberState.STARTING
-    given: WeightPublication | None = None
-    loaded: WeightPublication | None = None
-    parity: float = 0.0
-    problem: str = ""
-    ended: bool = False
-    fetches: int = 0
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    @property
-    def name(self) -> str:
-        return self.config.name
-
-    @property
-    def calibration(self) -> str:
-        """Engines with the same key share the bound on their parity."""
-        return calibration_key(self.config.dtype, self.config.tensor_parallel)
-
-
-def start_actor(config: EngineConfig, node: RolloutNode, store: StoreClient) -> Any:
-    """An actor on exactly that node, which takes as many of Ray's rollout resource as it has devices. It has no engine yet.
-
-    Ray counts the devices, and which ones they are says `config`: accelerators too, of which it asks Ray for none.
-    """
-    return (
-        ray.remote(EngineActor)
-        .options(
-            num_cpus=0,
-            resources={RESOURCE: config.tensor_parallel},
-            max_restarts=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
-        )
-        .remote(config, node.has, store)
-    )
 
 
 class Listener(Protocol):
@@ -166,7 +64,7 @@ class Listener(Protocol):
 class EngineKeeper:
     """Runs on the driver's loop. All waiting ends with the first failure: a SpecProblem, a lost store or a bug.
 
-    `calibrations` are parities that the gate was calibrated by (`weights.gate`), by `calibration_key`. `fetches` counts
+    Nodes get engines of `tensor_parallel` devices each. `calibrations` are parities that the gate was calibrated by (`weights.gate`), by `calibration_key`. `fetches` counts
     updates whose data could not be fetched, `deaths` engines that died by themselves.
     """
 
@@ -174,6 +72,7 @@ class EngineKeeper:
         self.members: dict[str, Member] = {}
         self.publication: WeightPublication | None = None
         self.calibrations: dict[str, float] = {}
+        self.tensor_parallel = spec.rollout.tensor_parallel
         self.fetches = 0
         self.deaths = 0
         self.last_death = ""
@@ -246,6 +145,9 @@ class EngineKeeper:
                 return
             except PublicationRefused as refused:
                 self._stop_serving(member, MemberState.REFUSED, refused)
+                if member.slot.on_trial:
+                    member.slot.failed(refused.reason)
+                    return
                 member.slot.refusals += 1
                 self._fail_if_hopeless(publication)
                 following = after_refusal(member.slot.refusals)
@@ -271,6 +173,7 @@ class EngineKeeper:
             self.calibrations[key] = max(member.parity, self.calibrations.get(key, 0.0))
         member.slot.refusals, member.fetches, member.problem = 0, 0, ""
         member.state = MemberState.SERVING
+        member.slot.passed()
         self._listener.opened(member)
         self.tell()
 
@@ -295,16 +198,67 @@ class EngineKeeper:
             if member.state is not MemberState.REFUSED:
                 return
             log.warning("engine %s is restarted", member.name)
-            member.ended = True
-            with suppress(RayError, EngineDead, TimeoutError):
-                await asyncio.wait_for(member.actor.shutdown.remote(), SHUTDOWN_SECONDS)
-            ray.kill(member.actor)
+            await self._end(member)
 
     def _fail_if_hopeless(self, publication: WeightPublication) -> None:
         """Ends all waiting once no engine can be expected to serve."""
         serving = sum(member.state is MemberState.SERVING for member in self.members.values())
         if hopeless([slot.refusals for slot in self._slots.values()], serving):
             self.fail(refused_everywhere(publication.version, self.refused))
+
+    @property
+    def nodes(self) -> list[str]:
+        """Ids of the rollout nodes, in the order in which they came."""
+        return [*self._nodes]
+
+    def engines_of(self, nodes: Collection[str]) -> list[Member]:
+        """The engines of these nodes, started or not."""
+        return [member for member in self.members.values() if member.slot.node.node_id in nodes]
+
+    async def end_engines(self, nodes: Collection[str]) -> None:
+        """Ends the engines of these nodes, which get no others; returns once they are gone."""
+        self._slots = {place: slot for place, slot in self._slots.items() if slot.node.node_id not in nodes}
+        members = self.engines_of(nodes)
+        await asyncio.gather(*(self._end(member) for member in members))
+        await self.until(lambda: not any(member.name in self.members for member in members))
+
+    async def start_engines(self, nodes: Collection[str]) -> Callable[[], Coroutine[Any, Any, None]]:
+        """Starts engines of `tensor_parallel` devices on the free devices of these nodes, and waits until they are up.
+
+        Returns what waits until all serve. Both raise ReshapeFailed if one can't.
+        """
+        slots = [slot for node in nodes if node in self._nodes for slot in self._open(self._nodes[node])]
+        for slot in slots:
+            slot.trial = asyncio.get_running_loop().create_future()
+        trials = asyncio.gather(*(slot.trial for slot in slots if slot.trial is not None))
+        places = {slot.place for slot in slots}
+
+        def up() -> bool:
+            started = {member.slot.place for member in self.started}
+            return trials.done() or places <= started | {place for place in places if place[0] not in self._nodes}
+
+        trials.add_done_callback(lambda _: self.tell())
+        await self.until(up)
+        if trials.done():
+            await trials
+
+        async def served() -> None:
+            await trials
+
+        return served
+
+    def restart_engines(self, nodes: Collection[str]) -> None:
+        """Starts engines of `tensor_parallel` devices on these nodes, as if the nodes were new."""
+        for node in nodes:
+            if node in self._nodes:
+                self._open(self._nodes[node])
+
+    async def _end(self, member: Member) -> None:
+        """Ends an engine on purpose."""
+        member.ended = True
+        with suppress(RayError, EngineDead, TimeoutError):
+            await asyncio.wait_for(member.actor.shutdown.remote(), SHUTDOWN_SECONDS)
+        ray.kill(member.actor)
 
     async def close(self) -> None:
         """Ends all engines at once."""
@@ -326,22 +280,29 @@ class EngineKeeper:
             self.fail(error)
 
     async def _watch_nodes(self) -> None:
-        rollout = self._spec.rollout
         while True:
             nodes = rollout_nodes(await asyncio.to_thread(ray.nodes))
             new = [node for node_id, node in nodes.items() if node_id not in self._nodes]
             self._nodes = nodes
             for node in new:
-                for slot in slots_of(node, rollout.tensor_parallel, rollout.devices_per_pod):
-                    self._spawn(self._keep_engine(slot))
+                self._open(node)
             await asyncio.sleep(WATCH_SECONDS)
 
+    def _open(self, node: RolloutNode) -> list[Slot]:
+        """Starts to keep engines on those devices of the node that none is kept on."""
+        wanted = slots_of(node, self.tensor_parallel, self._spec.rollout.devices_per_pod)
+        taken = {device for slot in self._slots.values() if slot.node is node for device in slot.devices}
+        slots = [slot for slot in wanted if taken.isdisjoint(slot.devices)]
+        for slot in slots:
+            self._slots[slot.place] = slot
+            self._spawn(self._keep_engine(slot))
+        return slots
+
     async def _keep_engine(self, slot: Slot) -> None:
-        """One engine after another in one slot, as long as its node lives."""
+        """One engine after another in one slot, as long as its node lives and the slot is wanted."""
         node, devices = slot.node, slot.devices
-        self._slots[node.node_id, devices] = slot
         wait = RESTART_SECONDS
-        while node.node_id in self._nodes:
+        while node.node_id in self._nodes and self._slots.get(slot.place) is slot:
             name = engine_name(node.pod, devices, self._starts[node.pod, devices])
             self._starts[node.pod, devices] += 1
             config = engine_config(self._spec, name, devices)
@@ -353,13 +314,21 @@ class EngineKeeper:
             except StoreUnreachable:
                 raise
             except (RayError, EngineDead) as error:
+                on_trial = slot.on_trial
+                member.ended = member.ended or on_trial
                 await self._remove(member, error)
-                if (problem := spec_problem_in(error)) is not None:
+                problem = spec_problem_in(error)
+                if on_trial:
+                    slot.failed(str(problem) if problem else last_line(error))
+                    return
+                if problem is not None:
                     raise problem from error
             if not member.ended:
                 wait = RESTART_SECONDS if member.loaded is not None else min(2 * wait, MAX_RESTART_SECONDS)
                 await asyncio.sleep(wait)
-        del self._slots[node.node_id, devices]
+        slot.passed()
+        if self._slots.get(slot.place) is slot:
+            del self._slots[slot.place]
 
     async def _serve(self, member: Member) -> None:
         """Starts the engine, gives it the last publication and takes what it finishes, until it dies."""
@@ -391,8 +360,3 @@ class EngineKeeper:
         """Whether the engine died alone and not with its node, whose end Ray notices a moment later."""
         await asyncio.sleep(NODE_SECONDS)
         return member.slot.node.node_id in rollout_nodes(await asyncio.to_thread(ray.nodes))
-
-
-def last_line(error: BaseException) -> str:
-    """Ray's errors carry a whole traceback; its last line names the cause."""
-    return (str(error).strip() or type(error).__name__).splitlines()[-1]

@@ -1,0 +1,158 @@
+"""An engine of a job: its devices in a rollout node, its actor, its state, and what it holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from longboat_runtime.interfaces import WeightPublication
+from longboat_runtime.rollout.actor import EngineActor
+from longboat_runtime.rollout.engine import EngineConfig
+from longboat_runtime.rollout.environment import NodeDevices
+from longboat_runtime.store.client import StoreClient
+from longboat_runtime.weights.gate import calibration_key
+
+RESOURCE = "longboat-rollout"
+POD_LABEL = "longboat.dev/pod"
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutNode:
+    """A living Ray node with devices for engines. `pod` is its pod's name, or the node's where there are no pods."""
+
+    node_id: str
+    pod: str
+    has: NodeDevices
+
+
+def rollout_nodes(nodes: Iterable[Mapping[str, Any]]) -> dict[str, RolloutNode]:
+    """The rollout nodes among `ray.nodes()`, by node id (pure)."""
+    found = {}
+    for node in nodes:
+        resources = node.get("Resources", {})
+        devices = int(resources.get(RESOURCE, 0))
+        if not node.get("Alive") or devices == 0:
+            continue
+        node_id = node["NodeID"]
+        pod = node.get("Labels", {}).get(POD_LABEL) or node.get("NodeName") or node_id
+        found[node_id] = RolloutNode(node_id, pod, NodeDevices(devices, int(resources.get("GPU", 0))))
+    return found
+
+
+class MemberState(StrEnum):
+    """STARTING until vLLM is up; STARTED: it waits for a publication or its data; REFUSED: the last one did not pass the gate."""
+
+    STARTING = "starting"
+    STARTED = "started"
+    SERVING = "serving"
+    REFUSED = "refused"
+    ENDED = "ended"
+
+
+@dataclass
+class Slot:
+    """The devices of a rollout node that one engine has. `refusals` counts publications that its engines refused in a row.
+
+    `trial` waits for the slot's first engine, if that is part of a reshape: it is done once the engine serves, or says why it doesn't.
+    """
+
+    node: RolloutNode
+    devices: tuple[int, ...]
+    refusals: int = 0
+    trial: asyncio.Future[None] | None = None
+
+    @property
+    def place(self) -> tuple[str, tuple[int, ...]]:
+        return self.node.node_id, self.devices
+
+    @property
+    def on_trial(self) -> bool:
+        return self.trial is not None and not self.trial.done()
+
+    def passed(self) -> None:
+        """Its engine serves, or is no longer wanted."""
+        if self.trial is not None and not self.trial.done():
+            self.trial.set_result(None)
+
+    def failed(self, reason: str) -> None:
+        """Its engine doesn't serve in this shape."""
+        if self.trial is not None and not self.trial.done():
+            self.trial.set_exception(ReshapeFailed(reason))
+
+
+class ReshapeFailed(Exception):
+    """An engine of the new shape didn't start, or didn't serve."""
+
+
+def slots_of(node: RolloutNode, tensor_parallel: int, most: int) -> list[Slot]:
+    """At most `most` of the node's devices in groups of `tensor_parallel` that follow each other; the rest stays idle (pure)."""
+    starts = range(0, min(node.has.devices, most) - tensor_parallel + 1, tensor_parallel)
+    return [Slot(node, tuple(range(start, start + tensor_parallel))) for start in starts]
+
+
+def engine_name(pod: str, devices: Sequence[int], starts: int) -> str:
+    """`<pod>/<device>` or `<pod>/<first>-<last>`, and how many engines these devices of the pod had before, if any (pure).
+
+    A pod whose Ray node is started again has two nodes for a while, until Ray has noticed the end of the first: both count
+    together, so that no two engines have one name.
+    """
+    first, last = devices[0], devices[-1]
+    return f"{pod}/{first}" + (f"-{last}" if last != first else "") + (f".{starts}" if starts else "")
+
+
+@dataclass
+class Member:
+    """An engine actor, its state, and what it holds. `turn` orders publications, of which `given` is the last one tried.
+
+    `problem` says why it doesn't serve. `fetches` counts updates in a row whose data could not be fetched. `ended` is set before
+    it is ended on purpose.
+    """
+
+    config: EngineConfig
+    actor: Any
+    slot: Slot
+    state: MemberState = MemberState.STARTING
+    given: WeightPublication | None = None
+    loaded: WeightPublication | None = None
+    parity: float = 0.0
+    problem: str = ""
+    ended: bool = False
+    fetches: int = 0
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def calibration(self) -> str:
+        """Engines with the same key share the bound on their parity."""
+        return calibration_key(self.config.dtype, self.config.tensor_parallel)
+
+
+def start_actor(config: EngineConfig, node: RolloutNode, store: StoreClient) -> Any:
+    """An actor on exactly that node, which takes as many of Ray's rollout resource as it has devices. It has no engine yet.
+
+    Ray counts the devices, and which ones they are says `config`: accelerators too, of which it asks Ray for none.
+    """
+    return (
+        ray.remote(EngineActor)
+        .options(
+            num_cpus=0,
+            resources={RESOURCE: config.tensor_parallel},
+            max_restarts=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
+        )
+        .remote(config, node.has, store)
+    )
+
+
+def last_line(error: BaseException) -> str:
+    """Ray's errors carry a whole traceback; its last line names the cause."""
+    return (str(error).strip() or type(error).__name__).splitlines()[-1]
