@@ -91,6 +91,8 @@ class Fleet:
         done, self._done = self._done, []
         return done
 
+    tensor_parallel = 1
+
     async def publish(self, publication: WeightPublication) -> PublicationReport:
         self.version = publication.version
         return PublicationReport(publication.version, 0.0, 0, 0.0, ("engine-0",))

@@ -35,6 +35,7 @@ JOB_COLUMNS = (
     Column("Step", ".status.training.step", "Optimizer steps committed.", "integer"),
     Column("Reward", ".status.training.reward", "Mean reward of the last step."),
     Column("Rollout", ".status.roles.rollout.readyText", "Rollout pods ready and desired."),
+    Column("TP", ".status.training.tensorParallel", "Devices of an engine.", "integer"),
     Column("Reward-CPU", ".status.roles.reward.cpu", "CPUs of the graders."),
     Column("Tok/s", ".status.training.tokensPerSecond", "Response tokens per second.", "integer"),
     AGE,

@@ -1,11 +1,12 @@
 """`spec.rollout`: engines and sampling."""
 
+from enum import StrEnum
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from longboat_crds.base import LIST_TYPE, ApiModel, Quantity
-from longboat_crds.expressions import at_most, both, constant, field, negation, present, product
+from longboat_crds.expressions import at_most, both, constant, field, if_present, negation, present, product
 from longboat_crds.rules import Changeable, Rule
 
 MAX_DEVICES_PER_POD = 64
@@ -53,6 +54,38 @@ class SamplingSpec(ApiModel):
     )
 
 
+class ParallelismMode(StrEnum):
+    """Who decides how the devices of rollout pods are grouped into engines, for each kind of round."""
+
+    FIXED = "Fixed"
+    """enginesPerPod engines of tensorParallel devices each, always."""
+    PREEMPTIONS = "Preemptions"
+    """More preemptions than in the previous round of that kind double tensorParallel; four rounds without any halve it."""
+
+
+class ParallelismSpec(ApiModel):
+    """How the devices of a rollout pod are grouped into engines from round to round."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            if_present(
+                "minTensorParallel",
+                lambda least: if_present("maxTensorParallel", lambda most: at_most(least, most)),
+            ),
+            "is above maxTensorParallel: lower it, or raise maxTensorParallel",
+            "minTensorParallel",
+        ),
+    )
+
+    mode: Annotated[ParallelismMode, Changeable.ANY_TIME] = ParallelismMode.FIXED
+    min_tensor_parallel: Annotated[int | None, Changeable.ANY_TIME] = Field(
+        None, ge=1, le=64, description="Fewest devices of an engine. Default: 1."
+    )
+    max_tensor_parallel: Annotated[int | None, Changeable.ANY_TIME] = Field(
+        None, ge=1, le=64, description="Most devices of an engine. Default: all of its pod."
+    )
+
+
 class RolloutSpec(ApiModel):
     """Rollout pods and the vLLM engines in them. A pod has enginesPerPod x tensorParallel devices."""
 
@@ -68,17 +101,36 @@ class RolloutSpec(ApiModel):
             "leaves to the KV cache what the weights don't need, and kvCache says how much that is: leave one of them out",
             "deviceMemory",
         ),
+        Rule(
+            if_present("parallelism.minTensorParallel", lambda least: at_most(least, field("tensorParallel"))),
+            "is above tensorParallel, which the job starts with: lower it, or raise tensorParallel",
+            "parallelism.minTensorParallel",
+        ),
+        Rule(
+            if_present("parallelism.maxTensorParallel", lambda most: at_most(field("tensorParallel"), most)),
+            "is below tensorParallel, which the job starts with: raise it, or lower tensorParallel",
+            "parallelism.maxTensorParallel",
+        ),
+        Rule(
+            if_present(
+                "parallelism.maxTensorParallel",
+                lambda most: at_most(most, product(field("enginesPerPod"), field("tensorParallel"))),
+            ),
+            "is more than the devices of a pod, enginesPerPod x tensorParallel: lower it, or raise enginesPerPod",
+            "parallelism.maxTensorParallel",
+        ),
     )
 
     replicas: Annotated[int, Changeable.ANY_TIME] = Field(
         1, ge=0, le=4096, description="Rollout pods; `kubectl scale` sets it."
     )
     engines_per_pod: Annotated[int, Changeable.WHILE_SUSPENDED] = Field(
-        1, ge=1, le=64, description="Engines of one pod."
+        1, ge=1, le=64, description="Engines of one pod at the start."
     )
     tensor_parallel: Annotated[int, Changeable.WHILE_SUSPENDED] = Field(
-        1, ge=1, le=64, description="Devices (on CPU: worker processes) of one engine."
+        1, ge=1, le=64, description="Devices (on CPU: worker processes) of one engine at the start."
     )
+    parallelism: ParallelismSpec = Field(default_factory=ParallelismSpec)
     sampling: SamplingSpec
     kv_cache: Annotated[Quantity | None, Changeable.WHILE_SUSPENDED] = Field(
         None,

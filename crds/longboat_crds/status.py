@@ -9,6 +9,7 @@ from longboat_crds.base import ApiModel, Timestamp, list_map
 
 # As many as `kubectl describe` shows without hiding the rest.
 RECENT_ROUNDS = 10
+RECENT_RESHAPES = 5
 # More than any limit of spec.failurePolicy, so that dropping the oldest changes no decision.
 INCIDENTS = 1024
 
@@ -59,6 +60,17 @@ class RoundSummary(ApiModel):
         None, description="How often an engine had no KV cache for a running sequence and computed it again later."
     )
     kv_usage: Line | None = Field(None, description="Most of its KV cache that an engine had in use, 0 to 1.")
+
+
+class ReshapeSummary(ApiModel):
+    """One change of how rollout pods' devices are grouped into engines."""
+
+    step: Count = Field(description="Optimizer steps committed before it.")
+    kind: Line = Field(description="The kind of round that it was made for, `Short` or `Long`.")
+    tensor_parallel: Count = Field(description="Devices of an engine since then.")
+    reason: Line = Field(description="Why.")
+    seconds: Line = Field(description="How long it took.")
+    failure: Line | None = Field(None, description="Why engines have the shape that they had before.")
 
 
 class DomainTraining(ApiModel):
@@ -146,6 +158,13 @@ class Training(ApiModel):
         None,
         max_length=RECENT_ROUNDS,
         description="The last rounds, oldest first.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+    tensor_parallel: Count | None = Field(None, description="Devices of an engine.")
+    reshapes: list[ReshapeSummary] | None = Field(
+        None,
+        max_length=RECENT_RESHAPES,
+        description="With rollout.parallelism: the last changes of engines, oldest first.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     tracking: TrackingStatus | None = None

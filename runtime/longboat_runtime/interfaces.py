@@ -176,6 +176,10 @@ class RolloutFleet(Protocol):
     async def publish(self, publication: WeightPublication) -> PublicationReport:
         """Every engine serves the new version or stops serving. Engines that join later get the last publication first."""
 
+    @property
+    def tensor_parallel(self) -> int:
+        """Devices of each engine."""
+
     async def reshape(self, tensor_parallel: int, *, one_by_one: bool) -> Reshaped:
         """Groups the devices of every rollout pod into engines of so many devices each.
 

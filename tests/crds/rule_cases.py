@@ -21,6 +21,10 @@ def mlflow(**fields: Any) -> dict[str, Any]:
     return {"spec.tracking": {"mlflow": {"experiment": "sums", "trackingUri": "https://mlflow.example.com", **fields}}}
 
 
+def parallelism(**fields: Any) -> dict[str, Any]:
+    return {"spec.rollout.parallelism": fields}
+
+
 def quotas(**prompts: int) -> list[dict[str, Any]]:
     return [{"domain": domain, "prompts": count} for domain, count in prompts.items()]
 
@@ -174,6 +178,24 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     ({"spec.rollout.enginesPerPod": 9, "spec.rollout.tensorParallel": 8}, "spec.rollout.tensorParallel"),
     ({"spec.rollout.deviceMemory": "72Gi"}, None),
     ({"spec.rollout.deviceMemory": "72Gi", "spec.rollout.kvCache": "64Mi"}, "spec.rollout.deviceMemory"),
+    (
+        {"spec.rollout.enginesPerPod": 4} | parallelism(mode="Preemptions", minTensorParallel=1, maxTensorParallel=4),
+        None,
+    ),
+    (
+        {"spec.rollout.enginesPerPod": 4} | parallelism(maxTensorParallel=8),
+        "spec.rollout.parallelism.maxTensorParallel",
+    ),
+    (parallelism(minTensorParallel=2), "spec.rollout.parallelism.minTensorParallel"),
+    (
+        {"spec.rollout.tensorParallel": 4} | parallelism(maxTensorParallel=2),
+        "spec.rollout.parallelism.maxTensorParallel",
+    ),
+    (
+        {"spec.rollout.tensorParallel": 4} | parallelism(minTensorParallel=4, maxTensorParallel=2),
+        "spec.rollout.parallelism.minTensorParallel",
+    ),
+    (parallelism(mode="Sometimes"), "spec.rollout.parallelism.mode"),
     ({"spec.failurePolicy.maxBackoffSeconds": 5}, "spec.failurePolicy.maxBackoffSeconds"),
     ({"spec.checkpoint.claimName": "mine"}, None),
     (

@@ -13,11 +13,15 @@ from longboat_crds.base import Role
 from longboat_crds.fixed import FREE
 from longboat_crds.job import RLJobSpec
 from longboat_crds.reasons import Reason
+from longboat_crds.rollout import ParallelismMode, ParallelismSpec
 from longboat_crds.rollouts import RolloutsSpec
 from longboat_crds.status import Phase
+from longboat_runtime.driver import reshapes
 from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.interfaces import FleetState
 from longboat_runtime.problems import spec_problem_in
+from longboat_runtime.rollout.load import Load
+from longboat_runtime.rollout.parallelism import Bounds
 from longboat_runtime.sample_files.reading import read_files
 from longboat_runtime.samples import LostSample, SampleId
 from tests.crds.test_fixed import leaves
@@ -101,6 +105,26 @@ def keep(root: Path) -> None:
 def rollouts(root: Path) -> None:
     drive(root, go_on, rollouts=RolloutsSpec(every_steps=2))
     assert list(read_files(root)) == [1, 2, 4, 5]
+
+
+@of(
+    "rollout.parallelism.mode",
+    "rollout.parallelism.minTensorParallel",
+    "rollout.parallelism.maxTensorParallel",
+)
+def parallelism(root: Path) -> None:
+    """Engines of one device, of which pods have four, become engines of two; so do engines of four."""
+    for start, fields in ((1, {"min_tensor_parallel": 2}), (4, {"max_tensor_parallel": 2})):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(reshapes, "bounds_of", lambda job, start=start: Bounds((1, 2, 4), start))
+
+            def loaded(site: Site, start: int = start) -> None:
+                site.fleet.tensor_parallel, site.fleet.load = start, {"engine-0": Load(start)}
+                go_on(site)
+
+            wanted = ParallelismSpec(mode=ParallelismMode.PREEMPTIONS, **fields)
+            site = drive(root / str(start), loaded, rollout={"parallelism": wanted})
+        assert site.fleet.reshaped[0] == (2, False)
 
 
 # --- The operator -------------------------------------------------------------------------------------------------

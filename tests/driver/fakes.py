@@ -32,6 +32,8 @@ from longboat_runtime.interfaces import (
     FleetState,
     ModelInfo,
     PublicationReport,
+    Reshaped,
+    ReshapePhase,
     TrainReport,
     TrainRequest,
     WeightPublication,
@@ -121,6 +123,9 @@ class FakeFleet:
     state: FleetState = field(default_factory=FleetState)
     load: dict[str, Load] = field(default_factory=dict)
     asked_for_loads: int = 0
+    tensor_parallel: int = 1
+    unfit: set[int] = field(default_factory=set)
+    reshaped: list[tuple[int, bool]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.news = asyncio.Event()
@@ -207,6 +212,14 @@ class FakeFleet:
 
     async def stats(self) -> list[EngineStats]:
         return []
+
+    async def reshape(self, tensor_parallel: int, *, one_by_one: bool) -> Reshaped:
+        self.reshaped.append((tensor_parallel, one_by_one))
+        await asyncio.sleep(0)
+        if tensor_parallel in self.unfit:
+            return Reshaped(self.tensor_parallel, {ReshapePhase.START: 2.0}, "it doesn't fit")
+        self.tensor_parallel = tensor_parallel
+        return Reshaped(tensor_parallel, {ReshapePhase.START: 2.0})
 
     async def loads(self) -> Mapping[str, Load]:
         self.asked_for_loads += 1
@@ -461,7 +474,7 @@ class Site:
 
     def open_fleet(self, order: int) -> FakeFleet:
         """The fleet of the next driver."""
-        return FakeFleet(self.store, random.Random(order))
+        return FakeFleet(self.store, random.Random(order), tensor_parallel=self.spec.rollout.tensor_parallel)
 
     def _checkpoints(self) -> CheckpointStore:
         keep = self.spec.checkpoint.keep

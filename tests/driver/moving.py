@@ -159,6 +159,7 @@ class Engines:
     """In place of an `EngineKeeper`: the test starts engines, drains them and ends them."""
 
     def __init__(self, store: FakeStore, chance: random.Random, listener: RayRolloutFleet) -> None:
+        self.tensor_parallel = 1
         self.members: dict[str, SimpleNamespace] = {}
         self.publication: WeightPublication | None = None
         self.calibrations: dict[str, float] = {}

@@ -61,6 +61,16 @@ class CheckpointStore:
             raise SpecProblem(Reason.CHECKPOINT_CORRUPT, "spec.checkpoint", message)
         return None
 
+    def newest_state(self) -> Mapping[str, Any] | None:
+        """The driver's state in the newest complete checkpoint, whose files may be damaged; None if it can't be read."""
+        for position in sorted(self._complete(), reverse=True):
+            try:
+                state: Mapping[str, Any] = json.loads((self.root / position.path / STATE).read_text())
+            except (OSError, ValueError):
+                return None
+            return state
+        return None
+
     async def save(
         self, step: int, state: Mapping[str, Any], write_model: Callable[[Path], Awaitable[None]]
     ) -> Manifest:

@@ -18,6 +18,7 @@ from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.data.source import open_evaluation, open_source
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.reshapes import starting_shape
 from longboat_runtime.interfaces import Manifest, RewardPool, RolloutFleet, TrainerGroup
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.client import SOCKET
@@ -77,12 +78,16 @@ async def open_components(job: Job, socket: Path = SOCKET, resume: Path = RESUME
         rewards = RayRewardPool(spec, store, socket)
         stack.push_async_callback(_close, rewards)
         fleet = RayRolloutFleet(spec, store)
+        checkpoints = _checkpoints(job, resume)
+        fleet.start_in(starting_shape(spec.rollout, await asyncio.to_thread(checkpoints.newest_state)))
         stack.push_async_callback(_close, fleet)
         trainer = RayTrainerGroup(spec, store)
         stack.push_async_callback(_close, trainer)
 
         # Engines take longest to start, and graders are needed too; neither needs the data.
-        starting = asyncio.create_task(_start(rewards, fleet, spec.rollout.replicas * spec.rollout.engines_per_pod))
+        starting = asyncio.create_task(
+            _start(rewards, fleet, spec.rollout.replicas * (spec.rollout.devices_per_pod // fleet.tensor_parallel))
+        )
         stack.push_async_callback(_give_up, starting)
         quotas = spec.rounds.quotas or ()
         source = await asyncio.to_thread(open_source, spec.dataset, spec.model, longest, quotas)
@@ -91,7 +96,7 @@ async def open_components(job: Job, socket: Path = SOCKET, resume: Path = RESUME
         async def ready() -> None:
             await starting
 
-        yield Components(store, fleet, rewards, trainer, source, _checkpoints(job, resume), tuple(evaluation), ready)
+        yield Components(store, fleet, rewards, trainer, source, checkpoints, tuple(evaluation), ready)
 
 
 async def _own_store() -> ActorHandle:

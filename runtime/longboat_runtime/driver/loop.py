@@ -21,6 +21,7 @@ from longboat_runtime.driver.evaluation import Evaluation
 from longboat_runtime.driver.flow import SampleFlow
 from longboat_runtime.driver.job import Job, spec_changed
 from longboat_runtime.driver.reporter import Reporter
+from longboat_runtime.driver.reshapes import Reshapes
 from longboat_runtime.driver.resume import Restored, restore
 from longboat_runtime.driver.rollouts import Rollouts
 from longboat_runtime.driver.stages import Stage
@@ -32,6 +33,7 @@ from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DropReason, Event
 from longboat_runtime.rounds.loop import Effects, RoundLoop
+from longboat_runtime.rounds.policies import upcoming_kind
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.records import SampleState
 from longboat_runtime.samples import FinishedSample, GradeKind, LostSample
@@ -69,8 +71,17 @@ class Driver:
         self._evaluation = self._open_evaluation()
         inbox = self._inbox.put_nowait
         self._rollouts = Rollouts(job, components, reporter, self._spawn)
+        self._reshapes = Reshapes(job, components, reporter, inbox, self._spawn)
         self._steps = Steps(
-            job, components, reporter, self._evaluation, self._rollouts, inbox, self._reported, self._spawn
+            job,
+            components,
+            reporter,
+            self._evaluation,
+            self._rollouts,
+            self._reshapes,
+            inbox,
+            self._reported,
+            self._spawn,
         )
         self._watchdog = Watchdog(job, components, reporter)
         self._engines = EngineWatch(job, components.fleet, reporter, self._publish_again)
@@ -121,6 +132,7 @@ class Driver:
         self._flow.identity = self._boundary.identity
         self._steps.resume(self._run_state, restored.saved, restored.evaluated, restored.model)
         self._rollouts.resume(self._view)
+        await self._reshapes.resume(restored.parallelism)
         self._reporter.set_attention(restored.model.attention)
         self._reporter.set_skipped_prompts(self._components.source.skipped)
         self._reporter.resume(self._view, restored.saved)
@@ -203,6 +215,8 @@ class Driver:
                 self._components.source.forget([body.prompt])
             case events.RoundOpened(round=number, kind=kind):
                 self._steps.begin_round(number, kind)
+            case events.RoundMeasured() as measured:
+                self._reshapes.measured(measured, upcoming_kind(self._policy, self._view))
             case events.StepStarted(step=step, round=number):
                 self._steps.train(step, number)
             case events.StepCommitted() as committed:
@@ -251,6 +265,7 @@ class Driver:
             before, spec = spec, await self._broker.edited(spec)
             self._engines.limit = spec.failure_policy.max_rollout_restarts
             self._rollouts.edit(spec.rollouts)
+            self._reshapes.edit(spec.rollout)
             if spec_changed(spec) != spec_changed(before):
                 self._inbox.put_nowait(spec_changed(spec))
 

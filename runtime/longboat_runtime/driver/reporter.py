@@ -11,10 +11,12 @@ from longboat_crds.reasons import Reason
 from longboat_crds.status import (
     LINE_LENGTH,
     PLACE_LENGTH,
+    RECENT_RESHAPES,
     RECENT_ROUNDS,
     CheckpointStatus,
     DomainTraining,
     Problem,
+    ReshapeSummary,
     RewardGrading,
     RoundSummary,
     TrackingStatus,
@@ -30,6 +32,7 @@ from longboat_runtime.metrics.queue import queue_line
 from longboat_runtime.metrics.record import Record
 from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.reward.result import IsolationInForce
+from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import RoundKind
 from longboat_runtime.rounds.view import View
 
@@ -106,6 +109,9 @@ class Reporter:
         self._tracking = (self._before.tracking if self._before else None) or TrackingStatus()
         self._rewards = self._before.rewards if self._before else None
         self._metrics: dict[str, float] = {}
+        self._tensor_parallel: int | None = None
+        before_reshapes = self._before.reshapes if self._before else None
+        self._reshapes: deque[ReshapeSummary] = deque(before_reshapes or (), maxlen=RECENT_RESHAPES)
         stages.changed = self.publish
 
     def resume(self, view: View, saved: Manifest | None) -> None:
@@ -157,6 +163,25 @@ class Reporter:
     def compared(self, line: str) -> None:
         """Reports how trained responses compare with those of audit rounds."""
         self._audit_rounds = line
+
+    def reshaped(self, body: events.Reshaped) -> None:
+        """Reports the shape that engines have now, and why they were reshaped."""
+        self._reshapes.append(
+            ReshapeSummary(
+                step=self.step,
+                kind=str(body.kind),
+                tensor_parallel=body.tensor_parallel,
+                reason=body.reason[:LINE_LENGTH],
+                seconds=format(sum(body.seconds.values()), ".1f"),
+                failure=body.failure[:LINE_LENGTH] or None,
+            )
+        )
+        self.set_tensor_parallel(body.tensor_parallel)
+        self.publish()
+
+    def set_tensor_parallel(self, devices: int) -> None:
+        """Sets how many devices an engine has."""
+        self._tensor_parallel = devices
 
     def overcommitted(self, line: str) -> None:
         """Reports the factor that was chosen, and why."""
@@ -238,6 +263,8 @@ class Reporter:
             domains=self._domains(),
             prompt_overcommit=self._overcommit[:LINE_LENGTH] if self._overcommit else None,
             recent_rounds=list(self._rounds) or None,
+            tensor_parallel=self._tensor_parallel,
+            reshapes=list(self._reshapes) or None,
             tracking=self._tracking if self._tracking.to_json() else None,
             updated=self._now(),
             **({"round_kind": str(kinds[-1])} if kinds else {}),

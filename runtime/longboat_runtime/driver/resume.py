@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -27,7 +29,7 @@ class Restored:
     """The state that a driver starts from.
 
     `saved` is the newest checkpoint of this job, `evaluated` the last evaluation, `missing` are samples that the ledger expects in
-    the store and that the store no longer holds.
+    the store and that the store no longer holds, `parallelism` is the plan of engines' shapes.
     """
 
     run_state: RunState
@@ -36,6 +38,7 @@ class Restored:
     evaluated: Evaluated | None
     missing: list[SampleId]
     model: ModelInfo
+    parallelism: Mapping[str, Any] | None
 
 
 async def restore(job: Job, components: Components) -> Restored:
@@ -52,11 +55,12 @@ async def restore(job: Job, components: Components) -> Restored:
     log.info("model is loaded", parameters=info.parameters, max_length=info.max_length, attention=info.attention)
     if manifest is None:
         ledger, lengths = Ledger(job.spec.algorithm.group_size, job.spec.rounds.steps), LengthHistory()
-        evaluated, identity, resumes = None, job.identity, None
+        evaluated, identity, resumes, parallelism = None, job.identity, None, None
     else:
         await components.trainer.restore(manifest.model)
         boundary, ledger, lengths, evaluated = read_boundary(manifest.state, job.spec.algorithm.group_size)
         components.source.restore(boundary.source)
+        parallelism = manifest.state.get("parallelism")
         components.fleet.calibrate(calibrations(manifest.state))
         identity, resumes = boundary.identity, boundary.log
         if not manifest.directory.is_relative_to(job.root):
@@ -68,7 +72,7 @@ async def restore(job: Job, components: Components) -> Restored:
     wanted = _stored(ledger)
     await components.store.delete(sorted(held - wanted))
     boundary = run_state.boundary(identity, components.source.state())
-    return Restored(run_state, boundary, manifest, evaluated, sorted(wanted - held), info)
+    return Restored(run_state, boundary, manifest, evaluated, sorted(wanted - held), info, parallelism)
 
 
 def _opened(job: Job, ledger: Ledger, lengths: LengthHistory, resumes: LogPosition | None) -> RunState:

@@ -41,13 +41,15 @@ class StepBoundary:
     def step(self) -> int:
         return int(self.ledger["step"])
 
-    def to_state(self, evaluated: Evaluated | None, calibrations: Mapping[str, float]) -> dict[str, Any]:
+    def to_state(
+        self, evaluated: Evaluated | None, calibrations: Mapping[str, float], parallelism: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """The boundary as a manifest holds it. The evaluation comes after the commit and is not repeated once it is saved.
 
-        `calibrations` are the fleet's: a later fleet judges its engines by them.
+        `calibrations` are the fleet's: a later fleet judges its engines by them. `parallelism` is the plan of engines' shapes.
         """
         later = {"evaluated": asdict(evaluated) if evaluated else None, "calibrations": dict(calibrations)}
-        return {**asdict(self), **later}
+        return {**asdict(self), **later, "parallelism": dict(parallelism)}
 
 
 class RunState:

@@ -25,6 +25,7 @@ from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.loads import Loads
 from longboat_runtime.driver.overcommits import Overcommits
 from longboat_runtime.driver.reporter import Reporter
+from longboat_runtime.driver.reshapes import Reshapes
 from longboat_runtime.driver.rollouts import Rollouts
 from longboat_runtime.driver.run_state import Evaluated, RunState, StepBoundary
 from longboat_runtime.driver.stages import Stage
@@ -70,12 +71,14 @@ class Steps:
         reporter: Reporter,
         evaluation: Evaluation | None,
         rollouts: Rollouts,
+        reshapes: Reshapes,
         happened: Callable[[events.Body], None],
         reported: Callable[[Record], None],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         self._job, self._spec, self._components, self._reporter = job, job.spec, components, reporter
-        self._stages, self._evaluation, self._rollouts = reporter.stages, evaluation, rollouts
+        self._stages, self._evaluation = reporter.stages, evaluation
+        self._rollouts, self._reshapes = rollouts, reshapes
         self._happened, self._reported, self._spawn = happened, reported, spawn
         self._audits = Audits(job, components.source, reporter, happened)
         self.overcommits = Overcommits(job, components, reporter, happened)
@@ -259,6 +262,7 @@ class Steps:
         await self._sync_log()
         with self._stages.running(Stage.PUBLISH):
             publication = await self._with_retry(version, lambda: self._components.trainer.publish(version))
+            await self._reshapes.settled()
             report = await self._components.fleet.publish(publication)
         self._add_publication(report)
         if overlaps := self._spec.rounds.policy is RoundPolicyName.BOUNDED_ASYNC:
@@ -329,7 +333,8 @@ class Steps:
         with self._stages.running(Stage.CHECKPOINT):
             await self.wait_for_write()
             await self._components.trainer.snapshot()
-            state = boundary.to_state(self._evaluated, self._components.fleet.calibrations)
+            fleet = self._components.fleet
+            state = boundary.to_state(self._evaluated, fleet.calibrations, self._reshapes.snapshot)
             write = self._write(boundary.step, state, needed=needed)
             if needed:
                 await write
@@ -384,7 +389,7 @@ class Steps:
         self._reporter.set_skipped_prompts(skipped := self._components.source.skipped)
         if skipped is not None:
             self._reporter.reports.add(step, {"data/skipped_prompts": float(skipped)})
-        devices = self._engines * self._spec.rollout.tensor_parallel + self._spec.trainer.replicas
+        devices = self._engines * self._components.fleet.tensor_parallel + self._spec.trainer.replicas
         record = self._reporter.finish_step(step, timed=timed, devices=devices)
         self.overcommits.consider(record)
         if not record.metrics.get(f"reward/grades/{GradeKind.GRADER_ERROR}"):

@@ -156,6 +156,14 @@ class RayRolloutFleet:
         return self._keeper.state
 
     @property
+    def tensor_parallel(self) -> int:
+        return self._keeper.tensor_parallel
+
+    def start_in(self, tensor_parallel: int) -> None:
+        """Engines are started with so many devices each. To be called before anything else."""
+        self._keeper.tensor_parallel = tensor_parallel
+
+    @property
     def calibrations(self) -> Mapping[str, float]:
         return self._keeper.calibrations
 

@@ -30,7 +30,8 @@ class ByDomain(OnPolicy):
 
     rules: Mapping[str, OneQuota]
 
-    def _open(self, view: View) -> events.RoundOpened:
+    def upcoming(self, view: View) -> events.RoundOpened:
+        """The next round."""
         each = [(rule, view.within(domain)) for domain, rule in self.rules.items()]
         if all(rule.due(there) for rule, there in each) or any(rule.urgent(there) for rule, there in each):
             return next_round(view, RoundKind.LONG)

@@ -189,6 +189,20 @@ class RoundMeasured:
 
 
 @dataclass(frozen=True, slots=True)
+class Reshaped:
+    """Engines have `tensor_parallel` devices each, for a round of this `kind`; `reason` says why they changed.
+
+    `seconds` are those of each phase. If `failure` isn't empty, it says why they are what they were before.
+    """
+
+    kind: RoundKind
+    tensor_parallel: int
+    reason: str
+    seconds: Mapping[str, float]
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Relaunched:
     """A lost sample is generated again, with the same seed, after the tokens that the store has; on-policy, on the same weights."""
 
@@ -358,6 +372,7 @@ Body = (
     | Lost
     | Moved
     | RoundMeasured
+    | Reshaped
     | Relaunched
     | Graded
     | Aborted
@@ -378,7 +393,7 @@ Body = (
 )
 
 # Events that policies aren't asked about: they change nothing about any sample.
-OBSERVATIONS = (Moved, RoundMeasured)
+OBSERVATIONS = (Moved, RoundMeasured, Reshaped)
 
 _BODIES: dict[str, TypeAdapter[Body]] = {body.__name__: TypeAdapter(body) for body in Body.__args__}
 

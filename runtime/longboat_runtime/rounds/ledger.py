@@ -196,6 +196,10 @@ class Ledger(LedgerState):
         return body.round in self.rounds
 
     @_fold.register
+    def _(self, body: events.Reshaped, seq: int) -> bool:
+        return True
+
+    @_fold.register
     def _(self, body: events.Relaunched, seq: int) -> bool:
         record = self.sample(body.sample)
         if not record or record.state is not SampleState.LOST:

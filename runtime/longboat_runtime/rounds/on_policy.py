@@ -29,7 +29,7 @@ class OnPolicy(ABC):
             return publication(view)
         round_ = next(iter(view.rounds.values()), None)
         if round_ is None:
-            return [self._open(view)] if view.step < view.steps else []
+            return [self.upcoming(view)] if view.step < view.steps else []
         if decisions := recover(view):
             return decisions
         match event.body:
@@ -42,7 +42,7 @@ class OnPolicy(ABC):
         return self.settle(view, round_, event.body) if round_.open else []
 
     @abstractmethod
-    def _open(self, view: View) -> events.RoundOpened:
+    def upcoming(self, view: View) -> events.RoundOpened:
         """The next round."""
 
     @abstractmethod
@@ -81,7 +81,8 @@ class OneQuota(OnPolicy):
     def settle(self, view: View, part: PartRecord, body: events.Body) -> Sequence[Decision]:
         """The decisions that the quota still needs after this event: launches, the end of a race, the end of the round."""
 
-    def _open(self, view: View) -> events.RoundOpened:
+    def upcoming(self, view: View) -> events.RoundOpened:
+        """The next round."""
         if self.due(view) or self.urgent(view):
             return next_round(view, RoundKind.LONG)
         return next_round(view, racing=self.racing(view))
