@@ -102,6 +102,10 @@ test-e2e: binaries images bytecode ## Run the tests that need the machine to the
 interleavings: setup ## Run COUNT random interleavings of what can happen to a job's samples, under every round policy
 	$(PYTHON) -m tests.rounds.interleavings $(or $(COUNT),10000)
 
+.PHONY: test-elastic
+test-elastic: setup ## Run COUNT jobs whose engines are drained, replaced and killed at any moment, under every round policy
+	$(PYTHON) -m tests.driver.moving $(or $(COUNT),10000)
+
 .PHONY: bench
 bench: setup ## Run the benchmark NAME (`ls bench`)
 	@test -n "$(NAME)" || { echo "make bench NAME=...: one of"; ls bench; exit 2; }

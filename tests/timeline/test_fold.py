@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DropReason, RoundKind
-from longboat_runtime.samples import PromptId
+from longboat_runtime.samples import PromptId, VersionSpan
 from longboat_runtime.timeline.bars import Bar, Fate, Round, Timeline, Work
 from longboat_runtime.timeline.fold import fold
 from tests.timeline.history import (
@@ -152,3 +152,36 @@ def test_what_was_launched_before_the_log_is_left_out() -> None:
     """A job that goes on from another job's checkpoint begins with that one's open groups."""
     log = numbered([*start(step=7), generated(1, sample(A, 0)), *graded(2, sample(A, 0)), (2, events.GroupKept(A, 0))])
     assert fold(log).rounds == ()
+
+
+def test_a_response_that_moved_has_a_bar_on_each_engine() -> None:
+    a = [sample(A, index) for index in range(2)]
+    spans = VersionSpan(0, 0, 6), VersionSpan(0, 0, 9)
+    timeline = folded(
+        *start(),
+        (1, events.Drawn(0, (A,))),
+        (1, events.RoundOpened(1, RoundKind.LONG, 0)),
+        (1, events.Launched(1, A, 0, 2)),
+        (2, events.Moved(a[0], 6, spans[:1], "e/0", "e/1")),
+        (3, events.Moved(a[0], 9, spans[1:], "e/1", "e/2")),
+        (4, events.Lost(a[0], "engine is gone", begun=spans[1:])),
+        (5, events.Relaunched(a[0])),
+        generated(6, a[0], "e/3", tokens=20),
+    )
+    assert [one for one in shown(timeline.rounds[0], A) if one[0] == 0] == [
+        (0, 1, 2, "e/0", 6, Fate.MOVED),
+        (0, 2, 3, "e/1", 3, Fate.MOVED),
+        (0, 3, 4, None, 0, Fate.LOST),
+        (0, 5, 6, "e/3", 11, Fate.OPEN),
+    ]
+
+
+def test_a_reshape_is_work_between_rounds() -> None:
+    seconds = {"drain": 0.5, "start": 1.5}
+    bodies = [events.Reshaped(RoundKind.LONG, 2, "preemptions", seconds, failure) for failure in ("", "no memory")]
+    timeline = folded(*start(), *short_round(), *((20 + 5 * i, body) for i, body in enumerate(bodies)))
+    reshapes = [span for span in timeline.spans if span.work is Work.RESHAPE]
+    assert [(span.step, span.start - EPOCH, span.end - EPOCH, span.done) for span in reshapes] == [
+        (1, 18, 20, True),
+        (1, 23, 25, False),
+    ]

@@ -44,7 +44,7 @@ def test_columns(server: Cluster, new_job: NewJob) -> None:
     }
     name = new_job(status=status)
     head, row = server.kubectl("-n", NAMESPACE, "get", "rlj", name, "-o", "wide").splitlines()
-    columns = "NAME PHASE ROUND STEP REWARD ROLLOUT REWARD-CPU TOK/S AGE VERSION RESTARTS CHECKPOINT RUNTIME REASON"
+    columns = "NAME PHASE ROUND STEP REWARD ROLLOUT TP REWARD-CPU TOK/S AGE VERSION RESTARTS CHECKPOINT RUNTIME REASON"
     assert head.split() == columns.split()
     values = dict(zip(head.split(), row.split(), strict=True))
     del values["AGE"]

@@ -29,6 +29,8 @@ class Fate(StrEnum):
     """Its group went back to the queue."""
     CARRIED = "carried"
     """Its round ended before its group was complete; both continue in a later one, with the tokens made so far."""
+    MOVED = "moved"
+    """Another engine continued it, after the tokens made so far."""
     DROPPED = "dropped"
     LOST = "lost"
     """Its engine, or what the store had of it, is gone."""
@@ -77,15 +79,19 @@ class Round:
 
 
 class Work(StrEnum):
-    """What the trainer does for a step. A publication includes the evaluation of what it published."""
+    """What is done between rounds. A publication includes the evaluation of what it published."""
 
     TRAIN = "train"
     PUBLISH = "publish"
+    RESHAPE = "reshape"
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Work on a step (for a publication: on the weights that this step made). `done` is False if it failed or hasn't ended."""
+    """Work on a step (for a publication: on the weights that this step made; for a reshape: after it).
+
+    `done` is False if it failed or hasn't ended.
+    """
 
     work: Work
     step: int

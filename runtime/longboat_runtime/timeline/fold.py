@@ -43,12 +43,20 @@ class _Fold:
             case events.Generated(sample=sample, engine=engine, tokens=tokens):
                 for one in self._latest(sample):
                     one.end, one.engine, one.tokens = time, engine, tokens - one.begun
-            case events.Lost(sample=sample):
+            case events.Lost(sample=sample, begun=begun):
                 for one in self._latest(sample):
                     one.fate, one.end = Fate.LOST, time if one.end is None else one.end
+                    one.stored = begun[-1].end if begun else 0
+            case events.Moved(sample=sample, tokens=tokens, source=source):
+                for one in self._latest(sample):
+                    one.fate, one.end, one.engine, one.tokens = Fate.MOVED, time, source, tokens - one.begun
+                    one.stored = tokens
+                self._resume(sample, time)
             case events.Relaunched(sample=sample):
-                if group := self._groups.get((sample.prompt, sample.attempt)):
-                    group.tries[sample.index].append(Try(time))
+                self._resume(sample, time)
+            case events.Reshaped(seconds=seconds, failure=failure):
+                step = max((round_.step or 0 for round_ in self._rounds.values()), default=0)
+                self._spans.append(Span(Work.RESHAPE, step, time - sum(seconds.values()), time, not failure))
             case events.Graded(sample=sample):
                 if group := self._groups.get((sample.prompt, sample.attempt)):
                     group.seats.add(sample.index)
@@ -65,7 +73,7 @@ class _Fold:
                 self._give_up(prompt, attempt, Fate.CARRIED, time)
             case events.Paused(sample=sample, engine=engine, tokens=tokens):
                 for one in self._latest(sample):
-                    one.engine, one.tokens = engine, tokens - one.begun
+                    one.engine, one.tokens, one.stored = engine, tokens - one.begun, tokens
             case events.GroupAdopted(round=number, prompt=prompt, attempt=attempt):
                 self._adopt(number, prompt, attempt)
             case events.Resumed(samples=samples):
@@ -136,7 +144,7 @@ class _Fold:
     def _resume(self, sample: SampleId, time: float) -> None:
         for one in self._latest(sample):
             group = self._groups[sample.prompt, sample.attempt]
-            group.tries[sample.index].append(Try(time, one.begun + one.tokens))
+            group.tries[sample.index].append(Try(time, one.stored))
 
     def _give_up(self, prompt: PromptId, attempt: int, fate: Fate, time: float) -> None:
         if group := self._groups.get((prompt, attempt)):
@@ -150,7 +158,10 @@ class _Fold:
 
 @dataclass(slots=True)
 class Try:
-    """One try at a sample, from the tokens that it had `begun` with. `fate` stays None for what the group decides."""
+    """One try at a sample, from the tokens that it had `begun` with. `fate` stays None for what the group decides.
+
+    `stored` are the tokens after which the next try continues.
+    """
 
     start: float
     begun: int = 0
@@ -158,6 +169,7 @@ class Try:
     engine: str | None = None
     tokens: int = 0
     fate: Fate | None = None
+    stored: int = 0
 
 
 @dataclass(slots=True)

@@ -33,11 +33,12 @@ _FATES = {
     Fate.SURPLUS: "#56B4E9",
     Fate.DEFERRED: "#E69F00",
     Fate.CARRIED: "#F0E442",
+    Fate.MOVED: "#999933",
     Fate.DROPPED: "#CC79A7",
     Fate.LOST: "#000000",
     Fate.OPEN: "#BBBBBB",
 }
-_WORKS = {Work.TRAIN: "#0072B2", Work.PUBLISH: "#D55E00"}
+_WORKS = {Work.TRAIN: "#0072B2", Work.PUBLISH: "#D55E00", Work.RESHAPE: "#882255"}
 _UNDONE: dict[str, Any] = {"hatch": "////", "edgecolor": "white", "linewidth": 0}
 _LINE = "#222222"
 # Shares of the height of all rows: the free space around all lanes, what a lane takes at least so that its name fits, and
@@ -120,15 +121,16 @@ def _draw_samples(panel: Any, found: Sequence[Lane], axis: Axis, inches: float) 
 
 
 def _draw_works(panel: Any, timeline: Timeline, axis: Axis) -> list[Any]:
-    """A line for each kind of work of the trainer; hatched if it wasn't done."""
+    """A line for each kind of work, of reshapes only if there are any; hatched if it wasn't done."""
+    shown = {span.work for span in timeline.spans}
+    lines = [work for work in Work if work in shown or work is not Work.RESHAPE]
     for span in timeline.spans:
-        place, start, end = list(Work).index(span.work), axis.at(span.start), axis.at(span.end)
+        place, start, end = lines.index(span.work), axis.at(span.start), axis.at(span.end)
         style = {} if span.done else _UNDONE
         panel.barh(place, end - start, 0.7, start, facecolor=_WORKS[span.work], **style)
-    panel.set_ylim(len(Work) - 0.5, -0.5)
-    panel.set_yticks(range(len(Work)), [work.value for work in Work])
+    panel.set_ylim(len(lines) - 0.5, -0.5)
+    panel.set_yticks(range(len(lines)), [work.value for work in lines])
     panel.tick_params(axis="y", length=0)
-    shown = {span.work for span in timeline.spans}
     handles = [Patch(color=_WORKS[work], label=work.value) for work in Work if work in shown]
     undone = any(not span.done and span.end > span.start for span in timeline.spans)
     return [*handles, Patch(facecolor="#888888", label="failed or unfinished", **_UNDONE)] if undone else handles
