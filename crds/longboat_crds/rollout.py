@@ -66,17 +66,6 @@ class ParallelismMode(StrEnum):
 class ParallelismSpec(ApiModel):
     """How the devices of a rollout pod are grouped into engines from round to round."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            if_present(
-                "minTensorParallel",
-                lambda least: if_present("maxTensorParallel", lambda most: at_most(least, most)),
-            ),
-            "is above maxTensorParallel: lower it, or raise maxTensorParallel",
-            "minTensorParallel",
-        ),
-    )
-
     mode: Annotated[ParallelismMode, Changeable.ANY_TIME] = ParallelismMode.FIXED
     min_tensor_parallel: Annotated[int | None, Changeable.ANY_TIME] = Field(
         None, ge=1, le=64, description="Fewest devices of an engine. Default: 1."

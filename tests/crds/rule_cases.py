@@ -193,7 +193,7 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     ),
     (
         {"spec.rollout.tensorParallel": 4} | parallelism(minTensorParallel=4, maxTensorParallel=2),
-        "spec.rollout.parallelism.minTensorParallel",
+        "spec.rollout.parallelism.maxTensorParallel",
     ),
     (parallelism(mode="Sometimes"), "spec.rollout.parallelism.mode"),
     ({"spec.failurePolicy.maxBackoffSeconds": 5}, "spec.failurePolicy.maxBackoffSeconds"),

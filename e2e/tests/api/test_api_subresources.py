@@ -38,7 +38,7 @@ def test_columns(server: Cluster, new_job: NewJob) -> None:
         "phase": "Running",
         "reason": "Training",
         "restarts": 1,
-        "training": training | {"tokensPerSecond": 9000, "weightVersion": 7},
+        "training": training | {"tokensPerSecond": 9000, "weightVersion": 7, "tensorParallel": 2},
         "checkpoint": {"incarnation": 1, "step": 5},
         "roles": {"rollout": role, "reward": role | {"cpu": "4"}},
     }
@@ -48,7 +48,7 @@ def test_columns(server: Cluster, new_job: NewJob) -> None:
     assert head.split() == columns.split()
     values = dict(zip(head.split(), row.split(), strict=True))
     del values["AGE"]
-    assert " ".join(values.values()) == "job Running Short 7 0.52 2/3 4 9000 7 1 5 cpu Training"
+    assert " ".join(values.values()) == "job Running Short 7 0.52 2/3 2 4 9000 7 1 5 cpu Training"
 
 
 def test_kubectl_waits_for_a_condition(server: Cluster, jobs: Jobs, new_job: NewJob) -> None:
