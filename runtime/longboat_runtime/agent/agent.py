@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,6 +37,7 @@ class Duty:
     `head` polls the Ray head. `missing` tells what a running child still lacks to be ready, None if nothing. `grace` is how long
     a drain may take, in seconds. `failure_option` tells a child how the one before it failed, as the option's value.
     What is still alive `kill_patience` seconds after SIGKILL can't be ended. `shared_memory` is swept, `actor_logs` are printed.
+    `may_leave` asks whether a child that is to end has nothing left to do.
     """
 
     role: str
@@ -50,6 +52,7 @@ class Duty:
     kill_patience: float = KILL_PATIENCE
     shared_memory: Path | None = None
     actor_logs: ActorLogs | None = None
+    may_leave: Callable[[], Awaitable[bool]] | None = None
 
 
 class Agent:
@@ -78,12 +81,22 @@ class Agent:
                     return 1
                 await self._wait()
             log.info("drain", role=self._duty.role)
-            await self._supervisor.drain(self._duty.grace)
+            deadline = loop.time() + self._duty.grace
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._free_to_leave(), self._duty.grace)
+            await self._supervisor.drain(max(deadline - loop.time(), 0.0))
             return 0
         finally:
             for helper in helpers:
                 helper.cancel()
             server.close()
+
+    async def _free_to_leave(self) -> None:
+        """Waits until the child has nothing left to do, or has ended."""
+        while self._duty.may_leave is not None and self._supervisor.running and not self._supervisor.exited.is_set():
+            if await self._duty.may_leave():
+                return
+            await asyncio.sleep(_POLL_INTERVAL)
 
     async def _turn(self) -> bool:
         """One observation, decision and action; False when the agent gives up."""

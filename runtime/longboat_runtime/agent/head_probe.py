@@ -15,6 +15,7 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 from ray.core.generated.gcs_pb2 import GcsNodeInfo
 
 from longboat_crds.base import Role
+from longboat_runtime.departures import ask
 
 log = structlog.get_logger()
 
@@ -69,6 +70,12 @@ class HeadProbe:
     async def joined(self, pod: str) -> bool:
         """Whether the head counts a living node with the label `longboat.dev/pod` = `pod`."""
         return await self._has_node("longboat.dev/pod", pod)
+
+    async def may_leave(self, pod: str) -> bool:
+        """Asks the driver to let a rollout pod go; True once it does, or if there is no head, and so nothing that could be lost."""
+        if (await self.poll()).refused:
+            return True
+        return bool(await self._answer(_in_thread(lambda: ask(GcsClient(address=self.address), pod))))
 
     async def _has_node(self, label: str, value: str) -> bool:
         return bool(await self._answer(_in_thread(lambda: _has_node(self.address, label, value))))

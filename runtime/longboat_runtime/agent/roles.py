@@ -124,6 +124,7 @@ def worker(role: Role, place: Place, address: str, number: int, socket: Path | N
         environment=ENVIRONMENT,
         shared_memory=place.shared_memory,
         actor_logs=ActorLogs(Path(place.temp_dir)),
+        may_leave=(lambda: probe.may_leave(place.pod)) if role is Role.ROLLOUT else None,
     )
 
 

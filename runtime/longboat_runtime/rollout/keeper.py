@@ -11,8 +11,10 @@ from typing import Any, Protocol
 
 import ray
 from ray.exceptions import RayError
+from ray.experimental.internal_kv import internal_kv_get_gcs_client
 
 from longboat_crds.job import RLJobSpec
+from longboat_runtime import departures
 from longboat_runtime.interfaces import FleetState, WeightPublication
 from longboat_runtime.problems import spec_problem_in
 from longboat_runtime.rollout.engine import EngineDead, engine_config
@@ -60,6 +62,9 @@ class Listener(Protocol):
     def finished_in(self, member: Member, samples: Sequence[FinishedSample]) -> None:
         """The store holds these samples."""
 
+    async def drain(self, engines: Collection[str]) -> None:
+        """Has what runs in these engines continue elsewhere; returns once they have nothing left."""
+
 
 class EngineKeeper:
     """Runs on the driver's loop. All waiting ends with the first failure: a SpecProblem, a lost store or a bug.
@@ -82,6 +87,7 @@ class EngineKeeper:
         self._failure: BaseException | None = None
         self._news = asyncio.Event()
         self._nodes: dict[str, RolloutNode] = {}
+        self._leaving: set[str] = set()
         self._starts: Counter[tuple[str, tuple[int, ...]]] = Counter()
         self._slots: dict[tuple[str, tuple[int, ...]], Slot] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -208,8 +214,8 @@ class EngineKeeper:
 
     @property
     def nodes(self) -> list[str]:
-        """Ids of the rollout nodes, in the order in which they came."""
-        return [*self._nodes]
+        """Ids of the rollout nodes that stay, in the order in which they came."""
+        return [node for node in self._nodes if node not in self._leaving]
 
     def engines_of(self, nodes: Collection[str]) -> list[Member]:
         """The engines of these nodes, started or not."""
@@ -227,7 +233,7 @@ class EngineKeeper:
 
         Returns what waits until all serve. Both raise ReshapeFailed if one can't.
         """
-        slots = [slot for node in nodes if node in self._nodes for slot in self._open(self._nodes[node])]
+        slots = [slot for node in nodes if node in self.nodes for slot in self._open(self._nodes[node])]
         for slot in slots:
             slot.trial = asyncio.get_running_loop().create_future()
         trials = asyncio.gather(*(slot.trial for slot in slots if slot.trial is not None))
@@ -250,7 +256,7 @@ class EngineKeeper:
     def restart_engines(self, nodes: Collection[str]) -> None:
         """Starts engines of `tensor_parallel` devices on these nodes, as if the nodes were new."""
         for node in nodes:
-            if node in self._nodes:
+            if node in self.nodes:
                 self._open(self._nodes[node])
 
     async def _end(self, member: Member) -> None:
@@ -286,7 +292,29 @@ class EngineKeeper:
             self._nodes = nodes
             for node in new:
                 self._open(node)
+            for node in await self._asking():
+                self._leaving.add(node.node_id)
+                self._spawn(self._let_go(node))
             await asyncio.sleep(WATCH_SECONDS)
+
+    async def _asking(self) -> list[RolloutNode]:
+        """Nodes whose pods have asked to go since the last call."""
+        try:
+            pods = await asyncio.to_thread(lambda: set(departures.asking(internal_kv_get_gcs_client())))
+        except RayError as error:
+            log.warning("the Ray head doesn't say which pods have to go: %s", last_line(error))
+            return []
+        return [node for node in self._nodes.values() if node.pod in pods and node.node_id not in self._leaving]
+
+    async def _let_go(self, node: RolloutNode) -> None:
+        """Frees the pod of a node: its engines get nothing more, and what runs there continues elsewhere. They aren't replaced."""
+        log.info("pod %s has to go", node.pod)
+        self._slots = {place: slot for place, slot in self._slots.items() if slot.node.node_id != node.node_id}
+        members = self.engines_of([node.node_id])
+        for member in members:
+            member.ended = True
+        await self._listener.drain([member.name for member in members])
+        await asyncio.to_thread(lambda: departures.let_go(internal_kv_get_gcs_client(), node.pod))
 
     def _open(self, node: RolloutNode) -> list[Slot]:
         """Starts to keep engines on those devices of the node that none is kept on."""
