@@ -23,7 +23,8 @@ def fates(root: Path) -> dict[str, Any]:
 
     Every prompt drawn ended once (trained or dropped), or the ledger still has it (queued or in a round): never twice, and never
     neither. `behind` counts trained responses by how many steps their oldest token's weights were behind, `mixed` those that several
-    versions drew; `uncovered` are those whose spans are not just their tokens.
+    versions drew; `uncovered` are those whose spans are not just their tokens. `lost_samples` and `moved_samples` count how often
+    one's engine or data was gone, and how often another engine continued one.
     """
     end = newest(root)
     if end is None:
@@ -50,6 +51,8 @@ def fates(root: Path) -> dict[str, Any]:
             for sample, body in generated.items()
             if [span.start for span in body.spans] != ends[sample][:-1] or ends[sample][-1] != body.tokens
         ],
+        "lost_samples": sum(isinstance(body, events.Lost) for body in bodies),
+        "moved_samples": sum(isinstance(body, events.Moved) for body in bodies),
         "drawn": len(drawn),
         "ended": len(ended),
         "doubled": [str(prompt) for prompt, times in ended.items() if times > 1 or prompt in kept],

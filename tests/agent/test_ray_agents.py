@@ -62,10 +62,12 @@ sys.exit(roles.run_agent(duty))
 
 @dataclass
 class Agent:
-    """One agent; `pid` is that of the `unshare` that keeps its namespace."""
+    """One agent; `pid` is that of the `unshare` that keeps its namespace. `head` is the head's address, `environment` has its token."""
 
     process: subprocess.Popen[bytes]
     port: int
+    head: str
+    environment: dict[str, str]
 
     def ready(self) -> bool:
         try:
@@ -86,6 +88,18 @@ class Agent:
             except OSError:
                 continue
         return found
+
+    def departures(self, call: str) -> str:
+        """What a call of `longboat_runtime.departures` says to the head's `client`, as a driver calls it."""
+        program = f"""
+from ray._raylet import GcsClient
+from longboat_runtime.departures import asking, let_go
+client = GcsClient(address={self.head!r})
+print({call})
+"""
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, env=self.environment, check=True, capture_output=True, text=True, timeout=60)
+        return done.stdout.strip()
 
     def ask_to_stop(self) -> None:
         (agent,) = children(self.process.pid)
@@ -113,9 +127,10 @@ def agents() -> Iterator[dict[str, Agent]]:
         namespace += ["--user", "--map-root-user"]
     started = {}
     for role, offset in (("head", 0), ("rollout", 10), ("driver", 20)):
-        arguments = [role, ray.util.get_node_ip_address(), str(base), str(directory)]
+        ip = ray.util.get_node_ip_address()
+        arguments = [role, ip, str(base), str(directory)]
         process = subprocess.Popen([*namespace, sys.executable, "-c", AGENT, *arguments], env=environment)
-        started[role] = Agent(process, base + offset + 4)
+        started[role] = Agent(process, base + offset + 4, f"{ip}:{base}", environment)
     yield started
     for agent in started.values():
         agent.process.kill()
@@ -149,6 +164,21 @@ def test_agents_follow_the_head_through_its_deaths(agents: dict[str, Agent]) -> 
     until("that has joined", agents, rollout.ready)
     assert all(agent.process.poll() is None for agent in agents.values())
 
-    for role in ("rollout", "driver", "head"):
+    rollout.ask_to_stop()
+    until("the rollout pod has asked to go", agents, lambda: rollout.departures("asking(client)") == "['pod-rollout']")
+    assert rollout.find("raylet/raylet"), "it stays until the driver lets it go"
+    rollout.departures("let_go(client, 'pod-rollout')")
+    assert rollout.process.wait(60) == 0
+    for role in ("driver", "head"):
         agents[role].ask_to_stop()
-    assert [agents[role].process.wait(60) for role in agents] == [0, 0, 0]
+    assert [agents[role].process.wait(60) for role in ("driver", "head")] == [0, 0]
+
+
+def test_a_rollout_pod_does_not_wait_for_a_head_that_is_gone(agents: dict[str, Agent]) -> None:
+    """A job's pods are all deleted at once."""
+    until("all are ready", agents, lambda: all(agent.ready() for agent in agents.values()))
+    for role in ("head", "driver"):
+        agents[role].ask_to_stop()
+    assert [agents[role].process.wait(60) for role in ("head", "driver")] == [0, 0]
+    agents["rollout"].ask_to_stop()
+    assert agents["rollout"].process.wait(60) == 0

@@ -19,7 +19,15 @@ from longboat_runtime.rollout.engine import EngineConfig, EngineDead
 from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.rollout.fleet import RayRolloutFleet
 from longboat_runtime.rollout.member import RESOURCE, RolloutNode, engine_name, rollout_nodes, slots_of
-from longboat_runtime.samples import FinishedSample, LostSample, SampleId, SampleRequest
+from longboat_runtime.samples import (
+    FinishedSample,
+    FinishReason,
+    LostSample,
+    MovedSample,
+    SampleId,
+    SampleRequest,
+    VersionSpan,
+)
 from longboat_runtime.weights.gate import FetchFailed, PublicationRefused
 from tests.driver.fakes import make_spec
 from tests.rollout.reference import request
@@ -86,12 +94,21 @@ class World:
         self.updates: list[str] = []
         self.shut_down: list[str] = []
         self.update: Update = lambda actor, publication: 0.01
+        self.asking: list[str] = []
+        self.free: list[str] = []
+        self.freed = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
 
     def listed(self) -> list[dict[str, Any]]:
         return [
             {"Alive": True, "NodeID": name, "NodeName": self.pods.get(name, name), "Resources": {RESOURCE: 1}}
             for name in self.nodes
         ]
+
+    def let_go(self, pod: str) -> None:
+        """Called in another thread."""
+        self.free.append(pod)
+        self._loop.call_soon_threadsafe(self.freed.set)
 
     def start_actor(self, config: EngineConfig, node: RolloutNode, *_: object) -> Actor:
         actor = self.actors[config.name] = Actor(self, config)
@@ -104,6 +121,8 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(module.ray, "nodes", made.listed)
     monkeypatch.setattr(module.ray, "kill", lambda actor: actor.die(RayActorError()))
     monkeypatch.setattr(module, "start_actor", made.start_actor)
+    monkeypatch.setattr(module.departures, "asking", lambda client: [*made.asking])
+    monkeypatch.setattr(module.departures, "let_go", lambda client, pod: made.let_go(pod))
     for constant in ("WATCH_SECONDS", "RESTART_SECONDS", "NODE_SECONDS"):
         monkeypatch.setattr(module, constant, 0.001)
     monkeypatch.setattr(recovery, "BACKOFF_SECONDS", 0.001)
@@ -278,3 +297,44 @@ def test_only_living_nodes_with_devices_count() -> None:
         "a": RolloutNode("a", "p", NodeDevices(2, 1)),
         "d": RolloutNode("d", "host", NodeDevices(1)),
     }
+
+
+async def test_a_pod_that_has_to_go_is_drained_and_gets_no_other_engine(world: World, fleet: RayRolloutFleet) -> None:
+    """What runs there continues in the other pod, and the engines' end isn't a death."""
+    world.nodes = ["n0", "n1"]
+    await fleet.publish(publication(1))
+    await state_of(fleet, lambda state: len(state.serving) == 2)
+    asked = request(0)
+    await fleet.submit([asked])
+    engine = fleet._router.engines_of([asked.id]).popitem()[0]
+    leaving, other = world.actors[engine], next(actor for name, actor in world.actors.items() if name != engine)
+    await leaving.got_samples.wait()
+
+    async def aborted(ids: list[SampleId]) -> None:
+        spans = (VersionSpan(1, 0, 5),)
+        part = FinishedSample(asked.id, len(asked.prompt_ids), 5, FinishReason.ABORT, spans, engine)
+        fleet.finished_in(fleet._keeper.members[engine], [part])
+
+    leaving.abort = Method(aborted)
+    world.asking = [engine.split("/")[0]]
+    (moved,) = await fleet.finished()
+    assert moved == MovedSample(asked.id, (VersionSpan(1, 0, 5),), engine, other.config.name)
+    await other.got_samples.wait()
+    assert [one.begun for one in other.submitted] == [moved.spans]
+    await world.freed.wait()
+    assert world.free == world.asking
+    world.nodes.remove(world.asking[0])
+    leaving.die(RayActorError())
+    state = await state_of(fleet, lambda state: len(state.serving) == 1)
+    assert (state.deaths, len(world.actors)) == (0, 2)
+
+
+async def test_a_pod_may_go_although_no_engine_is_left(world: World, fleet: RayRolloutFleet) -> None:
+    """What ran there waits for the next pod."""
+    await fleet.publish(publication(1))
+    world.asking = ["n0"]
+    await world.freed.wait()
+    await fleet.submit([request(0)])
+    world.nodes.append("n1")
+    await state_of(fleet, lambda state: "n1/0" in state.serving)
+    await world.actors["n1/0"].got_samples.wait()

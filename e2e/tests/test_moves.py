@@ -1,0 +1,41 @@
+"""Rollout pods that have to go, on engines in pods of their own: what runs there continues elsewhere."""
+
+from collections.abc import Callable
+
+import pytest
+
+from e2e import small_job
+from e2e.jobs import Job
+from e2e.prompts import fates_in
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+
+def test_responses_of_a_deleted_pod_and_of_a_smaller_scale_continue_elsewhere(new_job: Callable[[str], Job]) -> None:
+    """Rounds never end, so responses run whenever a pod is told to go."""
+    rounds = {"policy": "BoundedAsync", "maxStaleness": 2, "steps": 100_000, "promptsPerRound": 4}
+    rollout = {
+        "replicas": 2,
+        "sampling": {"maxTokens": 40},
+        "maxSequences": 2,
+        "kvCache": "64Mi",
+        "enforceEager": True,
+    }
+    job = new_job("moving")
+    job.apply(small_job.spec(rounds=rounds, rollout=rollout))
+    job.wait_for("Running", 300)
+    job.wait("both pods serve", lambda: job.status()["roles"]["rollout"].get("readyText") == "2/2", 300)
+    job.wait_for_step(job.step() + 3)
+    before = job.pod_uids("rollout")
+    gone = min(before)
+    job.cluster.kubectl("-n", job.namespace, "delete", "pod", gone)
+    job.wait("another pod", lambda: job.pod_uids("rollout").keys() - before.keys(), 120)
+    job.wait("both pods serve", lambda: job.status()["roles"]["rollout"].get("readyText") == "2/2", 300)
+    job.wait_for_step(job.step() + 3)
+    job.cluster.kubectl("-n", job.namespace, "scale", "rljob", job.name, "--replicas=1")
+    job.wait("one pod", lambda: len(job.pod_uids("rollout")) == 1, 120)
+    job.wait_for_step(job.step() + 3)
+    found = fates_in(job)
+    assert (found["lost"], found["doubled"], found["uncovered"]) == ([], [], [])
+    assert found["lost_samples"] == 0, "nothing had to be drawn again"
+    assert found["moved_samples"] > 0
