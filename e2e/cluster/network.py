@@ -112,5 +112,5 @@ def release(owner: str) -> None:
             try:
                 run(["ip", "link", "delete", link["ifname"]])
             except CommandError as error:
-                if "Cannot find device" not in error.stderr:
+                if not any(gone in error.stderr for gone in ("Cannot find device", "No such device")):
                     raise
