@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from longboat_runtime.rollout.engine import EngineConfig
+from longboat_runtime.samples import FinishReason, GeneratedSample
 from tests.rollout.conformance.hosted import HostedEngine
 from tests.rollout.reference import ReferenceModel, request
 from tests.support.tiny_model import build_tiny_model
@@ -47,17 +48,19 @@ def test_publications_and_moves_in_mid_round_preempt_nothing(engine: HostedEngin
     engine.update_weights(reference.publication())
     requests = [request(0, index, tokens=LONG) for index in range(RUNNING)]
     engine.submit(requests)
+    drawn(engine, 2 * RUNNING)
+    assert engine.stats().running > RUNNING * 3 / 4, "few have ended yet"
     for _ in range(3):
-        drawn(engine, 4 * RUNNING)
         reference.step(0.02)
         engine.update_weights(reference.publication())
-    drawn(engine, 4 * RUNNING)
-    assert engine.stats().running > RUNNING / 2
-    engine.abort([asked.id for asked in requests[:8]])
-    parts = []
-    while len(parts) < 8:
-        parts += [part for part in engine.drain_finished(60.0) if part.id in {asked.id for asked in requests[:8]}]
-    going = [replace(requests[part.id.index], begun=part.spans) for part in parts]
-    engine.submit(going, parts)
-    drawn(engine, 4 * RUNNING)
+        drawn(engine, RUNNING)
+    engine.abort([asked.id for asked in requests])
+    samples: list[GeneratedSample] = []
+    while len(samples) < RUNNING:
+        samples += engine.drain_finished(60.0)
+    parts = [sample for sample in samples if sample.finish_reason is FinishReason.ABORT]
+    engine.submit([replace(requests[part.id.index], begun=part.spans) for part in parts], parts)
+    moved = len(parts)
+    while moved:
+        moved -= len(engine.drain_finished(60.0))
     assert engine.stats().preemptions == 0
