@@ -11,7 +11,7 @@ from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout.engine import EngineConfig, check_cache, check_parallelism, with_cache
 from longboat_runtime.rounds.events import RoundKind
 
-# RollPacker (section 1.5 of its paper, "parallelism planner"): preemptions that rise by more than this factor double tensor parallelism,
+# RollPacker's parallelism planner (arXiv:2509.21009): preemptions that rise by more than this factor double tensor parallelism,
 RISE = 1.05
 # and so many rounds of a kind without any halve it.
 QUIET_ROUNDS = 4
