@@ -222,6 +222,8 @@ class Engines:
         while not member.actor.gone.is_set():
             for _ in range(self._chance.randrange(3)):
                 await asyncio.sleep(0)
+            if member.actor.gone.is_set():
+                return  # the dead write nothing
             member.actor.step()
             if member.actor.out and self._chance.random() < 0.5:
                 out, member.actor.out = member.actor.out, []
