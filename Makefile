@@ -96,15 +96,16 @@ test-parts: binaries images bytecode ## Run the tests of the parts, on test clus
 .PHONY: test-e2e
 test-e2e: binaries images bytecode ## Run the tests that need the machine to themselves: of the test cluster, then of the whole (CLUSTER=NAME uses a running one)
 	$(PYTHON) -m pytest -m alone tests/e2e_cluster
-	$(PYTHON) -m pytest -m cluster e2e --ignore e2e/tests/api $(if $(CLUSTER),--cluster $(CLUSTER))
+	$(PYTHON) -m pytest -m "cluster and not faults" e2e --ignore e2e/tests/api $(if $(CLUSTER),--cluster $(CLUSTER))
 
 .PHONY: interleavings
 interleavings: setup ## Run COUNT random interleavings of what can happen to a job's samples, under every round policy
 	$(PYTHON) -m tests.rounds.interleavings $(or $(COUNT),10000)
 
 .PHONY: test-elastic
-test-elastic: setup ## Run COUNT jobs whose engines are drained, replaced and killed at any moment, under every round policy
+test-elastic: binaries images bytecode ## Run COUNT jobs whose pods come and go and whose engines are reshaped and killed at any moment, then faults during reshapes on a test cluster
 	$(PYTHON) -m tests.driver.moving $(or $(COUNT),10000)
+	$(PYTHON) -m pytest -m faults e2e $(if $(CLUSTER),--cluster $(CLUSTER))
 
 .PHONY: bench
 bench: setup ## Run the benchmark NAME (`ls bench`)

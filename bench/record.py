@@ -21,12 +21,13 @@ def raw_file(name: str) -> Path:
 
 
 class Recorder:
-    """Appends to a benchmark's raw file. Every run begins with a line of kind `run`."""
+    """Appends to a benchmark's raw file. Every run begins with a line of kind `run`; one that is resumed has another, of kind `resumed`."""
 
-    def __init__(self, path: Path, **settings: Any) -> None:
+    def __init__(self, path: Path, *, resumes: bool = False, **settings: Any) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a", encoding="utf-8", buffering=1)
-        self.write("run", settings=settings, versions=versions(), machine=machine(), commit=commit())
+        kind = "resumed" if resumes else "run"
+        self.write(kind, settings=settings, versions=versions(), machine=machine(), commit=commit())
 
     def write(self, kind: str, **values: Any) -> None:
         """One line; `kind` says what it is."""

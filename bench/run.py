@@ -27,6 +27,9 @@ def main() -> None:
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
+    # A shell without job control has what it runs in the background ignore SIGINT.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        raise KeyboardInterrupt
     signal.raise_signal(signal.SIGINT)
 
 

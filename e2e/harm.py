@@ -26,7 +26,7 @@ def signal_process(job: Job, pod: str, container: str, word: str) -> None:
 
 
 def delete_at_once(job: Job, pod: str) -> None:
-    """As if its node were gone."""
+    """Delete a pod whose containers get no more time than every kubelet gives them: about two seconds."""
     job.cluster.kubectl("-n", job.namespace, "delete", "pod", pod, "--grace-period=0", "--force")
 
 

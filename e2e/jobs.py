@@ -1,12 +1,16 @@
 """RLJobs as a person handles them: apply, look, wait, and on trouble show everything that explains it."""
 
 import json
+import re
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import Timer
 from typing import Any
 from urllib.parse import quote
 
+from e2e.cluster.binaries import KUBEBOX
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.errors import CommandError
 from e2e.volumes import apply
@@ -88,6 +92,25 @@ class Job:
     def exec(self, pod: str, container: str, *command: str) -> str:
         """Run a command in a container."""
         return self._kubectl("exec", pod, "-c", container, "--", *command)
+
+    def processes(self, pod: str, container: str) -> str:
+        """The command lines of all processes of a container."""
+        return self.exec(pod, container, "sh", "-c", r"cat /proc/[0-9]*/cmdline 2> /dev/null | tr '\0' ' '")
+
+    def printed(self, pod: str, container: str, what: str, seconds: float = 180) -> re.Match[str]:
+        """Wait until a container has printed a line in which this regular expression is found, and return the match at once."""
+        argv = [str(KUBEBOX.path), "kubectl", "-n", self.namespace, "logs", "-f", pod, "-c", container]
+        with subprocess.Popen(argv, env=self.cluster.environment, stdout=subprocess.PIPE, text=True) as following:
+            end = Timer(seconds, following.kill)
+            end.start()
+            try:
+                for line in following.stdout or ():
+                    if found := re.search(what, line):
+                        return found
+            finally:
+                end.cancel()
+                following.kill()
+        raise Timeout(f"{pod} has not printed {what!r} within {seconds:.0f} s, or ended\n{self.describe()}")
 
     def wait(self, what: str, happened: Callable[[], Any], seconds: float = 180) -> Any:
         """Wait until `happened()` is true and return it. A job that failed meanwhile ends the wait at once."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from longboat_runtime.interfaces import (
     WeightPublication,
 )
 from longboat_runtime.reward.result import IsolationInForce
-from longboat_runtime.rollout.load import Load
+from longboat_runtime.rollout.load import Load, PodLoad
 from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.samples import (
     FinishedSample,
@@ -46,6 +46,8 @@ class Store:
 
     async def responses(self, ids: Sequence[SampleId]) -> dict[SampleId, Response]:
         return {}
+
+    async def refuse(self, engine: str) -> None: ...
 
     async def delete(self, ids: Sequence[SampleId]) -> None: ...
 
@@ -92,6 +94,10 @@ class Fleet:
         return done
 
     tensor_parallel = 1
+    pods: Mapping[str, PodLoad] = {}
+
+    def release(self, pods: Collection[str]) -> None:
+        del pods
 
     async def publish(self, publication: WeightPublication) -> PublicationReport:
         self.version = publication.version
@@ -139,6 +145,9 @@ class Trainer:
 
     async def train(self, request: TrainRequest) -> TrainReport:
         return TrainReport(request.step, {})
+
+    async def holds_publication(self) -> bool:
+        return True
 
     async def publish(self, version: int) -> WeightPublication:
         return WeightPublication(version, "", None, (), ())

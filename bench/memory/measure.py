@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 def measure(size: str, model: Path, arguments: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
     """What each rank, a process of its own, has measured. Bytes and seconds."""
-    address = process_group.free_address("127.0.0.1")
+    address = process_group.serve("127.0.0.1")
     given = (arguments.ranks, address, size, model, arguments.device, arguments.bins, arguments.tokens, scratch)
     torch.multiprocessing.spawn(_rank, given, nprocs=arguments.ranks)
     return [torch.load(scratch / f"rank-{rank}") for rank in range(arguments.ranks)]

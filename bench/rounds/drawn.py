@@ -52,7 +52,14 @@ def prepare(folder: Path, layers: int) -> None:
     """The model of the tests with `layers` layers and without an end token, and prompts of random letters."""
     from tests.support.tiny_model import build_tiny_model
 
-    model = build_tiny_model(folder / "model", layers=layers, max_length=2048)
+    without_end(build_tiny_model(folder / "model", layers=layers, max_length=2048))
+    source = random.Random(0)
+    rows = ({"prompt": "".join(source.choices(string.ascii_lowercase, k=PROMPT_TOKENS))} for _ in range(ROWS))
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def without_end(model: Path) -> Path:
+    """Takes the end token out of a model's files: vLLM stops at those of its config, of its generation and of its tokenizer."""
     for name, keys in {
         "config.json": ("eos_token_id",),
         "generation_config.json": ("eos_token_id",),
@@ -63,6 +70,4 @@ def prepare(folder: Path, layers: int) -> None:
         if file.exists():
             content = json.loads(file.read_text())
             file.write_text(json.dumps({key: value for key, value in content.items() if key not in keys}))
-    source = random.Random(0)
-    rows = ({"prompt": "".join(source.choices(string.ascii_lowercase, k=PROMPT_TOKENS))} for _ in range(ROWS))
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return model

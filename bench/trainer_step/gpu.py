@@ -107,7 +107,7 @@ def _rank(model: Path, arguments: argparse.Namespace) -> Iterator[TrainerRank]:
         "trainer": {"maxTokensPerBin": arguments.bin_tokens, "gradientCheckpointing": True},
     }
     try:
-        yield TrainerRank(RLJobSpec.model_validate(spec), 0, 1, process_group.free_address("127.0.0.1"))
+        yield TrainerRank(RLJobSpec.model_validate(spec), 0, 1, process_group.serve("127.0.0.1"))
     finally:
         process_group.leave()
 

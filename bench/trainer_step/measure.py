@@ -70,7 +70,7 @@ def measure(recorder: Recorder, case: Case, folder: Path, steps: int, micro_batc
     model = _random_model(case, folder / "model")
     samples = batch(case)
     arms: dict[str, Callable[[int], None]] = {"TRL": trl_step(case, model, samples, micro_batch, steps)}
-    address = process_group.free_address("127.0.0.1")
+    address = process_group.serve("127.0.0.1")
     spec = RLJobSpec.model_validate(job(case, model, folder / "none", 10_000, 0, Setting())["spec"])
     rank = TrainerRank(spec, 0, 1, address)
     try:

@@ -199,6 +199,6 @@ def open_bench(folder: Path, steps: int, prompts: int) -> Iterator[Bench]:
     COUNTDOWN.prepare(folder)
     spec = COUNTDOWN.spec("Synchronous", folder, steps=steps, prompts=prompts, seed=0)
     try:
-        yield Bench(folder, spec, TrainerRank(spec, 0, 1, process_group.free_address("127.0.0.1")))
+        yield Bench(folder, spec, TrainerRank(spec, 0, 1, process_group.serve("127.0.0.1")))
     finally:
         process_group.leave()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import cache
 from typing import Annotated, Any, ClassVar, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -71,34 +72,44 @@ class ApiModel(BaseModel):
     @classmethod
     def _null_means_unset(cls, value: Any) -> Any:
         """Like the API server, takes a null for a field not given."""
-        return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
+        if isinstance(value, dict) and None in value.values():
+            return {k: v for k, v in value.items() if v is not None}
+        return value
 
     @model_validator(mode="after")
-    def _obey_rules(self) -> Self:
-        """Raises the first rule that is broken, with the path of the field to change in the error's context."""
-        if type(self).rules:
+    def _obey(self) -> Self:
+        """Raises the first rule that is broken, with the path of the field to change in the error's context.
+
+        No two items of a list are the same, or have the same key, if the list's type in the schema says so.
+        """
+        model = type(self)
+        if model.rules:
             scope = {"self": self.to_json()}
-            for rule in type(self).rules:
+            for rule in model.rules:
                 if not rule.holds.evaluate(scope):
                     raise PydanticCustomError("rule", "{message}", {"message": rule.message, "field": rule.field})
-        return self
-
-    @model_validator(mode="after")
-    def _obey_list_types(self) -> Self:
-        """No two items of a list are the same, or have the same key, if the list's type in the schema says so."""
-        for name, info in type(self).model_fields.items():
-            extra = cast("Mapping[str, Any]", info.json_schema_extra or {})
-            if extra.get(LIST_TYPE) == "map":
-                keys = [getattr(item, extra[LIST_MAP_KEYS][0]) for item in getattr(self, name) or ()]
-            elif extra.get(LIST_TYPE) == "set":
-                keys = list(getattr(self, name) or ())
-            else:
-                continue
+        for name, by in _told_apart(model):
+            items = getattr(self, name) or ()
+            keys = list(items) if by is None else [getattr(item, by) for item in items]
             for position, key in enumerate(keys):
                 if key in keys[:position]:
-                    where = {"message": f"{key!r} is given twice", "field": f"{info.alias or name}[{position}]"}
+                    field = model.model_fields[name].alias or name
+                    where = {"message": f"{key!r} is given twice", "field": f"{field}[{position}]"}
                     raise PydanticCustomError("twice", "{message}", where)
         return self
+
+
+@cache
+def _told_apart(model: type[ApiModel]) -> tuple[tuple[str, str | None], ...]:
+    """A model's lists without two equal items, and what these are told apart by; None: by themselves."""
+    found: list[tuple[str, str | None]] = []
+    for name, info in model.model_fields.items():
+        extra = cast("Mapping[str, Any]", info.json_schema_extra or {})
+        if extra.get(LIST_TYPE) == "map":
+            found.append((name, extra[LIST_MAP_KEYS][0]))
+        elif extra.get(LIST_TYPE) == "set":
+            found.append((name, None))
+    return tuple(found)
 
 
 class Role(StrEnum):

@@ -128,7 +128,14 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     ),
     Reason.PARALLELISM_INVALID: _configuration(
         "The model can't be split over rollout.tensorParallel devices or trainer.replicas ranks.",
-        "Choose a tensorParallel that divides the attention heads and divides the key heads, or is a multiple of them; check the devices of the runtime template's pods.",
+        "Choose a tensorParallel that divides the attention heads and divides the key heads, or is a multiple of them; check the devices "
+        "of the runtime template's pods.",
+    ),
+    Reason.PROFILE_INVALID: _configuration(
+        "The file of rollout.parallelism.profile is missing, isn't a profile, or is one of other engines. A job that runs keeps its shapes.",
+        "Measure the job's engines with `longboat profile`, put the file on a volume of the driver, and name its path there.",
+        _DEGRADED,
+        _FAILED,
     ),
     Reason.MAX_LENGTH_EXCEEDED: _configuration(
         "A prompt plus its response don't fit into the model's longest sequence.",

@@ -43,6 +43,7 @@ class Reason(StrEnum):
     MODEL_NOT_FOUND = "ModelNotFound"
     MODEL_INVALID = "ModelInvalid"
     PARALLELISM_INVALID = "ParallelismInvalid"
+    PROFILE_INVALID = "ProfileInvalid"
     MAX_LENGTH_EXCEEDED = "MaxLengthExceeded"
     KV_CACHE_TOO_SMALL = "KVCacheTooSmall"
     DEVICE_MEMORY_TOO_SMALL = "DeviceMemoryTooSmall"

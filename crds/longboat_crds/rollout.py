@@ -5,9 +5,20 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from longboat_crds.base import LIST_TYPE, ApiModel, Quantity
-from longboat_crds.expressions import at_most, both, constant, field, if_present, negation, present, product
-from longboat_crds.rules import Changeable, Rule
+from longboat_crds.base import LIST_TYPE, ApiModel, Path, Quantity
+from longboat_crds.expressions import (
+    at_most,
+    both,
+    constant,
+    either,
+    equals,
+    field,
+    if_present,
+    negation,
+    present,
+    product,
+)
+from longboat_crds.rules import Changeable, FieldError, Rule
 
 MAX_DEVICES_PER_POD = 64
 
@@ -61,10 +72,21 @@ class ParallelismMode(StrEnum):
     """enginesPerPod engines of tensorParallel devices each, always."""
     PREEMPTIONS = "Preemptions"
     """More preemptions than in the previous round of that kind double tensorParallel; four rounds without any halve it."""
+    PREDICTIVE = "Predictive"
+    """What is fastest by a measured profile (`longboat profile`), corrected by what rounds take."""
 
 
 class ParallelismSpec(ApiModel):
     """How the devices of a rollout pod are grouped into engines from round to round."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            either(negation(equals(field("mode"), constant(ParallelismMode.PREDICTIVE.value))), present("profile")),
+            "Predictive prices shapes by a measured profile: name the file that `longboat profile` has written, or choose Preemptions",
+            "profile",
+            FieldError.REQUIRED,
+        ),
+    )
 
     mode: Annotated[ParallelismMode, Changeable.ANY_TIME] = ParallelismMode.FIXED
     min_tensor_parallel: Annotated[int | None, Changeable.ANY_TIME] = Field(
@@ -72,6 +94,11 @@ class ParallelismSpec(ApiModel):
     )
     max_tensor_parallel: Annotated[int | None, Changeable.ANY_TIME] = Field(
         None, ge=1, le=64, description="Most devices of an engine. Default: all of its pod."
+    )
+    profile: Annotated[Path | None, Changeable.ANY_TIME] = Field(
+        None,
+        description="With Predictive: the file in which `longboat profile` has stored what engines of each size take, on a volume of the "
+        "driver.",
     )
 
 
@@ -108,10 +135,18 @@ class RolloutSpec(ApiModel):
             "is more than the devices of a pod, enginesPerPod x tensorParallel: lower it, or raise enginesPerPod",
             "parallelism.maxTensorParallel",
         ),
+        Rule(
+            if_present("minReplicas", lambda least: at_most(least, field("replicas"))),
+            "is below minReplicas, the fewest rollout pods of the job: raise it, or lower minReplicas",
+            "replicas",
+        ),
     )
 
     replicas: Annotated[int, Changeable.ANY_TIME] = Field(
         1, ge=0, le=4096, description="Rollout pods; `kubectl scale` sets it."
+    )
+    min_replicas: Annotated[int | None, Changeable.ANY_TIME] = Field(
+        None, ge=0, le=4096, description="Fewest rollout pods that the job may be scaled to. Default: 0."
     )
     engines_per_pod: Annotated[int, Changeable.WHILE_SUSPENDED] = Field(
         1, ge=1, le=64, description="Engines of one pod at the start."

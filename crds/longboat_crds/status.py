@@ -1,4 +1,7 @@
-"""`status` of an RLJob. `training`, `demand`, `checkpoint` and `problem` belong to the driver, the rest to the operator."""
+"""`status` of an RLJob. `training`, `demand`, `checkpoint` and `problem` belong to the driver, the rest to the operator.
+
+Over 400 lines: one class for each part of the status, so that all that is reported can be read in one place.
+"""
 
 from enum import StrEnum
 from typing import Annotated
@@ -12,6 +15,8 @@ RECENT_ROUNDS = 10
 RECENT_RESHAPES = 5
 # More than any limit of spec.failurePolicy, so that dropping the oldest changes no decision.
 INCIDENTS = 1024
+# Of one role.
+MAX_PODS = 4096
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 LINE_LENGTH = 256
@@ -70,6 +75,15 @@ class ReshapeSummary(ApiModel):
     tensor_parallel: Count = Field(description="Devices of an engine since then.")
     reason: Line = Field(description="Why.")
     seconds: Line = Field(description="How long it took.")
+    gain_expected: Line | None = Field(
+        None,
+        description="By which share of their seconds rounds of this kind were expected to become shorter by it, other things being equal.",
+    )
+    gain_measured: Line | None = Field(
+        None,
+        description="By which share they did, over the first rounds of this kind since then, at most four, against as many before it: "
+        "in seconds per generated token, brought to equal lengths by the profile if there is one. Below zero they take longer.",
+    )
     failure: Line | None = Field(None, description="Why engines have the shape that they had before.")
 
 
@@ -171,6 +185,29 @@ class Training(ApiModel):
     updated: Timestamp | None = Field(None, description="When this was written.")
 
 
+class RolloutDemand(ApiModel):
+    """Rollout pods that the job could use now."""
+
+    incarnation: Count = Field(
+        description="Incarnation of the driver that asks; what another one asked for doesn't count."
+    )
+    number: Count = Field(description="Of the demand within its incarnation, from 1; each one is answered by a grant.")
+    replicas: Count = Field(description="Rollout pods that it could use.")
+    give_first: list[Line] | None = Field(
+        None,
+        max_length=MAX_PODS,
+        description="Pods that it would do without first, in this order.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+    drained: list[Line] | None = Field(
+        None,
+        max_length=MAX_PODS,
+        description="Pods in which nothing runs any more, and nothing will: they may be deleted.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+    reason: Line | None = Field(None, description="Why, for people.")
+
+
 class Demand(ApiModel):
     """What the driver could use now."""
 
@@ -182,7 +219,7 @@ class Demand(ApiModel):
         max_length=FAILURE_LENGTH,
         description="How the previous start failed, if its container kept running.",
     )
-    rollout_replicas: Count | None = Field(None, description="Rollout pods.")
+    rollout: RolloutDemand | None = None
 
 
 class CheckpointStatus(ApiModel):
@@ -211,11 +248,54 @@ class Incarnation(ApiModel):
     request: str = Field(max_length=64, description="The request (demand.incarnationRequest) that it answers.")
 
 
+class LeavingPod(ApiModel):
+    """A pod that the job has to give back."""
+
+    pod: Line = Field(description="Its name.")
+    deadline: Timestamp = Field(description="When it is deleted, unless the driver has drained it before.")
+
+
+class RolloutGrant(ApiModel):
+    """Rollout pods that the job gets."""
+
+    answers: Count | None = Field(
+        None, description="Number of the demand that it answers; none while no driver has asked."
+    )
+    replicas: Count = Field(description="Rollout pods that the job may have, without those that leave.")
+    leaving: list[LeavingPod] | None = Field(
+        None,
+        max_length=MAX_PODS,
+        description="Pods to drain.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+
+
+class Grant(ApiModel):
+    """What the job gets of what jobs share. Written by the plan of the pool, with a field manager of its own."""
+
+    rollout: RolloutGrant | None = None
+
+
 class Allocation(ApiModel):
-    """What the operator has granted."""
+    """What the operator has granted, and what the job has."""
 
     incarnation: Incarnation | None = None
     rollout_replicas: Count | None = Field(None, description="Rollout pods.")
+    grant: Grant | None = None
+
+
+class Reported(ApiModel):
+    """What Events have told already, so that each of these is told once, whichever operator looks."""
+
+    reshapes: list[Annotated[str, Field(max_length=16)]] | None = Field(
+        None,
+        max_length=RECENT_RESHAPES,
+        description="Digests of the entries of training.reshapes.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+    demand_limited: bool | None = Field(
+        None, description="That the job got more or fewer rollout pods than its driver asked for."
+    )
 
 
 class PodRecord(ApiModel):
@@ -257,7 +337,7 @@ class RoleStatus(ApiModel):
     next_attempt: Count = Field(0, description="Lowest attempt number for an index without a record.")
     pods: list[PodRecord] | None = Field(
         None,
-        max_length=4096,
+        max_length=MAX_PODS,
         description="The operator's memory of each pod.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
@@ -335,6 +415,7 @@ class RLJobStatus(ApiModel):
     )
     roles: RolesStatus | None = None
     allocation: Allocation | None = None
+    reported: Reported | None = None
     restarts: Count | None = Field(None, description="Restarts of all roles since the job started.")
     restart_history: list[RestartRecord] | None = Field(
         None, max_length=10, description="The last restarts.", json_schema_extra={"x-kubernetes-list-type": "atomic"}

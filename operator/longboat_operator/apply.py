@@ -32,6 +32,7 @@ from longboat_operator.model import (
     Observed,
     PatchMetadata,
     Plan,
+    PublishGrant,
     PublishStatus,
     ResizePod,
     Target,
@@ -54,7 +55,7 @@ class Applied:
 
 
 class Applier:
-    """Carries out plans of any job."""
+    """Carries out plans of any job or pool."""
 
     def __init__(self, client: KubeClient, cache: Cache, events: EventRecorder) -> None:
         self._client = client
@@ -134,7 +135,7 @@ class _Run:
 
     def _rejected(self, action: Action, error: KubeError) -> None:
         self._count(action, "rejected")
-        if isinstance(action, PublishStatus):
+        if isinstance(action, (PublishStatus, PublishGrant)):
             if not isinstance(error, (ConflictError, NotFoundError)):
                 raise error  # a status that the schema rejects is our own error
             self._stale = True
@@ -158,7 +159,7 @@ class _Run:
 
     def _words(self, action: Action) -> dict[str, str]:
         kind, name = target_of(action)
-        return {"job": str(self._observed.key), "action": type(action).__name__, "kind": kind, "name": name}
+        return {"key": str(self._observed.key), "action": type(action).__name__, "kind": kind, "name": name}
 
 
 def target_of(action: Action) -> Target:
@@ -174,3 +175,5 @@ def target_of(action: Action) -> Target:
             return "Event", action.reason
         case PublishStatus():
             return RL_JOB.kind, "status"
+        case PublishGrant():
+            return RL_JOB.kind, "grant"

@@ -1,4 +1,4 @@
-"""From a change to the response to it: queue -> observe -> plan -> apply, one job at a time per key."""
+"""From a change to the response to it: queue -> observe -> plan -> apply, one plan at a time per key."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ from longboat_operator.kube.resources import CLUSTER_RL_RUNTIME
 from longboat_operator.lease import LeadershipLostError
 from longboat_operator.lookups import LookUps
 from longboat_operator.metrics import RECONCILE_SECONDS
-from longboat_operator.model import JobKey, Object, Observed, Plan, Target
+from longboat_operator.model import JobKey, Key, Object, Observed, Plan, Target
 from longboat_operator.queue import WorkQueue
 from longboat_operator.rejections import Rejections
 from longboat_operator.watch.cache import RUNTIME_KINDS, Cache, Change, job_of
 from longboat_operator.watch.expectations import Expectations
-from longboat_operator.watch.trim import wakes
+from longboat_operator.watch.wakes import wakes_job, wakes_pool
 
-# A held job is woken by what it waits for or, should that go unseen, after this time.
+# A held key is woken by what it waits for or, should that go unseen, after this time.
 HELD_SECONDS = 10.0
+# Changes to a job and its children come in bursts (a pod that ends is five of them): one plan answers all that come within this time.
+# A pool's plan is cheap, and drivers wait for it.
+BURST_SECONDS = 0.05
 
-Observe = Callable[[Cache, JobKey], Observed]
+Observe = Callable[[Cache, Key], Observed]
 MakePlan = Callable[[Observed, datetime], Plan]
 
 log = structlog.get_logger(__name__)
@@ -38,7 +41,7 @@ class Controller:
     def __init__(
         self,
         cache: Cache,
-        queue: WorkQueue[JobKey],
+        queue: WorkQueue[Key],
         observe: Observe,
         plan: MakePlan,
         look_ups: LookUps,
@@ -53,81 +56,86 @@ class Controller:
         self._look_ups = look_ups
         self._applier = applier
         self._clock = clock
-        self._rejections: dict[JobKey, Rejections] = {}
-        self._held: set[JobKey] = set()
+        self._rejections: dict[Key, Rejections] = {}
+        self._held: set[Key] = set()
         self._leading = False
 
     def changed(self, change: Change) -> None:
-        """The cache has changed: wakes the jobs it concerns and those that waited for exactly this; none on a standby."""
+        """The cache has changed: wakes the keys it concerns and those that waited for exactly this; none on a standby."""
         if not self._leading:
             return
-        woken = wakes(change.old, change.new)
-        for key in self._concerned(change):
-            if woken or (key in self._held and self.expectations.met(key)):
-                self._queue.add(key)
+        job_woken, pool_woken = wakes_job(change.old, change.new), wakes_pool(change.old, change.new)
+        for job in self._concerned(change):
+            for key, woken in ((job, job_woken), (job.pool, pool_woken)):
+                if woken or (key in self._held and self.expectations.met(key)):
+                    if isinstance(key, JobKey):
+                        self._queue.add_within(key, BURST_SECONDS)
+                    else:
+                        self._queue.add(key)
 
     def listed(self) -> None:
-        """A stream has started over with a list: an object that a job created may be gone without ever having been seen."""
-        for job in self.expectations.waiting():
-            self._queue.add(job)
+        """A stream has started over with a list: an object that a plan created may be gone without ever having been seen."""
+        for key in self.expectations.waiting():
+            self._queue.add(key)
 
     def lead(self) -> None:
-        """Starts to plan, with every existing job."""
+        """Starts to plan, with every existing job and its pool."""
         self._leading = True
         for job, _ in self._cache.jobs():
+            self._queue.add(job.pool)
             self._queue.add(job)
 
     async def work(self) -> None:
         """A worker: takes keys until the queue is closed. Only what ends the process (lost leadership) is raised."""
-        while (job := await self._queue.get()) is not None:
+        while (key := await self._queue.get()) is not None:
             started = self._clock()
             try:
-                result = await self.reconcile(job)
+                result = await self.reconcile(key)
             finally:
-                self._queue.done(job)
+                self._queue.done(key)
             RECONCILE_SECONDS.labels(result).observe(self._clock() - started)
 
-    async def reconcile(self, job: JobKey) -> str:
-        """One pass for one job; returns a word for the outcome, for the metric."""
-        if not self.expectations.met(job):
-            self._held.add(job)
-            self._queue.add_after(job, HELD_SECONDS)
+    async def reconcile(self, key: Key) -> str:
+        """One pass for one key; returns a word for the outcome, for the metric."""
+        if not self.expectations.met(key):
+            self._held.add(key)
+            self._queue.add_after(key, HELD_SECONDS)
             return "held"
-        self._held.discard(job)
-        rejections = self._rejections.setdefault(job, Rejections(self._clock))
+        self._held.discard(key)
+        rejections = self._rejections.setdefault(key, Rejections(self._clock))
         try:
-            observed, plan = await self._informed(self._observe(self._cache, job), rejections)
+            observed, plan = await self._informed(self._observe(self._cache, key), rejections)
             if plan.empty and observed.job is None:
-                self._forget(job)
+                self._forget(key)
                 return "gone"
             applied = await self._applier.apply(plan, observed, rejections)
         except LeadershipLostError:
             raise
         except KubeError as error:
-            log.warning("look-up failed", job=str(job), error=str(error))
-            self._queue.add_after(job, max(self._queue.failed(job), error.retry_after_seconds or 0.0))
+            log.warning("look-up failed", key=str(key), error=str(error))
+            self._queue.add_after(key, max(self._queue.failed(key), error.retry_after_seconds or 0.0))
             return "unanswered"
         except Exception:
-            # One job's plan that can't be made or carried out must not stop the others'.
-            log.exception("reconcile failed", job=str(job))
-            self._queue.add_after(job, self._queue.failed(job))
+            # One key's plan that can't be made or carried out must not stop the others'.
+            log.exception("reconcile failed", key=str(key))
+            self._queue.add_after(key, self._queue.failed(key))
             return "error"
-        self.expectations.expect(job, applied.expectations)
+        self.expectations.expect(key, applied.expectations)
         again = [plan.look_again_seconds, rejections.next_seconds()]
         if applied.unanswered is not None or applied.stale:
             retry_after = (applied.unanswered.retry_after_seconds if applied.unanswered else None) or 0.0
-            again.append(max(self._queue.failed(job), retry_after))
+            again.append(max(self._queue.failed(key), retry_after))
         else:
-            self._queue.succeeded(job)
-        self._queue.add_after(job, min((seconds for seconds in again if seconds is not None), default=None))
+            self._queue.succeeded(key)
+        self._queue.add_after(key, min((seconds for seconds in again if seconds is not None), default=None))
         return _word(plan, applied)
 
     async def _informed(self, observed: Observed, rejections: Rejections) -> tuple[Observed, Plan]:
         """A plan that has the answers it asked for, and its snapshot; answers that the server refuses are left out."""
-        observed = dataclasses.replace(observed, random=secrets.token_hex(4))
+        random = secrets.token_hex(4)
         asked: set[Target] = set()
         while True:
-            observed = dataclasses.replace(observed, rejections=rejections.by_name())
+            observed = dataclasses.replace(observed, random=random, rejections=rejections.by_name())
             plan = self._plan(observed, datetime.now(UTC))
             unknown = tuple(target for target in plan.look_up if target not in asked)
             if not unknown:
@@ -136,10 +144,10 @@ class Controller:
             answers = await self._look_ups.answers(unknown, observed, rejections)
             observed = dataclasses.replace(observed, looked_up={**observed.looked_up, **answers})
 
-    def _forget(self, job: JobKey) -> None:
-        self._rejections.pop(job, None)
-        self._queue.succeeded(job)
-        self._queue.add_after(job, None)
+    def _forget(self, key: Key) -> None:
+        self._rejections.pop(key, None)
+        self._queue.succeeded(key)
+        self._queue.add_after(key, None)
 
     def _concerned(self, change: Change) -> set[JobKey]:
         """The job itself, or that of a child, before and after the change; all jobs that refer to a runtime."""

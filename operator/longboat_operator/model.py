@@ -16,6 +16,8 @@ Object = Mapping[str, Any]
 Target = tuple[str, str]
 
 FIELD_MANAGER = "longboat-operator"
+# Grants have a manager of their own, so that neither a job's status write nor a pool's drops what the other has written.
+POOL_FIELD_MANAGER = "longboat-operator-pool"
 LABEL_JOB = "longboat.dev/job"
 LABEL_ROLE = "longboat.dev/role"
 LABEL_INDEX = "longboat.dev/index"
@@ -74,7 +76,7 @@ def belongs_to_earlier(obj: Object, name: str, uid: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class JobKey:
-    """Names one RLJob; the key that plans are made for."""
+    """Names one RLJob."""
 
     namespace: str
     name: str
@@ -82,14 +84,40 @@ class JobKey:
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
 
+    @property
+    def pool(self) -> PoolKey:
+        """The pool that the job's rollout pods come from."""
+        return PoolKey(self.namespace, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolKey:
+    """Names a pool, which its plan alone divides. Each job has a pool of its own, of the job's name."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"pool {self.namespace}/{self.name}"
+
+    @property
+    def job(self) -> JobKey:
+        """The job that the pool is for."""
+        return JobKey(self.namespace, self.name)
+
+
+# What plans are made for.
+Key = JobKey | PoolKey
+
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Everything a job's plan may read. `job` is None when it is gone.
+    """Everything that the plan of a job, or of its pool, may read. `job` is None when it is gone.
 
     `children` maps kind (`Pod`, `Service`, `ServiceAccount`, `Role`, `RoleBinding`, `Secret`, `NetworkPolicy`,
     `PersistentVolumeClaim`, `ControllerRevision`) to objects by name, only those that are the job's (claims also by
-    name). `runtime` is the live runtime template; the one the job started with is the newest ControllerRevision.
+    name); for a pool only rollout pods. `runtime` is the live runtime template; the one the job started with is the newest
+    ControllerRevision.
     `rejections` are the API server's answers to the last plan's writes, by object name. `sees_cluster_runtimes` is False
     for an operator that is installed for single namespaces. `dns_peers` is an option of the operator.
 
@@ -98,7 +126,7 @@ class Observed:
     hexadecimal digits, new with every snapshot, for names that nobody can guess.
     """
 
-    key: JobKey
+    key: Key
     job: Object | None
     children: Mapping[str, Mapping[str, Object]] = field(default_factory=dict)
     runtime: Object | None = None
@@ -166,9 +194,16 @@ class ResizePod:
 
 @dataclass(frozen=True, slots=True)
 class PublishStatus:
-    """Server-side apply of all operator-owned status fields, guarded by `resourceVersion`."""
+    """Server-side apply of all operator-owned status fields but the grant, guarded by `resourceVersion`."""
 
     status: Object
+
+
+@dataclass(frozen=True, slots=True)
+class PublishGrant:
+    """Server-side apply of `status.allocation.grant` alone, guarded by `resourceVersion`. None: the job has no grant any more."""
+
+    grant: Object | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +218,9 @@ class EmitEvent:
     message: str
 
 
-Action = CreateObject | ApplyObject | PatchMetadata | DeleteObject | ResizePod | EmitEvent | PublishStatus
+Action = (
+    CreateObject | ApplyObject | PatchMetadata | DeleteObject | ResizePod | EmitEvent | PublishStatus | PublishGrant
+)
 
 
 @dataclass(frozen=True, slots=True)

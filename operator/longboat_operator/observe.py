@@ -1,11 +1,12 @@
-"""Takes the snapshot that a job's plan is made from. No awaits, no I/O: the cache is in memory."""
+"""Takes the snapshot that the plan of a job or of a pool is made from. No awaits, no I/O: the cache is in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from longboat_operator.model import DNS_PEERS, JobKey, Object, Observed, belongs_to
+from longboat_crds.base import Role
+from longboat_operator.model import DNS_PEERS, LABEL_ROLE, JobKey, Key, Object, Observed, PoolKey, belongs_to
 
 
 class Cache(Protocol):
@@ -25,11 +26,13 @@ class Cache(Protocol):
         """The live runtime template; `namespace` counts only for an RLRuntime."""
 
 
-def observe(cache: Cache, key: JobKey, dns_peers: tuple[Object, ...] = DNS_PEERS) -> Observed:
-    """The snapshot of a job, for an operator with these options.
+def observe(cache: Cache, key: Key, dns_peers: tuple[Object, ...] = DNS_PEERS) -> Observed:
+    """The snapshot of a job or of a pool, for an operator with these options.
 
     A child counts only if it belongs to this job's uid, so leftovers of an earlier job of the same name are not seen.
     """
+    if isinstance(key, PoolKey):
+        return _observe_pool(cache, key)
     job = cache.job(key)
     if job is None:
         return Observed(key, None)
@@ -48,3 +51,16 @@ def observe(cache: Cache, key: JobKey, dns_peers: tuple[Object, ...] = DNS_PEERS
         sees_cluster_runtimes=cache.sees_cluster_runtimes,
         dns_peers=dns_peers,
     )
+
+
+def _observe_pool(cache: Cache, key: PoolKey) -> Observed:
+    job = cache.job(key.job)
+    if job is None:
+        return Observed(key, None)
+    uid = job["metadata"]["uid"]
+    pods = {
+        name: pod
+        for name, pod in cache.children(key.job).get("Pod", {}).items()
+        if (pod["metadata"].get("labels") or {}).get(LABEL_ROLE) == Role.ROLLOUT and belongs_to(pod, uid)
+    }
+    return Observed(key, job, {"Pod": pods})

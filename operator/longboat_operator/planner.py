@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
 from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.status import Phase, RLJobStatus
-from longboat_operator.model import Action, DeleteObject, Object, Observed, Plan, PublishStatus
+from longboat_operator.model import Action, DeleteObject, Object, Observed, Plan, PoolKey, PublishStatus
 from longboat_operator.plan import deadline
 from longboat_operator.plan.creation import Creation, creation_of
 from longboat_operator.plan.failures import over_the_limit, said_by_driver, stopped_short
 from longboat_operator.plan.incarnations import failure_before
+from longboat_operator.plan.leaving import Departure, Leaving, leaving_of
 from longboat_operator.plan.losses import Lost, disruptions, lost_pods
+from longboat_operator.plan.places import Places, places_of
+from longboat_operator.plan.pool import plan_pool
 from longboat_operator.plan.records import RoleCount, count, dismissed, released, remembered
 from longboat_operator.plan.removal import Removal, condemned, removal_of
 from longboat_operator.plan.starts import HeldUp, held_up
@@ -27,18 +30,20 @@ from longboat_operator.reading.view import JobView, SpecUnreadable, read
 from longboat_operator.status.conditions import Facts, updated
 from longboat_operator.status.events import events_of
 from longboat_operator.status.publication import final_status, operator_part, status_of
-from longboat_operator.status.roles import summary, survey
+from longboat_operator.status.roles import NOWHERE, summary, survey
 
 Counts = Mapping[Role, RoleCount]
 
 
 def plan(observed: Observed, now: datetime) -> Plan:
-    """What to do about a job, as data; empty if all is as it should be. `now` is an aware time.
+    """What to do about a job or a pool, as data; empty if all is as it should be. `now` is an aware time.
 
     Order: what is missing is created, what is superfluous is deleted, then the status is published. Evidence (a pod with
     its last words) is destroyed only by a plan that finds it recorded in the status, so a plan may be cut short anywhere
     and be made again.
     """
+    if isinstance(observed.key, PoolKey):
+        return plan_pool(observed, now)
     job = observed.job
     if job is None or job["metadata"].get("deletionTimestamp"):
         return Plan()
@@ -50,23 +55,29 @@ def plan(observed: Observed, now: datetime) -> Plan:
         return _finished(view, now)
     suspension = suspension_of(view, now)
     lost = lost_pods(view, now)
-    counts = _counts(view, suspension, now, lost)
-    creation = creation_of(view, counts, now) if suspension is Suspension.NONE else Creation()
+    leaving = leaving_of(view, lost.pods, now)
+    places = places_of(view, lost.pods, leaving)
+    counts = _counts(view, suspension, now, lost, places, leaving)
+    creation = creation_of(view, places, counts, now) if suspension is Suspension.NONE else Creation()
     held = held_up(view, now) if suspension is Suspension.NONE else HeldUp()
-    roles = survey(view, released=suspension is Suspension.SUSPENDED, lost=lost.pods)
+    roles = survey(view, NOWHERE if suspension is Suspension.SUSPENDED else places, lost.pods)
     facts = Facts(suspension, roles, counts, creation, held.problem)
     if end := _end(view, facts, now):
         return _published(view.status, final_status(view, end, counts, now), counts)
     removal = _removal(view, suspension, now, lost)
     status = status_of(view, facts, now)
-    waits = [creation.wait, removal.wait, lost.wait, held.wait, *_timers(view, facts, now)]
-    made = _published(view.status, status, counts, (*creation.actions, *removal.actions), _soonest(waits))
+    waits = [creation.wait, removal.wait, lost.wait, leaving.wait, held.wait, *_timers(view, facts, now)]
+    actions = (*creation.actions, *removal.actions)
+    made = _published(view.status, status, counts, actions, _soonest(waits), leaving.departures)
     return replace(made, look_up=(*creation.look_up, *held.look_up))
 
 
-def _counts(view: JobView, suspension: Suspension, now: datetime, lost: Lost) -> Counts:
+def _counts(
+    view: JobView, suspension: Suspension, now: datetime, lost: Lost, places: Places, leaving: Leaving
+) -> Counts:
     """Every role's memory. Pods removed on purpose are not losses."""
     memories = {role: remembered(view.published(role)) for role in ROLES}
+    memories[Role.ROLLOUT] = _without_gone(view, memories[Role.ROLLOUT], leaving)
     if suspension in {Suspension.NONE, Suspension.SUSPENDING}:
         allocation = view.status.allocation
         inside = failure_before(allocation.incarnation if allocation else None, view.status.demand)
@@ -78,12 +89,13 @@ def _counts(view: JobView, suspension: Suspension, now: datetime, lost: Lost) ->
                 role,
                 memories[role],
                 view.pods[role],
-                view.desired(role),
+                places[role],
                 view.step,
                 now,
                 lost.pods,
                 inside if role is Role.DRIVER else None,
                 excuses if role is Role.DRIVER else (),
+                leaving.draining if role is Role.ROLLOUT else (),
             )
             for role in ROLES
         }
@@ -92,6 +104,16 @@ def _counts(view: JobView, suspension: Suspension, now: datetime, lost: Lost) ->
             counts[Role.DRIVER] = dismissed(memories[Role.DRIVER], view.pods[Role.DRIVER], text, now)
         return counts
     return {role: released(memories[role], view.pods[role]) for role in ROLES}
+
+
+def _without_gone(view: JobView, memory: RoleCount, leaving: Leaving) -> RoleCount:
+    """Memory without the pods that left, or may go now: another pod may take the index of one that is gone."""
+    kept = {
+        index
+        for index, record in memory.records.items()
+        if index in leaving.draining or view.job.pod(Role.ROLLOUT, index, record.attempt) not in leaving.named
+    }
+    return memory if len(kept) == len(memory.records) else released(memory, (), keep=kept)
 
 
 def _end(view: JobView, facts: Facts, now: datetime) -> Finding | None:
@@ -156,13 +178,18 @@ def _unreadable(job: Object, message: str, now: datetime) -> Plan:
 
 
 def _published(
-    old: RLJobStatus, new: RLJobStatus, counts: Counts, actions: tuple[Action, ...] = (), wait: float | None = None
+    old: RLJobStatus,
+    new: RLJobStatus,
+    counts: Counts,
+    actions: tuple[Action, ...] = (),
+    wait: float | None = None,
+    departures: Sequence[Departure] = (),
 ) -> Plan:
     """A plan that ends with the status, if it differs, and the events that report the difference."""
     before, after = operator_part(old), operator_part(new)
     if before != after:
         checked = RLJobStatus.model_validate(after)
-        actions = (*actions, PublishStatus(operator_part(checked)), *events_of(old, new, counts))
+        actions = (*actions, PublishStatus(operator_part(checked)), *events_of(old, new, counts, departures))
     return Plan(actions, wait)
 
 

@@ -29,6 +29,7 @@ class Schedule(Generic[K]):
         self._ready: dict[K, float] = {}
         self._in_work: dict[K, float] = {}
         self._again: dict[K, float] = {}
+        self._again_by: dict[K, float] = {}
         # Of the entries of the heap, a timer's is the one with both its time and its sequence number; others are stale.
         self._timers: dict[K, tuple[float, int]] = {}
         self._heap: list[tuple[float, int, K]] = []
@@ -40,6 +41,16 @@ class Schedule(Generic[K]):
             self._again.setdefault(key, now)
         else:
             self._ready.setdefault(key, now)
+
+    def add_by(self, key: K, when: float) -> None:
+        """The key needs work at `when` at the latest: as `add_at`, but a timer that ends before stays.
+
+        While the key is in work, whatever sets its timer, this holds for the work after it.
+        """
+        if key in self._in_work:
+            self._again_by[key] = min(when, self._again_by.get(key, when))
+        elif key not in self._ready and (key not in self._timers or when < self._timers[key][0]):
+            self.add_at(key, when)
 
     def add_at(self, key: K, when: float) -> None:
         """The key needs work at `when`, unless its timer is set again before.
@@ -74,8 +85,11 @@ class Schedule(Generic[K]):
     def done(self, key: K) -> None:
         """Work on the key has ended."""
         del self._in_work[key]
+        by = self._again_by.pop(key, None)
         if (since := self._again.pop(key, None)) is not None:
             self._ready.setdefault(key, since)
+        elif by is not None:
+            self.add_by(key, by)
 
     def next_timer(self) -> float | None:
         """When the next timer ends."""

@@ -27,7 +27,7 @@ from longboat_operator.kube.transport import Transport
 from longboat_operator.lease import Elector
 from longboat_operator.lookups import LookUps
 from longboat_operator.metrics import REGISTRY, ProcessMetrics
-from longboat_operator.model import DNS_PEERS, LABEL_JOB, JobKey, Object
+from longboat_operator.model import DNS_PEERS, LABEL_JOB, Key, Object
 from longboat_operator.queue import WorkQueue
 from longboat_operator.watch.cache import Cache, Source
 from longboat_operator.watch.feed import Feed
@@ -85,7 +85,7 @@ class Shell:
         self._children = [(resource, namespace, LABEL_JOB) for resource in CHILDREN for namespace in scopes]
         self._cache = Cache(sees_cluster_runtimes=CLUSTER_RL_RUNTIME in watched(options.namespaces))
         self._freshness = Freshness(_sources(self._jobs + self._children), bookmarked=_sources(self._children))
-        self._queue: WorkQueue[JobKey] = WorkQueue()
+        self._queue: WorkQueue[Key] = WorkQueue()
         applier = Applier(client, self._cache, EventRecorder(client, self._identity))
         self._controller = Controller(self._cache, self._queue, observe, plan, LookUps(client), applier)
         self._feed = Feed(self._cache, self._freshness, self._controller.changed, self._controller.listed)

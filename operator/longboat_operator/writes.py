@@ -1,4 +1,4 @@
-"""The seven kinds of write a plan is made of. Their order, and what a rejection means, are decided in `apply`."""
+"""The kinds of write a plan is made of. Their order, and what a rejection means, are decided in `apply`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from longboat_operator.kube.events import EventRecorder
 from longboat_operator.kube.resources import BY_KIND, POD, RL_JOB, SECRET, Resource
 from longboat_operator.model import (
     ANNOTATION_LIVE_HASH,
+    FIELD_MANAGER,
+    POOL_FIELD_MANAGER,
     Action,
     ApplyObject,
     CreateObject,
@@ -20,6 +22,7 @@ from longboat_operator.model import (
     Object,
     Observed,
     PatchMetadata,
+    PublishGrant,
     PublishStatus,
     ResizePod,
     belongs_to,
@@ -42,7 +45,7 @@ class NotOursError(AlreadyExistsError):
 
 
 class Writes:
-    """Writes for one observed job; what to expect of the cache afterwards collects in `expectations`.
+    """Writes for one observed job, or its pool; what to expect of the cache afterwards collects in `expectations`.
 
     Methods return what happened, in a word for the metric, and raise `KubeError`.
     """
@@ -71,7 +74,11 @@ class Writes:
             case EmitEvent():
                 return await self._emit(action)
             case PublishStatus():
-                return await self._publish(action)
+                return await self._publish(action.status, FIELD_MANAGER)
+            case PublishGrant(grant=grant):
+                # What a manager leaves out of an apply is taken away again, if nobody else has applied it.
+                status = {} if grant is None else {"allocation": {"grant": grant}}
+                return await self._publish(status, POOL_FIELD_MANAGER)
 
     async def dry_run(self, action: CreateObject) -> None:
         """Asks whether the create would be accepted."""
@@ -160,7 +167,7 @@ class Writes:
         await self._events.record(self._observed.job, action)
         return "done"
 
-    async def _publish(self, action: PublishStatus) -> str:
+    async def _publish(self, status: Object, manager: str) -> str:
         job = self._observed.job
         if job is None:
             return "gone"
@@ -169,9 +176,9 @@ class Writes:
             "apiVersion": RL_JOB.api_version,
             "kind": RL_JOB.kind,
             "metadata": metadata,
-            "status": action.status,
+            "status": status,
         }
-        self._expect(RL_JOB, await self._client.apply(RL_JOB, body, subresource="status"))
+        self._expect(RL_JOB, await self._client.apply(RL_JOB, body, subresource="status", manager=manager))
         return "done"
 
     def _named(self, name: str) -> dict[str, Any]:

@@ -92,6 +92,29 @@ def run(
     raise typer.Exit(run_file(file, output, config_map or [], volume or [], verbose=verbose))
 
 
+@app.command("profile")
+def profile(
+    file: Annotated[Path, typer.Argument(help="YAML file with one RLJob.", exists=True, dir_okay=False)],
+    output: Annotated[Path, typer.Option(help="File to write the profile to.", dir_okay=False)],
+    volume: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH=DIRECTORY", help="Directory that stands for what pods see at PATH, such as /data."),
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the log.")] = False,
+) -> None:
+    """Measures what the job's engines take, of each size that rollout.parallelism allows, for its mode Predictive.
+
+    To be run where rollout pods run, on a machine with the devices of one.
+    """
+    from longboat_runtime.local.profile import profile_file
+    from longboat_runtime.logs import configure
+    from longboat_runtime.model_config import import_transformers_without_torch
+
+    import_transformers_without_torch()
+    configure(quiet=not verbose)
+    raise typer.Exit(profile_file(file, output, volume or []))
+
+
 @app.command("timeline")
 def timeline(
     output: Annotated[

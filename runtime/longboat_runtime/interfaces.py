@@ -1,6 +1,8 @@
 """Protocols between the components of the runtime: what the driver may ask of each, and nothing else.
 
 The driver runs one asyncio loop. Everything here is called from that loop; implementations hide Ray behind it.
+
+Over 400 lines: one protocol for each component, so that all a driver may ask for can be read in one place.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from longboat_runtime.reward.result import IsolationInForce
-from longboat_runtime.rollout.load import Load
+from longboat_runtime.rollout.load import Load, PodLoad
 from longboat_runtime.rollout.step_times import StepTimes
 from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.samples import (
@@ -79,7 +81,8 @@ class FleetState:
     """Engines at one moment, by name: those that serve, and of others that are up, why they refused or could not get the weights.
 
     `fetches` counts updates whose data could not be had. `deaths` counts engines that have died on their own, in pods that stayed up;
-    `last_death` says what the last one died of.
+    `last_death` says what the last one died of. `pods` are the rollout pods that have joined and are there, `drained` those of the
+    released ones in which nothing runs any more, and nothing will.
     """
 
     serving: tuple[str, ...] = ()
@@ -88,6 +91,8 @@ class FleetState:
     fetches: int = 0
     deaths: int = 0
     last_death: str = ""
+    pods: tuple[str, ...] = ()
+    drained: tuple[str, ...] = ()
 
 
 class ReshapePhase(StrEnum):
@@ -100,15 +105,16 @@ class ReshapePhase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Reshaped:
+class ReshapeReport:
     """A reshape, after which engines have `tensor_parallel` devices each. `seconds` are those of its phases.
 
-    `failure` says why they have what they had before.
+    `failure` says why they have what they had before: if they are not `unfit`, for a reason that has nothing to do with the shape.
     """
 
     tensor_parallel: int
     seconds: Mapping[ReshapePhase, float]
     failure: str | None = None
+    unfit: bool = True
 
 
 class Engine(Protocol):
@@ -131,7 +137,7 @@ class Engine(Protocol):
 
     def stats(self) -> EngineStats: ...
 
-    def load(self) -> Load:
+    def take_load(self) -> Load:
         """What it did since the last call."""
 
     def shutdown(self) -> None: ...
@@ -142,6 +148,9 @@ class SampleStore(Protocol):
 
     async def put(self, samples: Sequence[GeneratedSample]) -> None:
         """A sample that is held already is passed over, unless what is held is unfinished."""
+
+    async def refuse(self, engine: str) -> None:
+        """Nothing that this engine puts is taken any more: it is gone."""
 
     async def get(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
         """Raises KeyError naming the ids that are missing."""
@@ -173,6 +182,16 @@ class RolloutFleet(Protocol):
         Returns once they have nothing left and the store holds everything that they drew.
         """
 
+    @property
+    def pods(self) -> Mapping[str, PodLoad]:
+        """The rollout pods that have joined and are there, by name."""
+
+    def release(self, pods: Collection[str]) -> None:
+        """Exactly these pods are to go: they are drained, until another call no longer names them.
+
+        `FleetState.drained` says which have been. One that hasn't joined is drained already.
+        """
+
     async def publish(self, publication: WeightPublication) -> PublicationReport:
         """Every engine serves the new version or stops serving. Engines that join later get the last publication first."""
 
@@ -180,7 +199,7 @@ class RolloutFleet(Protocol):
     def tensor_parallel(self) -> int:
         """Devices of each engine."""
 
-    async def reshape(self, tensor_parallel: int, *, one_by_one: bool) -> Reshaped:
+    async def reshape(self, tensor_parallel: int, *, one_by_one: bool) -> ReshapeReport:
         """Groups the devices of every rollout pod into engines of so many devices each.
 
         What runs moves; `one_by_one`, pod after pod, so that the others go on. If an engine of the new shape doesn't serve, those of
@@ -297,6 +316,9 @@ class TrainerGroup(Protocol):
         """
 
     async def publish(self, version: int) -> WeightPublication: ...
+
+    async def holds_publication(self) -> bool:
+        """Whether the last publication can still be fetched. It answers while a step is computed."""
 
     async def snapshot(self) -> None:
         """Copies model, optimizer and RNG state of all ranks into host memory, once a write of an earlier copy has ended."""

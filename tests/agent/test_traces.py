@@ -13,15 +13,15 @@ from longboat_runtime.agent.shared_memory import Segment, leftovers, sweep
 
 def test_only_old_unmapped_segments_of_engines_are_leftovers() -> None:
     segments = [
-        Segment("psm_1", 60.0),
-        Segment("psm_mapped", 60.0),
-        Segment("psm_young", 1.0),
-        Segment("sem.mp-1", 60.0),
-        Segment("vllm_dist_1", 60.0),
-        Segment("plasma", 60.0),
-        Segment("somebody-elses", 60.0),
+        Segment("psm_1", 60.0, 1),
+        Segment("psm_mapped", 60.0, 2),
+        Segment("psm_young", 1.0, 3),
+        Segment("sem.mp-1", 60.0, 4),
+        Segment("vllm_dist_1", 60.0, 5),
+        Segment("plasma", 60.0, 6),
+        Segment("somebody-elses", 60.0, 7),
     ]
-    assert leftovers(segments, {"psm_mapped"}) == ["psm_1", "sem.mp-1", "vllm_dist_1"]
+    assert leftovers(segments, {2}) == ["psm_1", "sem.mp-1", "vllm_dist_1"]
 
 
 def test_sweep_removes_what_nobody_maps(tmp_path: Path) -> None:
@@ -36,10 +36,21 @@ def test_sweep_removes_what_nobody_maps(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
+def test_a_semaphore_that_its_maker_still_maps_is_left_alone(tmp_path: Path) -> None:
+    """As glibc makes one: mapped under another name, to which the process that opens it by name is a stranger."""
+    made, named = tmp_path / "sem.eLxDL9", tmp_path / "sem.mp-1"
+    made.write_bytes(b"x" * 32)
+    with made.open("r+b") as file, mmap.mmap(file.fileno(), 32):
+        named.hardlink_to(made)
+        made.unlink()
+        assert sweep(tmp_path, now=named.stat().st_ctime + 60) == []
+    assert sweep(tmp_path, now=named.stat().st_ctime + 60) == ["sem.mp-1"]
+
+
 def test_names_of_segments_are_those_python_gives() -> None:
     segment = shared_memory.SharedMemory(create=True, size=16)
     try:
-        assert leftovers([Segment(segment.name, 60.0)], ()) == [segment.name]
+        assert leftovers([Segment(segment.name, 60.0, 1)], ()) == [segment.name]
     finally:
         segment.close()
         segment.unlink()

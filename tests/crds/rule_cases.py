@@ -196,6 +196,10 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
         "spec.rollout.parallelism.maxTensorParallel",
     ),
     (parallelism(mode="Sometimes"), "spec.rollout.parallelism.mode"),
+    (parallelism(mode="Predictive"), "spec.rollout.parallelism.profile"),
+    (parallelism(mode="Predictive", profile="/data/profile.json"), None),
+    ({"spec.rollout.replicas": 2, "spec.rollout.minReplicas": 2}, None),
+    ({"spec.rollout.replicas": 1, "spec.rollout.minReplicas": 2}, "spec.rollout.replicas"),
     ({"spec.failurePolicy.maxBackoffSeconds": 5}, "spec.failurePolicy.maxBackoffSeconds"),
     ({"spec.checkpoint.claimName": "mine"}, None),
     (

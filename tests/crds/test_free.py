@@ -127,6 +127,22 @@ def parallelism(root: Path) -> None:
         assert site.fleet.reshaped[0] == (2, False)
 
 
+@of("rollout.parallelism.profile")
+def profile(root: Path) -> None:
+    """An edit to a profile that can't be used is told, and the job keeps its plan."""
+
+    def loaded(site: Site) -> None:
+        go_on(site)
+
+    wanted = ParallelismSpec(mode=ParallelismMode.PREDICTIVE, profile=str(root / "none.json"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reshapes, "read_model_config", lambda config: {})
+        site = drive(root, loaded, rollout={"parallelism": wanted})
+    problem = site.broker.status.problem
+    assert (problem.reason, problem.field) == (Reason.PROFILE_INVALID, "spec.rollout.parallelism.profile")
+    assert not site.fleet.reshaped
+
+
 # --- The operator -------------------------------------------------------------------------------------------------
 
 
@@ -234,6 +250,18 @@ def replicas(root: Path) -> None:
     cluster.edit(rollout={"replicas": 5})
     cluster.settle()
     assert len(cluster.pods(Role.ROLLOUT)) == 5
+
+
+@of("rollout.minReplicas")
+def fewest_replicas(root: Path) -> None:
+    """However few the driver asks for."""
+    cluster = running(rollout={"replicas": 4})
+    cluster.start_all()
+    cluster.settle()
+    cluster.edit(rollout={"minReplicas": 3})
+    cluster.ask(0)
+    cluster.settle()
+    assert len(cluster.leaving) == 1
 
 
 @of("runtimeRef.renewOnResume")

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 
 from longboat_crds.checkpoint import ResumeFrom
 from longboat_crds.job import RLJobSpec
+from longboat_crds.status import RolloutGrant
 from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.driver.assembly import AdoptingStore
 from longboat_runtime.driver.broker import LocalBroker
@@ -32,8 +33,8 @@ from longboat_runtime.interfaces import (
     FleetState,
     ModelInfo,
     PublicationReport,
-    Reshaped,
     ReshapePhase,
+    ReshapeReport,
     TrainReport,
     TrainRequest,
     WeightPublication,
@@ -41,7 +42,7 @@ from longboat_runtime.interfaces import (
 from longboat_runtime.metrics.record import JsonLines
 from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.reward.result import IsolationInForce
-from longboat_runtime.rollout.load import Load
+from longboat_runtime.rollout.load import Load, PodLoad
 from longboat_runtime.rounds.policies import open_policy
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.sample_files.contents import SampleFileRequest
@@ -75,11 +76,16 @@ def digest(*parts: Any) -> int:
 class FakeStore:
     def __init__(self) -> None:
         self.samples: dict[SampleId, GeneratedSample] = {}
+        self.refused: set[str] = set()
 
     async def put(self, samples: Sequence[GeneratedSample]) -> None:
         for sample in samples:
-            if sample.id not in self.samples or self.samples[sample.id].finish_reason is FinishReason.ABORT:
+            finished = sample.id in self.samples and self.samples[sample.id].finish_reason is not FinishReason.ABORT
+            if not finished and sample.engine not in self.refused:
                 self.samples[sample.id] = sample
+
+    async def refuse(self, engine: str) -> None:
+        self.refused.add(engine)
 
     async def get(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
         missing = [i for i in ids if i not in self.samples]
@@ -126,6 +132,8 @@ class FakeFleet:
     tensor_parallel: int = 1
     unfit: set[int] = field(default_factory=set)
     reshaped: list[tuple[int, bool]] = field(default_factory=list)
+    pod_loads: dict[str, PodLoad] = field(default_factory=dict)
+    released: list[list[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.news = asyncio.Event()
@@ -213,13 +221,20 @@ class FakeFleet:
     async def stats(self) -> list[EngineStats]:
         return []
 
-    async def reshape(self, tensor_parallel: int, *, one_by_one: bool) -> Reshaped:
+    async def reshape(self, tensor_parallel: int, *, one_by_one: bool) -> ReshapeReport:
         self.reshaped.append((tensor_parallel, one_by_one))
         await asyncio.sleep(0)
         if tensor_parallel in self.unfit:
-            return Reshaped(self.tensor_parallel, {ReshapePhase.START: 2.0}, "it doesn't fit")
+            return ReshapeReport(self.tensor_parallel, {ReshapePhase.START: 2.0}, "it doesn't fit")
         self.tensor_parallel = tensor_parallel
-        return Reshaped(tensor_parallel, {ReshapePhase.START: 2.0})
+        return ReshapeReport(tensor_parallel, {ReshapePhase.START: 2.0})
+
+    @property
+    def pods(self) -> Mapping[str, PodLoad]:
+        return {pod: self.pod_loads.get(pod, PodLoad(1, 0)) for pod in self.state.pods}
+
+    def release(self, pods: Collection[str]) -> None:
+        self.released.append([*pods])
 
     async def loads(self) -> Mapping[str, Load]:
         self.asked_for_loads += 1
@@ -278,7 +293,7 @@ class FakeTrainer:
     """Weights are a digest of everything that was trained. `crash` is the step at which it dies, and whether after the update.
 
     A write of a checkpoint waits for `may_write`; `full` has the numbers of the writes that find no space. Files of samples wait for
-    `may_write_samples`; those of the steps in `no_space` find none.
+    `may_write_samples`; those of the steps in `no_space` find none. It `holds` its last publication.
     """
 
     store: FakeStore
@@ -293,6 +308,7 @@ class FakeTrainer:
     writes: int = 0
     snapshots: list[str] = field(default_factory=list)
     no_space: set[int] = field(default_factory=set)
+    holds: bool = False
 
     def __post_init__(self) -> None:
         self.may_write, self.may_write_samples = asyncio.Event(), asyncio.Event()
@@ -322,7 +338,11 @@ class FakeTrainer:
         return TrainReport(request.step, {"actor/pg_loss": 0.5, "actor/grad_norm": 1.0})
 
     async def publish(self, version: int) -> WeightPublication:
+        self.holds = True
         return WeightPublication(version, self.weights, memoryview(b""), (), ())
+
+    async def holds_publication(self) -> bool:
+        return self.holds
 
     async def snapshot(self) -> None:
         self.snapshots.append(self.weights)
@@ -412,12 +432,13 @@ def make_spec(**rounds: Any) -> RLJobSpec:
 
 
 class EditedBroker(LocalBroker):
-    """A broker for a job whose spec is edited while it runs."""
+    """A broker for a job whose spec is edited, and whose pods are granted, by the test."""
 
     def __init__(self, incarnation: int, spec: RLJobSpec) -> None:
         super().__init__(incarnation)
         self._spec = spec
         self._news = asyncio.Event()
+        self._fixed: RolloutGrant | None = None
 
     def edit(self, **sections: Any) -> None:
         """Overrides these fields in sections of the spec, or sections as a whole."""
@@ -433,6 +454,17 @@ class EditedBroker(LocalBroker):
             self._news.clear()
             await self._news.wait()
         return self._spec
+
+    def grant(self, grant: RolloutGrant) -> None:
+        """Grants this from now on, whatever is asked for."""
+        self._fixed = grant
+        self._asked.set()
+
+    async def granted(self, known: RolloutGrant | None) -> RolloutGrant:
+        while self._fixed is None or self._fixed == known:
+            self._asked.clear()
+            await self._asked.wait()
+        return self._fixed
 
 
 class Site:

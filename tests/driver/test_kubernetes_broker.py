@@ -8,6 +8,7 @@ import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -18,7 +19,7 @@ from kubernetes.aio.client.configuration import Configuration
 
 from e2e.cluster import Cluster
 from longboat_crds.policies import policies
-from longboat_crds.status import CheckpointStatus, Problem, Training, TrainingState
+from longboat_crds.status import CheckpointStatus, Demand, Problem, RolloutDemand, Training, TrainingState
 from longboat_operator.pods import access
 from longboat_operator.pods.names import JobRef
 from longboat_runtime.driver import kubernetes_broker, own_job
@@ -275,3 +276,49 @@ async def test_the_policy_rejects_a_number_that_was_not_granted(
     rejected: Awaitable[Any] = broker._own.apply_status(progress(7, 1).to_json())
     with pytest.raises(Rejected, match=r"higher than status\.allocation"):
         await rejected
+
+
+def asking(incarnation: int, number: int, replicas: int, drained: tuple[str, ...] = ()) -> DriverStatus:
+    rollout = RolloutDemand(incarnation=incarnation, number=number, replicas=replicas, drained=list(drained) or None)
+    return replace(progress(incarnation, 1), demand=Demand(rollout=rollout))
+
+
+async def test_demands_are_written_and_grants_are_heard(api: Api, brokers: Callable[[], KubernetesBroker]) -> None:
+    broker = await started(brokers(), api, 1)
+    hearing = asyncio.create_task(broker.granted(None))
+    broker.publish(asking(1, 1, 2))
+    await until(lambda: api.job()["status"]["demand"].get("rollout") == {"incarnation": 1, "number": 1, "replicas": 2})
+    assert api.job()["status"]["demand"]["incarnationRequest"] == token_of(broker)
+    assert not hearing.done()
+    leaving = {"pod": "job-rollout-1-a0", "deadline": "2026-01-01T00:00:00Z"}
+    api.patch(
+        {"status": {"allocation": {"grant": {"rollout": {"answers": 1, "replicas": 1, "leaving": [leaving]}}}}},
+        "--subresource=status",
+    )
+    grant = await asyncio.wait_for(hearing, 60)
+    assert (grant.answers, grant.replicas) == (1, 1)
+    assert [one.pod for one in grant.leaving or ()] == ["job-rollout-1-a0"]
+    broker.publish(asking(1, 2, 1, ("job-rollout-1-a0",)))
+    await until(lambda: api.job()["status"]["demand"]["rollout"].get("drained") == ["job-rollout-1-a0"])
+
+
+async def test_a_burst_of_demands_is_two_writes(api: Api, brokers: Callable[[], KubernetesBroker]) -> None:
+    """The first is written at once, and what is the newest two seconds later."""
+    broker = await started(brokers(), api, 1)
+    broker.publish(progress(1, 1))
+    await broker.flush()
+    written: list[int] = []
+    apply_status = broker._own.apply_status
+
+    async def noted(status: dict[str, Any]) -> dict[str, Any]:
+        written.append(status["demand"]["rollout"]["number"])
+        return await apply_status(status)
+
+    broker._own.apply_status = noted  # type: ignore[method-assign, assignment]
+    broker.publish(asking(1, 1, 1))
+    await until(lambda: written == [1])
+    for number in range(2, 30):
+        broker.publish(asking(1, number, number))
+        await asyncio.sleep(0.01)
+    await until(lambda: len(written) > 1)
+    assert written == [1, 29]

@@ -11,6 +11,9 @@ from longboat_runtime.rollout.load import Load
 from longboat_runtime.rollout.step_times import StepTimes
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import RoundKind
+from longboat_runtime.rounds.ledger import Ledger
+from longboat_runtime.rounds.view import View
+from longboat_runtime.rounds.work import RoundWorks
 from tests.driver.fakes import FakeFleet, FakeStore, Site, make_spec
 from tests.driver.runs import history
 
@@ -26,30 +29,42 @@ async def test_loads_belong_to_the_round_in_which_they_were_felt() -> None:
     }
     await loads.begin(2, RoundKind.LONG)
     fleet.load = {"c": Load(1, generated_tokens=7)}
-    assert await loads.finish(1) == events.RoundMeasured(
+    assert await loads.finish(1, RoundWorks(), View(Ledger(1))) == events.RoundMeasured(
         1, RoundKind.SHORT, 2, 2, preemptions=4, interrupted=1, generated_tokens=80, running=5, waiting=2, kv_usage=0.9,
         step_seconds=0.05,
     )  # fmt: skip
-    measured = await loads.finish(2)
+    measured = await loads.finish(2, RoundWorks(), View(Ledger(1)))
     assert measured is not None
     assert (measured.kind, measured.engines, measured.generated_tokens) == (RoundKind.LONG, 1, 7)
-    assert await loads.finish(2) is None, "it is told once"
-    assert await loads.finish(7) is None
+    assert await loads.finish(2, RoundWorks(), View(Ledger(1))) is None, "it is told once"
+    assert await loads.finish(7, RoundWorks(), View(Ledger(1))) is None
+
+
+async def test_a_round_tells_what_the_kv_cache_of_its_engines_holds() -> None:
+    """Each engine, that is: the least of those that have the round's shape."""
+    fleet = FakeFleet(FakeStore())
+    loads = Loads(fleet)
+    await loads.begin(1, RoundKind.SHORT)
+    fleet.load = {"a": Load(2, kv_tokens=5000), "b": Load(2, kv_tokens=4000), "smaller": Load(1, kv_tokens=1000)}
+    await loads.begin(2, RoundKind.SHORT)
+    fleet.load = {"a": Load(2), "b": Load(2, kv_tokens=4000)}
+    measured = [await loads.finish(number, RoundWorks(), View(Ledger(1))) for number in (1, 2)]
+    assert [body and body.kv_tokens for body in measured] == [4000, 4000], "one that doesn't know it says nothing"
 
 
 async def test_a_round_that_engines_say_nothing_of_is_not_measured() -> None:
     loads = Loads(FakeFleet(FakeStore()))
     await loads.begin(1, RoundKind.SHORT)
-    assert await loads.finish(1) is None
+    assert await loads.finish(1, RoundWorks(), View(Ledger(1))) is None
 
 
 async def test_every_step_tells_what_its_engines_felt(tmp_path: Path) -> None:
     site = Site(tmp_path, make_spec(steps=3))
     driver = site.driver()
-    site.fleet.load = {"engine-0": Load(1, 1.0, 2, 0, 50, 4, 2, 0.5, StepTimes(10, 1.0))}
+    site.fleet.load = {"engine-0": Load(1, 1.0, 2, 0, 50, 4, 2, 0.5, StepTimes(10, 1.0), 4096)}
     assert await driver.run() is RunOutcome.DONE
     measured = [body for body in history(site) if isinstance(body, events.RoundMeasured)]
-    assert [body.round for body in measured] == [1, 2, 3]
+    assert [(body.round, body.kv_tokens) for body in measured] == [(1, 4096), (2, 4096), (3, 4096)]
     assert all(body.preemptions >= 2 for body in measured)
     records = read_records(tmp_path)[1:]
     assert [record.metrics["rollout/preemptions"] for record in records] == [body.preemptions for body in measured]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +12,16 @@ import pytest
 
 from longboat_crds.rollout import ParallelismMode, ParallelismSpec
 from longboat_runtime.driver import reshapes as module
-from longboat_runtime.driver.loop import RunOutcome
+from longboat_runtime.driver.eventlog import end_of, surviving
+from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.loop import Driver, RunOutcome
 from longboat_runtime.driver.reshapes import starting_shape
-from longboat_runtime.rollout.load import Load
+from longboat_runtime.interfaces import ReshapeReport
+from longboat_runtime.rollout.load import Load, PodLoad
 from longboat_runtime.rollout.parallelism import Bounds
 from longboat_runtime.rounds import events
-from tests.driver.fakes import Site, make_spec
-from tests.driver.runs import history, manifests
+from tests.driver.fakes import FakeFleet, FakeTrainer, Site, make_spec
+from tests.driver.runs import decisions, history, manifests
 
 PREEMPTIONS = ParallelismSpec(mode=ParallelismMode.PREEMPTIONS)
 
@@ -37,7 +43,10 @@ async def run(site: Site, *preemptions: int, unfit: frozenset[int] = frozenset()
 
     async def loads() -> dict[str, Load]:
         number = driver._view.last_round
-        return {"engine-0": Load(site.fleet.tensor_parallel, preemptions=preemptions[number - 1])} if number else {}
+        load = Load(
+            site.fleet.tensor_parallel, preemptions=preemptions[number - 1] if number else 0, generated_tokens=100
+        )
+        return {"engine-0": load} if number else {}
 
     site.fleet.loads = loads  # type: ignore[method-assign]
     assert await driver.run() is RunOutcome.DONE
@@ -64,7 +73,41 @@ async def test_engines_are_reshaped_before_the_next_round(tmp_path: Path) -> Non
     assert [(one.step, one.kind, one.tensor_parallel, one.reason) for one in status.reshapes] == [
         (2, "Short", 2, body.reason)
     ]
-    assert manifests(tmp_path)[-1]["parallelism"]["tensor_parallel"] == 2
+    saved = manifests(tmp_path)[-1]["parallelism"]
+    assert (saved["tensor_parallel"], saved["last_changes"]) == (2, {"shapes": 0, "overcommit": -1})
+
+
+async def test_nothing_is_reshaped_after_the_last_round(tmp_path: Path) -> None:
+    site = site_of(tmp_path)
+    await run(site, 10, 10, 10, 20)
+    assert decisions(tmp_path)[-1]["short/tensor_parallel"] == 2
+    assert site.fleet.reshaped == []
+
+
+async def test_metrics_tell_what_was_decided_and_what_it_gained(tmp_path: Path) -> None:
+    site = site_of(tmp_path)
+    await run(site, 10, 20, 20, 20)
+    told = decisions(tmp_path)
+    shape = "short/tensor_parallel", "short/changes"
+    assert [tuple(one[name] for name in shape) for one in told] == [(1, 0), (2, 1), (2, 1), (2, 1)]
+    assert [one.keys() - {*shape} for one in told] == [set(), set(), *[{"short/gain_measured"}] * 2], (
+        "nothing was predicted, and no round is long"
+    )
+    (change,) = site.broker.status.training.reshapes
+    assert change.gain_measured == f"{told[-1]['short/gain_measured']:.1%} (2 rounds)"
+
+
+async def test_a_change_that_failed_has_no_gain(tmp_path: Path) -> None:
+    site = site_of(tmp_path)
+    await run(site, 10, 20, 20, 20, unfit=frozenset({2}))
+    assert decisions(tmp_path)[-1] == {"short/tensor_parallel": 1, "short/changes": 1}
+
+
+async def test_long_rounds_have_a_decision_of_their_own(tmp_path: Path) -> None:
+    site = site_of(tmp_path, policy="TailBatching", prompt_overcommit=1.5)
+    await run(site, 10, 20, 20, 20)
+    told = [(one["short/changes"], one["long/changes"]) for one in decisions(tmp_path)]
+    assert told[-1] == (1, 0)
 
 
 async def test_a_shape_that_fails_is_told_and_not_tried_again(tmp_path: Path) -> None:
@@ -81,18 +124,121 @@ async def test_off_policy_rounds_go_on_in_other_pods(tmp_path: Path) -> None:
     assert site.fleet.reshaped[0] == (2, True)
 
 
+async def test_rounds_with_a_pause_between_them_are_reshaped_at_once(tmp_path: Path) -> None:
+    site = site_of(tmp_path, policy="ContinueUnfinished", prompt_overcommit=1.5)
+    await run(site, *range(10, 1000, 20))
+    assert site.fleet.reshaped[0] == (2, False)
+
+
+async def test_a_reshape_waits_for_a_publication_that_can_be_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer that made the last one is gone when the second round has been measured."""
+    answers = [False]
+
+    async def holds(self: FakeTrainer) -> bool:
+        return answers.pop() if answers else self.holds
+
+    monkeypatch.setattr(FakeTrainer, "holds_publication", holds)
+    site = site_of(tmp_path)
+    await run(site, 10, 20, 20, 20)
+    assert site.fleet.reshaped == [(2, False)]
+    (body,) = reshapes(site)
+    bodies = [event.body for event in surviving(site.root, end_of(site.root, site.incarnation))]
+    started, published = bodies.index(events.PublishStarted(2)), bodies.index(events.Published(2))
+    assert started < bodies.index(body) < published, (
+        "engines have the next weights, and the round waits for their shape"
+    )
+
+
+async def test_a_failure_that_has_nothing_to_do_with_the_shape_does_not_rule_it_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = [ReshapeReport(1, {}, "bucket 1 is gone", unfit=False)]
+    reshape = FakeFleet.reshape
+
+    async def once_failing(self: FakeFleet, tensor_parallel: int, *, one_by_one: bool) -> ReshapeReport:
+        done = await reshape(self, tensor_parallel, one_by_one=one_by_one)
+        if results:
+            self.tensor_parallel = 1
+            return results.pop()
+        return done
+
+    monkeypatch.setattr(FakeFleet, "reshape", once_failing)
+    site = site_of(tmp_path)
+    await run(site, 10, 20, 20, 20)
+    assert site.fleet.reshaped == [(2, False), (2, False)]
+    assert [body.failure for body in reshapes(site)] == ["bucket 1 is gone", ""]
+
+
+async def test_what_has_failed_is_tried_again_on_other_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeFleet, "pods", property(lambda self: dict.fromkeys(seen["pods"], PodLoad(1, 0))))
+    seen = {"pods": ["a"]}
+    site = site_of(tmp_path, steps=6)
+    site_run = asyncio.create_task(run(site, 10, 20, 40, 80, 160, 320, unfit=frozenset({2, 4})))
+    reshape = FakeFleet.reshape
+
+    async def then_others_come(self: FakeFleet, tensor_parallel: int, *, one_by_one: bool) -> ReshapeReport:
+        done = await reshape(self, tensor_parallel, one_by_one=one_by_one)
+        if tensor_parallel == 4:
+            asyncio.get_running_loop().call_soon(seen.update, {"pods": ["a", "b"]})
+        return done
+
+    monkeypatch.setattr(FakeFleet, "reshape", then_others_come)
+    await site_run
+    assert [tensor_parallel for tensor_parallel, _ in site.fleet.reshaped] == [2, 4, 2, 4], (
+        "without other pods, only 2 and 4"
+    )
+
+
+async def test_a_reshape_has_seconds_of_its_own(tmp_path: Path) -> None:
+    site = site_of(tmp_path)
+    reshape = FakeFleet.reshape
+
+    async def slow(tensor_parallel: int, *, one_by_one: bool) -> ReshapeReport:
+        site.seconds += 100.0
+        return await reshape(site.fleet, tensor_parallel, one_by_one=one_by_one)
+
+    driver_of = site.driver
+
+    def driver() -> Driver:
+        made = driver_of()
+        site.fleet.reshape = slow  # type: ignore[method-assign]
+        return made
+
+    site.driver = driver  # type: ignore[method-assign]
+    await run(site, 10, 20, 20, 20)
+    text = (tmp_path / "incarnations" / "1" / "metrics.jsonl").read_text()
+    records = [json.loads(line) for line in text.splitlines()]
+    seconds = [
+        sum(record.get(name, 0.0) for record in records) for name in ("timing_s/reshape", "timing_s/update_weights")
+    ]
+    assert seconds[0] > 100.0 > seconds[1]
+
+
 async def test_a_fixed_shape_stays(tmp_path: Path) -> None:
     site = site_of(tmp_path, ParallelismSpec())
     await run(site, 10, 20, 40, 80)
     assert not site.fleet.reshaped
+    assert not any(decisions(tmp_path)), "nothing is decided"
 
 
 async def test_the_plan_survives_the_driver(tmp_path: Path) -> None:
     site = site_of(tmp_path, steps=2)
     await run(site, 10, 20)
     state = manifests(tmp_path)[-1]
-    assert starting_shape(site.spec.rollout, state) == state["parallelism"]["tensor_parallel"]
-    assert starting_shape(make_spec().rollout, state) == 1, "fixed by the spec"
+    job = Job("job-uid", site.spec, tmp_path, 2)
+    assert starting_shape(job, lambda: state) == state["parallelism"]["tensor_parallel"]
+    assert starting_shape(replace(job, spec=make_spec()), lambda: state) == 1, "fixed by the spec"
     site.spec = site.spec.model_copy(update={"rounds": site.spec.rounds.model_copy(update={"steps": 4})})
     await run(site, 10, 20, 30, 40, start=2)
     assert site.fleet.reshaped[-1] == (4, False), "the third round has more than the second"
+
+
+@pytest.mark.parametrize(("saved", "bounds", "started"), [(4, {"max_tensor_parallel": 2}, 2), (8, {}, 4), (2, {}, 2)])
+def test_engines_start_within_bounds_that_were_edited_while_the_job_was_suspended(
+    tmp_path: Path, saved: int, bounds: dict[str, int], started: int
+) -> None:
+    site = site_of(tmp_path, ParallelismSpec(mode=ParallelismMode.PREEMPTIONS, **bounds))
+    state = {"parallelism": {"tensor_parallel": saved}}
+    assert starting_shape(Job("job-uid", site.spec, tmp_path, 2), lambda: state) == started

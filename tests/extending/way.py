@@ -106,7 +106,7 @@ class Rank(FakeTrainer):
         self._spec = spec
 
     async def load(self) -> ModelInfo:
-        self._rank = TrainerRank(self._spec, 0, 1, process_group.free_address("127.0.0.1"))
+        self._rank = TrainerRank(self._spec, 0, 1, process_group.serve("127.0.0.1"))
         return self._rank.load()
 
     async def train(self, request: TrainRequest) -> TrainReport:

@@ -174,8 +174,14 @@ def test_a_run_that_trains_saves_its_step_and_what_was_generated_and_leaves_noth
         assert sample["response"]
         assert 1 <= sample["response_tokens"] <= 8
         assert (sample["fate"] == "kept") == (sample["advantage"] is not None)
-        assert sample["fate"] != "dropped" or (sample["reason"], sample["score"]) == ("zero_variance", 0.0)
+        assert sample["fate"] != "dropped" or sample["reason"] == "zero_variance"
+        assert sample["fate"] != "dropped" or sample["prompt"] in "aceg" or sample["score"] == 0.0
         assert sample["versions"] == [{"version": sample["step"] - 1, "start": 0, "end": sample["response_tokens"]}]
+    dropped: dict[tuple[int, ...], set[float]] = {}
+    for sample in generated(tmp_path):
+        if sample["fate"] == "dropped":
+            dropped.setdefault((sample["epoch"], sample["row"], sample["attempt"]), set()).add(sample["score"])
+    assert {len(scores) for scores in dropped.values()} == {1}, "all responses of a dropped group got the same"
 
 
 GRADERS = """

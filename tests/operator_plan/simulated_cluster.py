@@ -27,16 +27,19 @@ from longboat_operator.model import (
     DeleteObject,
     EmitEvent,
     JobKey,
+    Key,
     Object,
     Observed,
     PatchMetadata,
     Plan,
+    PublishGrant,
     PublishStatus,
     Target,
     belongs_to,
 )
 from longboat_operator.observe import observe
 from longboat_operator.planner import plan
+from longboat_operator.reading.status import rollout_grant
 from longboat_operator.reading.times import stamp
 from longboat_operator.rejections import OF_SOMETHING_ELSE
 from longboat_operator.watch.trim import trim
@@ -113,19 +116,19 @@ class SimulatedCluster:
 
     # What observe reads.
 
-    def observed(self) -> Observed:
-        """A snapshot, as the shell takes it."""
+    def observed(self, key: Key = KEY) -> Observed:
+        """A snapshot of the job or of its pool, as the shell takes it."""
         known = {
             kind: {name: trim(child) for name, child in found.items() if kind != "Secret" or name in self.secrets_made}
             for kind, found in copy.deepcopy(self.children).items()
         }
-        seen = observe(_Cache(copy.deepcopy(self.job), known, copy.deepcopy(self.runtime)), KEY)
+        seen = observe(_Cache(copy.deepcopy(self.job), known, copy.deepcopy(self.runtime)), key)
         self._snapshots += 1
         return dataclasses.replace(seen, rejections=dict(self.rejections), random=f"{self._snapshots:08x}")
 
-    def planned(self) -> tuple[Observed, Plan]:
+    def planned(self, key: Key = KEY) -> tuple[Observed, Plan]:
         """A plan with its questions answered, as the controller makes it, and what it was made from."""
-        observed = self.observed()
+        observed = self.observed(key)
         while look_up := (made := plan(observed, self.now)).look_up:
             assert not set(look_up) & set(observed.looked_up), "asks twice"
             self.look_ups += look_up
@@ -164,9 +167,18 @@ class SimulatedCluster:
     # The shell.
 
     def reconcile(self, cut: int | None = None) -> Plan:
-        """One plan, carried out; `cut` stops after so many actions, as a crash does."""
+        """A plan of the job, carried out after one of its pool; `cut` stops after so many actions, as a crash does."""
+        self.grant()
         _, made = self.planned()
         self.carry_out(made, cut)
+        return made
+
+    def grant(self) -> Plan:
+        """A plan of the job's pool, carried out."""
+        _, made = self.planned(KEY.pool)
+        kept = self.rejections  # those of the job are another key's
+        self.carry_out(made)
+        self.rejections = kept
         return made
 
     def carry_out(self, made: Plan, cut: int | None = None, version: str | None = None) -> None:
@@ -196,13 +208,18 @@ class SimulatedCluster:
                         return
                     self._publish(status)
                     version = self.version
+                case PublishGrant(grant=grant):
+                    if self.job is None or self.version != version:
+                        return
+                    self._publish_grant(grant)
+                    version = self.version
                 case EmitEvent():
                     self.events.append(action)
 
     def settle(self, limit: int = 60) -> None:
         """Reconciles until nothing is left to do now."""
         for _ in range(limit):
-            if self.job is None or self.reconcile().empty:
+            if self.job is None or (self.reconcile().empty and self.planned(KEY.pool)[1].empty):
                 return
         raise AssertionError(f"no end after {limit} plans")
 
@@ -228,9 +245,25 @@ class SimulatedCluster:
             told = rule_of(checked.phase).explained_by
             stands_in = [c.type for c in checked.conditions or () if c.reason == checked.reason]
             assert set(told) & set(stands_in), f"{checked.reason} explains {checked.phase} and stands in {stands_in}"
-        drivers = {k: v for k, v in self.job["status"].items() if k in DRIVER_FIELDS}
-        self.job["status"] = drivers | copy.deepcopy(dict(status))
+        assert "grant" not in (status.get("allocation") or {}), "writes what is its pool's"
+        kept = {k: v for k, v in self.job["status"].items() if k in DRIVER_FIELDS}
+        grant = self.job["status"].get("allocation", {}).get("grant")
+        self.job["status"] = kept | copy.deepcopy(dict(status))
+        if grant is not None:
+            self.job["status"].setdefault("allocation", {})["grant"] = grant
         self.statuses.append(copy.deepcopy(self.job["status"]))
+        self._touch()
+
+    def _publish_grant(self, grant: Object | None) -> None:
+        """As server-side apply by a manager that has this field alone: what it leaves out is removed."""
+        assert self.job is not None
+        allocation = {k: v for k, v in self.job["status"].get("allocation", {}).items() if k != "grant"}
+        if grant is not None:
+            allocation["grant"] = copy.deepcopy(dict(grant))
+        self.job["status"] = self.job["status"] | {"allocation": allocation}
+        if not allocation:
+            del self.job["status"]["allocation"]
+        RLJobStatus.model_validate(self.job["status"])
         self._touch()
 
     def _patch(self, action: PatchMetadata) -> None:
@@ -418,6 +451,25 @@ class SimulatedCluster:
         self.drive(demand={"incarnationRequest": f"token-{self.tokens}"})
         self.reconcile()
         self.train(0)
+
+    def ask(self, replicas: int, *, number: int | None = None, **more: Any) -> None:
+        """The driver that counts publishes its next demand for rollout pods."""
+        demand = self.status.demand.to_json() if self.status.demand else {}
+        last = demand.get("rollout", {})
+        follows = last.get("number", 0) + 1 if last.get("incarnation") == self.number else 1
+        asked = {"incarnation": self.number, "number": number or follows, "replicas": replicas, **more}
+        self.drive(demand=demand | {"rollout": asked})
+
+    @property
+    def leaving(self) -> list[str]:
+        """Names of the pods that the job has to give back."""
+        found = rollout_grant(self.status)
+        return [leaving.pod for leaving in (found.leaving if found else None) or ()]
+
+    def rollout_pods(self) -> list[str]:
+        """Names of the rollout pods that are there and not being deleted."""
+        pods = (pod["metadata"] for pod in self.pods(Role.ROLLOUT))
+        return sorted(pod["name"] for pod in pods if "deletionTimestamp" not in pod)
 
     def train(self, steps: int = 1, state: str = "Running", **more: Any) -> None:
         """The driver that counts reports so many more steps."""

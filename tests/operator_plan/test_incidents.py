@@ -72,7 +72,7 @@ class Operators:
         """Incidents after a look; one whose plan is cut short before the status is as if it had not been."""
         pods = [pod.view() for pod in self.pods]
         lost = {pod.uid: loss for pod in pods if (loss := loss_of(pod))}
-        found = count(JOB, Role.TRAINER, self.memory, pods, PODS, 7, now, lost)
+        found = count(JOB, Role.TRAINER, self.memory, pods, range(PODS), 7, now, lost)
         if published:
             text = role_status(RoleSurvey(Role.TRAINER, PODS, ()), found).to_json()
             self.memory = remembered(RoleStatus.model_validate(text))

@@ -13,7 +13,8 @@ from longboat_crds.status import Phase
 from longboat_operator.model import ANNOTATION_RAY_TOKEN, LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_ROLE
 from longboat_operator.planner import plan
 from longboat_operator.reading.conditions import holds
-from tests.operator_plan.simulated_cluster import SimulatedCluster, place, spec_of
+from longboat_operator.reading.status import rollout_grant
+from tests.operator_plan.simulated_cluster import KEY, SimulatedCluster, place, spec_of
 
 PICK = st.integers(0, 1_000)
 
@@ -42,6 +43,8 @@ class JobLife(RuleBasedStateMachine):
         self.foreign = foreign_pod()
         self.cluster.children["Pod"]["sums-trainer-0-a7"] = copy.deepcopy(self.foreign)  # type: ignore[assignment]
         self.numbers: dict[str, int] = {}
+        self.drained: set[str] = set()
+        self.let_go: dict[str, bool] = {}
         self.ended: Phase | None = None
         self.created_at_end = 0
         self.checked_created = 0
@@ -72,6 +75,31 @@ class JobLife(RuleBasedStateMachine):
         assert plan(seen, self.cluster.now) == plan(kept, self.cluster.now) == made, "deterministic"
         assert seen == kept, "changes nothing it is given"
         self.cluster.carry_out(made)
+
+    @rule()
+    def grant(self) -> None:
+        seen, made = self.cluster.planned(KEY.pool)
+        kept = copy.deepcopy(seen)
+        assert plan(seen, self.cluster.now) == plan(kept, self.cluster.now) == made, "deterministic"
+        assert seen == kept, "changes nothing it is given"
+        self.cluster.carry_out(made)
+        assert self.cluster.grant().empty, "once is enough"
+
+    @rule()
+    def plan_the_job_alone(self) -> None:
+        """Its pool is behind."""
+        self.cluster.carry_out(self.cluster.planned()[1])
+
+    @rule(pick=PICK)
+    def grant_from_an_old_snapshot(self, pick: int) -> None:
+        """Between a pool's snapshot and its write the job's plan writes: the older one of the two comes to nothing."""
+        _, made = self.cluster.planned(KEY.pool)
+        version = self.cluster.version
+        if pick % 2:
+            self.cluster.carry_out(self.cluster.planned()[1])
+        elif name := self.pod(pick):
+            self.cluster.evict(name)
+        self.cluster.carry_out(made, version=version)
 
     @rule(cut=st.integers(0, 25))
     def crash_in_the_middle(self, cut: int) -> None:
@@ -158,6 +186,16 @@ class JobLife(RuleBasedStateMachine):
         self.cluster.train(steps)
 
     @precondition(lambda self: self.driver_runs() and self.cluster.number)
+    @rule(replicas=st.integers(0, 6), first=PICK, drained=st.booleans(), stale=st.booleans())
+    def driver_demands(self, replicas: int, first: int, drained: bool, stale: bool) -> None:
+        pods = self.cluster.rollout_pods()
+        more = {"giveFirst": [pods[first % len(pods)]]} if pods else {}
+        if drained and self.cluster.leaving:
+            self.drained |= set(self.cluster.leaving)
+            more["drained"] = list(self.cluster.leaving)
+        self.cluster.ask(replicas, **more, **({"incarnation": self.cluster.number - 1} if stale else {}))
+
+    @precondition(lambda self: self.driver_runs() and self.cluster.number)
     @rule()
     def driver_stops_for_suspend(self) -> None:
         self.cluster.train(0, "Suspended")
@@ -175,10 +213,10 @@ class JobLife(RuleBasedStateMachine):
         if not self.ended:
             self.cluster.edit(suspend=suspend)
 
-    @rule(replicas=st.integers(0, 4))
-    def scale(self, replicas: int) -> None:
+    @rule(replicas=st.integers(0, 4), least=st.integers(0, 2))
+    def scale(self, replicas: int, least: int) -> None:
         if not self.ended:
-            self.cluster.edit(rollout={"replicas": replicas})
+            self.cluster.edit(rollout={"replicas": replicas, "minReplicas": min(least, replicas)})
 
     @rule()
     def somebody_deletes_the_token(self) -> None:
@@ -212,6 +250,19 @@ class JobLife(RuleBasedStateMachine):
             attempt = int(pod["metadata"]["labels"][LABEL_ATTEMPT])
             assert attempt > newest.get(place(pod), -1)
             newest[place(pod)] = attempt
+
+    @invariant()
+    def a_pod_that_is_given_back_is_no_loss(self) -> None:
+        """Whatever happens to it once the driver has drained it and the job's plan has let it go."""
+        roles = self.cluster.status.roles
+        recorded = {(r.index, r.attempt) for r in (roles.rollout.pods or () if roles and roles.rollout else ())}
+        told = {record.pod for record in self.cluster.status.restart_history or ()}
+        for name in list(self.drained):
+            index, attempt = name.removeprefix("sums-rollout-").split("-a")
+            if (int(index), int(attempt)) in recorded:
+                continue
+            self.let_go.setdefault(name, name in told)
+        assert not [name for name, before in self.let_go.items() if name in told and not before]
 
     @invariant()
     def one_number_a_request_and_growing(self) -> None:
@@ -255,8 +306,10 @@ class JobLife(RuleBasedStateMachine):
             assert not cluster.pods()
             assert status.phase is not Phase.SUSPENDED or cluster.job["spec"]["suspend"]
         else:
-            wanted = 1 + cluster.job["spec"]["rollout"]["replicas"] + 1 + 2
-            assert len(cluster.pods()) == wanted
+            granted = rollout_grant(status)
+            assert granted
+            assert (granted.replicas, granted.leaving) == (expected_replicas(cluster), None)
+            assert len(cluster.pods()) == 1 + granted.replicas + 1 + 2
             assert holds(status.conditions, ConditionType.ROLES_READY)
             assert {pod["metadata"]["annotations"][ANNOTATION_RAY_TOKEN] for pod in cluster.pods()} == {
                 status.ray_token_secret
@@ -267,6 +320,14 @@ class JobLife(RuleBasedStateMachine):
         left = {kind: list(found) for kind, found in cluster.children.items() if found}
         del left["Pod"]
         assert left in ({}, {"PersistentVolumeClaim": ["sums-checkpoint"]})
+
+
+def expected_replicas(cluster: SimulatedCluster) -> int:
+    """Rollout pods by the rule, read off the objects."""
+    bounds, demand = cluster.job["spec"]["rollout"], cluster.job["status"].get("demand", {}).get("rollout")
+    counts = demand is not None and demand["incarnation"] == cluster.number
+    asked = demand["replicas"] if demand and counts else bounds["replicas"]
+    return max(min(asked, bounds["replicas"]), bounds.get("minReplicas", 0))
 
 
 def all_started(cluster: SimulatedCluster) -> bool:

@@ -246,7 +246,7 @@ def test_a_new_driver_gets_the_next_number_and_the_same_one_when_it_asks_again(c
     cluster.settle()
     assert cluster.number == 2
     assert cluster.status.phase is Phase.RESTARTING, "what the first one said no longer counts"
-    cluster.drive(demand={"incarnationRequest": "second", "rolloutReplicas": 3})
+    cluster.drive(demand={"incarnationRequest": "second", "rollout": {"incarnation": 1, "number": 1, "replicas": 3}})
     cluster.settle()
     assert cluster.number == 2
     cluster.train(0)

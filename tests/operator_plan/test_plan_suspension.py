@@ -1,11 +1,9 @@
-"""Suspend, resume, scale."""
+"""Suspend and resume."""
 
 import pytest
 
-from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.status import Phase
-from longboat_operator.model import DeleteObject
 from longboat_operator.planner import plan
 from longboat_operator.reading.conditions import find
 from tests.operator_plan.simulated_cluster import SimulatedCluster, runtime_of, spec_of
@@ -166,31 +164,3 @@ def test_a_job_that_begins_suspended_makes_nothing() -> None:
     cluster.edit(suspend=False)
     cluster.settle()
     assert cluster.status.phase is Phase.STARTING
-
-
-def test_scaling_takes_the_highest_indices_and_tells_the_driver_first(cluster: SimulatedCluster) -> None:
-    cluster.edit(rollout={"replicas": 4})
-    cluster.settle()
-    cluster.start_all()
-    cluster.settle()
-    assert cluster.status.allocation
-    assert cluster.status.allocation.rollout_replicas == 4
-    cluster.edit(rollout={"replicas": 1})
-    first = cluster.reconcile()
-    assert not [a for a in first.actions if isinstance(a, DeleteObject)]
-    assert cluster.status.allocation.rollout_replicas == 1
-    deleted = [a.name for a in cluster.reconcile().actions if isinstance(a, DeleteObject)]
-    assert deleted == ["sums-rollout-3-a0", "sums-rollout-2-a0", "sums-rollout-1-a0"]
-    cluster.end_deleted()
-    cluster.settle()
-    assert cluster.status.restarts == 0
-    assert cluster.status.phase is Phase.RUNNING
-    cluster.edit(rollout={"replicas": 2})
-    cluster.settle()
-    assert sorted(pod["metadata"]["name"] for pod in cluster.pods(Role.ROLLOUT)) == [
-        "sums-rollout-0-a0",
-        "sums-rollout-1-a1",
-    ]
-    assert [e.message for e in cluster.events if e.reason == "Scaled"] == [
-        "Role rollout from 2 to 4 pods.", "Role rollout from 4 to 1 pods.", "Role rollout from 1 to 2 pods.",
-    ]  # fmt: skip

@@ -35,7 +35,7 @@ def pod(index: int, attempt: int, restarts: int = 0, *, phase: str = "Running", 
 def look(memory: RoleCount, pods: list[PodView], *, desired: int = 2, step: int = 0) -> RoleCount:
     """One look at the role's pods."""
     lost = {pod.uid: loss for pod in pods if (loss := loss_of(pod))}
-    return count(JOB, Role.TRAINER, memory, pods, desired, step, NOW, lost)
+    return count(JOB, Role.TRAINER, memory, pods, range(desired), step, NOW, lost)
 
 
 def through_status(counted: RoleCount) -> RoleCount:

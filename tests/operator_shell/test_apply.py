@@ -19,6 +19,8 @@ from longboat_operator.kube.errors import (
 from longboat_operator.kube.events import EventRecorder
 from longboat_operator.kube.resources import Resource
 from longboat_operator.model import (
+    FIELD_MANAGER,
+    POOL_FIELD_MANAGER,
     ApplyObject,
     CreateObject,
     DeleteObject,
@@ -27,6 +29,7 @@ from longboat_operator.model import (
     Observed,
     PatchMetadata,
     Plan,
+    PublishGrant,
     PublishStatus,
     ResizePod,
     content_digest,
@@ -47,6 +50,7 @@ class Server:
 
     def __init__(self) -> None:
         self.writes: list[str] = []
+        self.managers: list[str] = []
         self.errors: dict[str, KubeError] = {}
         self.bodies: list[Any] = []
         self.patches: list[Any] = []
@@ -56,7 +60,16 @@ class Server:
     async def create(self, resource: Resource, body: Any, *, dry_run: bool = False) -> dict[str, Any]:
         return self._answer(("dry " if dry_run else "create ") + self._name(resource, body), body)
 
-    async def apply(self, resource: Resource, body: Any, *, subresource: str | None = None, force: bool = True) -> Any:
+    async def apply(
+        self,
+        resource: Resource,
+        body: Any,
+        *,
+        subresource: str | None = None,
+        force: bool = True,
+        manager: str = FIELD_MANAGER,
+    ) -> Any:
+        self.managers.append(manager)
         return self._answer(f"apply {self._name(resource, body)}" + (f"/{subresource}" if subresource else ""), body)
 
     async def apply_new(self, resource: Resource, body: Any) -> Any:
@@ -239,6 +252,19 @@ async def test_a_status_against_an_old_job_ends_the_plan_without_its_events(benc
 async def test_a_status_is_guarded_by_the_version_that_was_observed(bench: Bench) -> None:
     await bench.apply(STATUS)
     assert bench.server.bodies[-1]["metadata"] == {"namespace": "a", "name": "x", "resourceVersion": "5"}
+
+
+async def test_a_grant_is_written_alone_by_a_manager_of_its_own(bench: Bench) -> None:
+    grant = {"rollout": {"replicas": 2}}
+    for written, status in ((grant, {"allocation": {"grant": grant}}), (None, {})):
+        applied = await bench.apply(PublishGrant(written))
+        assert (bench.server.writes, bench.server.managers.pop()) == (["apply RLJob x/status"], POOL_FIELD_MANAGER)
+        body = bench.server.bodies[-1]
+        assert body["metadata"] == {"namespace": "a", "name": "x", "resourceVersion": "5"}
+        assert body["status"] == status
+        assert [expected.version for expected in applied.expectations] == [9]
+    bench.server.errors["apply RLJob x/status"] = ConflictError(409, "Conflict", "changed meanwhile")
+    assert (await bench.apply(PublishGrant(grant))).stale
 
 
 async def test_an_event_that_cant_be_written_harms_nothing(bench: Bench) -> None:

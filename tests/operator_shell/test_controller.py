@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from longboat_operator.apply import Applied
-from longboat_operator.controller import HELD_SECONDS, Controller
+from longboat_operator.controller import BURST_SECONDS, HELD_SECONDS, Controller
 from longboat_operator.kube.errors import TooManyRequestsError, TransportError
 from longboat_operator.lease import LeadershipLostError
-from longboat_operator.model import EmitEvent, JobKey, Observed, Plan, Target
+from longboat_operator.model import EmitEvent, JobKey, Key, Observed, Plan, PoolKey, Target
 from longboat_operator.queue import WorkQueue
 from longboat_operator.rejections import Rejections
 from longboat_operator.watch.cache import Cache, Change, ObjectKey, Source
@@ -30,10 +30,10 @@ class Bench:
     def __init__(self) -> None:
         self.now = 0.0
         self.cache = Cache()
-        self.queue: WorkQueue[JobKey] = WorkQueue(clock=lambda: self.now)
+        self.queue: WorkQueue[Key] = WorkQueue(clock=lambda: self.now)
         self.plan: Any = Plan()
         self.outcome: Any = Applied(())
-        self.applied: list[JobKey] = []
+        self.applied: list[Key] = []
         self.observed: list[Observed] = []
         self.asked: list[Target] = []
         self.answer: Any = None
@@ -43,8 +43,8 @@ class Bench:
         )
         self.controller.lead()
 
-    def observe(self, cache: Cache, key: JobKey) -> Observed:
-        return Observed(key, cache.job(key))
+    def observe(self, cache: Cache, key: Key) -> Observed:
+        return Observed(key, cache.job(key.job if isinstance(key, PoolKey) else key))
 
     def make_plan(self, observed: Observed, now: datetime) -> Plan:
         assert now.tzinfo is not None
@@ -78,9 +78,13 @@ class Bench:
             self.controller.changed(change)
 
     def due(self) -> list[JobKey]:
-        """Keys that are due now, taken off the queue."""
+        """Jobs that are due now; they and their pools are taken off the queue."""
+        return [key for key in self.all_due() if isinstance(key, JobKey)]
+
+    def all_due(self) -> list[Key]:
+        """Keys that are due at the end of a burst that began now, taken off the queue."""
         found = []
-        while (key := self.queue._schedule.take(self.now)) is not None:
+        while (key := self.queue._schedule.take(self.now + BURST_SECONDS)) is not None:
             found.append(key)
             self.queue.done(key)
         return found
@@ -129,6 +133,49 @@ async def test_a_runtime_wakes_the_jobs_that_refer_to_it(bench: Bench) -> None:
     assert bench.due() == []
     bench.put({"kind": "ClusterRLRuntime", "metadata": {"name": "host", "resourceVersion": "4"}, "spec": {}})
     assert bench.due() == []
+
+
+async def test_a_job_and_its_pool_are_planned_apart(bench: Bench) -> None:
+    bench.put(job("x", 2, rollout={"replicas": 3}))
+    assert set(bench.all_due()) == {X, X.pool}
+    labels = {"longboat.dev/job": "x", "longboat.dev/role": "rollout"}
+    metadata = {"namespace": "a", "name": "p", "uid": "1", "resourceVersion": "3", "labels": labels}
+    bench.put({"kind": "Pod", "metadata": metadata, "status": {}})
+    assert set(bench.all_due()) == {X, X.pool}
+    bench.put(pod("q", 4))
+    assert bench.all_due() == [X], "it is no rollout pod"
+
+
+async def test_a_burst_of_changes_costs_a_job_one_plan_and_its_pool_none_of_the_wait(bench: Bench) -> None:
+    bench.all_due()
+    bench.put(job("x", 2, rollout={"replicas": 3}))
+    schedule = bench.queue._schedule
+    assert [schedule.take(bench.now) for _ in range(2)] == [X.pool, None]
+    bench.now = 0.75 * BURST_SECONDS
+    bench.put(pod("p", 3))
+    bench.now = BURST_SECONDS
+    assert schedule.take(bench.now) == X, "a change that follows doesn't put it off"
+    bench.put(pod("p", 4, "Running"))
+    bench.queue.add_after(X, None)
+    schedule.done(X)
+    assert schedule.take(bench.now) is None
+    bench.now = 2 * BURST_SECONDS
+    assert schedule.take(bench.now) == X, "what changes meanwhile outlives the timer that the work sets"
+
+
+async def test_a_pool_waits_for_its_own_writes_alone(bench: Bench) -> None:
+    """A second plan from a snapshot without the first one's grant would answer a demand twice, or take a pod back again."""
+    bench.plan = SOMETHING
+    bench.outcome = Applied((Expectation(ObjectKey("RLJob", "a", "x"), 7),))
+    assert await bench.controller.reconcile(X.pool) == "applied"
+    bench.outcome = Applied(())
+    assert await bench.controller.reconcile(X.pool) == "held"
+    assert await bench.controller.reconcile(X) == "applied"
+    bench.all_due()
+    bench.put(job("x", 7))
+    assert bench.all_due() == [X.pool], "nothing of it has changed, but it waited for this"
+    assert await bench.controller.reconcile(X.pool) == "applied"
+    assert bench.applied == [X.pool, X, X.pool]
 
 
 async def test_a_standby_queues_nothing_and_a_new_leader_plans_for_all() -> None:

@@ -22,6 +22,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.line: list[str] = []
         self.in_work: set[str] = set()
         self.again: list[str] = []
+        self.again_by: dict[str, float] = {}
         self.timers: dict[str, tuple[float, int]] = {}
         self.clock = 0
 
@@ -51,6 +52,20 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.clock += 1
         self.timers[key] = (self.now + delay, self.clock)
 
+    @rule(key=KEYS, delay=DELAYS)
+    def add_by(self, key: str, delay: float) -> None:
+        self._expire()
+        self.schedule.ready(self.now)
+        self.schedule.add_by(key, self.now + delay)
+        self._need_by(key, self.now + delay)
+
+    def _need_by(self, key: str, when: float) -> None:
+        if key in self.in_work:
+            self.again_by[key] = min(when, self.again_by.get(key, when))
+        elif key not in self.line and when < self.timers.get(key, (float("inf"), 0))[0]:
+            self.clock += 1
+            self.timers[key] = (when, self.clock)
+
     @rule(key=KEYS)
     def cancel(self, key: str) -> None:
         self.schedule.cancel(key)
@@ -76,9 +91,12 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.schedule.ready(self.now)
         self.schedule.done(key)
         self.in_work.remove(key)
+        by = self.again_by.pop(key, None)
         if key in self.again:
             self.again.remove(key)
             self._need(key)
+        elif by is not None:
+            self._need_by(key, by)
 
     @invariant()
     def next_timer_is_the_earliest(self) -> None:

@@ -22,7 +22,7 @@ from longboat_operator.kube.resources import EVENT, LEASE, POD, RL_JOB, SECRET, 
 from longboat_operator.kube.transport import Request
 from longboat_operator.lease import LeadershipLostError
 from longboat_operator.metrics import API_REQUESTS
-from longboat_operator.model import LABEL_JOB, JobKey, Observed, Plan
+from longboat_operator.model import LABEL_JOB, JobKey, Observed, Plan, PoolKey
 from longboat_operator.shell import LeaseOptions, Options, Shell
 from longboat_operator.watch.cache import ObjectKey, Source
 from tests.operator_shell import small_plan
@@ -44,7 +44,12 @@ class Bench:
 
     async def shell(self, plan: MakePlan = small_plan.plan) -> Shell:
         configuration = await load_configuration(self.cluster.kubeconfig)
-        return Shell(configuration, self.options, small_plan.observe, plan)
+
+        def of_jobs(observed: Observed, now: datetime) -> Plan:
+            """Pools have nothing to do here."""
+            return Plan() if isinstance(observed.key, PoolKey) else plan(observed, now)
+
+        return Shell(configuration, self.options, small_plan.observe, of_jobs)
 
     @asynccontextmanager
     async def running(self, plan: MakePlan = small_plan.plan) -> AsyncIterator[Shell]:

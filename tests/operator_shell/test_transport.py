@@ -116,6 +116,29 @@ async def test_credentials_are_read_for_every_request(serve: Serve) -> None:
     assert seen == ["Bearer first", "Bearer second", "Bearer second"]
 
 
+@pytest.mark.parametrize("exempt", [False, True])
+async def test_a_proxy_in_the_environment_is_used_for_all_but_exempt_servers(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, exempt: bool
+) -> None:
+    async def who(request: web.Request) -> web.Response:
+        return web.json_response({"asked for": str(request.url.host)})
+
+    proxy = await serve(who)
+    monkeypatch.setenv("http_proxy", proxy.configuration.host)
+    monkeypatch.setenv("no_proxy", "api.invalid" if exempt else "")
+    made = transport.Transport(Configuration(host="http://api.invalid"))
+    try:
+        if exempt:
+            with pytest.raises(errors.TransportError):
+                await ungated(made).get(resources.POD, "a", "x")
+        else:
+            assert await ungated(made).get(resources.POD, "a", "x") == {"asked for": "api.invalid"}
+            async with made.session() as session, session.get(made.configuration.host + RL_JOB.path()) as response:
+                assert await response.json() == {"asked for": "api.invalid"}
+    finally:
+        await made.close()
+
+
 async def test_a_watch_takes_lines_of_any_length_in_pieces_of_any_size(serve: Serve) -> None:
     big = "x" * 5_000_000
 

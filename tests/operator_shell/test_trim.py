@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from longboat_operator.watch.trim import trim, wakes
+from longboat_operator.watch.trim import trim
+from longboat_operator.watch.wakes import wakes_job
 
 POD: dict[str, Any] = {
     "apiVersion": "v1",
@@ -80,9 +81,9 @@ def test_a_change_of_noise_is_no_change() -> None:
     noisy = copy.deepcopy(POD)
     noisy["metadata"]["resourceVersion"] = "8"
     noisy["status"]["conditions"][0]["lastProbeTime"] = "now"
-    assert not wakes(trim(POD), trim(noisy))
+    assert not wakes_job(trim(POD), trim(noisy))
     noisy["status"]["containerStatuses"][0]["restartCount"] = 3
-    assert wakes(trim(POD), trim(noisy))
+    assert wakes_job(trim(POD), trim(noisy))
 
 
 def test_a_job_stays_whole_but_for_managed_fields() -> None:
@@ -126,5 +127,5 @@ def test_of_an_object_that_is_applied_the_digest_of_its_content_is_kept() -> Non
 
     ours = trim(policy({"podSelector": {}}))
     assert "spec" not in ours
-    assert not wakes(ours, trim(policy({"podSelector": {}}, resourceVersion="9", managedFields=[1])))
-    assert wakes(ours, trim(policy({"podSelector": {}, "ingress": [{}]})))
+    assert not wakes_job(ours, trim(policy({"podSelector": {}}, resourceVersion="9", managedFields=[1])))
+    assert wakes_job(ours, trim(policy({"podSelector": {}, "ingress": [{}]})))

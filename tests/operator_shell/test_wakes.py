@@ -9,8 +9,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from longboat_operator.watch.trim import wakes
+from longboat_operator.watch.wakes import wakes_job, wakes_pool
 
+RESHAPE = {"step": 3, "kind": "Short", "tensorParallel": 2, "reason": "preemptions", "seconds": "9.1"}
 JOB: dict[str, Any] = {
     "apiVersion": "longboat.dev/v1alpha1",
     "kind": "RLJob",
@@ -18,8 +19,10 @@ JOB: dict[str, Any] = {
     "spec": {"suspend": False},
     "status": {
         "phase": "Running",
-        "training": {"incarnation": 1, "state": "Running", "step": 4, "reward": "0.5"},
-        "demand": {"rolloutReplicas": 2},
+        "training": {"incarnation": 1, "state": "Running", "step": 4, "reward": "0.5", "reshapes": [RESHAPE]},
+        "demand": {"rollout": {"incarnation": 1, "number": 1, "replicas": 2}},
+        "allocation": {"incarnation": {"number": 1}, "grant": {"rollout": {"answers": 1, "replicas": 2}}},
+        "roles": {"rollout": {"ready": 2, "pods": [{"index": 0, "attempt": 0, "restarts": 0}]}},
         "checkpoint": {"incarnation": 1, "step": 2},
     },
 }
@@ -44,10 +47,14 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("status.training.reward", "0.6"),
         ("status.training.updated", "2026-11-21T10:00:00Z"),
         ("status.training.tokensPerSecond", 100),
+        ("status.training.reshapes", [RESHAPE | {"seconds": "9.2"}]),
+        ("status.demand.rollout.replicas", 3),
+        ("status.demand.rollout.giveFirst", ["x-rollout-1-a0"]),
+        ("status.demand.rollout.drained", ["x-rollout-1-a0"]),
     ],
 )
-def test_progress_wakes_nobody(path: str, value: Any) -> None:
-    assert not wakes(JOB, changed(path, value))
+def test_progress_and_what_a_pool_decides_wake_no_job(path: str, value: Any) -> None:
+    assert not wakes_job(JOB, changed(path, value))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +62,10 @@ def test_progress_wakes_nobody(path: str, value: Any) -> None:
     [
         ("status.training.state", "Succeeded"),
         ("status.training.incarnation", 2),
-        ("status.demand.rolloutReplicas", 3),
+        ("status.training.reshapes", [RESHAPE, RESHAPE | {"step": 4}]),
+        ("status.training.reshapes", [RESHAPE | {"failure": "out of memory"}]),
+        ("status.demand.rollout.incarnation", 2),
+        ("status.allocation.grant.rollout.replicas", 1),
         ("status.demand.incarnationRequest", "token"),
         ("status.checkpoint.step", 4),
         ("status.problem", {"reason": "OutOfMemory", "message": "too long"}),
@@ -66,22 +76,94 @@ def test_progress_wakes_nobody(path: str, value: Any) -> None:
         ("metadata.uid", "2"),
     ],
 )
-def test_what_plans_look_at_wakes(path: str, value: Any) -> None:
-    assert wakes(JOB, changed(path, value))
+def test_what_a_jobs_plan_looks_at_wakes_it(path: str, value: Any) -> None:
+    assert wakes_job(JOB, changed(path, value))
+
+
+def test_only_pods_that_the_grant_takes_back_are_drained_for_the_jobs_plan() -> None:
+    old = changed(
+        "status.allocation.grant.rollout.leaving", [{"pod": "x-rollout-1-a0", "deadline": "2026-11-21T10:00:00Z"}]
+    )
+
+    def said(incarnation: int, *drained: str) -> dict[str, Any]:
+        job = copy.deepcopy(old)
+        job["status"]["demand"]["rollout"] |= {"incarnation": incarnation, "drained": list(drained)}
+        return job
+
+    assert wakes_job(old, said(1, "x-rollout-1-a0"))
+    assert wakes_job(said(1, "x-rollout-1-a0"), said(2, "x-rollout-1-a0"))
+    assert not wakes_job(said(1, "x-rollout-1-a0"), said(1, "x-rollout-1-a0", "x-rollout-0-a0"))
+    assert not wakes_job(old, said(1, "x-rollout-0-a0"))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("status.demand.rollout.number", 2),
+        ("status.demand.rollout.replicas", 3),
+        ("status.demand.rollout.giveFirst", ["x-rollout-1-a0"]),
+        ("status.allocation.incarnation.number", 2),
+        ("status.allocation.grant", None),
+        ("status.roles.rollout.pods", []),
+        ("status.conditions", [{"type": "Suspended", "status": "True"}]),
+        ("status.suspendTime", "2026-11-21T10:00:00Z"),
+        ("spec.suspend", True),
+        ("spec.rollout", {"replicas": 3}),
+        ("spec.rollout", {"minReplicas": 1}),
+        ("metadata.deletionTimestamp", "2026-11-21T10:00:00Z"),
+        ("metadata.uid", "2"),
+    ],
+)
+def test_what_a_pools_plan_looks_at_wakes_it(path: str, value: Any) -> None:
+    assert wakes_pool(JOB, changed(path, value))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("metadata.resourceVersion", "8"),
+        ("status.training.step", 5),
+        ("status.training.state", "Succeeded"),
+        ("status.checkpoint.step", 4),
+        ("status.demand.rollout.drained", ["x-rollout-1-a0"]),
+        ("status.demand.rollout.reason", "preemptions"),
+        ("status.roles.rollout.ready", 1),
+        ("status.roles.rollout.pods", [{"index": 0, "attempt": 0, "restarts": 1}]),
+        ("status.phase", "Failed"),
+    ],
+)
+def test_what_a_pools_plan_does_not_look_at_wakes_it_not(path: str, value: Any) -> None:
+    assert not wakes_pool(JOB, changed(path, value))
+
+
+def test_of_children_only_rollout_pods_wake_a_pool_and_only_by_what_it_reads() -> None:
+    def pod(role: str = "rollout", ready: str = "True", **more: Any) -> dict[str, Any]:
+        metadata = {"namespace": "a", "name": "p", "uid": "1", "labels": {"longboat.dev/role": role}}
+        status = {"phase": "Running", "conditions": [{"type": "Ready", "status": ready}], **more}
+        return {"kind": "Pod", "metadata": metadata, "status": status}
+
+    assert wakes_pool(None, pod())
+    assert wakes_pool(pod(), None)
+    assert wakes_pool(pod(), pod(ready="False"))
+    assert not wakes_pool(pod(), pod(containerStatuses=[{"restartCount": 1}]))
+    assert not wakes_pool(None, pod("trainer"))
+    assert not wakes_pool(None, {"kind": "Service", "metadata": {"namespace": "a", "name": "s", "uid": "1"}})
 
 
 def test_coming_and_going_wakes() -> None:
-    assert wakes(None, JOB)
-    assert wakes(JOB, None)
-    assert not wakes(None, None)
+    assert wakes_job(None, JOB)
+    assert wakes_job(JOB, None)
+    assert not wakes_job(None, None)
+    assert wakes_pool(None, JOB)
+    assert wakes_pool(JOB, None)
 
 
 def test_a_first_report_without_a_state_is_progress() -> None:
     bare = {key: value for key, value in JOB.items() if key != "status"}
-    assert not wakes(bare, {**bare, "status": {"training": {"step": 1}}})
+    assert not wakes_job(bare, {**bare, "status": {"training": {"step": 1}}})
 
 
 @given(st.dictionaries(st.sampled_from(["step", "reward", "stage", "parity"]), st.integers()))
 def test_no_report_of_progress_wakes(training: dict[str, int]) -> None:
-    kept = {key: JOB["status"]["training"][key] for key in ("state", "incarnation")}
-    assert not wakes(JOB, changed("status.training", {**training, **kept}))
+    kept = {key: JOB["status"]["training"][key] for key in ("state", "incarnation", "reshapes")}
+    assert not wakes_job(JOB, changed("status.training", {**training, **kept}))

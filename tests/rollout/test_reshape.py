@@ -18,7 +18,7 @@ from longboat_runtime.samples import FinishedSample, FinishReason, FleetReport, 
 from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
 from tests.rollout.reference import PROBE, ReferenceModel, request
-from tests.rollout.test_fleet import published, serving, spec
+from tests.rollout.test_fleet import published, serving, spec, tokens_of_memory
 from tests.support.tiny_model import build_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
@@ -78,6 +78,7 @@ async def test_what_runs_goes_on_in_the_new_shape(
     assert done.seconds[ReshapePhase.START] > 0
     (name,) = await serving(fleet, 1)
     assert name.endswith("/0-1")
+    assert (await fleet.loads())[name].kv_tokens == tokens_of_memory(model_directory, 2)
     found = await reports(fleet, len(requests))
     moves = [report for report in found if isinstance(report, MovedSample)]
     assert {(move.source in names, move.target) for move in moves} == {(True, name)}

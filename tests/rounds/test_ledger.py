@@ -64,6 +64,25 @@ def test_a_sample_keeps_its_seat_while_it_is_generated_again() -> None:
     assert ledger.groups[PROMPT].samples[1].state is SampleState.SURPLUS
 
 
+def test_what_is_drawn_again_after_a_loss_is_counted() -> None:
+    """The first sample had nothing in the store when it was lost, the second 3 of its 4 tokens, the third never was."""
+    first, second = (SampleId(*PROMPT, 0, index) for index in range(2))
+    ledger = fold(
+        *LAUNCHED,
+        events.Lost(first, "its engine died"),
+        events.Relaunched(first),
+        events.Moved(second, 3, (VersionSpan(0, 0, 3),), "engine-0", "engine-1"),
+        events.Lost(second, "its engine died", begun=(VersionSpan(0, 0, 3),)),
+        events.Relaunched(second),
+        generated(0),
+        generated(1),
+    )
+    assert ledger.rounds[1].redrawn_tokens == 4 + 1
+    assert add(ledger, generated(2))
+    assert (ledger.rounds[1].redrawn_tokens, ledger.rounds[1].generated_tokens) == (5, 12)
+    assert from_snapshot(json.loads(json.dumps(to_snapshot(ledger)))).rounds[1].redrawn_tokens == 5
+
+
 def test_a_group_with_a_grader_error_cannot_be_kept() -> None:
     ledger = fold(*LAUNCHED, generated(0), generated(1), graded(0), graded(1, GradeKind.GRADER_ERROR))
     assert not add(ledger, events.GroupKept(PROMPT, 0))

@@ -43,6 +43,17 @@ def test_what_is_unfinished_is_replaced() -> None:
     assert held.nbytes == 4 * 4 + 5 * 4 + 5 * 4 + 10
 
 
+def test_an_engine_that_is_known_to_be_dead_puts_nothing() -> None:
+    """What it sent just before may arrive when its sample has been deleted, or is being made again."""
+    held = HeldSamples()
+    held.put([replace(sample(0), finish_reason=FinishReason.ABORT)])
+    held.refused.add("e")
+    held.put([sample(0, tokens=5), sample(1)])
+    assert [len(got.token_ids) for got in held.get([sample(0).id])] == [3]
+    held.put([replace(sample(1), engine="e.1")])
+    assert held.ids() == [sample(0).id, sample(1).id]
+
+
 def test_graders_get_what_is_held_without_tokens() -> None:
     held = HeldSamples()
     held.put([sample(0), sample(1, tokens=9)])

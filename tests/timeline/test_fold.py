@@ -185,3 +185,9 @@ def test_a_reshape_is_work_between_rounds() -> None:
         (1, 18, 20, True),
         (1, 23, 25, False),
     ]
+
+
+def test_a_pod_that_is_given_back_is_drained_until_the_event() -> None:
+    timeline = folded(*start(), *short_round(), (20, events.PodDrained("pod-1", 1.5)))
+    drains = [span for span in timeline.spans if span.work is Work.DRAIN]
+    assert [(span.step, span.start - EPOCH, span.end - EPOCH, span.done) for span in drains] == [(1, 18.5, 20, True)]

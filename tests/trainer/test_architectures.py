@@ -66,7 +66,7 @@ def test_what_was_not_trained_is_exported_as_it_came(tmp_path: Path, name: str) 
     models()[name].save_pretrained(tmp_path / "model")
     actor = TrainerActor(make_spec(tmp_path / "model"), 0, 1, store=None)
     try:
-        actor.load(process_group.free_address("127.0.0.1"))
+        actor.load(process_group.serve("127.0.0.1"))
         actor.export(tmp_path / "export")
     finally:
         process_group.leave()

@@ -95,7 +95,7 @@ def local(tensor: Tensor) -> Tensor:
 @contextmanager
 def only_rank(spec: RLJobSpec) -> Iterator[TrainerRank]:
     """A group of one rank in this process, loaded."""
-    rank = TrainerRank(spec, 0, 1, process_group.free_address("127.0.0.1"))
+    rank = TrainerRank(spec, 0, 1, process_group.serve("127.0.0.1"))
     try:
         rank.load()
         yield rank
@@ -108,14 +108,17 @@ def run_ranks(world_size: int, work: Callable[[TrainerRank, Path], None], spec: 
 
     They are forked from a process that has imported what they need: importing it in each takes longer than most of the work.
     """
-    address = process_group.free_address("127.0.0.1")
+    address = process_group.serve("127.0.0.1")
     multiprocessing.set_forkserver_preload(PRELOADED)
-    torch.multiprocessing.start_processes(
-        _run_rank,
-        (world_size, address, work, spec.model_dump(mode="json"), directory),
-        nprocs=world_size,
-        start_method="forkserver",
-    )
+    try:
+        torch.multiprocessing.start_processes(
+            _run_rank,
+            (world_size, address, work, spec.model_dump(mode="json"), directory),
+            nprocs=world_size,
+            start_method="forkserver",
+        )
+    finally:
+        process_group.leave()
 
 
 def _run_rank(

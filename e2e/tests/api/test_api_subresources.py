@@ -5,6 +5,7 @@ import json
 import pytest
 
 from e2e.cluster.cluster import Cluster
+from e2e.cluster.errors import CommandError
 from e2e.tests.api.objects import NAMESPACE, STARTED, Jobs, NewJob
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
@@ -18,6 +19,32 @@ def test_scale(server: Cluster, jobs: Jobs, new_job: NewJob) -> None:
     scale = json.loads(server.kubectl("-n", NAMESPACE, "get", "rlj", name, "--subresource=scale", "-o", "json"))
     assert scale["spec"] == {"replicas": 3}
     assert scale["status"] == {"replicas": 1, "selector": "longboat.dev/job=job"}
+
+
+def test_scale_below_the_minimum_is_refused(server: Cluster, jobs: Jobs, new_job: NewJob) -> None:
+    name = new_job({"spec.rollout.replicas": 3, "spec.rollout.minReplicas": 2}, {"startTime": STARTED})
+    server.kubectl("-n", NAMESPACE, "scale", "rlj", name, "--replicas=2")
+    with pytest.raises(
+        CommandError, match="below minReplicas, the fewest rollout pods of the job: raise it, or lower minReplicas"
+    ):
+        server.kubectl("-n", NAMESPACE, "scale", "rlj", name, "--replicas=1")
+    assert jobs.get(name)["spec"]["rollout"]["replicas"] == 2
+
+
+def test_the_operators_two_managers_take_nothing_from_each_other(jobs: Jobs, new_job: NewJob) -> None:
+    """Server-side apply drops what a manager leaves out, if no other manager has applied it."""
+    name = new_job()
+    mine = {"incarnation": {"number": 1, "request": "token"}, "rolloutReplicas": 2}
+    grant = {"rollout": {"answers": 1, "replicas": 1, "leaving": [{"pod": "job-rollout-1-a0", "deadline": STARTED}]}}
+    jobs.apply_status(name, "longboat-operator", {"phase": "Running", "allocation": mine})
+    jobs.apply_status(name, "longboat-operator-pool", {"allocation": {"grant": grant}})
+    jobs.apply_status(name, "longboat-operator", {"phase": "Running", "allocation": mine | {"rolloutReplicas": 1}})
+    assert jobs.get(name)["status"]["allocation"] == mine | {"rolloutReplicas": 1, "grant": grant}
+    later = {"rollout": {"answers": 2, "replicas": 1}}
+    jobs.apply_status(name, "longboat-operator-pool", {"allocation": {"grant": later}})
+    assert jobs.get(name)["status"]["allocation"] == mine | {"rolloutReplicas": 1, "grant": later}
+    jobs.apply_status(name, "longboat-operator-pool", {})
+    assert jobs.get(name)["status"] == {"phase": "Running", "allocation": mine | {"rolloutReplicas": 1}}
 
 
 def test_jobs_are_found_by_phase_and_runtime(server: Cluster, new_job: NewJob) -> None:

@@ -30,7 +30,7 @@ def driver(server: Cluster, jobs: Jobs, new_job: NewJob) -> Jobs:
 def test_a_driver_writes_its_own_fields(driver: Jobs) -> None:
     status = {
         "training": TRAINING,
-        "demand": {"incarnationRequest": "token", "rolloutReplicas": 2},
+        "demand": {"incarnationRequest": "token", "rollout": {"incarnation": 2, "number": 1, "replicas": 2}},
         "checkpoint": {"incarnation": 2, "step": 1},
         "problem": {"reason": "StageStuck", "message": "train has taken 1800 s"},
     }
@@ -50,6 +50,8 @@ def test_a_first_demand_needs_no_incarnation(driver: Jobs, jobs: Jobs) -> None:
     [
         ({"phase": "Succeeded"}, "status.phase belongs to the operator"),
         ({"allocation": {"rolloutReplicas": 100}}, "status.allocation belongs to the operator"),
+        ({"allocation": {"grant": {"rollout": {"replicas": 100}}}}, "status.allocation belongs to the operator"),
+        ({"reported": {"demandLimited": True}}, "status.reported belongs to the operator"),
         ({"startTime": None}, "status.startTime belongs to the operator"),
         (
             {"conditions": [{"type": "Failed", "status": "True", "reason": "X", "lastTransitionTime": STARTED}]},
@@ -65,13 +67,22 @@ def test_a_driver_writes_nothing_else(driver: Jobs, jobs: Jobs, status: dict[str
     assert jobs.get("job")["status"] == GRANTED
 
 
-def test_a_driver_cannot_write_in_the_operators_name(driver: Jobs) -> None:
-    """Applying as the operator's manager with less would take its fields away."""
+def test_a_driver_cannot_write_in_the_operators_name(driver: Jobs, jobs: Jobs) -> None:
+    """Applying as one of the operator's managers with less would take its fields away."""
     with pytest.raises(Refused, match="belongs to the operator"):
         driver.apply_status("job", "longboat-operator", {"phase": "Running"})
+    jobs.apply_status("job", "longboat-operator-pool", {"allocation": {"grant": {"rollout": {"replicas": 1}}}})
+    with pytest.raises(Refused, match="belongs to the operator"):
+        driver.apply_status("job", "longboat-operator-pool", {})
 
 
-@pytest.mark.parametrize("stale", [{"training": {**TRAINING, "incarnation": 1}}, {"demand": {"rolloutReplicas": 1}}])
+@pytest.mark.parametrize(
+    "stale",
+    [
+        {"training": {**TRAINING, "incarnation": 1}},
+        {"demand": {"rollout": {"incarnation": 1, "number": 1, "replicas": 1}}},
+    ],
+)
 def test_an_older_incarnation_is_fenced_off(driver: Jobs, jobs: Jobs, stale: dict[str, Any]) -> None:
     """Leaving the incarnation out would be a way round it: applied status drops what is left out."""
     driver.apply_status("job", "longboat-driver", {"training": TRAINING})

@@ -126,9 +126,15 @@ class KubeClient:
         return await self._write(Request("POST", resource.path(namespace), "create", resource.plural, query, body))
 
     async def apply(
-        self, resource: Resource, body: Object, *, subresource: str | None = None, force: bool = True
+        self,
+        resource: Resource,
+        body: Object,
+        *,
+        subresource: str | None = None,
+        force: bool = True,
+        manager: str = FIELD_MANAGER,
     ) -> dict[str, Any]:
-        """Server-side apply as our field manager.
+        """Server-side apply as one of our field managers.
 
         Raises:
             ConflictError: another manager's field (unless forced), a stale `metadata.resourceVersion`, or a
@@ -137,7 +143,7 @@ class KubeClient:
         """
         metadata = body["metadata"]
         path = resource.path(metadata.get("namespace"), metadata["name"], subresource)
-        query = {"fieldManager": FIELD_MANAGER, "force": "true" if force else "false"}
+        query = {"fieldManager": manager, "force": "true" if force else "false"}
         return await self._write(
             Request("PATCH", path, "apply", _counted(resource, subresource), query, body, content_type=_APPLY)
         )

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from kubernetes.aio.client.configuration import Configuration
@@ -53,6 +54,9 @@ class Transport:
 
     def __init__(self, configuration: Configuration, timeout_seconds: float = REQUEST_TIMEOUT_SECONDS) -> None:
         configuration.connection_pool_maxsize = 0  # no limit: each watch holds a connection
+        configuration.proxy = configuration.proxy or _proxy(configuration.host)
+        # aiohttp would look for a proxy and a .netrc before every request, each time in another thread.
+        configuration.client_session_kwargs = {"trust_env": False}
         self.configuration = configuration
         self.timeout_seconds = timeout_seconds
         self._rest = RESTClientObject(configuration)
@@ -139,6 +143,14 @@ class Transport:
                 yield response
         except _SILENCE as error:
             raise _no_answer(request, error) from error
+
+
+def _proxy(host: str) -> str | None:
+    """The proxy that HTTPS_PROXY (of an http:// server, HTTP_PROXY) names, unless NO_PROXY exempts the server."""
+    url = URL(host)
+    if url.host is None or proxy_bypass(url.host):
+        return None
+    return getproxies().get(url.scheme)
 
 
 def _verb_and_resource(url: URL) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from longboat_crds.base import Role
 from longboat_crds.failure import FailurePolicySpec
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_operator.model import Action, ApplyObject, CreateObject, PatchMetadata, Target
+from longboat_operator.plan.places import Places
 from longboat_operator.plan.records import RoleCount, remembered
 from longboat_operator.plan.starts import says_missing
 from longboat_operator.plan.surroundings import LOOK_AGAIN_SECONDS, ClaimsInUse, claims_in_use, surroundings_of
@@ -49,30 +50,31 @@ class Vacancy:
     wait: float
 
 
-def creation_of(view: JobView, counts: Mapping[Role, RoleCount], now: datetime) -> Creation:
+def creation_of(view: JobView, places: Places, counts: Mapping[Role, RoleCount], now: datetime) -> Creation:
     """What is missing, in start order.
 
-    Rule: account, service, policies, claim and token come before pods; the driver's pod comes first, the others follow
-    at once, since they wait for the head themselves. Before the first pod from a template, its revision and the first pod
+    Rule: account, service, policies, claim and token come before pods, and so does the job's grant; the driver's pod comes
+    first, the others follow at once, since they wait for the head themselves. Before the first pod from a template, its
+    revision and the first pod
     of each role are checked by a dry run: a job whose template is rejected has no revision, so its next plan takes the
     template as it then is. A role whose pod was rejected asks for no further pods until that one is accepted.
     """
     template = template_of(view)
     if isinstance(template, Finding):
         return Creation(finding=template)
-    open_places = list(vacancies(view, counts, now))
-    places = [place for place in open_places if place.wait <= 0]
+    vacant = list(vacancies(view, places, counts, now)) if view.grant else []
+    to_fill = [vacancy for vacancy in vacant if vacancy.wait <= 0]
     around = surroundings_of(view)
-    claims = claims_in_use(view) if places else ClaimsInUse()
+    claims = claims_in_use(view) if to_fill else ClaimsInUse()
     name = view.status.ray_token_secret
-    token = ray_token_of(view) if places or says_missing(view, name) else RayToken(name)
+    token = ray_token_of(view) if to_fill or says_missing(view, name) else RayToken(name)
     if look_up := (*around.look_up, *claims.look_up, *token.look_up):
         return Creation(finding=_rejected(view, look_up), template=template, ray_token=token.name, look_up=look_up)
     if finding := around.finding or claims.finding:
         return Creation(around.actions, finding, template, LOOK_AGAIN_SECONDS, token.name)
     actions: list[Action] = [*around.actions]
     try:
-        pods = list(_pods(view, template, places, token, one_node=claims.one_node)) if token.may_be_used else []
+        pods = list(_pods(view, template, to_fill, token, one_node=claims.one_node)) if token.may_be_used else []
     except TemplateInvalid as error:
         return Creation(
             finding=Finding(ConditionType.RUNTIME_RESOLVED, False, Reason.POD_TEMPLATE_INVALID, str(error)),
@@ -84,7 +86,7 @@ def creation_of(view: JobView, counts: Mapping[Role, RoleCount], now: datetime) 
     if template.is_new and token.may_be_used:
         actions.append(CreateObject(runtime_revision(view.job, template.number, template.runtime), dry_run=True))
     actions += pods
-    waits = [place.wait for place in open_places if place.wait > 0]
+    waits = [vacancy.wait for vacancy in vacant if vacancy.wait > 0]
     written = [_target(action) for action in actions]
     return Creation(tuple(actions), _rejected(view, written), template, min(waits, default=None), token.name)
 
@@ -125,7 +127,7 @@ def _another(view: JobView) -> RayToken:
     return RayToken(view.job.ray_token(view.observed.random))
 
 
-def vacancies(view: JobView, counts: Mapping[Role, RoleCount], now: datetime) -> Iterator[Vacancy]:
+def vacancies(view: JobView, places: Places, counts: Mapping[Role, RoleCount], now: datetime) -> Iterator[Vacancy]:
     """Indices that should have a pod but have none.
 
     Rules: an index gets a pod only when no pod of it exists any more, so two never live at once; one whose pod was lost
@@ -134,7 +136,7 @@ def vacancies(view: JobView, counts: Mapping[Role, RoleCount], now: datetime) ->
     for role in ROLES:
         published = remembered(view.published(role))
         taken = {pod.index for pod in view.pods[role]}
-        for index in range(view.desired(role)):
+        for index in places[role]:
             if index in taken:
                 continue
             if index not in counts[role].records:
@@ -154,12 +156,12 @@ def wait_seconds(losses: int, policy: FailurePolicySpec) -> float:
 
 
 def _pods(
-    view: JobView, template: Template, places: list[Vacancy], token: RayToken, *, one_node: bool
+    view: JobView, template: Template, vacancies: list[Vacancy], token: RayToken, *, one_node: bool
 ) -> Iterator[CreateObject]:
     revision = view.job.revision(template.number)
     checked: set[Role] = set()
     rejected: set[Role] = set()
-    for place in places:
+    for place in vacancies:
         role = place.role
         if role in rejected:
             continue

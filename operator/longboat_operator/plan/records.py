@@ -70,17 +70,24 @@ def remembered(role: RoleStatus | None) -> RoleCount:
     )
 
 
-def released(memory: RoleCount, pods: Sequence[PodView], keep: int = 0) -> RoleCount:
-    """Memory without indices from `keep` on, whose pods are deleted on purpose, which is no loss.
+def released(memory: RoleCount, pods: Sequence[PodView], keep: Collection[int] = ()) -> RoleCount:
+    """Memory of the indices `keep` alone; the others' pods are deleted on purpose, which is no loss.
 
     Their attempt numbers stay used up, so a pod that is created later has a higher one.
     """
-    gone = [r.attempt for i, r in memory.records.items() if i >= keep] + [p.attempt for p in pods if p.index >= keep]
+    gone = [r.attempt for i, r in memory.records.items() if i not in keep]
+    gone += [p.attempt for p in pods if p.index not in keep]
     return replace(
         memory,
-        records={i: r for i, r in memory.records.items() if i < keep},
+        records={i: r for i, r in memory.records.items() if i in keep},
         next_attempt=max([memory.next_attempt, *(attempt + 1 for attempt in gone)]),
     )
+
+
+def is_past(memory: RoleCount, pod: PodView) -> bool:
+    """Whether the pod is of an attempt that was given up: released, or older than the newest."""
+    record = memory.records.get(pod.index)
+    return pod.attempt < (record.attempt if record else memory.next_attempt)
 
 
 def dismissed(memory: RoleCount, pods: Sequence[PodView], message: str, now: datetime) -> RoleCount:
@@ -108,16 +115,18 @@ def count(
     role: Role,
     memory: RoleCount,
     pods: Sequence[PodView],
-    desired: int,
+    wanted: Sequence[int],
     step: int,
     now: datetime,
     lost: Mapping[str, Loss],
     failed_inside: str | None = None,
     disruptions: Collection[datetime] = (),
+    draining: Collection[int] = (),
 ) -> RoleCount:
     """Memory after a look at the role's pods, of which those in `lost` (by uid) can't serve any more.
 
-    `failed_inside` says how a process failed whose container outlived it. `disruptions` explain why containers
+    `wanted` are the indices that should have a pod, `draining` further ones whose pod is about to go. `failed_inside` says how
+    a process failed whose container outlived it. `disruptions` explain why containers
     of this role failed (`explained`), which then doesn't count.
 
     Rules:
@@ -125,6 +134,7 @@ def count(
     * each restart of a container is a failure, and so is each loss of a pod (`losses` says which of them count), and
       each start of the driver after a failure that its container outlived;
     * a record whose pod is not there is a loss too: somebody deleted it between two looks;
+    * what fails in a pod that is drained is no failure, even if the pod stays after all;
     * what counts is incidents, which are failures that lie close together (`Incidents`), by the times that nodes and the
       API server give, so it doesn't matter when the operator looks, or which operator;
       * incidents are those since the last new step: when `step` is above `restart_step` the count starts over. A step that
@@ -135,7 +145,7 @@ def count(
     newest = {pod.index: pod for pod in pods}
     records: dict[int, PodRecord] = {}
     failures: list[Failure] = []
-    for index in range(desired):
+    for index in (*wanted, *draining):
         pod = newest.get(index)
         loss = lost.get(pod.uid) if pod else None
         record = _current(memory, index, pod, anew=anew, lost=loss is not None)
@@ -144,7 +154,9 @@ def count(
         pod = pod if pod and pod.attempt == record.attempt else None
         if pod and pod.node:
             record = record.model_copy(update={"node": pod.node, "was_ready": record.was_ready or pod.ready})
-        if record.lost_time is None:
+        if index in draining:
+            record = record.model_copy(update={"restarts": restart_count(pod.raw) if pod else record.restarts})
+        elif record.lost_time is None:
             name = job.pod(role, index, record.attempt)
             found = [*_restarts(record, name, pod, now), *_losses(record, name, pod, loss, now)]
             record = _after(record, found, now, anew=anew)
@@ -158,7 +170,7 @@ def count(
     ]
     # Restarts about which nothing is known are equal, and reported once.
     news = tuple(_told(role, records[failure.index], failure, now) for failure in dict.fromkeys(failures))
-    memory = replace(released(memory, pods, keep=desired), records=records, news=news)
+    memory = replace(released(memory, pods, keep=(*wanted, *draining)), records=records, news=news)
     return _with(memory, failures, step, anew=anew) if failures else memory
 
 

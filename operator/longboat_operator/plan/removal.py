@@ -9,7 +9,7 @@ from datetime import datetime
 from longboat_crds.reasons import Reason
 from longboat_operator.model import DeleteObject
 from longboat_operator.plan.losses import Loss, loss_of
-from longboat_operator.plan.records import RoleCount, remembered
+from longboat_operator.plan.records import RoleCount, is_past, remembered
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.view import JobView, PodView
 
@@ -54,21 +54,16 @@ def condemned(view: JobView, lost: Mapping[str, Loss]) -> Iterator[PodView]:
     """Pods of a running job that must go; those in `lost` (by uid) can't serve any more.
 
     Rule: judged by the status as published, so that what a pod can tell is recorded before it goes: pods
-    whose loss is recorded, pods of attempts that were given up (scaled down, or older than the newest), and pods whose
+    whose loss is recorded, pods of attempts that were given up (released, or older than the newest), and pods whose
     Ray token is not the job's any more.
     """
     token = view.status.ray_token_secret
     for role in ROLES:
         memory = remembered(view.published(role))
         for pod in view.pods[role]:
-            given_up = _is_past(memory, pod) or (token is not None and pod.ray_token != token)
+            given_up = is_past(memory, pod) or (token is not None and pod.ray_token != token)
             if given_up or (pod.uid in lost and _is_recorded(memory, pod)):
                 yield pod
-
-
-def _is_past(memory: RoleCount, pod: PodView) -> bool:
-    record = memory.records.get(pod.index)
-    return pod.attempt < (record.attempt if record else memory.next_attempt)
 
 
 def _is_recorded(memory: RoleCount, pod: PodView) -> bool:

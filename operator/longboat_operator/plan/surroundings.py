@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from longboat_crds.reasons import ConditionType, Reason
@@ -32,6 +33,7 @@ from longboat_operator.pods.claim import (
     metadata_patch,
     on_one_node,
 )
+from longboat_operator.pods.names import JobRef
 from longboat_operator.pods.network import head_service, job_network, reward_network
 from longboat_operator.reading.conditions import Finding
 from longboat_operator.reading.view import JobView
@@ -130,13 +132,24 @@ def claims_in_use(view: JobView) -> ClaimsInUse:
     return ClaimsInUse(one_node)
 
 
-def _wanted(view: JobView) -> Iterator[Object]:
-    job = view.job
+def _of_every(job: JobRef) -> Iterator[Object]:
+    """What depends on nothing but the job's name."""
     yield driver_account(job)
     yield driver_role(job)
     yield driver_role_binding(job)
     yield head_service(job)
     yield job_network(job)
+
+
+# Much of a plan that finds nothing to do would be these, again and again.
+@lru_cache(maxsize=4096)
+def _digests(job: JobRef) -> Mapping[Target, str]:
+    return {_target(body): digest(body) for body in _of_every(job)}
+
+
+def _wanted(view: JobView) -> Iterator[Object]:
+    job = view.job
+    yield from _of_every(job)
     yield reward_network(job, view.observed.dns_peers)
     if view.spec.checkpoint.claim_name is None:
         yield checkpoint_claim(job, view.spec.checkpoint)
@@ -157,7 +170,7 @@ def _stands(view: JobView, body: Object, live: Object) -> bool:
     annotations = live["metadata"].get("annotations") or {}
     return (
         view.child(*_target(body)) is not None  # it still has the label that it is watched by
-        and annotations.get(ANNOTATION_HASH) == digest(body)
+        and annotations.get(ANNOTATION_HASH) == (_digests(view.job).get(_target(body)) or digest(body))
         and annotations.get(ANNOTATION_LIVE_HASH) == live["digest"]
     )
 

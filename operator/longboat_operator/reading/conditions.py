@@ -28,3 +28,8 @@ def holds(conditions: Sequence[Condition] | None, kind: ConditionType) -> bool:
     """Whether the condition is there and True."""
     found = find(conditions, kind)
     return found is not None and found.status == "True"
+
+
+def has_ended(conditions: Sequence[Condition] | None) -> bool:
+    """Whether the job is terminal."""
+    return any(holds(conditions, kind) for kind in (ConditionType.SUCCEEDED, ConditionType.FAILED))

@@ -8,7 +8,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from longboat_crds.status import RLJobStatus
+from longboat_crds.status import RLJobStatus, RolloutDemand, RolloutGrant
+
+# What makes a reshape another one; what is measured of it later is progress.
+RESHAPE_IDENTITY = ("step", "kind", "tensorParallel", "reason", "failure")
 
 
 def read_status(status: Mapping[str, Any]) -> RLJobStatus:
@@ -32,3 +35,16 @@ def read_status(status: Mapping[str, Any]) -> RLJobStatus:
                 parent = parent[key]
             del parent[location[-1]]
         return RLJobStatus.model_validate(known)
+
+
+def rollout_demand(status: RLJobStatus) -> RolloutDemand | None:
+    """The demand for rollout pods that counts: the current incarnation's, none of another one's."""
+    demand = status.demand.rollout if status.demand else None
+    current = status.allocation.incarnation if status.allocation else None
+    return demand if demand and current and demand.incarnation == current.number else None
+
+
+def rollout_grant(status: RLJobStatus) -> RolloutGrant | None:
+    """The rollout pods that the job was granted."""
+    grant = status.allocation.grant if status.allocation else None
+    return grant.rollout if grant else None

@@ -1,10 +1,12 @@
-"""The snapshot with its parts parsed: spec, status, and pods by role. Pure."""
+"""The snapshots of a job and of its pool with their parts parsed: spec, status, and pods by role. Pure."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property, lru_cache
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,12 +14,12 @@ from pydantic import ValidationError
 from longboat_crds.base import Role
 from longboat_crds.job import RLJobSpec
 from longboat_crds.reasons import ConditionType
-from longboat_crds.status import Problem, RLJobStatus, RoleStatus, Training
+from longboat_crds.status import Problem, RLJobStatus, RoleStatus, RolloutDemand, RolloutGrant, Training
 from longboat_operator.model import ANNOTATION_RAY_TOKEN, LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE, Object, Observed
 from longboat_operator.pods.names import JobRef
 from longboat_operator.pods.roles import ROLES
-from longboat_operator.reading.conditions import holds
-from longboat_operator.reading.status import read_status
+from longboat_operator.reading.conditions import has_ended, holds
+from longboat_operator.reading.status import read_status, rollout_demand, rollout_grant
 from longboat_operator.reading.times import moment
 
 
@@ -25,7 +27,7 @@ class SpecUnreadable(ValueError):
     """This version can't read the job's spec; names the field."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PodView:
     """A pod with its place in the job."""
 
@@ -61,7 +63,7 @@ class PodView:
         conditions = self.raw.get("status", {}).get("conditions") or ()
         return next((c for c in conditions if c.get("type") == kind), {})
 
-    @property
+    @cached_property
     def ready(self) -> bool:
         """Ready and not being deleted."""
         return self.deleted_at is None and self.condition("Ready").get("status") == "True"
@@ -81,7 +83,7 @@ class JobView:
     @property
     def finished(self) -> bool:
         """Terminal, as published."""
-        return any(holds(self.status.conditions, t) for t in (ConditionType.SUCCEEDED, ConditionType.FAILED))
+        return has_ended(self.status.conditions)
 
     @property
     def suspended(self) -> bool:
@@ -110,9 +112,15 @@ class JobView:
         """Highest step known to be committed, by whichever driver."""
         return self.status.training.step if self.status.training else 0
 
-    def desired(self, role: Role) -> int:
-        """Pods of a role that the spec asks for."""
-        return ROLES[role].desired(self.spec)
+    @property
+    def demand(self) -> RolloutDemand | None:
+        """Rollout pods that the current driver asks for."""
+        return rollout_demand(self.status)
+
+    @property
+    def grant(self) -> RolloutGrant | None:
+        """Rollout pods that the job may have, and those that it has to give back; None until its pool was planned."""
+        return rollout_grant(self.status)
 
     def published(self, role: Role) -> RoleStatus | None:
         """The role in the status."""
@@ -131,6 +139,55 @@ class JobView:
         return self.child(kind, name) or self.observed.looked_up.get((kind, name))
 
 
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """What the plan of a pool reads of its job: `status` without what it doesn't read, and rollout pods."""
+
+    job: JobRef
+    replicas: int
+    min_replicas: int
+    suspend: bool
+    status: RLJobStatus
+    pods: tuple[PodView, ...]
+
+    @property
+    def finished(self) -> bool:
+        """Terminal, as published."""
+        return has_ended(self.status.conditions)
+
+    @property
+    def suspended(self) -> bool:
+        """Without pods on purpose, as published."""
+        return holds(self.status.conditions, ConditionType.SUSPENDED)
+
+
+_OF_A_POOL = ("demand", "allocation", "conditions", "suspendTime")
+
+
+def read_pool(observed: Observed, job: Object) -> PoolView:
+    """Reads the snapshot of a pool.
+
+    Raises:
+        SpecUnreadable: the spec is of another version.
+    """
+    spec, status = job["spec"], job.get("status") or {}
+    rollout = spec.get("rollout") or {}
+    replicas, least = rollout.get("replicas", 1), rollout.get("minReplicas", 0)
+    if not (isinstance(replicas, int) and isinstance(least, int)):
+        raise SpecUnreadable("spec.rollout.replicas and spec.rollout.minReplicas: must be integers")
+    kept = {name: status[name] for name in _OF_A_POOL if name in status}
+    if found := (status.get("roles") or {}).get("rollout"):
+        kept["roles"] = {"rollout": found}
+    return PoolView(
+        job=job_ref(job),
+        replicas=replicas,
+        min_replicas=least,
+        suspend=bool(spec.get("suspend")),
+        status=read_status(kept),
+        pods=pods_by_role(observed)[Role.ROLLOUT],
+    )
+
+
 def job_ref(job: Object) -> JobRef:
     """The job's identity."""
     metadata = job["metadata"]
@@ -144,7 +201,7 @@ def read(observed: Observed, job: Object) -> JobView:
         SpecUnreadable: the spec is of another version.
     """
     try:
-        spec = RLJobSpec.model_validate(job["spec"])
+        spec = _spec(json.dumps(job["spec"]))
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in ("spec", *first["loc"]))
@@ -154,12 +211,18 @@ def read(observed: Observed, job: Object) -> JobView:
         generation=int(job["metadata"].get("generation", 0)),
         spec=spec,
         status=read_status(job.get("status") or {}),
-        pods=_pods(observed),
+        pods=pods_by_role(observed),
         observed=observed,
     )
 
 
-def _pods(observed: Observed) -> Mapping[Role, tuple[PodView, ...]]:
+@lru_cache(maxsize=4096)
+def _spec(text: str) -> RLJobSpec:
+    """The spec that is written so. Specs rarely change, and checking one takes longer than any other part of a plan."""
+    return RLJobSpec.model_validate(json.loads(text))
+
+
+def pods_by_role(observed: Observed) -> Mapping[Role, tuple[PodView, ...]]:
     """Pods by role, by index and attempt. A pod whose labels were removed is no longer the job's."""
     found: dict[Role, list[PodView]] = {role: [] for role in ROLES}
     for pod in observed.children.get("Pod", {}).values():

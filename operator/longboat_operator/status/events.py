@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from longboat_crds.base import Role
 from longboat_crds.explanations import explain
 from longboat_crds.reasons import ConditionType, Reason, ReasonGroup
 from longboat_crds.status import Condition, Phase, RestartRecord, RLJobStatus
 from longboat_operator.model import EmitEvent
+from longboat_operator.plan.leaving import Departure, Ground
 from longboat_operator.plan.records import RoleCount
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import find, holds
+from longboat_operator.reading.status import rollout_demand, rollout_grant
+from longboat_operator.status.reported import digest_of
 
 # Reported by restarts, pod by pod, and by scaling; conditions don't repeat it.
 _TOLD_ALREADY = frozenset(
@@ -29,15 +32,31 @@ NORMAL = "Normal"
 WARNING = "Warning"
 
 
-def events_of(old: RLJobStatus, new: RLJobStatus, counts: Mapping[Role, RoleCount]) -> Iterator[EmitEvent]:
-    """Events that report what has changed between two statuses.
+_DEPARTURES = {
+    Ground.DRAINED: (NORMAL, "Drained", "is drained and is deleted."),
+    Ground.OVERDUE: (WARNING, "DrainDeadlineMissed", "was not drained by its deadline and is deleted."),
+    Ground.UNUSED: (NORMAL, "Released", "never got ready and is deleted."),
+    Ground.NO_DRIVER: (NORMAL, "Released", "is deleted: no driver is up that could drain it."),
+}
 
-    Rule: phases and restarts always; a condition when it says for the first time, or for a new reason, that something
+
+def events_of(
+    old: RLJobStatus, new: RLJobStatus, counts: Mapping[Role, RoleCount], departures: Sequence[Departure] = ()
+) -> Iterator[EmitEvent]:
+    """Events that report what has changed between two statuses, and which pods may leave from now on.
+
+    Rule: phases, restarts, scales, pods that leave and reshapes always; a demand for rollout pods when it begins to be
+    limited; a condition when it says for the first time, or for a new reason, that something
     is wrong (its reason is not of progress) that no other event reports. Counts and times never: they are in the status.
     """
     for role in ROLES:
         yield from (_restart(record) for record in counts[role].news)
     yield from _scaled(old, new)
+    yield from _limited(old, new)
+    for departure in departures:
+        kind, reason, text = _DEPARTURES[departure.ground]
+        yield EmitEvent(kind, reason, f"Role {Role.ROLLOUT}, pod {departure.pod} {text}")
+    yield from _reshaped(old, new)
     yield from _warnings(old, new)
     if new.phase != old.phase:
         yield from _phase(old, new)
@@ -54,7 +73,46 @@ def _scaled(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:
     for role in ROLES:
         before, after = getattr(old.roles, role), getattr(new.roles, role)
         if before and after and before.desired != after.desired:
-            yield EmitEvent(NORMAL, "Scaled", f"Role {role} from {before.desired} to {after.desired} pods.")
+            why = _reason_of(new, after.desired) if role is Role.ROLLOUT else None
+            numbers = f"Role {role} from {before.desired} to {after.desired} pods"
+            yield EmitEvent(NORMAL, "Scaled", f"{numbers}: {why}" if why else f"{numbers}.")
+
+
+def _reason_of(status: RLJobStatus, replicas: int) -> str | None:
+    """The driver's reason for so many rollout pods, if it has them because it asked for them."""
+    demand, grant = rollout_demand(status), rollout_grant(status)
+    if demand and grant and grant.answers == demand.number and demand.replicas == grant.replicas == replicas:
+        return demand.reason
+    return None
+
+
+def _limited(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:
+    if not (new.reported and new.reported.demand_limited) or (old.reported and old.reported.demand_limited):
+        return
+    demand, grant = rollout_demand(new), rollout_grant(new)
+    if demand and grant:
+        bound = "rollout.replicas" if demand.replicas > grant.replicas else "rollout.minReplicas"
+        why = f" ({demand.reason})" if demand.reason else ""
+        text = (
+            f"The driver asks for {demand.replicas} rollout pods{why} and gets {grant.replicas}, the bound of {bound}."
+        )
+        yield EmitEvent(NORMAL, "DemandLimited", text)
+
+
+def _reshaped(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:
+    told = set((old.reported.reshapes if old.reported else None) or ())
+    to_tell = set((new.reported.reshapes if new.reported else None) or ()) - told
+    for reshape in (new.training.reshapes if new.training else None) or ():
+        if (name := digest_of(reshape)) not in to_tell:
+            continue
+        to_tell.remove(name)
+        place = f"{reshape.kind.lower()} rounds, after step {reshape.step}"
+        if reshape.failure:
+            text = f"Engines keep tensorParallel {reshape.tensor_parallel} for {place}: {reshape.failure} ({reshape.reason})"
+            yield EmitEvent(WARNING, "ReshapeFailed", text)
+        else:
+            text = f"Engines have tensorParallel {reshape.tensor_parallel} for {place}, in {reshape.seconds} s: {reshape.reason}"
+            yield EmitEvent(NORMAL, "Reshaped", text)
 
 
 def _warnings(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:

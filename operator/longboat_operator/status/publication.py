@@ -27,7 +27,8 @@ from longboat_operator.reading.conditions import Finding, find
 from longboat_operator.reading.times import stamp
 from longboat_operator.reading.view import JobView
 from longboat_operator.status.conditions import Facts, final_findings, findings_of, updated
-from longboat_operator.status.roles import roles_status, survey
+from longboat_operator.status.reported import reported_of
+from longboat_operator.status.roles import NOWHERE, roles_status, survey
 
 HISTORY_LENGTH = 10
 
@@ -52,6 +53,7 @@ def status_of(view: JobView, facts: Facts, now: datetime) -> RLJobStatus:
             "selector": ",".join(f"{k}={v}" for k, v in sorted(view.job.labels(Role.ROLLOUT).items())),
             "roles": roles_status(facts.roles, facts.counts),
             "allocation": _allocation(view, facts),
+            "reported": reported_of(view),
             "conditions": conditions,
             **_restarts(view, facts.counts),
         }
@@ -62,7 +64,7 @@ def final_status(view: JobView, end: Finding, counts: Counts, now: datetime) -> 
     """Status of a job that has just ended; it stays like this."""
     conditions = updated(view.status.conditions, list(final_findings(end)), view.generation, now)
     phase = phase_of(conditions, wants_pods=False, has_pods=False)
-    roles = survey(view, released=True, lost={})
+    roles = survey(view, NOWHERE, {})
     return view.status.model_copy(
         update={
             "observed_generation": view.generation,
@@ -71,6 +73,7 @@ def final_status(view: JobView, end: Finding, counts: Counts, now: datetime) -> 
             "completion_time": stamp(now),
             "suspend_time": None,
             "roles": roles_status(roles, {role: released(counts[role], view.pods[role]) for role in ROLES}),
+            "reported": reported_of(view),
             "conditions": conditions,
             **_restarts(view, counts),
         }
@@ -78,8 +81,11 @@ def final_status(view: JobView, end: Finding, counts: Counts, now: datetime) -> 
 
 
 def operator_part(status: RLJobStatus) -> dict[str, Any]:
-    """The fields that the operator owns, all of them that are set, as JSON."""
-    return {key: value for key, value in status.to_json().items() if key in OPERATOR_FIELDS}
+    """The fields that a job's plan owns, all of them that are set, as JSON: without the grant, which is its pool's."""
+    part = {key: value for key, value in status.to_json().items() if key in OPERATOR_FIELDS}
+    if "allocation" in part:
+        part["allocation"].pop("grant", None)
+    return part
 
 
 def _suspend_time(view: JobView, suspension: Suspension, now: datetime) -> str | None:
@@ -112,7 +118,8 @@ def _allocation(view: JobView, facts: Facts) -> Allocation:
     incarnation = (
         granted(incarnation, request) if facts.suspension in {Suspension.NONE, Suspension.SUSPENDING} else incarnation
     )
-    return Allocation(incarnation=incarnation, rollout_replicas=facts.roles[Role.ROLLOUT].desired)
+    grant = old.grant if old else None
+    return Allocation(incarnation=incarnation, rollout_replicas=facts.roles[Role.ROLLOUT].desired, grant=grant)
 
 
 def _restarts(view: JobView, counts: Counts) -> dict[str, int | list[RestartRecord] | None]:

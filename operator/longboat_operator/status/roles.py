@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import cached_property
 
 from longboat_crds.base import Role
 from longboat_crds.status import RolesStatus, RoleStatus
 from longboat_operator.model import Object
 from longboat_operator.plan.losses import Loss
+from longboat_operator.plan.places import Places
 from longboat_operator.plan.pod_problems import PodProblem, problem_of, scheduling_problem
 from longboat_operator.plan.records import RoleCount
 from longboat_operator.pods.roles import ROLES
@@ -20,21 +22,21 @@ from longboat_operator.reading.view import JobView, PodView
 _SUFFIXES = {"n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "k": Decimal(1000)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RoleSurvey:
-    """A role's pods at a glance. Pods beyond `desired` are being removed and don't count."""
+    """A role's pods at a glance. Pods that leave count neither in `pods` nor in `desired`."""
 
     role: Role
     desired: int
     pods: tuple[PodView, ...]
     lost: Mapping[str, Loss] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def ready(self) -> int:
         """Pods that are ready."""
         return sum(pod.ready for pod in self.pods)
 
-    @property
+    @cached_property
     def scheduled(self) -> int:
         """Pods that have a node."""
         return sum(bool(pod.raw.get("spec", {}).get("nodeName")) for pod in self.pods)
@@ -58,14 +60,17 @@ class RoleSurvey:
 
 Survey = Mapping[Role, RoleSurvey]
 
+# Where a job that wants no pods has them.
+NOWHERE: Places = dict.fromkeys(ROLES, ())
 
-def survey(view: JobView, *, released: bool, lost: Mapping[str, Loss]) -> Survey:
-    """All roles; with `released` the job wants no pods. Pods in `lost` (by uid) can't serve any more."""
+
+def survey(view: JobView, places: Places, lost: Mapping[str, Loss]) -> Survey:
+    """All roles, of which pods are wanted at these places. Pods in `lost` (by uid) can't serve any more."""
     surveys = {}
     for role in ROLES:
-        desired = 0 if released else view.desired(role)
-        newest = {pod.index: pod for pod in view.pods[role] if pod.index < desired}
-        surveys[role] = RoleSurvey(role, desired, tuple(newest.values()), lost)
+        wanted = frozenset(places[role])
+        newest = {pod.index: pod for pod in view.pods[role] if pod.index in wanted}
+        surveys[role] = RoleSurvey(role, len(wanted), tuple(newest.values()), lost)
     return surveys
 
 

@@ -1,11 +1,11 @@
-"""A job isn't planned again until the cache shows what its last writes did: nothing is created twice from a stale view."""
+"""No key is planned again until the cache shows what its last writes did: nothing is created twice from a stale view."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from longboat_operator.model import JobKey
+from longboat_operator.model import Key
 from longboat_operator.watch.cache import Cache, ObjectKey
 
 
@@ -23,28 +23,28 @@ class Expectation:
 
 
 class Expectations:
-    """What each job still waits for."""
+    """What each key still waits for."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
-        self._open: dict[JobKey, list[Expectation]] = {}
+        self._open: dict[Key, list[Expectation]] = {}
 
-    def expect(self, job: JobKey, expectations: Sequence[Expectation]) -> None:
-        """Adds what a job's writes returned."""
+    def expect(self, key: Key, expectations: Sequence[Expectation]) -> None:
+        """Adds what a key's writes returned."""
         if expectations:
-            self._open.setdefault(job, []).extend(expectations)
+            self._open.setdefault(key, []).extend(expectations)
 
-    def met(self, job: JobKey) -> bool:
-        """Whether the cache has caught up with the job's writes; those it has are dropped."""
-        if job not in self._open:
+    def met(self, key: Key) -> bool:
+        """Whether the cache has caught up with the key's writes; those it has are dropped."""
+        if key not in self._open:
             return True
-        self._open[job] = [expected for expected in self._open[job] if not self._shown(expected)]
-        if not self._open[job]:
-            del self._open[job]
-        return job not in self._open
+        self._open[key] = [expected for expected in self._open[key] if not self._shown(expected)]
+        if not self._open[key]:
+            del self._open[key]
+        return key not in self._open
 
-    def waiting(self) -> list[JobKey]:
-        """Jobs that wait."""
+    def waiting(self) -> list[Key]:
+        """Keys that wait."""
         return list(self._open)
 
     def _shown(self, expected: Expectation) -> bool:

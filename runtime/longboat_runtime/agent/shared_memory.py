@@ -25,11 +25,16 @@ class Segment:
 
     name: str
     age: float
+    inode: int
 
 
-def leftovers(segments: Iterable[Segment], mapped: Collection[str]) -> list[str]:
-    """Names of segments that no living process has mapped and none is about to."""
-    return [s.name for s in segments if _OURS.match(s.name) and s.age >= _YOUNG and s.name not in mapped]
+def leftovers(segments: Iterable[Segment], mapped: Collection[int]) -> list[str]:
+    """Names of segments that no living process has mapped and none is about to; `mapped` are inodes.
+
+    Names wouldn't do: a semaphore is mapped under another one, from which its own is linked. The process that made it keeps it mapped
+    while another one is started that opens it by name.
+    """
+    return [s.name for s in segments if _OURS.match(s.name) and s.age >= _YOUNG and s.inode not in mapped]
 
 
 def sweep(directory: Path, *, everything: bool = False, now: float | None = None) -> list[str]:
@@ -41,7 +46,8 @@ def sweep(directory: Path, *, everything: bool = False, now: float | None = None
     segments = []
     for path in directory.iterdir():
         with contextlib.suppress(FileNotFoundError):
-            segments.append(Segment(path.name, float("inf") if everything else now - path.stat().st_ctime))
+            status = path.stat()
+            segments.append(Segment(path.name, float("inf") if everything else now - status.st_ctime, status.st_ino))
     if not leftovers(segments, ()):
         return []
     removed = leftovers(segments, () if everything else _mapped(directory))
@@ -52,14 +58,14 @@ def sweep(directory: Path, *, everything: bool = False, now: float | None = None
     return removed
 
 
-def _mapped(directory: Path) -> set[str]:
-    """Names of files of `directory` that a process has mapped or open."""
-    names: set[str] = set()
+def _mapped(directory: Path) -> set[int]:
+    """Inodes of files of `directory` that a process has mapped."""
+    inodes: set[int] = set()
     prefix = f"{directory}/"
     for process in Path("/proc").iterdir():
         if not process.name.isdigit():
             continue
         with contextlib.suppress(OSError):
             maps = (process / "maps").read_text()
-            names |= {line.partition(prefix)[2] for line in maps.splitlines() if prefix in line}
-    return names
+            inodes |= {int(line.split(maxsplit=5)[4]) for line in maps.splitlines() if f" {prefix}" in line}
+    return inodes

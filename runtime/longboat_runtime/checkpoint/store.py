@@ -63,13 +63,13 @@ class CheckpointStore:
 
     def newest_state(self) -> Mapping[str, Any] | None:
         """The driver's state in the newest complete checkpoint, whose files may be damaged; None if it can't be read."""
-        for position in sorted(self._complete(), reverse=True):
-            try:
-                state: Mapping[str, Any] = json.loads((self.root / position.path / STATE).read_text())
-            except (OSError, ValueError):
-                return None
-            return state
-        return None
+        if (position := max(self._complete(), default=None)) is None:
+            return None
+        try:
+            state: Mapping[str, Any] = json.loads((self.root / position.path / STATE).read_text())
+        except (OSError, ValueError):
+            return None
+        return state
 
     async def save(
         self, step: int, state: Mapping[str, Any], write_model: Callable[[Path], Awaitable[None]]

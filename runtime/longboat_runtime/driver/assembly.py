@@ -18,7 +18,7 @@ from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.data.source import open_evaluation, open_source
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.reshapes import starting_shape
+from longboat_runtime.driver.reshapes import check_profile, starting_shape
 from longboat_runtime.interfaces import Manifest, RewardPool, RolloutFleet, TrainerGroup
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.client import SOCKET
@@ -72,6 +72,7 @@ async def open_components(job: Job, socket: Path = SOCKET, resume: Path = RESUME
     """
     spec = job.spec
     longest = spec.rollout.sampling.max_tokens
+    await asyncio.to_thread(check_profile, job)
     async with AsyncExitStack() as stack:
         store = StoreClient(await _own_store())
         stack.callback(ray.kill, store.actor)
@@ -79,7 +80,7 @@ async def open_components(job: Job, socket: Path = SOCKET, resume: Path = RESUME
         stack.push_async_callback(_close, rewards)
         fleet = RayRolloutFleet(spec, store)
         checkpoints = _checkpoints(job, resume)
-        fleet.start_in(starting_shape(spec.rollout, await asyncio.to_thread(checkpoints.newest_state)))
+        fleet.start_in(await asyncio.to_thread(starting_shape, job, checkpoints.newest_state))
         stack.push_async_callback(_close, fleet)
         trainer = RayTrainerGroup(spec, store)
         stack.push_async_callback(_close, trainer)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from longboat_crds.job import RLJobSpec
+from longboat_crds.rollout import RolloutSpec
+from longboat_crds.status import RolloutDemand, RolloutGrant
 from longboat_runtime.driver.status import DriverStatus
 
 
@@ -30,6 +32,9 @@ class Broker(Protocol):
     async def edited(self, known: RLJobSpec) -> RLJobSpec:
         """Waits until the job's spec differs from `known`, and returns it. Raises Superseded."""
 
+    async def granted(self, known: RolloutGrant | None) -> RolloutGrant:
+        """Waits until the grant of rollout pods differs from `known`, and returns it. Raises Superseded."""
+
     def publish(self, status: DriverStatus) -> None:
         """Sets the driver's status. Returns at once; it is written when the change is worth a request."""
 
@@ -40,13 +45,20 @@ class Broker(Protocol):
 
 
 class LocalBroker:
-    """The broker of a job without Kubernetes: grants what the spec says. The spec is never edited while the job runs.
+    """The broker of a job without Kubernetes: grants what is asked for within the bounds of `rollout`. The spec is never edited.
 
     `suspend` is called on Ctrl-C; `shown` gets every status.
     """
 
-    def __init__(self, incarnation: int, shown: Callable[[DriverStatus], None] = lambda status: None) -> None:
-        self._incarnation, self._shown = incarnation, shown
+    def __init__(
+        self,
+        incarnation: int,
+        shown: Callable[[DriverStatus], None] = lambda status: None,
+        rollout: RolloutSpec | None = None,
+    ) -> None:
+        self._incarnation, self._shown, self._rollout = incarnation, shown, rollout
+        self._grant: RolloutGrant | None = None
+        self._asked = asyncio.Event()
         self._suspend = asyncio.Event()
         self.previous = self.status = DriverStatus()
 
@@ -60,14 +72,29 @@ class LocalBroker:
         await asyncio.Event().wait()
         return known
 
+    async def granted(self, known: RolloutGrant | None) -> RolloutGrant:
+        while self._grant is None or self._grant == known:
+            self._asked.clear()
+            await self._asked.wait()
+        return self._grant
+
     def suspend(self) -> None:
         """Suspends the job at the next step boundary."""
         self._suspend.set()
 
     def publish(self, status: DriverStatus) -> None:
         self.status = status
+        if status.demand is not None and status.demand.rollout is not None:
+            self._grant = granted(status.demand.rollout, self._rollout)
+            self._asked.set()
         self._shown(status)
 
     async def flush(self) -> None: ...
 
     async def close(self) -> None: ...
+
+
+def granted(demand: RolloutDemand, rollout: RolloutSpec | None) -> RolloutGrant:
+    """What is asked for, within the bounds of the spec, if there are any (pure)."""
+    least, most = (rollout.min_replicas or 0, rollout.replicas) if rollout else (0, demand.replicas)
+    return RolloutGrant(answers=demand.number, replicas=min(max(demand.replicas, least), most))

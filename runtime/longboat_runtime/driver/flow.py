@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any
 
 from longboat_runtime.driver.components import Components
@@ -26,6 +28,8 @@ from longboat_runtime.samples import (
 # Graders' messages may be long; the event log keeps the beginning.
 _MESSAGE_LIMIT = 500
 
+# A method of the fleet that takes many requests, or the ids of many.
+Order = Callable[[Sequence[Any]], Awaitable[None]]
 FleetEvent = events.Generated | events.Stopped | events.Paused | events.Lost | events.Moved
 
 
@@ -46,15 +50,16 @@ class SampleFlow:
     ) -> None:
         self._components, self._stages, self._happened, self._spawn = components, stages, happened, spawn
         self._seed, self._sampling = job.spec.rounds.seed, job.sampling
-        self._orders: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
+        self._orders: asyncio.Queue[tuple[Order, Sequence[Any]]] = asyncio.Queue()
         self._grading = 0
         self._stopping: set[SampleId] = set()
         self._pausing: set[SampleId] = set()
         self.identity = job.identity
 
-    def seed(self, sample: SampleId) -> int:
-        """The seed of a sample of this job."""
-        return sample_seed(self.identity, self._seed, sample)
+    @property
+    def seed(self) -> Callable[[SampleId], int]:
+        """Gives the seed of each sample of this job."""
+        return partial(sample_seed, self.identity, self._seed)
 
     def launch(self, begun: Mapping[SampleId, tuple[VersionSpan, ...]]) -> None:
         """Launches these samples in engines; each continues after the tokens that the store has of it, in the given spans."""
@@ -63,19 +68,19 @@ class SampleFlow:
             prompt_ids = self._components.source.row(sample.prompt).token_ids
             requests.append(SampleRequest(sample, prompt_ids, self.seed(sample), self._sampling, begun=spans))
         if requests:
-            self._orders.put_nowait(partial(self._components.fleet.submit, requests))
+            self._orders.put_nowait((self._components.fleet.submit, requests))
 
     def abort(self, samples: Sequence[SampleId]) -> None:
         """Stops these samples in their engines; the tokens so far are discarded when they come back."""
         if samples:
             self._stopping.update(samples)
-            self._orders.put_nowait(partial(self._components.fleet.abort, samples))
+            self._orders.put_nowait((self._components.fleet.abort, samples))
 
     def pause(self, samples: Sequence[SampleId]) -> None:
         """Stops these samples in their engines; the store keeps the tokens so far."""
         if samples:
             self._pausing.update(samples)
-            self._orders.put_nowait(partial(self._components.fleet.abort, samples))
+            self._orders.put_nowait((self._components.fleet.abort, samples))
 
     def discard(self, samples: Sequence[SampleId]) -> None:
         """Deletes these samples from the store."""
@@ -83,10 +88,16 @@ class SampleFlow:
             self._spawn(self._components.store.delete(samples))
 
     async def send(self) -> None:
-        """Sends requests to the fleet, one after the other, forever."""
+        """Sends requests to the fleet, one after the other, forever; launches in a row, and stops in a row, in one call.
+
+        So a round's prompts reach an engine together: it starts them in one batch, and gets one message instead of one for each.
+        """
         while True:
-            order = await self._orders.get()
-            await order()
+            orders = [await self._orders.get()]
+            while not self._orders.empty():
+                orders.append(self._orders.get_nowait())
+            for order, given in groupby(orders, key=itemgetter(0)):
+                await order([*chain.from_iterable(of for _, of in given)])
 
     async def collect(self, evaluated: Callable[[FinishedSample | LostSample], bool]) -> None:
         """Collects what the fleet finishes, forever. `evaluated` takes held-out samples and returns whether one was awaited."""

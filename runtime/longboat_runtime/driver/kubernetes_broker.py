@@ -13,10 +13,10 @@ import structlog
 from pydantic import ValidationError
 
 from longboat_crds.job import RLJobSpec
-from longboat_crds.status import FAILURE_LENGTH, Demand
+from longboat_crds.status import FAILURE_LENGTH, Demand, RolloutGrant
 from longboat_runtime.driver.broker import Superseded
 from longboat_runtime.driver.own_job import NoAnswer, OwnJob, Rejected
-from longboat_runtime.driver.status import DriverStatus, due
+from longboat_runtime.driver.status import DriverStatus, asks_anew, due
 
 log = structlog.get_logger()
 
@@ -45,6 +45,7 @@ class KubernetesBroker:
         self._wanted: DriverStatus | None = None
         self._stored: DriverStatus | None = None
         self._stored_at = 0.0
+        self._asked_at = float("-inf")
         self._flushing = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -84,8 +85,16 @@ class KubernetesBroker:
             found = _read(read, known)
         return found
 
+    async def granted(self, known: RolloutGrant | None) -> RolloutGrant:
+        while (found := _grant_in(self._job)) is None or found == known:
+            job = self._job
+            await self._until(lambda job=job: self._job is not job)  # type: ignore[misc]
+        return found
+
     def publish(self, status: DriverStatus) -> None:
-        self._wanted = DriverStatus(status.training, self._demand, status.checkpoint, status.problem)
+        rollout = status.demand and status.demand.rollout
+        demand = self._demand.model_copy(update={"rollout": rollout})
+        self._wanted = DriverStatus(status.training, demand, status.checkpoint, status.problem)
         self._notify()
 
     async def flush(self) -> None:
@@ -174,8 +183,11 @@ class KubernetesBroker:
             if wait is None or wait > 0:
                 await self._changed_within(wait)
                 continue
+            before = self._stored
             await self._persist(self._apply_newest)
             self._stored_at = self._clock()
+            if self._stored is not None and asks_anew(before, self._stored):
+                self._asked_at = self._stored_at
             self._notify()
 
     async def _ask(self) -> dict[str, Any]:
@@ -203,7 +215,8 @@ class KubernetesBroker:
     def _due(self) -> float | None:
         if self._wanted is None or self._stored is self._wanted:
             return None
-        return 0.0 if self._flushing else due(self._stored, self._wanted, self._clock() - self._stored_at)
+        now = self._clock()
+        return 0.0 if self._flushing else due(self._stored, self._wanted, now - self._stored_at, now - self._asked_at)
 
     async def _changed_within(self, seconds: float | None) -> None:
         try:
@@ -219,3 +232,13 @@ def _read(spec: dict[str, Any], known: RLJobSpec) -> RLJobSpec:
     except ValidationError as error:
         log.warning("the edited spec can't be read, so the job ignores the edit", error=str(error))
         return known
+
+
+def _grant_in(job: dict[str, Any]) -> RolloutGrant | None:
+    """The rollout pods that are granted in the job's status; None if there is no grant that this version understands."""
+    grant = job.get("status", {}).get("allocation", {}).get("grant", {}).get("rollout")
+    try:
+        return None if grant is None else RolloutGrant.model_validate(grant)
+    except ValidationError as error:
+        log.warning("the grant can't be read, so it is ignored", error=str(error))
+        return None

@@ -8,9 +8,15 @@ from longboat_runtime.interfaces import RolloutFleet
 from longboat_runtime.rollout.load import Load, total
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import RoundKind
+from longboat_runtime.rounds.records import SampleState
+from longboat_runtime.rounds.view import View
+from longboat_runtime.rounds.work import RoundWorks
+from longboat_runtime.samples import SampleId
 
 # How often engines are asked while nothing else asks them, in seconds: what one that dies did since then stays unknown.
 POLL_SECONDS = 5.0
+# How long to wait for stopped responses, and how often to look whether they are back, in seconds.
+STOP_SECONDS, STOP_POLL_SECONDS = 1.0, 0.01
 
 
 class Loads:
@@ -35,27 +41,21 @@ class Loads:
         before, self._round = self._round, number
         await self._ask(before)
 
-    async def finish(self, number: int) -> events.RoundMeasured | None:
-        """What engines felt in the round, which is over; None if they weren't asked or none answered."""
+    async def finish(self, number: int, works: RoundWorks, view: View) -> events.RoundMeasured | None:
+        """What engines felt in the round, which is over, and what it asked of them; None if they weren't asked or none answered.
+
+        It waits at most STOP_SECONDS for responses that engines were told to stop: how far they came is part of what was asked.
+        """
         if self._round == number:
             await self._ask(number)
+        for _ in range(round(STOP_SECONDS / STOP_POLL_SECONDS)):
+            if not any(_is_stopping(view, sample) for sample in works.outstanding(number)):
+                break
+            await asyncio.sleep(STOP_POLL_SECONDS)
         kind, of_round = self._kinds.pop(number, None), self._of_round.pop(number, {})
         if kind is None or not of_round:
             return None
-        load = total(of_round.values())
-        return events.RoundMeasured(
-            number,
-            kind,
-            load.tensor_parallel,
-            len(of_round),
-            load.preemptions,
-            load.interrupted,
-            load.generated_tokens,
-            load.running,
-            load.waiting,
-            load.kv_usage,
-            load.step_seconds,
-        )
+        return total(of_round.values()).measured(number, kind, len(of_round), works.of(number))
 
     async def _ask(self, number: int | None) -> None:
         async with self._turn:
@@ -63,3 +63,8 @@ class Loads:
         of_round = self._of_round.get(number, {}) if number is not None else {}
         for engine, load in loads.items():
             of_round[engine] = of_round[engine] + load if engine in of_round else load
+
+
+def _is_stopping(view: View, sample: SampleId) -> bool:
+    record = view.sample(sample)
+    return record is None or record.state in {SampleState.PAUSED, SampleState.SURPLUS}

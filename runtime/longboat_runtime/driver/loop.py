@@ -23,6 +23,7 @@ from longboat_runtime.driver.job import Job, spec_changed
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.reshapes import Reshapes
 from longboat_runtime.driver.resume import Restored, restore
+from longboat_runtime.driver.rollout_pods import RolloutPods
 from longboat_runtime.driver.rollouts import Rollouts
 from longboat_runtime.driver.stages import Stage
 from longboat_runtime.driver.steps import Steps
@@ -36,7 +37,7 @@ from longboat_runtime.rounds.loop import Effects, RoundLoop
 from longboat_runtime.rounds.policies import upcoming_kind
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.records import SampleState
-from longboat_runtime.samples import FinishedSample, GradeKind, LostSample
+from longboat_runtime.samples import FinishedSample, GradeKind, LostSample, SampleId
 
 # Below the checkpoint directory.
 EXPORT_DIRECTORY = "export"
@@ -84,6 +85,7 @@ class Driver:
             self._spawn,
         )
         self._watchdog = Watchdog(job, components, reporter)
+        self._pods = RolloutPods(job, components.fleet, reporter, broker, inbox)
         self._engines = EngineWatch(job, components.fleet, reporter, self._publish_again)
         self._background: set[asyncio.Task[None]] = set()
         self._starting: asyncio.Task[Restored] | None = None
@@ -94,7 +96,13 @@ class Driver:
     async def run(self) -> RunOutcome:
         """Runs the job. Raises SpecProblem, Superseded or whatever ended the run; the next start resumes from the newest checkpoint."""
         async with asyncio.TaskGroup() as self._tasks:
-            for work in (self._watchdog.run(), self._engines.run(), self._suspension(), self._edits()):
+            for work in (
+                self._watchdog.run(),
+                self._engines.run(),
+                self._pods.run(),
+                self._suspension(),
+                self._edits(),
+            ):
                 self._spawn(work)
             outcome = await self._begin() or await self._rounds()
             for task in self._background:
@@ -132,7 +140,7 @@ class Driver:
         self._flow.identity = self._boundary.identity
         self._steps.resume(self._run_state, restored.saved, restored.evaluated, restored.model)
         self._rollouts.resume(self._view)
-        await self._reshapes.resume(restored.parallelism)
+        await self._reshapes.resume(self._run_state.lengths, restored.parallelism)
         self._reporter.set_attention(restored.model.attention)
         self._reporter.set_skipped_prompts(self._components.source.skipped)
         self._reporter.resume(self._view, restored.saved)
@@ -183,6 +191,7 @@ class Driver:
         if self._run_state.audited:
             self._run_state.lengths.fold(event.body)
         self._run_state.log.append(event)
+        self._run_state.works.fold(event)
         match event.body:
             case events.SpecChanged() as changed:
                 self._steps.checkpoint_every = changed.checkpoint_every_steps
@@ -216,7 +225,10 @@ class Driver:
             case events.RoundOpened(round=number, kind=kind):
                 self._steps.begin_round(number, kind)
             case events.RoundMeasured() as measured:
-                self._reshapes.measured(measured, upcoming_kind(self._policy, self._view))
+                left = self._view.steps - self._view.step - 1
+                self._reshapes.measured(measured, upcoming_kind(self._policy, self._view), left)
+            case events.Reshaped() as reshaped:
+                self._reshapes.happened(reshaped)
             case events.StepStarted(step=step, round=number):
                 self._steps.train(step, number)
             case events.StepCommitted() as committed:
@@ -259,13 +271,14 @@ class Driver:
         self._interrupt(RunOutcome.SUSPENDED)
 
     async def _edits(self) -> None:
-        """Follows edits of the spec: of rounds and checkpoints from the next step boundary on, of a limit immediately."""
+        """Follows edits of the spec: of rounds and checkpoints from the next step boundary on, of limits and pods immediately."""
         spec = self._job.spec
         while True:
             before, spec = spec, await self._broker.edited(spec)
             self._engines.limit = spec.failure_policy.max_rollout_restarts
+            self._pods.edit(spec.rollout)
             self._rollouts.edit(spec.rollouts)
-            self._reshapes.edit(spec.rollout)
+            await self._reshapes.edit(spec.rollout)
             if spec_changed(spec) != spec_changed(before):
                 self._inbox.put_nowait(spec_changed(spec))
 
@@ -302,7 +315,11 @@ class Driver:
         flow, components = self._flow, self._components
         rewards, sampling = self._job.spec.rewards, self._job.sampling
         grade = components.rewards.grade
-        return Evaluation(spec, rows, rewards, sampling, components.fleet, flow.seed, grade, flow.discard)
+
+        def seed(sample: SampleId) -> int:
+            return flow.seed(sample)  # whose job the training began as is known only once it has resumed
+
+        return Evaluation(spec, rows, rewards, sampling, components.fleet, seed, grade, flow.discard)
 
     def _evaluated(self, sample: FinishedSample | LostSample) -> bool:
         return self._evaluation is not None and self._evaluation.take(sample)

@@ -14,10 +14,12 @@ from longboat_crds.status import (
     RECENT_RESHAPES,
     RECENT_ROUNDS,
     CheckpointStatus,
+    Demand,
     DomainTraining,
     Problem,
     ReshapeSummary,
     RewardGrading,
+    RolloutDemand,
     RoundSummary,
     TrackingStatus,
     Training,
@@ -47,6 +49,7 @@ _FOREMOST_FIRST = (
     Reason.CHECKPOINT_CORRUPT,
     Reason.LOSS_NOT_FINITE,
     Reason.GRADER_ERRORS,
+    Reason.PROFILE_INVALID,
     Reason.LENGTH_BIAS,
     Reason.ROLLOUTS_NOT_WRITTEN,
     Reason.TRACKING_FAILED,
@@ -110,6 +113,7 @@ class Reporter:
         self._rewards = self._before.rewards if self._before else None
         self._metrics: dict[str, float] = {}
         self._tensor_parallel: int | None = None
+        self._demand: Demand | None = None
         before_reshapes = self._before.reshapes if self._before else None
         self._reshapes: deque[ReshapeSummary] = deque(before_reshapes or (), maxlen=RECENT_RESHAPES)
         stages.changed = self.publish
@@ -173,10 +177,30 @@ class Reporter:
                 tensor_parallel=body.tensor_parallel,
                 reason=body.reason[:LINE_LENGTH],
                 seconds=format(sum(body.seconds.values()), ".1f"),
+                gain_expected=None if body.expected is None else format(body.expected, ".1%"),
                 failure=body.failure[:LINE_LENGTH] or None,
             )
         )
         self.set_tensor_parallel(body.tensor_parallel)
+        self.publish()
+
+    def ask(self, demand: RolloutDemand) -> None:
+        """Asks for rollout pods."""
+        self._demand = Demand(rollout=demand)
+        self.publish()
+
+    def gained(self, kind: RoundKind, reason: str, gain: float, rounds: int) -> None:
+        """Reports what the change for rounds of this kind that was made for this reason has gained in its first rounds."""
+        line = f"{gain:.1%} ({rounds} round{'s' * (rounds > 1)})"
+        self._reshapes = deque(
+            (
+                one.model_copy(update={"gain_measured": line})
+                if (one.kind, one.reason, one.failure) == (str(kind), reason[:LINE_LENGTH], None)
+                else one
+                for one in self._reshapes
+            ),
+            maxlen=RECENT_RESHAPES,
+        )
         self.publish()
 
     def set_tensor_parallel(self, devices: int) -> None:
@@ -233,6 +257,7 @@ class Reporter:
         self._broker.publish(
             DriverStatus(
                 training=self._training(),
+                demand=self._demand,
                 checkpoint=self._checkpoint,
                 problem=self._fatal or self.problems.foremost,
             )

@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
 import structlog
 
+from longboat_crds.reasons import Reason
 from longboat_crds.rollout import ParallelismMode, RolloutSpec
-from longboat_crds.rounds import OFF_POLICY
+from longboat_crds.rounds import RoundPolicyName
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.last_changes import LastChanges
 from longboat_runtime.driver.reporter import Reporter
-from longboat_runtime.model_config import language_model, longest_sequence, tensor_shapes
+from longboat_runtime.driver.stages import Stage
+from longboat_runtime.metrics.parallelism import parallelism_metrics
+from longboat_runtime.model_config import longest_sequence, tensor_shapes
 from longboat_runtime.problems import SpecProblem
-from longboat_runtime.rollout.engine import engine_config
-from longboat_runtime.rollout.parallelism import Bounds, ParallelismPlan, permitted
+from longboat_runtime.rollout.engine import engine_config, kv_tokens
+from longboat_runtime.rollout.factory import read_model_config
+from longboat_runtime.rollout.parallelism import (
+    GAIN_ROUNDS,
+    Bounds,
+    KindPlan,
+    ParallelismPlan,
+    PlanRules,
+    Upcoming,
+    permitted,
+)
+from longboat_runtime.rollout.predictions import Limits
+from longboat_runtime.rollout.profile import identity, read_profile
+from longboat_runtime.rollout.throughput import Profile
 from longboat_runtime.rounds import events
+from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.events import RoundKind
+from longboat_runtime.simulate.shapes import FixedShapes, Shapes
 
 log = structlog.get_logger()
 
@@ -28,7 +45,7 @@ log = structlog.get_logger()
 class Reshapes:
     """Learns from every round, and reshapes engines while the trainer computes, if the next round is to have another shape.
 
-    `happened` gets the event of a reshape.
+    `happened` gets the event of a reshape. `last_changes` says when promptOvercommit may change.
     """
 
     def __init__(
@@ -45,55 +62,149 @@ class Reshapes:
         self._present = job.spec.rollout.tensor_parallel
         self._all = Bounds((self._present,), self._present)
         self._plan = ParallelismPlan.starting(self._all)
+        self._profile: Profile | None = None
+        self._lengths, self.last_changes = LengthHistory(), LastChanges()
         self._working: asyncio.Task[None] | None = None
+        self._waiting: tuple[RoundKind, KindPlan] | None = None
+        self._failed_among: frozenset[str] = frozenset()
 
-    async def resume(self, snapshot: Mapping[str, Any] | None) -> None:
-        """Starts from the plan of a checkpoint, if there is one; engines have been started in its shape (`starting_shape`)."""
+    async def resume(self, lengths: LengthHistory, snapshot: Mapping[str, Any] | None) -> None:
+        """Starts from the plan of a checkpoint, if there is one; engines have been started in its shape (`starting_shape`).
+
+        `lengths` counts periods. Raises SpecProblem if rounds are to be predicted by a profile that can't be used.
+        """
+        self._lengths = lengths
         self._all = await asyncio.to_thread(bounds_of, self._job)
+        self._profile = await asyncio.to_thread(profile_of, self._job, self._spec, self._all)
         self._present = self._components.fleet.tensor_parallel
         self._reporter.set_tensor_parallel(self._present)
         self._plan = ParallelismPlan.starting(self._bounds)
         if snapshot is not None and self._spec.parallelism.mode is not ParallelismMode.FIXED:
             self._plan = ParallelismPlan.from_snapshot(snapshot["plan"], self._bounds)
+        if snapshot is not None and (changes := snapshot.get("last_changes")):
+            self.last_changes = LastChanges.from_snapshot(changes)
 
     @property
     def snapshot(self) -> dict[str, Any]:
-        """The plan and the present shape, for checkpoints."""
-        return {"plan": self._plan.to_snapshot(), "tensor_parallel": self._present}
+        """The plan, the present shape and the last changes, for checkpoints."""
+        return {
+            "plan": self._plan.to_snapshot(),
+            "tensor_parallel": self._present,
+            "last_changes": self.last_changes.to_snapshot(),
+        }
+
+    @property
+    def shapes(self) -> Shapes | None:
+        """What the devices of pods are planned to be in rounds of each kind; None unless a profile says what those engines take.
+
+        They hold what engines have reported, for sizes that have run.
+        """
+        sizes, pods = self._plan.sizes, max(1, len(self._components.fleet.pods))
+        if self._profile is None or not self._profile.throughput.keys() >= set(sizes.values()):
+            return None
+        profile = self._profile.with_kv_tokens(self._plan.predictions.kv_tokens)
+        return Shapes.profiled(profile, FixedShapes(sizes), self._job.spec.rollout.devices_per_pod, pods)
+
+    def metrics(self) -> dict[str, float]:
+        """The plan for each kind of rounds that the job has (`parallelism_metrics`); none if shapes are fixed."""
+        if self._spec.parallelism.mode is ParallelismMode.FIXED:
+            return {}
+        long_too = self._job.spec.rounds.policy is RoundPolicyName.TAIL_BATCHING
+        return parallelism_metrics(self._plan.kinds, RoundKind if long_too else (RoundKind.SHORT,))
 
     @property
     def _bounds(self) -> Bounds:
         bounds = self._spec.parallelism
         return self._all.within(bounds.min_tensor_parallel, bounds.max_tensor_parallel)
 
-    def edit(self, spec: RolloutSpec) -> None:
-        """Follows an edit of `rollout.parallelism`, from the next round on."""
-        if spec.parallelism != self._spec.parallelism:
-            self._spec = self._spec.model_copy(update={"parallelism": spec.parallelism})
-            self._plan = self._plan.bounded(spec.parallelism.mode, self._bounds)
+    async def edit(self, spec: RolloutSpec) -> None:
+        """Follows an edit of `rollout.parallelism`, from the next round on.
 
-    def measured(self, body: events.RoundMeasured, following: RoundKind) -> None:
-        """A round has been measured; the next one is of kind `following`."""
-        self._plan = self._plan.measured(self._spec.parallelism.mode, body.kind, body.preemptions, self._bounds)
+        One to a profile that can't be used is a problem of the job, which keeps its plan and what it was planned by.
+        """
+        if spec.parallelism == self._spec.parallelism:
+            return
+        edited = self._spec.model_copy(update={"parallelism": spec.parallelism})
+        profile = None
+        try:
+            if spec.parallelism.mode is ParallelismMode.PREDICTIVE:
+                profile = await asyncio.to_thread(profile_of, self._job, edited, self._all)
+        except SpecProblem as problem:
+            message = f"{problem.message}. Engines keep the shapes and the plan that they have."
+            self._reporter.problems.put(Reason.PROFILE_INVALID, problem.field, message)
+            self._reporter.publish()
+            return
+        self._reporter.problems.clear(Reason.PROFILE_INVALID)
+        self._spec, self._profile = edited, profile
+        self._replan(self._plan.bounded(spec.parallelism.mode, self._bounds))
+
+    def overcommitted(self) -> None:
+        """promptOvercommit has changed: the plan stays until the next period."""
+        self.last_changes = self.last_changes.with_overcommit(self._lengths.period)
+
+    def measured(self, body: events.RoundMeasured, following: RoundKind, left: int) -> None:
+        """A round has been measured; `left` follow, the next one of kind `following`."""
+        if self._plan.failed and self._failed_among != frozenset(self._components.fleet.pods):
+            self._plan = self._plan.on_other_pods()
+        limits = Limits(self._spec.max_sequences, self._spec.sampling.max_tokens)
+        rules = PlanRules(self._spec.parallelism.mode, self._bounds, limits, self._profile)
+        self._plan = self._plan.learned(body, rules.profile, limits)
+        self._tell_gain(body.kind)
+        may_change = self.last_changes.shapes_may_change(self._lengths.period)
+        self._replan(self._plan.decided(body, rules, Upcoming(following, left, self._present, may_change)))
         wanted = self._plan.kinds[following]
-        if wanted.tensor_parallel != self._present and self._working is None:
-            self._working = self._spawn(self._reshape(following, wanted.tensor_parallel, wanted.reason))
+        self._waiting = None
+        if left > 0 and wanted.tensor_parallel != self._present and self._working is None:
+            self._begin(following, wanted)
+
+    def published(self) -> None:
+        """Engines have a new publication: a reshape that waits for one that can be fetched begins."""
+        if self._waiting is not None and self._working is None:
+            self._begin(*self._waiting)
+        self._waiting = None
+
+    def happened(self, body: events.Reshaped) -> None:
+        """What a reshape took is learned with its event."""
+        if not body.failure:
+            self._plan = self._plan.reshaped(body.tensor_parallel, sum(body.seconds.values()))
+
+    def _replan(self, plan: ParallelismPlan) -> None:
+        if plan.sizes != self._plan.sizes:
+            self.last_changes = self.last_changes.with_shapes(self._lengths.period)
+        self._plan = plan
+
+    def _tell_gain(self, kind: RoundKind) -> None:
+        plan = self._plan.kinds[kind]
+        if plan.gained is not None and 1 <= plan.since <= GAIN_ROUNDS:
+            self._reporter.gained(kind, plan.reason, plan.gained, plan.since)
 
     async def settled(self) -> None:
         """Waits until engines have their shape: a round begins in one shape."""
         if self._working is not None:
             await asyncio.wait([self._working])
 
-    async def _reshape(self, kind: RoundKind, wanted: int, reason: str) -> None:
+    def _begin(self, kind: RoundKind, plan: KindPlan) -> None:
+        self._working = self._spawn(self._reshape(kind, plan))
+
+    async def _reshape(self, kind: RoundKind, plan: KindPlan) -> None:
+        """Only with a publication that can still be fetched: without weights, engines would serve in no shape."""
+        if not await self._components.trainer.holds_publication():
+            log.warning("a reshape waits for the next publication, since the last one can't be fetched any more")
+            self._waiting, self._working = (kind, plan), None
+            return
+        wanted, reason, expected = plan.tensor_parallel, plan.reason, plan.expected
         log.info("engines are reshaped", tensor_parallel=wanted, reason=reason)
-        one_by_one = self._job.spec.rounds.policy in OFF_POLICY
-        done = await self._components.fleet.reshape(wanted, one_by_one=one_by_one)
+        one_by_one = self._job.spec.rounds.policy is RoundPolicyName.BOUNDED_ASYNC  # which has no pause between rounds
+        with self._reporter.stages.running(Stage.RESHAPE):
+            done = await self._components.fleet.reshape(wanted, one_by_one=one_by_one)
         if done.failure is not None:
             log.warning("engines can't be reshaped", tensor_parallel=wanted, failure=done.failure)
-            self._plan = self._plan.after_failure(wanted, done.tensor_parallel)
+            if done.unfit:
+                self._replan(self._plan.after_failure(wanted, done.tensor_parallel))
+                self._failed_among = frozenset(self._components.fleet.pods)
         self._present, self._working = done.tensor_parallel, None
         seconds = {str(phase): round(of, 3) for phase, of in done.seconds.items()}
-        body = events.Reshaped(kind, done.tensor_parallel, reason, seconds, done.failure or "")
+        body = events.Reshaped(kind, done.tensor_parallel, reason, seconds, done.failure or "", expected)
         self._happened(body)
         self._reporter.reshaped(body)
 
@@ -104,19 +215,46 @@ def bounds_of(job: Job) -> Bounds:
     If those can't be read, there is no choice: whoever loads the model says what is wrong with it.
     """
     rollout, model = job.spec.rollout, job.spec.model
-    directory, start = Path(model.path), rollout.tensor_parallel
-    try:
-        content = language_model(json.loads((directory / "config.json").read_text()))
-        longest = longest_sequence(content, model.max_length, model.path)
-    except (OSError, ValueError, SpecProblem):
-        return Bounds((start,), start)
+    start = rollout.tensor_parallel
     config = engine_config(job.spec, "", tuple(range(start)))
-    sizes = permitted(config, content, tensor_shapes(directory), longest, rollout.devices_per_pod)
+    try:
+        content = read_model_config(config)
+        longest = longest_sequence(content, model.max_length, model.path)
+    except SpecProblem:
+        return Bounds((start,), start)
+    shapes = tensor_shapes(Path(model.path)) if config.device_memory is not None else {}
+    sizes = permitted(config, content, shapes, longest, rollout.devices_per_pod)
     return Bounds(tuple(sorted({*sizes, start})), start)
 
 
-def starting_shape(spec: RolloutSpec, state: Mapping[str, Any] | None) -> int:
-    """Devices of each engine that a driver starts with: those of the checkpoint with this state, unless they are fixed (pure)."""
-    if spec.parallelism.mode is ParallelismMode.FIXED or state is None:
-        return spec.tensor_parallel
-    return int(state.get("parallelism", {}).get("tensor_parallel", spec.tensor_parallel))
+def profile_of(job: Job, rollout: RolloutSpec, bounds: Bounds) -> Profile | None:
+    """The profile that rounds are predicted by; None unless they are. Raises SpecProblem if it can't be used.
+
+    Its engines have the KV cache for which the spec gives memory, whatever was measured.
+    """
+    wanted = rollout.parallelism
+    if wanted.mode is not ParallelismMode.PREDICTIVE or wanted.profile is None:
+        return None
+    config = engine_config(job.spec, "", (0,))
+    sizes = bounds.within(wanted.min_tensor_parallel, wanted.max_tensor_parallel).sizes
+    model = read_model_config(config)
+    profile = read_profile(wanted.profile, identity(config, model), sizes)
+    shapes = tensor_shapes(Path(job.spec.model.path)) if config.device_memory is not None else {}
+    return profile.with_kv_tokens(kv_tokens(config, model, shapes, sizes))
+
+
+def check_profile(job: Job) -> None:
+    """Raises SpecProblem if rounds are to be predicted by a profile that can't be used."""
+    profile_of(job, job.spec.rollout, bounds_of(job))
+
+
+def starting_shape(job: Job, newest_state: Callable[[], Mapping[str, Any] | None]) -> int:
+    """Devices of each engine that a driver starts with: those of the newest checkpoint, within the bounds, unless they are fixed.
+
+    `newest_state` reads the checkpoint's state.
+    """
+    bounds = job.spec.rollout.parallelism
+    if bounds.mode is ParallelismMode.FIXED or (state := newest_state()) is None:
+        return job.spec.rollout.tensor_parallel
+    within = bounds_of(job).within(bounds.min_tensor_parallel, bounds.max_tensor_parallel)
+    return within.nearest(int(state.get("parallelism", {}).get("tensor_parallel", within.start)))

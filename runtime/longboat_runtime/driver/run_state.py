@@ -13,6 +13,7 @@ from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
 from longboat_runtime.rounds.view import View
+from longboat_runtime.rounds.work import RoundWorks
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class StepBoundary:
 
 
 class RunState:
-    """The ledger with its view, the history of response lengths, and the event log.
+    """The ledger with its view, the history of response lengths, what open rounds ask of engines (`works`), and the event log.
 
     `lengths` are recorded only if rounds form periods (`audited`), since otherwise they would never be dropped. `late_events`
     counts reported events that had no effect; they get no number and aren't logged.
@@ -61,7 +62,7 @@ class RunState:
 
     def __init__(self, ledger: Ledger, lengths: LengthHistory, log: EventLog, *, audited: bool) -> None:
         self.ledger, self.view, self.lengths, self.log = ledger, View(ledger), lengths, log
-        self.audited = audited
+        self.audited, self.works = audited, RoundWorks()
         self.late_events = 0
 
     def boundary(self, identity: str, source: Mapping[str, Any]) -> StepBoundary:

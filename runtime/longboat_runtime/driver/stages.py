@@ -15,6 +15,7 @@ class Stage(StrEnum):
     EXPORT = "export"
     TRAIN = "train"
     PUBLISH = "publish"
+    RESHAPE = "reshape"
     EVALUATE = "evaluate"
     CHECKPOINT = "checkpoint"
     GENERATE = "generate"

@@ -13,8 +13,10 @@ from longboat_crds.status import CheckpointStatus, Demand, Problem, Training
 
 Part = TypeVar("Part", bound=ApiModel)
 
-# The least time, in seconds, between writes of a change that isn't urgent, such as the stage.
+# The least time, in seconds, between writes of a change that isn't urgent, such as the stage,
 QUIET_INTERVAL = 60.0
+# and between writes of changes of the demand: each has the operator plan a pool again.
+DEMAND_INTERVAL = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +54,31 @@ def _read(model: type[Part], value: Any) -> Part | None:
         return None
 
 
-def due(stored: DriverStatus | None, wanted: DriverStatus, seconds: float) -> float | None:
+def due(stored: DriverStatus | None, wanted: DriverStatus, seconds: float, since_demand: float) -> float | None:
     """Seconds until `wanted` should be written, `seconds` after `stored` was written; None if nothing changed.
 
-    Immediately if state, step, incarnation, accuracy, demand, checkpoint or problem changed; other changes once a minute at most.
+    Immediately if state, step, incarnation, accuracy, checkpoint or problem changed. Immediately, too, if another number of pods is asked
+    for or others have been drained, but not within DEMAND_INTERVAL of the last such write, `since_demand` seconds ago. Other changes, the
+    order in which pods would be given back among them, once a minute at most. Whatever is written has all that has changed until then.
     """
     if stored is None:
         return 0.0
     if _without_time(stored) == _without_time(wanted):
         return None
-    return 0.0 if _urgent(stored) != _urgent(wanted) else max(0.0, QUIET_INTERVAL - seconds)
+    if _urgent(stored) != _urgent(wanted):
+        return 0.0
+    quiet = max(0.0, QUIET_INTERVAL - seconds)
+    return min(quiet, max(0.0, DEMAND_INTERVAL - since_demand)) if asks_anew(stored, wanted) else quiet
+
+
+def asks_anew(stored: DriverStatus | None, wanted: DriverStatus) -> bool:
+    """Whether `wanted` has another demand for rollout pods."""
+    return (stored and _number(stored)) != _number(wanted)
+
+
+def _number(status: DriverStatus) -> tuple[int, int] | None:
+    rollout = status.demand and status.demand.rollout
+    return (rollout.incarnation, rollout.number) if rollout else None
 
 
 def _without_time(status: DriverStatus) -> DriverStatus:
@@ -70,6 +87,6 @@ def _without_time(status: DriverStatus) -> DriverStatus:
 
 
 def _urgent(status: DriverStatus) -> tuple[object, ...]:
-    training = status.training
+    training, demand = status.training, status.demand
     progress = training and (training.incarnation, training.state, training.step, training.accuracy)
-    return progress, status.demand, status.checkpoint, status.problem
+    return progress, demand and demand.incarnation_request, status.checkpoint, status.problem

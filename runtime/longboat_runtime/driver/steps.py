@@ -52,6 +52,7 @@ _TIMINGS = {
     Stage.REWARD: "reward",
     Stage.TRAIN: "update_actor",
     Stage.PUBLISH: "update_weights",
+    Stage.RESHAPE: "reshape",
     Stage.EVALUATE: "testing",
     Stage.CHECKPOINT: "save_checkpoint",
     Stage.WRITE: "write_checkpoint",
@@ -81,7 +82,7 @@ class Steps:
         self._rollouts, self._reshapes = rollouts, reshapes
         self._happened, self._reported, self._spawn = happened, reported, spawn
         self._audits = Audits(job, components.source, reporter, happened)
-        self.overcommits = Overcommits(job, components, reporter, happened)
+        self.overcommits = Overcommits(job, components, reporter, reshapes, happened)
         self._loads = Loads(components.fleet)
         self._algorithm = resolve(job.spec.algorithm)
         self.queue = TrainerQueue()
@@ -89,6 +90,7 @@ class Steps:
         self._engines = 0
         self.checkpoint_every = job.spec.checkpoint.every_steps
         self._writing: asyncio.Task[None] | None = None
+        self._round: Callable[[], dict[str, float]] = dict
 
     def resume(
         self, run_state: RunState, saved: Manifest | None, evaluated: Evaluated | None, model: ModelInfo
@@ -120,6 +122,8 @@ class Steps:
     def finish(self, boundary: StepBoundary) -> None:
         """Queues what follows a commit: a checkpoint if one is due, and the report."""
         step, last = boundary.step, boundary.step >= self._run_state.view.steps
+        # Only now, since responses of the round come back until the commit; what comes later counts for the next one.
+        self._reporter.reports.add(step, {**self._round(), **self._reshapes.metrics()})
         if last or step % self.checkpoint_every == 0:
             self.queue.put(step, Task.SAVE, partial(self.save, boundary, needed=last))
         self.queue.put(step, Task.REPORT, partial(self._report, step, timed=True))
@@ -173,15 +177,14 @@ class Steps:
         reports.add(
             step, {**staleness(records, step - 1), **report.metrics, **self._utilisation(records, report), **waiting}
         )
-        # Only now, since responses that engines stopped when the round was decided come back meanwhile.
-        reports.add(step, round_metrics(round_, sum(record.tokens for record in records), dropped))
+        self._round = partial(round_metrics, round_, sum(record.tokens for record in records), dropped)
         self._rollouts.batch(batch)
         await measuring
         self._happened(events.StepCommitted(step, step, number, tuple(batch.records), report.skipped, dropped))
 
     async def _measure(self, step: int, number: int) -> None:
         """Logs and reports what engines felt in the round."""
-        if measured := await self._loads.finish(number):
+        if measured := await self._loads.finish(number, self._run_state.works, self._run_state.view):
             self._happened(measured)
             self._reporter.reports.add(step, load_metrics(measured))
 
@@ -262,11 +265,15 @@ class Steps:
         await self._sync_log()
         with self._stages.running(Stage.PUBLISH):
             publication = await self._with_retry(version, lambda: self._components.trainer.publish(version))
-            await self._reshapes.settled()
+        await self._reshapes.settled()
+        with self._stages.running(Stage.PUBLISH):
             report = await self._components.fleet.publish(publication)
         self._add_publication(report)
+        self._reshapes.published()
         if overlaps := self._spec.rounds.policy is RoundPolicyName.BOUNDED_ASYNC:
             self._happened(events.Published(version))
+        else:
+            await self._reshapes.settled()
         await self._evaluate(version)
         if not overlaps:
             self._happened(events.Published(version))
@@ -311,12 +318,8 @@ class Steps:
     async def _evaluate(self, step: int) -> None:
         spec = self._spec.dataset.evaluation
         done = self._evaluated is not None and self._evaluated.step == step
-        if (
-            spec is None
-            or self._evaluation is None
-            or done
-            or not is_due(step, self._run_state.view.steps, spec.every_steps)
-        ):
+        due = spec is not None and is_due(step, self._run_state.view.steps, spec.every_steps)
+        if self._evaluation is None or done or not due:
             return
         with self._stages.running(Stage.EVALUATE):
             metrics = await self._evaluation.run(step)
@@ -333,8 +336,7 @@ class Steps:
         with self._stages.running(Stage.CHECKPOINT):
             await self.wait_for_write()
             await self._components.trainer.snapshot()
-            fleet = self._components.fleet
-            state = boundary.to_state(self._evaluated, fleet.calibrations, self._reshapes.snapshot)
+            state = boundary.to_state(self._evaluated, self._components.fleet.calibrations, self._reshapes.snapshot)
             write = self._write(boundary.step, state, needed=needed)
             if needed:
                 await write

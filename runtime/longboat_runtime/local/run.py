@@ -40,8 +40,8 @@ def run_file(
     console = Console()
     try:
         job = load_job(file.read_text())
-        folders = dict(_named_directory("--config-map", word) for word in config_maps)
-        mounted = dict(_named_directory("--volume", word) for word in volumes)
+        folders = dict(named_directory("--config-map", word) for word in config_maps)
+        mounted = dict(named_directory("--volume", word) for word in volumes)
         spec = on_this_machine(job.spec, mounted)
         _check_libraries()
     except (ApiError, ValueError) as error:
@@ -76,10 +76,10 @@ def on_one_node(spec: RLJobSpec) -> RLJobSpec:
     )
 
 
-def on_this_machine(spec: RLJobSpec, volumes: Mapping[str, Path]) -> RLJobSpec:
+def on_this_machine(spec: RLJobSpec, volumes: Mapping[str, Path], *, all_used: bool = True) -> RLJobSpec:
     """The job with paths below a volume's mount path mapped to the directory that stands for it; the longest mount path wins (pure).
 
-    Raises ValueError if a volume has none of the job's paths.
+    Raises ValueError if a volume has none of the job's paths, unless not all of them have to be `all_used`.
     """
     used: set[str] = set()
 
@@ -91,6 +91,10 @@ def on_this_machine(spec: RLJobSpec, volumes: Mapping[str, Path]) -> RLJobSpec:
         used.add(mount)
         return str(volumes[mount] / PurePath(path).relative_to(mount))
 
+    parallelism = spec.rollout.parallelism
+    if parallelism.profile is not None:
+        parallelism = parallelism.model_copy(update={"profile": here(parallelism.profile)})
+    rollout = spec.rollout.model_copy(update={"parallelism": parallelism})
     model = spec.model.model_copy(update={"path": here(spec.model.path)})
     dataset = _files_moved(spec.dataset, here)
     if spec.dataset.evaluation is not None:
@@ -102,9 +106,9 @@ def on_this_machine(spec: RLJobSpec, volumes: Mapping[str, Path]) -> RLJobSpec:
         for reward in spec.rewards
     ]
     for mount in volumes:
-        if mount not in used:
+        if all_used and mount not in used:
             raise ValueError(f"--volume {mount}: no path of the job lies below {mount}")
-    return spec.model_copy(update={"model": model, "dataset": dataset, "rewards": rewards})
+    return spec.model_copy(update={"model": model, "dataset": dataset, "rewards": rewards, "rollout": rollout})
 
 
 def _files_moved(rows: Rows, here: Callable[[str], str]) -> Rows:
@@ -124,7 +128,7 @@ async def _run(job: Job, config_maps: dict[str, Path], console: Console) -> int:
     if shortage:
         console.print(f"[yellow]{shortage}[/yellow]", highlight=False)
     with tempfile.TemporaryDirectory(prefix="longboat-") as folder, Display(job, console) as display:
-        broker = LocalBroker(job.incarnation, display.show)
+        broker = LocalBroker(job.incarnation, display.show, job.spec.rollout)
         _heed_signals(broker, console)
         socket = Path(folder) / "graders.sock"
         rewards = link_config_maps(Path(folder) / "rewards", config_maps)
@@ -181,7 +185,8 @@ def _resources(spec: RLJobSpec) -> dict[str, float]:
     }
 
 
-def _named_directory(option: str, word: str) -> tuple[str, Path]:
+def named_directory(option: str, word: str) -> tuple[str, Path]:
+    """The two parts of NAME=DIRECTORY. Raises ValueError if it isn't that."""
     name, equals, directory = word.partition("=")
     if not (name and equals and Path(directory).is_dir()):
         raise ValueError(f"{option} {word}: write NAME=DIRECTORY with a directory that exists")

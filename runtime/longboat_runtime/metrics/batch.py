@@ -98,6 +98,7 @@ def round_metrics(round_: RoundRecord, kept_tokens: int, dropped: DropReason | N
         "training/round": float(round_.number),
         "rollout/generated_tokens": float(round_.generated_tokens),
         "rollout/stopped_tokens": float(round_.stopped_tokens),
+        "rollout/redrawn_tokens": float(round_.redrawn_tokens),
         "tail/generated_to_kept": made / kept_tokens if kept_tokens else 0.0,
         "rollout/launched_groups": float(round_.launched),
         "rollout/generated": float(round_.generated),

@@ -83,8 +83,8 @@ class EngineActor:
     async def stats(self) -> EngineStats:
         return self._started.stats()
 
-    async def load(self) -> Load:
-        return self._started.load()
+    async def take_load(self) -> Load:
+        return self._started.take_load()
 
     async def stacks(self) -> str:
         """Stacks of all threads, the engine's own among them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from longboat_runtime.interfaces import EngineStats, WeightPublication
@@ -49,8 +50,7 @@ class BaseEngine:
         return self._outbox.take(timeout, lambda: bool(self._running))
 
     def stats(self) -> EngineStats:
-        known = len(self._running)
-        running = min(self._counters.running, known)
+        known, running = len(self._running), self._decoding
         return EngineStats(
             name=self._config.name,
             running=running,
@@ -63,8 +63,13 @@ class BaseEngine:
             step_times=dict(self._counters.steps.times),
         )
 
-    def load(self) -> Load:
-        return self._counters.take()
+    def take_load(self) -> Load:
+        return replace(self._counters.take(), kv_tokens=self._kv_tokens)
+
+    @property
+    def _decoding(self) -> int:
+        """How many samples vLLM ran in its last step; the probe is none of them."""
+        return min(self._counters.running, len(self._running))
 
     def _check_requests(self, requests: Sequence[SampleRequest]) -> None:
         """Raises UpdateFailed if the engine serves nothing, ValueError for a request it can't take."""

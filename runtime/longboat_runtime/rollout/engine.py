@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
@@ -171,6 +171,22 @@ def check_cache(config: EngineConfig, model: Mapping[str, Any], max_length: int)
     else:
         field, cure = "rollout.kvCache", f"give at least {token_bytes * max_length} bytes"
     raise SpecProblem(Reason.KV_CACHE_TOO_SMALL, field, f"{holds}; {cure} or lower model.maxLength")
+
+
+def kv_tokens(
+    config: EngineConfig, model: Mapping[str, Any], shapes: Mapping[str, Sequence[int]], sizes: Iterable[int]
+) -> dict[int, int]:
+    """Tokens that the KV cache of an engine of each size holds, by the memory that the spec gives a rank; empty if it gives none.
+
+    `model` and `shapes` are as for `with_cache`, which says when SpecProblem is raised.
+    """
+    if config.kv_cache_bytes is None and config.device_memory is None:
+        return {}
+    held = {}
+    for size in sizes:
+        cache = with_cache(replace(config, devices=tuple(range(size))), model, shapes).kv_cache_bytes or 0
+        held[size] = max(1, cache // kv_token_bytes(model, config.dtype, size))
+    return held
 
 
 def in_bytes(quantity: str) -> int:

@@ -40,9 +40,9 @@ def cpu_share(
     devices: Sequence[int],
     node_devices: int,
 ) -> CpuShare:
-    """The share of an engine with `devices`, of the `node_devices` of a pod that may use the CPUs `affinity` for at most `limit` CPUs' time.
+    """The share of an engine with `devices`, of the `node_devices` that its pod has.
 
-    `request` is the number of CPUs that Kubernetes guarantees to the container, 0 if none.
+    The pod may use the CPUs `affinity` for at most `limit` CPUs' time; `request` is the number of CPUs that Kubernetes guarantees to the container, 0 if none.
 
     The rule: threads are bound only where the CPUs are the pod's own, which is so if the kubelet gave it fewer than the
     node has (static CPU manager) and time is not limited below that, and only if each worker (tensor-parallel rank)

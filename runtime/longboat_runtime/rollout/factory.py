@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from longboat_crds.reasons import Reason
 from longboat_runtime.cgroup import cpu_limit
@@ -42,6 +43,22 @@ def in_process(*, accelerator: bool) -> bool:
 def start_engine(config: EngineConfig, node: NodeDevices) -> Engine:
     """Starts an engine on its devices of this `node` and waits until it can serve (seconds to minutes).
 
+    Sets up this process (`set_up`). Raises SpecProblem for what a person has to change.
+    """
+    with uncollected():
+        config, arguments = set_up(config, node)
+        if in_process(accelerator=has_accelerator()):
+            from longboat_runtime.rollout.inprocess import InProcessEngine
+
+            return InProcessEngine(config, arguments)
+        from longboat_runtime.rollout.spawned import SpawnedEngine
+
+        return SpawnedEngine(config, arguments)
+
+
+def set_up(config: EngineConfig, node: NodeDevices) -> tuple[EngineConfig, dict[str, Any]]:
+    """The engine with its KV cache, and vLLM's arguments for it on its devices of this `node`.
+
     Sets this process's environment and, where CPUs are the pod's own, its affinity, so one process starts one engine, before
     anything imports torch or vLLM. Raises SpecProblem for what a person has to change.
     """
@@ -54,27 +71,22 @@ def start_engine(config: EngineConfig, node: NodeDevices) -> Engine:
     os.environ.update(environment(config, share, in_process=local, accelerators=accelerators))
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     log.info("starting engine %s (%s, CPUs %s)", config.name, "in process" if local else "spawned", share)
-    with uncollected():
-        model = read_model_config(config)  # transformers imports torch for it
-        max_length = longest_sequence(model, config.max_length, config.model)
-        check_parallelism(config, model)
+    model = read_model_config(config)  # transformers imports torch for it
+    max_length = longest_sequence(model, config.max_length, config.model)
+    check_parallelism(config, model)
+    if config.device_memory is not None:
         config = with_cache(config, model, tensor_shapes(Path(config.model)))
-        check_cache(config, model, max_length)
-        check_version(vllm_version())
-        if not accelerator:
-            check_compiler(config)
-            if config.enforce_eager:
-                _import_without_compiler()
-        crowded = share.crowded and not accelerator
-        arguments = engine_arguments(config, max_length=max_length, accelerator=accelerator, crowded=crowded)
-        if local:
-            from longboat_runtime.rollout.inprocess import InProcessEngine
-
-            _load_model_classes(model.get("architectures") or [])
-            return InProcessEngine(config, arguments)
-        from longboat_runtime.rollout.spawned import SpawnedEngine
-
-        return SpawnedEngine(config, arguments)
+    check_cache(config, model, max_length)
+    check_version(vllm_version())
+    if not accelerator:
+        check_compiler(config)
+        if config.enforce_eager:
+            _import_without_compiler()
+    crowded = share.crowded and not accelerator
+    arguments = engine_arguments(config, max_length=max_length, accelerator=accelerator, crowded=crowded)
+    if local:
+        _load_model_classes(model.get("architectures") or [])
+    return config, arguments
 
 
 def _import_without_compiler() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,14 +18,15 @@ from longboat_runtime.interfaces import (
     EngineStats,
     FleetState,
     PublicationReport,
-    Reshaped,
     ReshapePhase,
+    ReshapeReport,
     WeightPublication,
 )
 from longboat_runtime.rollout.engine import EngineDead
 from longboat_runtime.rollout.keeper import EngineKeeper
-from longboat_runtime.rollout.load import Load
+from longboat_runtime.rollout.load import Load, PodLoad
 from longboat_runtime.rollout.member import Member, MemberState, ReshapeFailed, last_line
+from longboat_runtime.rollout.ray_cluster import RayCluster
 from longboat_runtime.rollout.router import Router
 from longboat_runtime.samples import (
     FinishedSample,
@@ -33,8 +37,10 @@ from longboat_runtime.samples import (
     SampleId,
     SampleRequest,
 )
-from longboat_runtime.store.client import StoreClient
+from longboat_runtime.store.client import StoreClient, StoreUnreachable
 from longboat_runtime.weights.gate import UpdateFailed
+
+log = logging.getLogger(__name__)
 
 # How long an engine may take to answer a call that only reads, or to end.
 CALL_SECONDS = 10.0
@@ -45,16 +51,19 @@ class RayRolloutFleet:
 
     A sample is in one place: waiting here for an engine, running in one (the router knows), or reported. What ran in an engine
     that died or refused a publication is reported lost. A sample moves in three steps: its engine, which gets nothing new, is told to
-    stop it (`_moving`); it comes back and waits here with its tokens in the store (`_moved`); another engine continues it. All calls that wait raise SpecProblem if engines can't start until
-    a person changes something, and StoreUnreachable if the store is gone.
+    stop it (`_moving`); it comes back and waits here with its tokens in the store (`_moved`); another engine continues it.
+
+    All calls that wait raise SpecProblem if engines can't start until a person changes something, and StoreUnreachable if the store is
+    gone.
     """
 
-    def __init__(self, spec: RLJobSpec, store: StoreClient) -> None:
-        self._keeper = EngineKeeper(spec, store, self)
+    def __init__(self, spec: RLJobSpec, store: StoreClient, cluster: RayCluster | None = None) -> None:
+        self._store = store
+        self._keeper = EngineKeeper(spec, store, self, cluster or RayCluster())
         self._router = Router()
         self._waiting: dict[SampleId, SampleRequest] = {}
         self._running: dict[SampleId, SampleRequest] = {}
-        self._draining: set[str] = set()
+        self._draining: Counter[str] = Counter()
         self._moving: set[SampleId] = set()
         self._moved: dict[SampleId, str] = {}
         self._events: list[FleetReport] = []
@@ -76,50 +85,80 @@ class RayRolloutFleet:
             self._moved.pop(sample, None)
         self._report([self._waiting.pop(sample).unstarted for sample in ids if sample in self._waiting])
 
-    async def drain(self, engines: Collection[str]) -> None:
-        """See interfaces.RolloutFleet. If no other engine is open, samples wait here for one."""
-        self._draining.update(engines)
-        for engine in engines:
+    def drain(self, engines: Collection[str]) -> Coroutine[Any, Any, None]:
+        """See interfaces.RolloutFleet: nothing new goes there from this call on. Without another open engine, samples wait here for one."""
+        there = [engine for engine in engines if engine in self._keeper.members]
+        self._draining.update(there)
+        for engine in there:
             self._router.drain(engine)
-            if there := self._router.running(engine):
-                self._moving.update(there)
-                self._call(self._abort_in(self._keeper.members[engine], there))
-        await self._keeper.until(lambda: not any(self._router.running(engine) for engine in engines))
+            if running := self._router.running(engine):
+                self._moving.update(running)
+                self._call(self._abort_in(self._keeper.members[engine], running))
+        return self._keeper.until(lambda: not any(self._router.running(engine) for engine in there))
 
-    async def reshape(self, tensor_parallel: int, *, one_by_one: bool) -> Reshaped:
+    def undrain(self, engines: Collection[str]) -> None:
+        """Takes one call of `drain` back, also one that hasn't returned and never will."""
+        for engine in engines:
+            if engine in self._draining:
+                self._draining[engine] -= 1
+                self._draining += Counter()  # without those that nobody drains any more
+                if self._keeper.members[engine].state is MemberState.SERVING:
+                    self.opened(self._keeper.members[engine])
+
+    def release(self, pods: Collection[str]) -> None:
+        """See interfaces.RolloutFleet."""
+        self._keeper.watch()
+        self._keeper.release(pods)
+
+    @property
+    def pods(self) -> Mapping[str, PodLoad]:
+        """See interfaces.RolloutFleet."""
+        found = dict.fromkeys(self._keeper.state.pods, PodLoad(0, 0))
+        for member in self._keeper.members.values():
+            if (load := found.get(member.slot.node.pod)) is not None:
+                running = len(self._router.running(member.name))
+                serving = member.state is MemberState.SERVING
+                found[member.slot.node.pod] = PodLoad(load.serving + serving, load.running + running)
+        return found
+
+    async def reshape(self, tensor_parallel: int, *, one_by_one: bool) -> ReshapeReport:
         """See interfaces.RolloutFleet."""
         before, seconds = self._keeper.tensor_parallel, dict.fromkeys(ReshapePhase, 0.0)
         nodes, done = self._keeper.nodes, []
-        self._keeper.tensor_parallel = tensor_parallel
-        try:
-            for group in [[node] for node in nodes] if one_by_one else [nodes]:
-                done += group
-                await self._reshape(group, seconds)
-        except ReshapeFailed as failed:
-            self._keeper.tensor_parallel = before
-            await self._keeper.end_engines(done)
-            self._keeper.restart_engines(done)
-            return Reshaped(before, seconds, str(failed))
-        return Reshaped(tensor_parallel, seconds)
+        with self._keeper.reshaping():
+            self._keeper.tensor_parallel = tensor_parallel
+            try:
+                for group in [[node] for node in nodes] if one_by_one else [nodes]:
+                    done += group
+                    await self._reshape([node for node in group if node in self._keeper.nodes], seconds)
+            except ReshapeFailed as failed:
+                self._keeper.tensor_parallel = before
+                await self._keeper.end_engines(done)
+                self._keeper.restart_engines(done)
+                return ReshapeReport(before, seconds, failed.reason, unfit=failed.unfit)
+        return ReshapeReport(tensor_parallel, seconds)
 
     async def _reshape(self, nodes: Sequence[str], seconds: dict[ReshapePhase, float]) -> None:
-        """The engines of these nodes end before others start on their devices. Adds the seconds of each phase."""
-        began = time.monotonic()
+        """The engines of these nodes end before others start on their devices. Adds the seconds of each phase, and logs its beginning."""
+        engines = self._keeper.engines_of(nodes)
+        pods = sorted({member.slot.node.pod for member in engines})
+        of = pods[0] if len(pods) == 1 else f"{len(pods)} pods"
 
-        def ended(phase: ReshapePhase) -> None:
-            nonlocal began
-            now = time.monotonic()
-            seconds[phase] += now - began
-            began = now
+        @contextmanager
+        def during(phase: ReshapePhase) -> Iterator[None]:
+            log.info("reshape of %s: %s", of, phase)
+            began = time.monotonic()
+            yield
+            seconds[phase] += time.monotonic() - began
 
-        await self.drain([member.name for member in self._keeper.engines_of(nodes)])
-        ended(ReshapePhase.DRAIN)
-        await self._keeper.end_engines(nodes)
-        ended(ReshapePhase.END)
-        served = await self._keeper.start_engines(nodes)
-        ended(ReshapePhase.START)
-        await served()
-        ended(ReshapePhase.WEIGHTS)
+        with during(ReshapePhase.DRAIN):
+            await self.drain([member.name for member in engines])
+        with during(ReshapePhase.END):
+            await self._keeper.end_engines(nodes)
+        with during(ReshapePhase.START):
+            served = await self._keeper.start_engines(nodes)
+        with during(ReshapePhase.WEIGHTS):
+            await served
 
     async def finished(self) -> list[FleetReport]:
         self._keeper.watch()
@@ -141,13 +180,15 @@ class RayRolloutFleet:
             self._publishing = False
             self._dispatch()
         serving = [member for member in members if member.loaded is publication]
+        # One that refused may have been ended since, to be restarted.
+        refused = [member for member in members if member.refused is publication and member.loaded is not publication]
         return PublicationReport(
             version=publication.version,
             seconds=time.monotonic() - began,
             bytes=publication.payload.nbytes,
             parity=max((member.parity for member in serving), default=0.0),
             serving=tuple(sorted(member.name for member in serving)),
-            refused={member.name: member.problem for member in members if member.state is MemberState.REFUSED},
+            refused={member.name: member.problem for member in refused},
         )
 
     async def changed(self, known: FleetState) -> FleetState:
@@ -177,7 +218,7 @@ class RayRolloutFleet:
 
     async def loads(self) -> dict[str, Load]:
         """Of the engines that are up and answer."""
-        return await self._ask("load", self._keeper.started)
+        return await self._ask("take_load", self._keeper.started)
 
     async def stacks(self) -> dict[str, str]:
         """Stacks of all threads of each engine's actor, also of those that are still starting."""
@@ -207,7 +248,7 @@ class RayRolloutFleet:
     def ended(self, member: Member, reason: str, *, died: bool) -> None:
         self._lose(member.name, self._router.running(member.name), reason, engine_died=died)
         self._router.remove(member.name)
-        self._draining.discard(member.name)
+        del self._draining[member.name]
 
     def finished_in(self, member: Member, samples: Sequence[FinishedSample]) -> None:
         reported = []
@@ -258,9 +299,7 @@ class RayRolloutFleet:
         except UpdateFailed as failed:
             self._lose(member.name, [request.id for request in requests], failed.reason)
         except (RayError, EngineDead) as error:
-            self._lose(
-                member.name, [request.id for request in requests], f"engine {member.name} died: {last_line(error)}"
-            )
+            await self._lose_in_dead(member, [request.id for request in requests], error)
         else:
             self._lose(member.name, lost, "the store has lost its first tokens", with_begun=True)
 
@@ -268,7 +307,15 @@ class RayRolloutFleet:
         try:
             await member.actor.abort.remote(ids)
         except (RayError, EngineDead) as error:
-            self._lose(member.name, ids, f"engine {member.name} died: {last_line(error)}")
+            await self._lose_in_dead(member, ids, error)
+
+    async def _lose_in_dead(self, member: Member, ids: Sequence[SampleId], error: BaseException) -> None:
+        """Nothing that the engine still sends may reach the store once its samples are made again."""
+        try:
+            await self._store.refuse(member.name)
+        except StoreUnreachable as unreachable:
+            self._keeper.fail(unreachable)
+        self._lose(member.name, ids, f"engine {member.name} died: {last_line(error)}")
 
     def _ended(self, engine: str, sample: SampleId) -> SampleRequest | None:
         """The request of a sample that ran in `engine` and no longer does; None for a late or duplicate report."""
@@ -280,7 +327,7 @@ class RayRolloutFleet:
     def _lose(
         self, engine: str, ids: Sequence[SampleId], reason: str, *, engine_died: bool = False, with_begun: bool = False
     ) -> None:
-        """Samples that ran in `engine` are lost, but for the tokens with which they began there, unless those are lost too (`with_begun`)."""
+        """Samples that ran in `engine` are lost, but not the tokens that they began with there, unless `with_begun`."""
         ended = [request for sample in ids if (request := self._ended(engine, sample)) is not None]
         self._report(
             [

@@ -153,7 +153,7 @@ class InProcessEngine(BaseEngine):
             check_receipts(self._load(publication), publication.checksum)
             self._vllm.set_weight_version(str(publication.version))
             # Running samples continue, with keys and values of the new weights.
-            self._counters.interrupted(min(self._counters.running, len(self._running)))
+            self._counters.interrupted(self._decoding)
             self._vllm.reset_prefix_cache(reset_running_requests=True)
             measured = self._check_parity(publication, self._probe(publication.probe_ids), calibrated)
         except UpdateFailed as error:

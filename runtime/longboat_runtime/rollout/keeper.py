@@ -5,32 +5,29 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
 
-import ray
 from ray.exceptions import RayError
-from ray.experimental.internal_kv import internal_kv_get_gcs_client
 
 from longboat_crds.job import RLJobSpec
-from longboat_runtime import departures
 from longboat_runtime.interfaces import FleetState, WeightPublication
 from longboat_runtime.problems import spec_problem_in
 from longboat_runtime.rollout.engine import EngineDead, engine_config
+from longboat_runtime.rollout.leaving import LeavingPods
 from longboat_runtime.rollout.member import (
+    Listener,
     Member,
     MemberState,
     RolloutNode,
     Slot,
     engine_name,
     last_line,
-    rollout_nodes,
     slots_of,
-    start_actor,
 )
+from longboat_runtime.rollout.ray_cluster import RayCluster
 from longboat_runtime.rollout.recovery import Remedy, after_refusal, hopeless, refused_everywhere
-from longboat_runtime.samples import FinishedSample, SampleId
 from longboat_runtime.store.client import StoreClient, StoreUnreachable
 from longboat_runtime.weights.gate import FetchFailed, PublicationRefused, UpdateFailed
 
@@ -47,33 +44,14 @@ SHUTDOWN_SECONDS = 10.0
 NODE_SECONDS = 2.0
 
 
-class Listener(Protocol):
-    """Is told what becomes of engines and their samples."""
-
-    def opened(self, member: Member) -> None:
-        """The engine serves the last publication."""
-
-    def stopped(self, member: Member, lost: Sequence[SampleId], reason: str) -> None:
-        """The engine serves nothing for now; `lost` ran in it."""
-
-    def ended(self, member: Member, reason: str, *, died: bool) -> None:
-        """The engine is gone, with all that ran in it; `died`: by itself, in a pod that is still there."""
-
-    def finished_in(self, member: Member, samples: Sequence[FinishedSample]) -> None:
-        """The store holds these samples."""
-
-    async def drain(self, engines: Collection[str]) -> None:
-        """Has what runs in these engines continue elsewhere; returns once they have nothing left."""
-
-
 class EngineKeeper:
     """Runs on the driver's loop. All waiting ends with the first failure: a SpecProblem, a lost store or a bug.
 
-    Nodes get engines of `tensor_parallel` devices each. `calibrations` are parities that the gate was calibrated by (`weights.gate`), by `calibration_key`. `fetches` counts
-    updates whose data could not be fetched, `deaths` engines that died by themselves.
+    Nodes get engines of `tensor_parallel` devices each. `calibrations` are parities that the gate was calibrated by (`weights.gate`),
+    by `calibration_key`. `fetches` counts updates whose data could not be fetched, `deaths` engines that died by themselves.
     """
 
-    def __init__(self, spec: RLJobSpec, store: StoreClient, listener: Listener) -> None:
+    def __init__(self, spec: RLJobSpec, store: StoreClient, listener: Listener, cluster: RayCluster) -> None:
         self.members: dict[str, Member] = {}
         self.publication: WeightPublication | None = None
         self.calibrations: dict[str, float] = {}
@@ -86,8 +64,11 @@ class EngineKeeper:
         self._listener = listener
         self._failure: BaseException | None = None
         self._news = asyncio.Event()
+        self._cluster = cluster
         self._nodes: dict[str, RolloutNode] = {}
-        self._leaving: set[str] = set()
+        self._leaving = LeavingPods(self._cluster, listener, self._engines_of_pod, self._spawn, self.tell)
+        self._reshaping = False
+        self._shaping: set[str] = set()
         self._starts: Counter[tuple[str, tuple[int, ...]]] = Counter()
         self._slots: dict[tuple[str, tuple[int, ...]], Slot] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -108,7 +89,9 @@ class EngineKeeper:
     def state(self) -> FleetState:
         serving = sorted(member.name for member in self.members.values() if member.state is MemberState.SERVING)
         waiting = {m.name: m.problem for m in self.started if m.state is MemberState.STARTED and m.problem}
-        return FleetState(tuple(serving), self.refused, waiting, self.fetches, self.deaths, self.last_death)
+        pods = tuple(sorted({node.pod for node in self._nodes.values()}))
+        deaths = self.deaths, self.last_death
+        return FleetState(tuple(serving), self.refused, waiting, self.fetches, *deaths, pods, self._leaving.drained)
 
     def watch(self) -> None:
         """Begins to look for rollout nodes, once."""
@@ -147,9 +130,13 @@ class EngineKeeper:
             except FetchFailed as failed:
                 self.fetches += 1
                 self._stop_serving(member, MemberState.STARTED, failed)
-                self._spawn(self._fetch_again(member, publication))
+                if member.slot.on_trial:
+                    member.slot.failed(failed.reason, unfit=False)
+                else:
+                    self._spawn(self._fetch_again(member, publication))
                 return
             except PublicationRefused as refused:
+                member.refused = publication
                 self._stop_serving(member, MemberState.REFUSED, refused)
                 if member.slot.on_trial:
                     member.slot.failed(refused.reason)
@@ -215,7 +202,16 @@ class EngineKeeper:
     @property
     def nodes(self) -> list[str]:
         """Ids of the rollout nodes that stay, in the order in which they came."""
-        return [node for node in self._nodes if node not in self._leaving]
+        return [node_id for node_id, node in self._nodes.items() if node.pod not in self._leaving]
+
+    def _engines_of_pod(self, pod: str) -> list[str]:
+        return [member.name for member in self.members.values() if member.slot.node.pod == pod]
+
+    def release(self, pods: Collection[str]) -> None:
+        """See interfaces.RolloutFleet."""
+        if self._leaving.name(pods):
+            self._fill()
+        self.tell()
 
     def engines_of(self, nodes: Collection[str]) -> list[Member]:
         """The engines of these nodes, started or not."""
@@ -228,12 +224,12 @@ class EngineKeeper:
         await asyncio.gather(*(self._end(member) for member in members))
         await self.until(lambda: not any(member.name in self.members for member in members))
 
-    async def start_engines(self, nodes: Collection[str]) -> Callable[[], Coroutine[Any, Any, None]]:
+    async def start_engines(self, nodes: Collection[str]) -> asyncio.Future[Any]:
         """Starts engines of `tensor_parallel` devices on the free devices of these nodes, and waits until they are up.
 
-        Returns what waits until all serve. Both raise ReshapeFailed if one can't.
+        Returns what is done once all serve. Both raise ReshapeFailed if one can't.
         """
-        slots = [slot for node in nodes if node in self.nodes for slot in self._open(self._nodes[node])]
+        slots = self.restart_engines(nodes)
         for slot in slots:
             slot.trial = asyncio.get_running_loop().create_future()
         trials = asyncio.gather(*(slot.trial for slot in slots if slot.trial is not None))
@@ -241,30 +237,24 @@ class EngineKeeper:
 
         def up() -> bool:
             started = {member.slot.place for member in self.started}
-            return trials.done() or places <= started | {place for place in places if place[0] not in self._nodes}
+            return trials.done() or all(place in started or place[0] not in self.nodes for place in places)
 
         trials.add_done_callback(lambda _: self.tell())
         await self.until(up)
         if trials.done():
             await trials
+        return trials
 
-        async def served() -> None:
-            await trials
-
-        return served
-
-    def restart_engines(self, nodes: Collection[str]) -> None:
+    def restart_engines(self, nodes: Collection[str]) -> list[Slot]:
         """Starts engines of `tensor_parallel` devices on these nodes, as if the nodes were new."""
-        for node in nodes:
-            if node in self.nodes:
-                self._open(self._nodes[node])
+        return [slot for node in nodes if node in self.nodes for slot in self._open(self._nodes[node])]
 
     async def _end(self, member: Member) -> None:
         """Ends an engine on purpose."""
         member.ended = True
         with suppress(RayError, EngineDead, TimeoutError):
             await asyncio.wait_for(member.actor.shutdown.remote(), SHUTDOWN_SECONDS)
-        ray.kill(member.actor)
+        self._cluster.kill(member.actor)
 
     async def close(self) -> None:
         """Ends all engines at once."""
@@ -272,13 +262,14 @@ class EngineKeeper:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for member in self.members.values():
-            ray.kill(member.actor)
+            self._cluster.kill(member.actor)
         self.members.clear()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -287,39 +278,53 @@ class EngineKeeper:
 
     async def _watch_nodes(self) -> None:
         while True:
-            nodes = rollout_nodes(await asyncio.to_thread(ray.nodes))
-            new = [node for node_id, node in nodes.items() if node_id not in self._nodes]
-            self._nodes = nodes
-            for node in new:
-                self._open(node)
-            for node in await self._asking():
-                self._leaving.add(node.node_id)
-                self._spawn(self._let_go(node))
+            self._nodes = await self._cluster.nodes()
+            self._fill()
+            self.tell()
+            await self._leaving.hear({node.pod: node for node in self._nodes.values()})
             await asyncio.sleep(WATCH_SECONDS)
 
-    async def _asking(self) -> list[RolloutNode]:
-        """Nodes whose pods have asked to go since the last call."""
+    @contextmanager
+    def reshaping(self) -> Iterator[None]:
+        """While the block reshapes engines, nodes that come or are taken back wait: they get engines of what it leads to."""
+        self._reshaping = True
         try:
-            pods = await asyncio.to_thread(lambda: set(departures.asking(internal_kv_get_gcs_client())))
-        except RayError as error:
-            log.warning("the Ray head doesn't say which pods have to go: %s", last_line(error))
-            return []
-        return [node for node in self._nodes.values() if node.pod in pods and node.node_id not in self._leaving]
+            yield
+        finally:
+            self._reshaping = False
+            self._fill()
 
-    async def _let_go(self, node: RolloutNode) -> None:
-        """Frees the pod of a node: its engines get nothing more, and what runs there continues elsewhere. They aren't replaced."""
-        log.info("pod %s has to go", node.pod)
-        self._slots = {place: slot for place, slot in self._slots.items() if slot.node.node_id != node.node_id}
-        members = self.engines_of([node.node_id])
-        for member in members:
-            member.ended = True
-        await self._listener.drain([member.name for member in members])
-        await asyncio.to_thread(lambda: departures.let_go(internal_kv_get_gcs_client(), node.pod))
+    def _fill(self) -> None:
+        """Starts engines on the devices that none is kept on, of all nodes that stay; a node with engines of another size is reshaped."""
+        if self._reshaping:
+            return
+        for node_id in self.nodes:
+            if not self._misshapen(node_id):
+                self._open(self._nodes[node_id])
+            elif node_id not in self._shaping:
+                self._shaping.add(node_id)
+                self._spawn(self._shape(node_id))
+
+    def _misshapen(self, node_id: str) -> bool:
+        slots = [slot for slot in self._slots.values() if slot.node.node_id == node_id]
+        return any(len(slot.devices) != self.tensor_parallel for slot in slots)
+
+    async def _shape(self, node_id: str) -> None:
+        """Gives a node that missed a reshape engines of the present size, unless it goes again or another reshape sees to it."""
+        engines = [member.name for member in self.engines_of([node_id])]
+        await self._listener.drain(engines)
+        if self._misshapen(node_id) and not self._reshaping and node_id in self.nodes:
+            await self.end_engines([node_id])
+        else:
+            self._listener.undrain(engines)
+        self._shaping.discard(node_id)
+        self._fill()
 
     def _open(self, node: RolloutNode) -> list[Slot]:
         """Starts to keep engines on those devices of the node that none is kept on."""
         wanted = slots_of(node, self.tensor_parallel, self._spec.rollout.devices_per_pod)
-        taken = {device for slot in self._slots.values() if slot.node is node for device in slot.devices}
+        here = [slot for slot in self._slots.values() if slot.node.node_id == node.node_id]
+        taken = {device for slot in here for device in slot.devices}
         slots = [slot for slot in wanted if taken.isdisjoint(slot.devices)]
         for slot in slots:
             self._slots[slot.place] = slot
@@ -327,14 +332,14 @@ class EngineKeeper:
         return slots
 
     async def _keep_engine(self, slot: Slot) -> None:
-        """One engine after another in one slot, as long as its node lives and the slot is wanted."""
+        """One engine after another in one slot, as long as its node lives and stays, and the slot is wanted."""
         node, devices = slot.node, slot.devices
         wait = RESTART_SECONDS
-        while node.node_id in self._nodes and self._slots.get(slot.place) is slot:
+        while node.node_id in self.nodes and self._slots.get(slot.place) is slot:
             name = engine_name(node.pod, devices, self._starts[node.pod, devices])
             self._starts[node.pod, devices] += 1
             config = engine_config(self._spec, name, devices)
-            actor = start_actor(config, node, self._store)
+            actor = self._cluster.start(config, node, self._store)
             member = Member(config, actor, slot)
             self.members[member.name] = member
             try:
@@ -342,13 +347,14 @@ class EngineKeeper:
             except StoreUnreachable:
                 raise
             except (RayError, EngineDead) as error:
-                on_trial = slot.on_trial
+                on_trial, problem = slot.on_trial, spec_problem_in(error)
                 member.ended = member.ended or on_trial
                 await self._remove(member, error)
-                problem = spec_problem_in(error)
                 if on_trial:
-                    slot.failed(str(problem) if problem else last_line(error))
-                    return
+                    if await self._stays(node):
+                        slot.failed(str(problem) if problem else last_line(error))
+                        return
+                    break
                 if problem is not None:
                     raise problem from error
             if not member.ended:
@@ -373,8 +379,10 @@ class EngineKeeper:
         reason = f"engine {member.name} died: {last_line(error)}"
         member.state = MemberState.ENDED
         self._listener.stopped(member, (), reason)
-        ray.kill(member.actor)
-        died = spec_problem_in(error) is None and not member.ended and await self._outlived_by_node(member)
+        self._cluster.kill(member.actor)
+        if member.given is not None:  # else no sample has ever run in it
+            await self._store.refuse(member.name)
+        died = spec_problem_in(error) is None and not member.ended and await self._stays(member.slot.node)
         if not member.ended:
             log.warning("%s", reason)
         if died:
@@ -384,7 +392,9 @@ class EngineKeeper:
         self._listener.ended(member, reason, died=died)
         self.tell()
 
-    async def _outlived_by_node(self, member: Member) -> bool:
-        """Whether the engine died alone and not with its node, whose end Ray notices a moment later."""
+    async def _stays(self, node: RolloutNode) -> bool:
+        """Whether an engine ended alone: not with its node, whose end Ray notices a moment later, nor in a pod that has to go."""
         await asyncio.sleep(NODE_SECONDS)
-        return member.slot.node.node_id in rollout_nodes(await asyncio.to_thread(ray.nodes))
+        if node.node_id not in await self._cluster.nodes():
+            self._nodes.pop(node.node_id, None)
+        return node.node_id in self.nodes

@@ -8,6 +8,7 @@ from functools import reduce
 from operator import add
 
 from longboat_runtime.rollout.step_times import NO_STEPS, StepTimes
+from longboat_runtime.rounds.events import RoundKind, RoundMeasured, RoundWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,8 @@ class Load:
     `preemptions` are those for want of KV cache; `interrupted` counts running sequences whose keys and values were computed again
     because a publication replaced the weights. `steps` are its steps and their time, `generated_tokens` what they drew. At most
     `running` sequences ran at a time and `waiting` waited, and at most the share `kv_usage` (0..1) of the KV cache was in use: of
-    several, the largest of any one.
+    several, the largest of any one. The KV cache holds `kv_tokens`, 0 if that isn't known: of several, the least of any one of the
+    largest engines.
     """
 
     tensor_parallel: int
@@ -29,6 +31,7 @@ class Load:
     waiting: int = 0
     kv_usage: float = 0.0
     steps: StepTimes = NO_STEPS
+    kv_tokens: int = 0
 
     def __add__(self, other: Load) -> Load:
         return Load(
@@ -41,12 +44,44 @@ class Load:
             max(self.waiting, other.waiting),
             max(self.kv_usage, other.kv_usage),
             self.steps + other.steps,
+            self._least_kv_tokens(other),
         )
+
+    def measured(self, number: int, kind: RoundKind, engines: int, work: RoundWork | None) -> RoundMeasured:
+        """The event of a round of this kind, which this is all the load of; `work` is what its `engines` were asked for."""
+        return RoundMeasured(
+            number,
+            kind,
+            self.tensor_parallel,
+            engines,
+            self.preemptions,
+            self.interrupted,
+            self.generated_tokens,
+            self.running,
+            self.waiting,
+            self.kv_usage,
+            self.step_seconds,
+            work,
+            self.kv_tokens,
+        )
+
+    def _least_kv_tokens(self, other: Load) -> int:
+        largest = max(self.tensor_parallel, other.tensor_parallel)
+        known = [of.kv_tokens for of in (self, other) if of.tensor_parallel == largest and of.kv_tokens]
+        return min(known, default=0)
 
     @property
     def step_seconds(self) -> float:
         """Mean of a step; 0 without one."""
         return self.steps.seconds / self.steps.steps if self.steps.steps else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PodLoad:
+    """A rollout pod's engines that serve, and the samples that run in all of its engines."""
+
+    serving: int
+    running: int
 
 
 def total(loads: Iterable[Load]) -> Load:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -15,6 +15,7 @@ from longboat_runtime.interfaces import WeightPublication
 from longboat_runtime.rollout.actor import EngineActor
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import NodeDevices
+from longboat_runtime.samples import FinishedSample, SampleId
 from longboat_runtime.store.client import StoreClient
 from longboat_runtime.weights.gate import calibration_key
 
@@ -80,14 +81,18 @@ class Slot:
         if self.trial is not None and not self.trial.done():
             self.trial.set_result(None)
 
-    def failed(self, reason: str) -> None:
-        """Its engine doesn't serve in this shape."""
+    def failed(self, reason: str, *, unfit: bool = True) -> None:
+        """Its engine doesn't serve in this shape; `unfit` as in `ReshapeFailed`."""
         if self.trial is not None and not self.trial.done():
-            self.trial.set_exception(ReshapeFailed(reason))
+            self.trial.set_exception(ReshapeFailed(reason, unfit=unfit))
 
 
 class ReshapeFailed(Exception):
-    """An engine of the new shape didn't start, or didn't serve."""
+    """An engine of the new shape didn't start, or didn't serve; if it isn't `unfit`, for a reason that has nothing to do with the shape."""
+
+    def __init__(self, reason: str, *, unfit: bool) -> None:
+        super().__init__(reason)
+        self.reason, self.unfit = reason, unfit
 
 
 def slots_of(node: RolloutNode, tensor_parallel: int, most: int) -> list[Slot]:
@@ -110,8 +115,8 @@ def engine_name(pod: str, devices: Sequence[int], starts: int) -> str:
 class Member:
     """An engine actor, its state, and what it holds. `turn` orders publications, of which `given` is the last one tried.
 
-    `problem` says why it doesn't serve. `fetches` counts updates in a row whose data could not be fetched. `ended` is set before
-    it is ended on purpose.
+    `problem` says why it doesn't serve, `refused` is the last publication that didn't pass its gate. `fetches` counts updates in a
+    row whose data could not be fetched. `ended` is set before it is ended on purpose.
     """
 
     config: EngineConfig
@@ -120,6 +125,7 @@ class Member:
     state: MemberState = MemberState.STARTING
     given: WeightPublication | None = None
     loaded: WeightPublication | None = None
+    refused: WeightPublication | None = None
     parity: float = 0.0
     problem: str = ""
     ended: bool = False
@@ -154,5 +160,32 @@ def start_actor(config: EngineConfig, node: RolloutNode, store: StoreClient) -> 
 
 
 def last_line(error: BaseException) -> str:
-    """Ray's errors carry a whole traceback; its last line names the cause."""
-    return (str(error).strip() or type(error).__name__).splitlines()[-1]
+    """Ray's errors carry a whole traceback, whose last line names the cause, or details of the actor, indented, below what happened."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return next((line.strip() for line in reversed(lines) if not line.startswith("\t")), type(error).__name__)
+
+
+class Drains(Protocol):
+    """Keeps samples away from engines, by name."""
+
+    def drain(self, engines: Collection[str]) -> Coroutine[Any, Any, None]:
+        """From this call on nothing new goes to these engines, and what runs there continues elsewhere; done once they have nothing left."""
+
+    def undrain(self, engines: Collection[str]) -> None:
+        """Takes one call of `drain` back, also one that hasn't returned and never will."""
+
+
+class Listener(Drains, Protocol):
+    """Is told what becomes of engines and their samples."""
+
+    def opened(self, member: Member) -> None:
+        """The engine serves the last publication."""
+
+    def stopped(self, member: Member, lost: Sequence[SampleId], reason: str) -> None:
+        """The engine serves nothing for now; `lost` ran in it."""
+
+    def ended(self, member: Member, reason: str, *, died: bool) -> None:
+        """The engine is gone, with all that ran in it; `died`: by itself, in a pod that is still there."""
+
+    def finished_in(self, member: Member, samples: Sequence[FinishedSample]) -> None:
+        """The store holds these samples."""

@@ -127,18 +127,23 @@ def generated_sample(
 def repetition_end(token_ids: IntArray, begun: int, loop: Repetition | None) -> int | None:
     """After how many tokens a response that continued after `begun` repeats itself, if its pattern began before; None if none does.
 
-    vLLM sees only what it has drawn itself since then, so it ends such a response late: by the copies that came before.
+    vLLM sees only what it has drawn itself since then, so it ends such a response late: by the copies that came before. The rule is
+    vLLM's: the last tokens are `count` copies of a pattern if as many of them as `count` - 1 copies have are equal to the token one
+    pattern earlier.
     """
-    from vllm.sampling_params import RepetitionDetectionParams
-    from vllm.v1.core.sched.utils import check_sequence_repetition
-
     if loop is None:
         return None
-    rule, longest = RepetitionDetectionParams(loop.pattern_tokens, 1, loop.count), loop.pattern_tokens * loop.count
-    for end in range(begun + 1, min(len(token_ids), begun + longest) + 1):
-        if check_sequence_repetition(token_ids[max(0, end - longest) : end].tolist(), rule):
-            return end
-    return None
+    longest = loop.pattern_tokens * loop.count
+    first = max(0, begun + 1 - longest)
+    window = token_ids[first : begun + longest]
+    ends = []
+    for period in range(1, min(loop.pattern_tokens, len(window) // loop.count) + 1):
+        same = window[period:] == window[:-period]
+        places = np.arange(len(same))
+        in_a_row = places - np.maximum.accumulate(np.where(same, -1, places))
+        found = np.flatnonzero(in_a_row >= period * (loop.count - 1)) + first + period + 1
+        ends += found[found > begun][:1].tolist()
+    return min(ends, default=None)
 
 
 def unstarted_sample(request: SampleRequest, begun: GeneratedSample | None, engine: str) -> GeneratedSample:

@@ -10,9 +10,10 @@ from vllm.v1.engine import EngineCoreEventType
 
 
 class _CountsPreemptions:
-    """Part of a scheduler. New weights need new keys and values, so a publication has all running requests computed again from their tokens.
+    """Part of a scheduler.
 
-    vLLM does that by preempting them, and tells its counters so.
+    New weights need new keys and values, so a publication has all running requests computed again from their tokens. vLLM does that by
+    preempting them, and tells its counters so.
     """
 
     running: list[Any]

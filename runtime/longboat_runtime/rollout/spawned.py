@@ -158,7 +158,7 @@ class SpawnedEngine(BaseEngine):
                 self._check_probe(publication)
                 check_receipts(await self._load(publication), publication.checksum)
                 # Running samples continue, with keys and values of the new weights.
-                self._counters.interrupted(min(self._counters.running, len(self._running)))
+                self._counters.interrupted(self._decoding)
                 await self._vllm.reset_prefix_cache(reset_running_requests=True)
                 await self._vllm.resume_generation()
                 scored = await self._probe(publication.probe_ids)

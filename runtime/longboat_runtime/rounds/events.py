@@ -166,13 +166,45 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
+class Responses:
+    """`samples` responses, of which `completed` ended on their own.
+
+    `spared` were stopped because their groups had enough, the others with the round. `lengths` are tokens of the completed ones,
+    `spared_lengths` and `stopped` those that the spared ones and the others had when they were stopped: ascending, and quantiles at even
+    shares if there are many.
+    """
+
+    samples: int = 0
+    completed: int = 0
+    lengths: tuple[int, ...] = ()
+    stopped: tuple[int, ...] = ()
+    spared: int = 0
+    spared_lengths: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RoundWork:
+    """What a round asked of its engines: `responses` to prompts of `prompt_tokens` tokens on average.
+
+    They took `seconds`, from the opening of the round until the last of them came back. `left` are those whose prompts wait for a
+    later round.
+    """
+
+    seconds: float
+    prompt_tokens: float
+    responses: Responses
+    left: Responses = Responses()
+
+
+@dataclass(frozen=True, slots=True)
 class RoundMeasured:
     """What engines felt in a round of this `kind`: `engines` of at most `tensor_parallel` devices each.
 
     `preemptions` are those for want of KV cache, `interrupted` the running sequences that a publication had computed again.
     `generated_tokens` are all tokens drawn, those of lost samples included. At most `running` sequences ran in one engine at a time,
-    `waiting` waited there, and the share `kv_usage` (0..1) of its KV cache was in use. A step of an engine took `step_seconds`. Like
-    a move, it is no matter of policies.
+    `waiting` waited there, and the share `kv_usage` (0..1) of its KV cache was in use. A step of an engine took `step_seconds`.
+    `work` is what they were asked for, if any response came back. The KV cache of each holds `kv_tokens`, 0 if that isn't known. Like a
+    move, it is no matter of policies.
     """
 
     round: int
@@ -186,13 +218,16 @@ class RoundMeasured:
     waiting: int
     kv_usage: float
     step_seconds: float
+    work: RoundWork | None = None
+    kv_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Reshaped:
     """Engines have `tensor_parallel` devices each, for a round of this `kind`; `reason` says why they changed.
 
-    `seconds` are those of each phase. If `failure` isn't empty, it says why they are what they were before.
+    `seconds` are those of each phase. `expected` is by which share of their seconds rounds of the kind were expected to become shorter
+    by it, if that was predicted. If `failure` isn't empty, it says why they are what they were before.
     """
 
     kind: RoundKind
@@ -200,6 +235,15 @@ class Reshaped:
     reason: str
     seconds: Mapping[str, float]
     failure: str = ""
+    expected: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PodDrained:
+    """A rollout pod that the job gives back runs nothing any more, `seconds` after it was named: what ran there continues elsewhere."""
+
+    pod: str
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,6 +417,7 @@ Body = (
     | Moved
     | RoundMeasured
     | Reshaped
+    | PodDrained
     | Relaunched
     | Graded
     | Aborted
@@ -393,7 +438,7 @@ Body = (
 )
 
 # Events that policies aren't asked about: they change nothing about any sample.
-OBSERVATIONS = (Moved, RoundMeasured, Reshaped)
+OBSERVATIONS = (Moved, RoundMeasured, Reshaped, PodDrained)
 
 _BODIES: dict[str, TypeAdapter[Body]] = {body.__name__: TypeAdapter(body) for body in Body.__args__}
 

@@ -88,6 +88,7 @@ class Ledger(LedgerState):
         opened = RoundRecord(body.round, body.kind, body.racing, version=body.version)
         opened.generated, opened.generated_tokens = self.between.generated, self.between.generated_tokens
         opened.lost, opened.grades = self.between.lost, self.between.grades
+        opened.redrawn_tokens = self.between.redrawn_tokens
         self.rounds[body.round], self.between = opened, RoundRecord(0, RoundKind.SHORT, version=-1)
         return True
 
@@ -135,6 +136,7 @@ class Ledger(LedgerState):
         round_.generated_tokens += body.tokens - record.begun_tokens
         record.seq = record.seq or seq
         record.prompt_tokens, record.tokens, record.finish_reason = body.prompt_tokens, body.tokens, body.finish_reason
+        round_.redrawn_tokens += record.redrawn_tokens
         record.spans, record.engine = body.spans, body.engine
         if not record.counts:
             if group.completed is not None:
@@ -196,7 +198,7 @@ class Ledger(LedgerState):
         return body.round in self.rounds
 
     @_fold.register
-    def _(self, body: events.Reshaped, seq: int) -> bool:
+    def _(self, body: events.Reshaped | events.PodDrained, seq: int) -> bool:
         return True
 
     @_fold.register
@@ -233,6 +235,7 @@ class Ledger(LedgerState):
             number = given_up.round
         if number in self.rounds:
             self.rounds[number].stopped_tokens += body.tokens
+            self.rounds[number].redrawn_tokens += record.redrawn_tokens if record else 0
         return True
 
     @_fold.register

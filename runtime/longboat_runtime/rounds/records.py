@@ -50,7 +50,8 @@ class SampleRecord:
     `seq` is the number of its first `generated` event, `counts` whether that was among the group's first `groupSize`; the grade
     fields are set while it has a grade. `begun` are the spans of the tokens that the store keeps of an unfinished sample, which
     continues after them; `moved` are those of the tokens that it had when it last moved to another engine. `engine_deaths` is the number
-    of engines that died while generating it.
+    of engines that died while generating it. `kept_tokens` is the smallest number of tokens that the store had of it when it was lost,
+    None if it never was: those behind them are drawn again.
     """
 
     index: int
@@ -69,6 +70,7 @@ class SampleRecord:
     begun: tuple[VersionSpan, ...] = ()
     moved: tuple[VersionSpan, ...] = ()
     engine_deaths: int = 0
+    kept_tokens: int | None = None
 
     @property
     def resumable(self) -> bool:
@@ -78,6 +80,11 @@ class SampleRecord:
     @property
     def begun_tokens(self) -> int:
         return self.begun[-1].end if self.begun else 0
+
+    @property
+    def redrawn_tokens(self) -> int:
+        """How many of its tokens were drawn again because what an engine, or the store, had of it was lost."""
+        return 0 if self.kept_tokens is None else max(0, self.tokens - self.kept_tokens)
 
     @property
     def stored(self) -> tuple[VersionSpan, ...]:
@@ -208,7 +215,8 @@ class RoundRecord(PartRecord):
 
     `missing` counts samples of kept groups whose data or grade is gone: the round can't be trained before they are restored.
     The counters cover the whole round, decided groups included: `grades` by kind; `generated_tokens` are the response tokens
-    generated in the round except those of stopped samples, which are `stopped_tokens`; `carried` counts groups left to a later
+    generated in the round except those of stopped samples, which are `stopped_tokens`; `redrawn_tokens` are those of both that had
+    to be drawn again; `carried` counts groups left to a later
     round, `adopted` groups taken over from an earlier one.
     """
 
@@ -223,6 +231,7 @@ class RoundRecord(PartRecord):
     lost: int = 0
     generated_tokens: int = 0
     stopped_tokens: int = 0
+    redrawn_tokens: int = 0
     grades: dict[GradeKind, int] = field(default_factory=dict)
 
     def without_batch(self, reason: DropReason) -> Self:

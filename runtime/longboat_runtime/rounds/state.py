@@ -126,6 +126,8 @@ class LedgerState:
         if record.state is SampleState.PAUSED:
             record.finish_reason = None
         record.begun, record.moved = (record.begun, begun) if begun else ((), ())
+        kept = begun[-1].end if begun else 0
+        record.kept_tokens = kept if record.kept_tokens is None else min(kept, record.kept_tokens)
         round_ = self._counters(group)
         if record.state is SampleState.KEPT:
             round_.missing += 1

@@ -50,16 +50,17 @@ def choose(
     present: float,
     prompts_per_round: int,
     group_size: int,
-    kv_tokens: int,
+    kv_tokens: int | None = None,
 ) -> Choice:
     """The factor of PERIODS that minimises (n_short T_short + T_long) / (n_short + 1), the mean of a period's rounds.
 
     Among equals `pick` chooses. `policy(factor)` is the job's own with that factor. Lengths follow the
     audit's distribution of first launches of `prompts` (none longer than `longest`), that of their domain where the policy draws by domain;
     steps follow the site's curve. A long round's seconds depend on few prompts, so windows differ a lot from each other:
-    several are made from this one by resampling prompts, and all factors are compared on the same ones. A factor above 1 is
-    out if an engine would hold more than `kv_tokens` at a time: preempted sequences are computed again, which costs more than
-    racing saves. Raises ValueError without a prompt.
+    several are made from this one by resampling prompts, and all factors are compared on the same ones. A site with a curve has
+    KV memory without end, so there a factor above 1 is out if an engine would hold more than `kv_tokens` at a time: preempted
+    sequences are computed again, which costs more than racing saves. A site with shapes has that in its seconds, reshapes are beside
+    them. Raises ValueError without a prompt.
     """
     rounds = min(ROUNDS, SAMPLES // (WINDOWS * len(PERIODS) * prompts_per_round * group_size))
     outcomes: dict[float, list[SimulatedRun]] = {factor: [] for factor in PERIODS}
@@ -73,7 +74,7 @@ def choose(
             )
     seconds = {factor: [outcome.rollout_per_round for outcome in found] for factor, found in outcomes.items()}
     tokens = {factor: max(outcome.tokens_most for outcome in found) for factor, found in outcomes.items()}
-    fits = {factor for factor, most in tokens.items() if factor == 1 or most <= kv_tokens}
+    fits = {factor for factor, most in tokens.items() if factor == 1 or kv_tokens is None or most <= kv_tokens}
     factor = pick({factor: seconds[factor] for factor in fits}, present)
     predicted = {factor: fmean(found) for factor, found in seconds.items()}
     fastest = min(fits, key=lambda other: predicted[other])
@@ -83,7 +84,9 @@ def choose(
         for other in PERIODS
         if other not in fits
     ]
-    return Choice(factor, predicted, "; ".join([_reason(factor, predicted), *doubt, *full]))
+    preempted = sum(outcome.preemptions for outcome in outcomes[factor]) / sum(len(of.steps) for of in outcomes[factor])
+    felt = [f"{preempted:.3g} preemptions a round"] if preempted else []
+    return Choice(factor, predicted, "; ".join([_reason(factor, predicted), *doubt, *full, *felt]))
 
 
 def pick(seconds: Mapping[float, Sequence[float]], present: float) -> float:

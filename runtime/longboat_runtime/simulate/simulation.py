@@ -8,17 +8,23 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from longboat_runtime.rollout.router import Router
+from longboat_runtime.rollout.parallelism import Upcoming
+from longboat_runtime.rollout.predictions import Limits
 from longboat_runtime.rounds import events
+from longboat_runtime.rounds.bounded_async import BoundedAsync
 from longboat_runtime.rounds.events import Body, Event, RoundKind
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.loop import Effects, RoundLoop
+from longboat_runtime.rounds.policies import upcoming_kind
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.records import SampleState
+from longboat_runtime.rounds.work import RoundWorks
 from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan, joined
 from longboat_runtime.simulate.chance import uniform
-from longboat_runtime.simulate.engine import Response, SimulatedEngine
+from longboat_runtime.simulate.engine import Response
+from longboat_runtime.simulate.fleet import RoundLoads, SimulatedFleet
 from longboat_runtime.simulate.lengths import LengthDistribution
+from longboat_runtime.simulate.shapes import FinishedRound, FixedShapes
 from longboat_runtime.simulate.site import Site
 
 
@@ -28,6 +34,7 @@ class SimulatedStep:
 
     `rollout` are those in which samples ran, as the driver's stage `generate` counts them; `seconds` all of them. `trained` counts
     samples; tokens are of responses. `generated` are those that engines gave back since the step before, stopped ones included.
+    With shapes, engines had `tensor_parallel` devices each when the round began, and preempted so often for want of KV cache in it.
     """
 
     step: int
@@ -37,14 +44,25 @@ class SimulatedStep:
     trained: int
     generated: int
     kept: int
+    tensor_parallel: int = 0
+    preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """All steps of a run. `tokens_most` is what the sequences of one engine, prompts included, amounted to at most at any time."""
+    """All steps of a run. `tokens_most` is what the sequences of one engine, prompts included, amounted to at most at any time.
+
+    Engines were reshaped `reshapes` times.
+    """
 
     steps: Sequence[SimulatedStep]
     tokens_most: int
+    reshapes: int = 0
+
+    @property
+    def preemptions(self) -> int:
+        """Of all rounds."""
+        return sum(step.preemptions for step in self.steps)
 
     @property
     def rollout_per_sample(self) -> float:
@@ -103,7 +121,7 @@ def simulate(
         pass
     if not run.steps:
         raise ValueError("the run ended without a step")
-    return SimulatedRun(tuple(run.steps), round(max(engine.tokens_most for engine in run.engines.values())))
+    return SimulatedRun(tuple(run.steps), round(run.fleet.tokens_most), run.reshapes)
 
 
 class Simulation:
@@ -122,16 +140,14 @@ class Simulation:
         self._loop = RoundLoop(policy, self, Ledger(group_size, steps), 1)
         self.ledger, self.view = self._loop.ledger, self._loop.view
         self._site, self._lengths, self._source, self._outside = site, lengths, source, outside
-        self.engines = {name: SimulatedEngine(name, site.max_sequences, site.curve) for name in site.names}
-        self._router = Router()
-        for name in self.engines:
-            self._router.add(name)
+        self._policy = policy
+        self._planner = site.shapes.planner if site.shapes else None
+        self.fleet = SimulatedFleet(site, self._needs)
+        self.reshapes = 0
         self._time = 0.0
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._begun = 0
         self._graders = [0.0] * site.graders
-        self._publishing = False
-        self._held: list[SampleId] = []
         self.steps: list[SimulatedStep] = []
         self._kinds: dict[int, RoundKind] = {}
         self._tokens: dict[SampleId, int] = {}
@@ -139,18 +155,24 @@ class Simulation:
         self._committed_at = 0.0
         self._rolling_since: float | None = None
         self._rolled = 0.0
+        self._loads = RoundLoads()
+        self._measured: dict[int, events.RoundMeasured] = {}
+        self._works = RoundWorks()
+        self._present = 0
+        self._reshaping_since: float | None = None
+        self._reshaped_in: dict[int, float] = {}
+        self._awaiting: Callable[[], None] | None = None
         self._happens(events.Started(0))
 
     def proceed(self) -> bool:
         """Makes the next thing happen; False if there is none."""
-        name, end = min(((name, engine.next_end()) for name, engine in self.engines.items()), key=lambda item: item[1])
+        name, end = self.fleet.next_end()
         if self._agenda and self._agenda[0][0] <= end:
             self._time, _, happen = heapq.heappop(self._agenda)
             happen()
         elif end < inf:
             self._time = end
-            for response in self.engines[name].ended(end):
-                self._router.finished(name, response.sample)
+            for response in self.fleet.ended(name, end):
                 self._later(self._site.latency, partial(self._finished, name, response))
         else:
             return False
@@ -165,9 +187,16 @@ class Simulation:
         return self._source(self.view.drawn, count, domain)
 
     def carry_out(self, event: Event, effects: Effects) -> None:
+        if self._planner is not None and not isinstance(self._planner, FixedShapes):
+            self._works.fold(event)
         match event.body:
             case events.RoundOpened(round=number, kind=kind):
                 self._kinds[number] = kind
+                if self._planner is not None and not self.fleet.engines and self._reshaping_since is None:
+                    # The job starts with the engines of its first round.
+                    self._present = self._planner.sizes[kind]
+                    self.fleet.start(self.fleet.pods, self._present, self.view.serving, self._time)
+                self._loads.begin(number, self.fleet.take_load(self._time))
                 if number in self._outside:
                     self._later(0.0, partial(self._happens, self._outside[number]))
             case events.Launched(prompt=prompt, attempt=attempt, samples=samples):
@@ -207,16 +236,13 @@ class Simulation:
         self._later(self._site.latency, partial(self._submit, samples))
 
     def _submit(self, samples: Sequence[SampleId]) -> None:
-        """As the fleet: nothing is sent while engines load weights, then all of it."""
-        if self._publishing:
-            self._held += samples
-            return
-        for name, there in self._router.route(samples).items():
-            for sample in there:
-                record = self.view.sample(sample)
-                begun = record.begun_tokens if record else 0
-                rest, prompt = self._lengths(sample) - begun, self._site.prompt_tokens + begun
-                self.engines[name].submit(self._time, sample, rest, prompt)
+        self.fleet.submit(samples, self._time)
+
+    def _needs(self, sample: SampleId) -> tuple[int, int]:
+        """Tokens that are left to be drawn, and those before them."""
+        record = self.view.sample(sample)
+        begun = record.stored[-1].end if record and record.stored else 0
+        return self._lengths(sample) - begun, self._site.prompt_tokens + begun
 
     def _stop(self, samples: Sequence[SampleId]) -> None:
         self._take_back(samples, self._stopped)
@@ -225,12 +251,8 @@ class Simulation:
         self._take_back(samples, self._paused)
 
     def _take_back(self, samples: Sequence[SampleId], then: Callable[[str, Response], None]) -> None:
-        for name, there in self._router.engines_of(samples).items():
-            for sample in there:
-                response = self.engines[name].stop(self._time, sample)
-                if response is not None:
-                    self._router.finished(name, sample)
-                    self._later(self._site.latency, partial(then, name, response))
+        for name, response in self.fleet.take_back(samples, self._time):
+            self._later(self._site.latency, partial(then, name, response))
 
     def _finished(self, engine: str, response: Response) -> None:
         self._generated += response.tokens
@@ -247,9 +269,9 @@ class Simulation:
         self._happens(events.Paused(response.sample, spans[-1].end if spans else 0, spans, engine))
 
     def _spans(self, response: Response) -> tuple[VersionSpan, ...]:
-        """Of all its tokens, those of before it was paused included."""
+        """Of all its tokens, those of before it was paused or moved included."""
         record = self.view.sample(response.sample)
-        return joined(record.begun if record else (), response.spans)
+        return joined(record.stored if record else (), response.spans)
 
     def _grade(self, sample: SampleId) -> None:
         """The first grader that is free takes it; samples wait in order."""
@@ -261,9 +283,18 @@ class Simulation:
         self._later(done - self._time, partial(self._happens, graded))
 
     def _train(self, step: int, number: int) -> None:
-        batch = self._batch(number)
+        """As the driver: engines are asked for their loads, by when the responses that they were told to stop are back."""
+        batch, latency = self._batch(number), self._site.latency
         seconds = self._site.update + self._site.update_token * sum(self._tokens[sample] for sample in batch)
-        self._later(seconds, lambda: self._happens(events.StepCommitted(step, step, number, self._batch(number))))
+
+        def answered() -> None:
+            self._later(latency, partial(self._measure, number))
+            self._later(max(latency, seconds - latency), partial(self._trained, step, number))
+
+        self._later(latency, answered)
+
+    def _trained(self, step: int, number: int) -> None:
+        self._happens(events.StepCommitted(step, step, number, self._batch(number)))
 
     def _batch(self, number: int) -> tuple[SampleId, ...]:
         groups = (self.ledger.groups[prompt] for prompt in self.ledger.rounds[number].kept)
@@ -274,6 +305,7 @@ class Simulation:
         if self._rolling_since is not None:
             self._rolled += self._time - self._rolling_since
             self._rolling_since = self._time
+        measured = self._measured.pop(committed.round, None)
         self.steps.append(
             SimulatedStep(
                 step=committed.step,
@@ -283,6 +315,8 @@ class Simulation:
                 trained=len(committed.samples),
                 generated=self._generated,
                 kept=sum(self._tokens[sample] for sample in committed.samples),
+                tensor_parallel=measured.tensor_parallel if measured else 0,
+                preemptions=measured.preemptions if measured else 0,
             )
         )
         prompts = {sample.prompt for sample in committed.samples}
@@ -290,19 +324,70 @@ class Simulation:
         self._committed_at, self._rolled, self._generated = self._time, 0.0, 0
 
     def _publish(self, version: int) -> None:
-        self._publishing = True
-        for engine in self.engines.values():
-            engine.pause(self._time)
+        """As the driver: when engines have their shape."""
+        if self._reshaping_since is not None:
+            self._awaiting = partial(self._publish, version)
+            return
+        self.fleet.pause(self._time)
         self._later(self._site.publish, partial(self._published, version))
 
     def _published(self, version: int) -> None:
-        self._publishing = False
-        for engine in self.engines.values():
-            engine.serve(self._time, version)
-        held, self._held = self._held, []
-        if held:
-            self._submit(held)
+        self.fleet.serve(version, self._time)
         self._happens(events.Published(version))
+
+    # Shapes
+
+    def _measure(self, number: int) -> None:
+        """As the driver, when a round is over: the planner learns what engines felt; they are reshaped if the next round needs it."""
+        load = self._loads.finish(number, self.fleet.take_load(self._time))
+        if self._planner is None or load is None:
+            return
+        engines = len(self.fleet.engines)
+        measured = load.measured(number, self._kinds[number], engines, self._works.of(number))
+        self._measured[number] = measured
+        following = upcoming_kind(self._policy, self.view)
+        upcoming = Upcoming(following, self.view.steps - self.view.step - 1, self._present)
+        limits = Limits(self._site.max_sequences, self._site.max_tokens)
+        finished = FinishedRound(measured, upcoming, limits, self._reshaped_in)
+        self._planner, self._reshaped_in = self._planner.after_round(finished), {}
+        wanted = self._planner.sizes[following]
+        if upcoming.rounds > 0 and wanted != self._present and self._reshaping_since is None:
+            pods = self.fleet.pods
+            self._reshaping_since, self.reshapes = self._time, self.reshapes + 1
+            self._reshape([[pod] for pod in pods] if isinstance(self._policy, BoundedAsync) else [pods], wanted)
+
+    def _reshape(self, groups: Sequence[Sequence[int]], size: int) -> None:
+        """As the fleet: pods one group after the other. What runs there continues elsewhere."""
+        shapes = self._site.shapes
+        if not groups or shapes is None:
+            self._reshaped_in[size] = round(self._time - (self._reshaping_since or 0.0), 3)
+            self._present, self._reshaping_since = size, None
+            if self._awaiting is not None:
+                then, self._awaiting = self._awaiting, None
+                then()
+            return
+        pods, *rest = groups
+        for name, response in self.fleet.end(pods, self._time):
+            self._move(name, response)
+        self._later(shapes.reshape_seconds.get(size, 0.0), partial(self._reshaped, pods, rest, size))
+
+    def _reshaped(self, pods: Sequence[int], rest: Sequence[Sequence[int]], size: int) -> None:
+        self.fleet.start(pods, size, self.view.serving, self._time)
+        self._reshape(rest, size)
+
+    def _move(self, name: str, response: Response) -> None:
+        """It goes on elsewhere, unless it has just ended or is being stopped or paused."""
+        sample, record = response.sample, self.view.sample(response.sample)
+        if response.tokens == self._needs(sample)[0]:
+            self._later(self._site.latency, partial(self._finished, name, response))
+        elif record is None or record.state is not SampleState.RUNNING:
+            then = self._paused if record and record.state is SampleState.PAUSED else self._stopped
+            self._later(self._site.latency, partial(then, name, response))
+        else:
+            spans = self._spans(response)
+            self._generated += response.tokens
+            self._happens(events.Moved(sample, spans[-1].end if spans else 0, spans, name, ""))
+            self._submit([sample])
 
     def _count_rollout(self) -> None:
         """Rollout runs while a sample of a live group does."""

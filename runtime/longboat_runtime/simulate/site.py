@@ -6,21 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from longboat_runtime.simulate.curve import StepCurve
+from longboat_runtime.simulate.shapes import Shapes
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
     """Engines, graders and trainer; times in seconds.
 
-    Each of `engines` runs at most `max_sequences` at once, by `curve`. `latency` passes between the driver and an engine, each way.
-    Each of `graders` takes `grading` for a sample. An optimizer step takes `update`, plus `update_token` for each response token
+    Engines are either `engines` of one kind with KV memory without end, whose steps take what `curve` says, or those of `shapes`. Each
+    runs at most `max_sequences` at once. `latency` passes between the driver and an engine, each way. `max_tokens` is the
+    limit of responses that planners of shapes are told. Each of `graders` takes `grading` for a sample. An optimizer step takes `update`, plus `update_token` for each response token
     trained; a publication of weights takes `publish`. Prompts have `prompt_tokens`. `flat` is the share of prompts whose responses
     all get the same grade. Raises ValueError for impossible values.
     """
 
-    curve: StepCurve
+    curve: StepCurve | None = None
     engines: int = 1
     max_sequences: int = 256
+    max_tokens: int = 1_000_000
     latency: float = 0.0
     graders: int = 1
     grading: float = 0.0
@@ -29,12 +32,17 @@ class Site:
     publish: float = 0.0
     prompt_tokens: int = 0
     flat: float = 0.0
+    shapes: Shapes | None = None
 
     def __post_init__(self) -> None:
         if min(self.engines, self.max_sequences, self.graders) < 1:
             raise ValueError(f"a site needs an engine, a sequence in it and a grader: {self}")
+        if (self.curve is None) == (self.shapes is None) or (self.shapes is not None and self.engines != 1):
+            raise ValueError("a site has a curve and a number of engines, or shapes")
+        if self.shapes is not None and self.prompt_tokens < 1:
+            raise ValueError("prompt_tokens: with shapes, prompts take KV cache and have to be 1 token long or more")
         times = (self.latency, self.grading, self.update, self.update_token, self.publish)
-        if min(*times, *self.curve.seconds, self.prompt_tokens) < 0 or not 0 <= self.flat <= 1:
+        if min(*times, *(self.curve.seconds if self.curve else ()), self.prompt_tokens) < 0 or not 0 <= self.flat <= 1:
             raise ValueError(f"times, prompt tokens and shares can't be negative: {self}")
 
     @property

@@ -26,16 +26,22 @@ def sample_bytes(sample: GeneratedSample) -> int:
 
 
 class HeldSamples:
-    """A dictionary that counts bytes. Putting a finished sample that is held, and deleting one that isn't, change nothing."""
+    """A dictionary that counts bytes. Putting a finished sample that is held, and deleting one that isn't, change nothing.
+
+    Nor does what an engine puts that is `refused`: a call that it sent before it died may arrive when its samples are made again.
+    """
 
     def __init__(self) -> None:
         self._samples: dict[SampleId, GeneratedSample] = {}
+        self.refused: set[str] = set()
         self.nbytes = 0
         self.peak_bytes = 0
 
     def put(self, samples: Iterable[GeneratedSample]) -> None:
         for sample in samples:
             held = self._samples.get(sample.id)
+            if sample.engine in self.refused:
+                continue
             if held is not None and held.finish_reason is not FinishReason.ABORT:
                 continue
             if held is not None:
@@ -81,6 +87,10 @@ class SampleStoreActor:
     def put(self, samples: Sequence[GeneratedSample]) -> None:
         """Returning is the acknowledgement. A sample that is held already is passed over, unless that is unfinished."""
         self._held.put(samples)
+
+    def refuse(self, engine: str) -> None:
+        """Nothing that this engine puts is taken any more."""
+        self._held.refused.add(engine)
 
     def get(self, ids: Sequence[SampleId]) -> tuple[list[GeneratedSample], list[SampleId]]:
         """The samples, or none of them and the ids that are missing (an exception would come back wrapped by Ray)."""

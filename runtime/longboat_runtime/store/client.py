@@ -27,6 +27,10 @@ class StoreClient:
     async def put(self, samples: Sequence[GeneratedSample]) -> None:
         await self._call("put", list(samples))
 
+    async def refuse(self, engine: str) -> None:
+        """Nothing that this engine puts is taken any more: it is gone."""
+        await self._call("refuse", engine)
+
     async def get(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
         samples, missing = await self._call("get", list(ids))
         if missing:

@@ -84,11 +84,13 @@ class Work(StrEnum):
     TRAIN = "train"
     PUBLISH = "publish"
     RESHAPE = "reshape"
+    DRAIN = "drain"
+    """A rollout pod that the job gives back is emptied."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Work on a step (for a publication: on the weights that this step made; for a reshape: after it).
+    """Work on a step (for a publication: on the weights that this step made; for a reshape and a drain: after it).
 
     `done` is False if it failed or hasn't ended.
     """

@@ -55,8 +55,9 @@ class _Fold:
             case events.Relaunched(sample=sample):
                 self._resume(sample, time)
             case events.Reshaped(seconds=seconds, failure=failure):
-                step = max((round_.step or 0 for round_ in self._rounds.values()), default=0)
-                self._spans.append(Span(Work.RESHAPE, step, time - sum(seconds.values()), time, not failure))
+                self._spans.append(Span(Work.RESHAPE, self._step, time - sum(seconds.values()), time, not failure))
+            case events.PodDrained(seconds=took):
+                self._spans.append(Span(Work.DRAIN, self._step, time - took, time, done=True))
             case events.Graded(sample=sample):
                 if group := self._groups.get((sample.prompt, sample.attempt)):
                     group.seats.add(sample.index)
@@ -108,6 +109,11 @@ class _Fold:
             self._end(work, now, done=False)
         rounds = tuple(round_.frozen(now) for round_ in self._rounds.values())
         return Timeline(rounds, tuple(sorted(self._spans, key=lambda span: span.start)), tuple(self._gaps), now)
+
+    @property
+    def _step(self) -> int:
+        """The newest step."""
+        return max((round_.step or 0 for round_ in self._rounds.values()), default=0)
 
     def _start(self, time: float) -> None:
         """Whatever ran in the incarnation before is lost; nothing is known of it after that incarnation's last event."""

@@ -38,7 +38,7 @@ _FATES = {
     Fate.LOST: "#000000",
     Fate.OPEN: "#BBBBBB",
 }
-_WORKS = {Work.TRAIN: "#0072B2", Work.PUBLISH: "#D55E00", Work.RESHAPE: "#882255"}
+_WORKS = {Work.TRAIN: "#0072B2", Work.PUBLISH: "#D55E00", Work.RESHAPE: "#882255", Work.DRAIN: "#999933"}
 _UNDONE: dict[str, Any] = {"hatch": "////", "edgecolor": "white", "linewidth": 0}
 _LINE = "#222222"
 # Shares of the height of all rows: the free space around all lanes, what a lane takes at least so that its name fits, and
@@ -121,9 +121,9 @@ def _draw_samples(panel: Any, found: Sequence[Lane], axis: Axis, inches: float) 
 
 
 def _draw_works(panel: Any, timeline: Timeline, axis: Axis) -> list[Any]:
-    """A line for each kind of work, of reshapes only if there are any; hatched if it wasn't done."""
+    """A line for each kind of work, of reshapes and drains only if there are any; hatched if it wasn't done."""
     shown = {span.work for span in timeline.spans}
-    lines = [work for work in Work if work in shown or work is not Work.RESHAPE]
+    lines = [work for work in Work if work in shown or work not in (Work.RESHAPE, Work.DRAIN)]
     for span in timeline.spans:
         place, start, end = lines.index(span.work), axis.at(span.start), axis.at(span.end)
         style = {} if span.done else _UNDONE

@@ -43,10 +43,10 @@ class TrainerActor:
         torch.set_num_threads(available_threads())
 
     def address(self) -> str:
-        """Where the group can meet, if this is rank 0."""
+        """Where the group meets, if this is rank 0: it serves the store there."""
         from longboat_runtime.trainer import process_group
 
-        return process_group.free_address(ray.util.get_node_ip_address())
+        return process_group.serve(ray.util.get_node_ip_address())
 
     def load(self, address: str) -> ModelInfo:
         """Joins the group and loads the model. Raises SpecProblem."""
@@ -139,6 +139,10 @@ class TrainerActor:
     def stacks(self) -> str:
         """Where each thread of this process is."""
         return thread_stacks()
+
+    @ray.method(concurrency_group="stacks")
+    def alive(self) -> None:
+        """Answers as long as the process lives, whatever it does."""
 
     def _fetch(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
         async def get() -> list[GeneratedSample]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 import structlog
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.interfaces import ModelInfo, SampleStore, TrainReport, TrainRequest, WeightPublication
@@ -44,6 +44,7 @@ class RayTrainerGroup:
         self._actors: list[Any] = []
         self._info: ModelInfo | None = None
         self._writing: asyncio.Task[list[Any]] | None = None
+        self._publisher: Any = None
 
     async def load(self) -> ModelInfo:
         """Starts the ranks and loads the model. Raises SpecProblem if it can't be trained as the spec says."""
@@ -71,7 +72,18 @@ class RayTrainerGroup:
         """See interfaces.TrainerGroup."""
         assert self._info is not None, "load the model first"
         publication, *_ = await self._call("publish", version, probe_ids(self._info))
+        self._publisher = self._actors[0]
         return publication
+
+    async def holds_publication(self) -> bool:
+        """See interfaces.TrainerGroup. Its data lives as long as the process of the rank that put it into Ray's object store."""
+        if self._publisher is None or not self._actors or self._publisher is not self._actors[0]:
+            return False
+        try:
+            await self._publisher.alive.remote()
+        except RayActorError:
+            return False
+        return True
 
     async def snapshot(self) -> None:
         """See interfaces.TrainerGroup."""

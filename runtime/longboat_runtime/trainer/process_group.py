@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,13 +12,18 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 # A collective that waits longer has lost a rank that didn't close its connections.
 TIMEOUT = timedelta(minutes=30)
+# The stores that groups meet at, for as long as this process serves them.
+_served: list[dist.TCPStore] = []
 
 
-def free_address(host: str) -> str:
-    """`host:port` with a port that is free now, for rank 0."""
-    with socket.socket() as listener:
-        listener.bind((host, 0))
-        return f"{host}:{listener.getsockname()[1]}"
+def serve(host: str) -> str:
+    """Serves a group's store from this process until `leave`. Returns its address, `host:port`, for `join`.
+
+    The kernel picks the port as the store binds it: one looked up beforehand could be taken by then.
+    """
+    store = dist.TCPStore(host, 0, is_master=True, timeout=TIMEOUT, wait_for_workers=False)
+    _served.append(store)
+    return f"{host}:{store.port}"
 
 
 def device_type() -> str:
@@ -28,9 +32,11 @@ def device_type() -> str:
 
 
 def join(address: str, rank: int, world_size: int) -> tuple[DeviceMesh, DeviceMesh]:
-    """Joins the group that meets at rank 0's `address`. Returns the mesh of devices and the mesh of the hosts' memory."""
+    """Joins the group whose store is served at `address`. Returns the mesh of devices and the mesh of the hosts' memory."""
     backend = "cpu:gloo,cuda:nccl" if device_type() == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=f"tcp://{address}", rank=rank, world_size=world_size, timeout=TIMEOUT)
+    host, _, port = address.rpartition(":")
+    store = dist.TCPStore(host, int(port), is_master=False, timeout=TIMEOUT)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
     hosts = init_device_mesh("cpu", (world_size,))
     return (init_device_mesh("cuda", (world_size,)) if device_type() == "cuda" else hosts), hosts
 
@@ -54,6 +60,7 @@ def together() -> Iterator[None]:
 
 
 def leave() -> None:
-    """Ends the group of this process."""
+    """Ends the group of this process, and the stores that it serves."""
     if dist.is_initialized():
         dist.destroy_process_group()
+    _served.clear()

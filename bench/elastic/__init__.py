@@ -1,0 +1,1 @@
+"""How engines' tensor parallelism follows lengths that grow and shrink."""

@@ -1,0 +1,110 @@
+"""What was to be shown, and whether blocks show it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log
+from typing import Any
+
+from bench.elastic.arms import FIXED, PREDICTIVE, PREEMPTIONS, SWAPPED, WRONG
+from bench.elastic.oracle import Oracle, Situation, oracle
+from bench.elastic.trace import Trace
+from bench.rounds.estimates import Estimate, mean
+
+# Seconds of a block by arm and seed, those of void blocks left out.
+Seconds = Mapping[str, Mapping[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """`what` had to be at least `least`; it is `value`, None where blocks are missing. `shown` has it in words, and what else passing took."""
+
+    what: str
+    least: float
+    value: float | None
+    shown: str = ""
+    passed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the blocks of a run say: `seconds` of all rounds of each, the `best` fixed arm, the `oracle` on its seeds, and the bars.
+
+    `told_late` is Predictive's speed by that of the oracle if it learns of each phase by the phase's first round.
+    """
+
+    seconds: Seconds
+    best: str
+    oracle: Oracle | None
+    oracle_seeds: Sequence[int]
+    bars: Sequence[Bar]
+    told_late: Estimate | None = None
+
+
+def valid(blocks: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], Mapping[str, Any]]:
+    """Blocks by arm and seed: of several the last one that isn't void."""
+    return {(block["arm"], block["seed"]): block for block in blocks if not block["void"]}
+
+
+def situations(block: Mapping[str, Any], lengths: Trace) -> list[Situation]:
+    """Phase and kind of each round."""
+    return [(lengths.phase(step), bool(long)) for step, long in enumerate(block["long"], 1)]
+
+
+def found(blocks: Sequence[Mapping[str, Any]], lengths: Trace, change: float) -> Found:
+    """Raises ValueError if there is no fixed arm. A bar of which blocks are missing doesn't pass."""
+    by_key = valid(blocks)
+    seconds: dict[str, dict[int, float]] = {}
+    for (arm, seed), block in sorted(by_key.items()):
+        seconds.setdefault(arm, {})[seed] = sum(block["seconds"])
+    fixed = {arm: seconds[arm] for arm in FIXED if arm in seconds}
+    common = sorted(set.intersection(*(set(of) for of in fixed.values())))
+    best = min(fixed, key=lambda arm: sum(fixed[arm][seed] for seed in common))
+    known = None
+    if common and len(fixed) == len(FIXED):
+        of = situations(by_key[best, common[0]], lengths)
+        if all(situations(by_key[arm, seed], lengths) == of for arm in fixed for seed in common):
+            rounds = {FIXED[arm]: [by_key[arm, seed]["seconds"] for seed in common] for arm in fixed}
+            known = oracle(of, rounds, change)
+    against_oracle = dict(zip(common, known.seconds, strict=True)) if known else {}
+    bars = [
+        _bar("the oracle's speed by that of the best fixed size", 1.10, fixed[best], against_oracle),
+        _bar("Predictive's speed by the oracle's", 0.95, against_oracle, seconds.get(PREDICTIVE, {})),
+        _bar(
+            "Predictive's speed by that of the best fixed size",
+            1.05,
+            fixed[best],
+            seconds.get(PREDICTIVE, {}),
+            above=1.0,
+        ),
+        _bar(
+            "Predictive's speed by that of Preemptions", 1.0, seconds.get(PREEMPTIONS, {}), seconds.get(PREDICTIVE, {})
+        ),
+        *(
+            _bar(f"{arm}: its speed by that of the best fixed size", 0.95, fixed[best], seconds.get(arm, {}))
+            for arm in (*WRONG, SWAPPED)
+        ),
+    ]
+    late = dict(zip(common, known.told_late, strict=True)) if known else {}
+    return Found(seconds, best, known, common, bars, paired(late, seconds.get(PREDICTIVE, {})))
+
+
+def _bar(
+    what: str, least: float, slower: Mapping[int, float], faster: Mapping[int, float], above: float | None = None
+) -> Bar:
+    """Mean ratio of the seconds of the first by those of the second, paired by seed; the interval's lower end has to be beyond `above`."""
+    ratio = paired(slower, faster)
+    if ratio is None:
+        return Bar(what, least, None, "blocks are missing")
+    passed = ratio.value >= least and (above is None or ratio.low > above)
+    return Bar(what, least, ratio.value, ratio.text(), passed)
+
+
+def paired(slower: Mapping[int, float], faster: Mapping[int, float]) -> Estimate | None:
+    """Geometric mean over the seeds that both have, with its 95 % interval by Student's t; None with fewer than two."""
+    seeds = sorted(slower.keys() & faster.keys())
+    if len(seeds) < 2:
+        return None
+    logs = mean([log(slower[seed] / faster[seed]) for seed in seeds])
+    return Estimate(exp(logs.value), exp(logs.low), exp(logs.high), logs.count)

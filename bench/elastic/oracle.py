@@ -1,0 +1,60 @@
+"""The best shape for each kind of round in each phase of the trace, found afterwards from rounds of fixed shapes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+
+# A phase of the trace, and whether rounds are long ones.
+Situation = tuple[int, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Oracle:
+    """`sizes` of engines by situation; `seconds` that all rounds and changes would have taken, of each seed; `changes` in a run.
+
+    `told_late` are the seconds if the first round of each phase still has the size of the phase before: what nobody could do better who
+    learns of a phase by its rounds.
+    """
+
+    sizes: Mapping[Situation, int]
+    seconds: Sequence[float]
+    told_late: Sequence[float]
+    changes: int
+
+
+def oracle(situations: Sequence[Situation], seconds: Mapping[int, Sequence[Sequence[float]]], change: float) -> Oracle:
+    """The choice that takes least time over all seeds together: one size for each situation, charged `change` seconds for each change.
+
+    `seconds[size][seed][round]` are those of rounds in fixed shape, the rounds of all seeds in the same situations. It begins in its
+    first size, and knows all lengths beforehand. All choices are tried. Raises ValueError if rounds are missing.
+    """
+    kinds = sorted(set(situations))
+    sums = {
+        size: {of: sum(_total(run, situations, of) for run in runs) for of in kinds} for size, runs in seconds.items()
+    }
+    runs = len(next(iter(seconds.values())))
+
+    def changes(sizes: Mapping[Situation, int]) -> int:
+        return sum(sizes[before] != sizes[after] for before, after in pairwise(situations))
+
+    def cost(sizes: Mapping[Situation, int]) -> float:
+        return sum(sums[size][of] for of, size in sizes.items()) + runs * change * changes(sizes)
+
+    best = min((dict(zip(kinds, chosen, strict=True)) for chosen in product(seconds, repeat=len(kinds))), key=cost)
+    chosen = [best[of] for of in situations]
+    late = chosen[:1] + [best[phase, long] for (phase, _), (_, long) in pairwise(situations)]
+
+    def taken(sizes: Sequence[int]) -> list[float]:
+        number = sum(before != after for before, after in pairwise(sizes))
+        return [
+            sum(seconds[size][seed][place] for place, size in enumerate(sizes)) + change * number
+            for seed in range(runs)
+        ]
+
+    return Oracle(best, taken(chosen), taken(late), changes(best))
+
+
+def _total(run: Sequence[float], situations: Sequence[Situation], of: Situation) -> float:
+    return sum(taken for taken, found in zip(run, situations, strict=True) if found == of)

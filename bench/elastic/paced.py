@@ -1,0 +1,231 @@
+"""Engines whose steps last what a roofline says: real vLLM with a tiny model, each in a process of its own.
+
+Scheduler, KV blocks and preemptions are vLLM's own. A step computes the tiny model, and then waits for its stated end.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from bench.elastic.roofline import Roofline
+from longboat_runtime.rollout.engine import EngineConfig, kv_token_bytes
+from longboat_runtime.samples import GeneratedSample, SampleRequest
+
+# The smallest that vLLM's kernels for CPUs take.
+BLOCK_TOKENS = 32
+# How much later than stated a step may end, in parts of what it lasts, and how many steps of a block have to be in time.
+LATE = 0.1
+IN_TIME = 0.99
+# Who goes before whom, the highest first. The driver takes what engines leave: it sits on a machine of its own elsewhere.
+DRIVING, COMPUTING, WAKING = 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True)
+class PacedEngine:
+    """An engine of `devices` devices: `model` is a directory, `longest` the most tokens of a sequence."""
+
+    name: str
+    devices: int
+    roofline: Roofline
+    model: Path
+    longest: int
+
+
+def engine_config(engine: PacedEngine) -> EngineConfig:
+    """Of the tiny model, on one CPU."""
+    return EngineConfig(engine.name, str(engine.model), "float32", max_length=engine.longest, enforce_eager=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Punctuality:
+    """Of an engine's `steps`, `late` ended beyond LATE of their stated time. `stated` and `taken` are seconds of all."""
+
+    steps: int = 0
+    late: int = 0
+    stated: float = 0.0
+    taken: float = 0.0
+    computing: float = 0.0
+
+    def __add__(self, other: Punctuality) -> Punctuality:
+        return Punctuality(
+            self.steps + other.steps,
+            self.late + other.late,
+            self.stated + other.stated,
+            self.taken + other.taken,
+            self.computing + other.computing,
+        )
+
+    @property
+    def on_time(self) -> float:
+        """Share of steps."""
+        return 1 - self.late / self.steps if self.steps else 1.0
+
+    @property
+    def void(self) -> bool:
+        """Whether too many were late for the block to say anything."""
+        return self.on_time < IN_TIME
+
+
+class Pace:
+    """Lets every step end when the roofline says, counted from the end of the one before or, after a rest, from its own beginning."""
+
+    def __init__(self, roofline: Roofline, devices: int) -> None:
+        self._roofline, self._devices = roofline, devices
+        self._contexts: dict[str, int] = {}
+        self._end: float | None = None
+        self.stated = 0.0
+        self.punctuality = Punctuality()
+
+    def scheduled(self, output: Any) -> None:
+        """Takes from vLLM's scheduler what the step works on."""
+        decoded = computed = tokens = 0
+        before = {request.req_id: request.num_computed_tokens for request in output.scheduled_new_reqs}
+        cached = output.scheduled_cached_reqs
+        before |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        for name, count in output.num_scheduled_tokens.items():
+            tokens += before[name] + count
+            decoded += 1
+            computed += count - 1
+        self.stated = self._roofline.step_seconds(self._devices, max(1, decoded), tokens, computed)
+
+    def rested(self) -> None:
+        """There was nothing to do until now."""
+        self._end = None
+
+    def step(self, step: Any) -> Any:
+        """Runs a step of vLLM's and waits for its stated end."""
+        began = time.monotonic()
+        begin = began if self._end is None else self._end
+        self.stated = 0.0
+        outputs = step()
+        computed = time.monotonic()
+        if self.stated:
+            _sleep_until(begin + self.stated)
+            ended = time.monotonic()
+            late = ended - begin > (1 + LATE) * self.stated
+            self.punctuality += Punctuality(1, int(late), self.stated, ended - begin, computed - began)
+            # The next step isn't late because this one was.
+            self._end = ended if late else begin + self.stated
+        return outputs
+
+
+def _sleep_until(end: float) -> None:
+    """To a tenth of a millisecond or so: whoever wakes goes before those that compute, which have until their own step's end."""
+    go_first(WAKING)
+    while (left := end - time.monotonic()) > 0:
+        time.sleep(left)
+    go_first(COMPUTING)
+
+
+def go_first(priority: int) -> None:
+    """Has this thread, and those that it starts, run before all ordinary ones: a device isn't slowed by what else a machine does.
+
+    `priority` is among those that go first. Only root may. For others, blocks are void if something else runs.
+    """
+    with suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(priority))
+
+
+def serve(pipe: Connection, engine: PacedEngine) -> None:
+    """The engine's process. It answers once it is up, then carries out commands (name, argument), and sends what it has finished.
+
+    Commands are `submit`, `abort`, `version`, `load` and `end`; messages are (`finished`, samples), (`load`, (load, punctuality)).
+    """
+    vllm = _start(engine)
+    go_first(COMPUTING)
+    pipe.send(("up", vllm.stats().kv_tokens))
+    gc.collect()
+    gc.freeze()
+    sending = threading.Lock()
+
+    def report() -> None:
+        while True:
+            finished = vllm.drain_finished(3600.0)
+            with sending:
+                pipe.send(("finished", [sample.summary for sample in finished]))
+
+    threading.Thread(target=report, daemon=True).start()
+    while True:
+        command, argument = pipe.recv()
+        match command:
+            case "submit":
+                vllm.submit(argument)
+            case "abort":
+                vllm.abort(argument)
+            case "version":
+                vllm.serve_version(argument)
+            case "load":
+                load = replace(vllm.take_load(), tensor_parallel=engine.devices)
+                with sending:
+                    pipe.send(("load", (load, vllm.take_punctuality())))
+            case _:
+                os._exit(0)
+
+
+def _start(engine: PacedEngine) -> Any:
+    """vLLM with as many KV blocks as the engine's devices have room for."""
+    from longboat_runtime.rollout import base
+    from longboat_runtime.rollout.arguments import engine_arguments
+    from longboat_runtime.rollout.factory import read_model_config
+
+    config = engine_config(engine)
+    # Tokens here stand for many: what waits 50 ms elsewhere waits no step here.
+    base.GATHER_SECONDS = 0.0
+    model = read_model_config(config)
+    blocks = engine.roofline.kv_tokens(engine.devices) // BLOCK_TOKENS
+    cache = blocks * BLOCK_TOKENS * kv_token_bytes(model, "float32", 1)
+    config = replace(config, kv_cache_bytes=cache)
+    arguments = engine_arguments(config, max_length=engine.longest, accelerator=False)
+    arguments["block_size"] = BLOCK_TOKENS
+    return _paced(config, arguments, engine)
+
+
+def _paced(config: EngineConfig, arguments: dict[str, Any], engine: PacedEngine) -> Any:
+    from longboat_runtime.rollout.inprocess import InProcessEngine
+
+    class Paced(InProcessEngine):
+        def _start(self) -> None:
+            super()._start()
+            go_first(COMPUTING)
+            self._pace = Pace(engine.roofline, engine.devices)
+            executor = self._vllm.engine_core.engine_core.model_executor
+            execute, step = executor.execute_model, self._vllm.step
+
+            def scheduled(output: Any, *arguments: Any, **options: Any) -> Any:
+                if output.total_num_scheduled_tokens:
+                    self._pace.scheduled(output)
+                return execute(output, *arguments, **options)
+
+            executor.execute_model = scheduled
+            self._vllm.step = lambda: self._pace.step(step)
+
+        def _submit(self, requests: Sequence[SampleRequest], begun: Sequence[GeneratedSample]) -> None:
+            if not self._running:
+                self._pace.rested()
+            super()._submit(requests, begun)
+
+        def serve_version(self, version: int) -> None:
+            """New weights in name: nothing that runs or is cached outlives a round."""
+
+            def serve() -> None:
+                self._vllm.set_weight_version(str(version))
+                self._vllm.reset_prefix_cache()
+                self._version = version
+
+            self._commands.give(serve)
+
+        def take_punctuality(self) -> Punctuality:
+            """Of the steps since the last call."""
+            taken, self._pace.punctuality = self._pace.punctuality, Punctuality()
+            return taken
+
+    return Paced(config, arguments)

@@ -1,0 +1,1 @@
+"""What the operator costs: plans, demands of many jobs, and how soon a demand is granted."""

@@ -1,0 +1,184 @@
+"""An API server in memory with kubelets and drivers, for a thousand jobs in one process.
+
+Every answer and every event passes through JSON, as over HTTP, and comes after a while. Pods get ready as soon as they are made. A
+driver drains the pods that its grant names, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+from longboat_operator.kube.client import Page
+from longboat_operator.kube.errors import AlreadyExistsError, ConflictError, NotFoundError
+from longboat_operator.kube.resources import EVENT, POD, RL_JOB, SECRET, Resource
+from longboat_operator.model import FIELD_MANAGER, POOL_FIELD_MANAGER, Object
+from longboat_operator.watch.feed import Feed
+
+ANSWER_SECONDS = 0.005
+# kopf hands on what came of one object within a tenth of a second.
+EVENT_SECONDS = 0.1
+DRAIN_SECONDS = 1.0
+DRIVER = "longboat-driver"
+STARTED = "2026-01-01T00:00:00Z"
+UNWATCHED = (EVENT.kind, SECRET.kind)
+Key = tuple[str, str, str]
+
+
+class ApiDouble:
+    """As much of `KubeClient` as writes and look-ups use."""
+
+    def __init__(self) -> None:
+        self.feed: Feed | None = None
+        self.requests = 0
+        # CPU seconds of what an operator doesn't do: writing its answers and events, and the drivers' part.
+        self.own_seconds = 0.0
+        self._version = 0
+        self._objects: dict[Key, dict[str, Any]] = {}
+        # By job: the status as each manager has applied it.
+        self._applied: dict[Key, dict[str, Any]] = {}
+
+    # The operator's requests.
+
+    async def create(self, resource: Resource, body: Object, *, dry_run: bool = False) -> dict[str, Any]:
+        """POST."""
+        await self._asked()
+        key = _key(resource, body["metadata"].get("namespace", ""), body["metadata"]["name"])
+        if key in self._objects:
+            raise AlreadyExistsError(409, "AlreadyExists", f"{key} already exists")
+        made = {**body, "metadata": {**body["metadata"], "uid": str(uuid.uuid4()), "creationTimestamp": STARTED}}
+        if resource is POD:
+            ready = {"type": "Ready", "status": "True", "lastTransitionTime": STARTED}
+            made["spec"] = {**made["spec"], "nodeName": "node0"}
+            made["status"] = {"phase": "Running", "conditions": [ready]}
+        return _copy(made) if dry_run else self._store(key, made)
+
+    async def apply(
+        self,
+        resource: Resource,
+        body: Object,
+        *,
+        subresource: str | None = None,
+        force: bool = True,
+        manager: str = FIELD_MANAGER,
+    ) -> dict[str, Any]:
+        """Server-side apply: of a status guarded by its version, of anything else as a replacement."""
+        await self._asked()
+        key = _key(resource, body["metadata"]["namespace"], body["metadata"]["name"])
+        held = self._objects[key]
+        if subresource is None:
+            return self._store(key, {**held, **body, "metadata": {**held["metadata"], **body["metadata"]}})
+        if body["metadata"]["resourceVersion"] != held["metadata"]["resourceVersion"]:
+            raise ConflictError(409, "Conflict", "the object has been modified")
+        return self._apply_status(key, manager, dict(body["status"]))
+
+    async def apply_new(self, resource: Resource, body: Object) -> dict[str, Any]:
+        """Server-side apply that makes the object."""
+        return await self.create(resource, body)
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any]:
+        """GET."""
+        await self._asked()
+        found = self._objects.get(_key(resource, namespace, name))
+        if found is None:
+            raise NotFoundError(404, "NotFound", name)
+        return _copy(found)
+
+    async def patch(self, resource: Resource, namespace: str, name: str, body: Object, *_: Any, **__: Any) -> Any:
+        """PATCH of the first level."""
+        await self._asked()
+        key = _key(resource, namespace, name)
+        return self._store(key, {**self._objects[key], **body})
+
+    async def delete(self, resource: Resource, namespace: str, name: str, uid: str, grace: int | None = None) -> Any:
+        """DELETE; nothing lingers."""
+        await self._asked()
+        gone = self._objects.pop(_key(resource, namespace, name), None)
+        if gone is None:
+            raise NotFoundError(404, "NotFound", name)
+        self._version += 1
+        gone = {**gone, "metadata": {**gone["metadata"], "resourceVersion": str(self._version)}}
+        asyncio.get_running_loop().call_later(EVENT_SECONDS, self._tell_gone, json.dumps(gone))
+        return {"kind": "Status"}
+
+    async def list_pages(self, resource: Resource, namespace: str, **_: Any) -> AsyncIterator[Page]:
+        """Nothing: the operator lists warnings about pods, of which there are none."""
+        await self._asked()
+        yield Page([], "1")
+
+    # Others.
+
+    def submit(self, body: Object) -> None:
+        """A user creates a job or a template."""
+        metadata = {**body["metadata"], "uid": str(uuid.uuid4()), "generation": 1}
+        key = (body["kind"], metadata.get("namespace", ""), metadata["name"])
+        self._store(key, {**body, "metadata": metadata})
+
+    def status(self, namespace: str, name: str) -> dict[str, Any]:
+        """A job's status."""
+        status: dict[str, Any] = self._objects[(RL_JOB.kind, namespace, name)].get("status") or {}
+        return status
+
+    def drive(self, namespace: str, name: str, **fields: Any) -> None:
+        """A driver applies its part of the status."""
+        key = (RL_JOB.kind, namespace, name)
+        began = time.process_time()
+        before = self.own_seconds
+        self._apply_status(key, DRIVER, {**self._applied.get(key, {}).get(DRIVER, {}), **fields})
+        self.own_seconds = before + time.process_time() - began
+
+    def _apply_status(self, key: Key, manager: str, status: dict[str, Any]) -> dict[str, Any]:
+        parts = self._applied.setdefault(key, {})
+        parts[manager] = status
+        merged = {**parts.get(DRIVER, {}), **parts.get(FIELD_MANAGER, {})}
+        grant = parts.get(POOL_FIELD_MANAGER, {}).get("allocation", {})
+        if allocation := {**merged.get("allocation", {}), **grant}:
+            merged["allocation"] = allocation
+        written = self._store(key, {**self._objects[key], "status": merged})
+        leaving = (grant.get("grant", {}).get("rollout") or {}).get("leaving")
+        if manager == POOL_FIELD_MANAGER and leaving:
+            names = [each["pod"] for each in leaving]
+            asyncio.get_running_loop().call_later(DRAIN_SECONDS, self._drain, key, names)
+        return written
+
+    def _drain(self, key: Key, names: list[str]) -> None:
+        demand = self._applied[key][DRIVER]["demand"]
+        if set(names) - set(demand["rollout"].get("drained", ())):
+            self.drive(key[1], key[2], demand={**demand, "rollout": {**demand["rollout"], "drained": names}})
+
+    async def _asked(self) -> None:
+        self.requests += 1
+        await asyncio.sleep(ANSWER_SECONDS)
+
+    def _store(self, key: Key, obj: dict[str, Any]) -> dict[str, Any]:
+        self._version += 1
+        obj = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(self._version)}}
+        self._objects[key] = obj
+        began = time.process_time()
+        text = json.dumps(obj)
+        self.own_seconds += time.process_time() - began
+        if key[0] not in UNWATCHED:
+            asyncio.get_running_loop().call_later(EVENT_SECONDS, self._tell, text)
+        answer: dict[str, Any] = json.loads(text)
+        return answer
+
+    def _tell(self, text: str) -> None:
+        if self.feed is not None:
+            self.feed.put(json.loads(text))
+
+    def _tell_gone(self, text: str) -> None:
+        if self.feed is not None:
+            self.feed.remove(json.loads(text))
+
+
+def _key(resource: Resource, namespace: str, name: str) -> Key:
+    return resource.kind, namespace, name
+
+
+def _copy(obj: dict[str, Any]) -> dict[str, Any]:
+    copied: dict[str, Any] = json.loads(json.dumps(obj))
+    return copied

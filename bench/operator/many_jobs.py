@@ -1,0 +1,107 @@
+"""A thousand jobs that change their demand: the operator's CPU, and how long the oldest key waits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from bench.operator.api_double import ApiDouble
+from longboat_operator.apply import Applier
+from longboat_operator.controller import Controller
+from longboat_operator.kube.events import EventRecorder
+from longboat_operator.kube.resources import CHILDREN, CLUSTER_RL_RUNTIME, RL_JOB, RL_RUNTIME
+from longboat_operator.lookups import LookUps
+from longboat_operator.model import Key
+from longboat_operator.observe import observe
+from longboat_operator.planner import plan
+from longboat_operator.queue import WorkQueue
+from longboat_operator.watch.cache import Cache, Source
+from longboat_operator.watch.feed import Feed
+from longboat_operator.watch.freshness import Freshness
+from tests.operator_plan.simulated_cluster import runtime_of, spec_of
+
+NAMESPACE = "bench"
+WORKERS = 4
+SAMPLE_SECONDS = 0.05
+REPLICAS = 3
+
+
+def many_jobs(jobs: int, period_seconds: float, seconds: float) -> dict[str, float]:
+    """Jobs of seven pods whose drivers ask in turn for two and three of their rollout pods, evenly spread over each period."""
+    return asyncio.run(_run([f"job-{number}" for number in range(jobs)], period_seconds, seconds))
+
+
+async def _run(names: list[str], period_seconds: float, seconds: float) -> dict[str, float]:
+    api, queue = ApiDouble(), WorkQueue[Key]()
+    cache = Cache()
+    kinds = (RL_JOB, RL_RUNTIME, CLUSTER_RL_RUNTIME, *CHILDREN)
+    client: Any = api
+    controller = Controller(
+        cache, queue, observe, plan, LookUps(client), Applier(client, cache, EventRecorder(client, "bench"))
+    )
+    freshness = Freshness([Source(kind.kind, None) for kind in kinds], bookmarked=[])
+    api.feed = Feed(cache, freshness, controller.changed, controller.listed)
+    api.submit({"apiVersion": "longboat.dev/v1alpha1", **runtime_of()})
+    controller.lead()
+    workers = [asyncio.create_task(controller.work()) for _ in range(WORKERS)]
+    spec = spec_of(rollout={"replicas": REPLICAS})
+    for name in names:
+        metadata = {"namespace": NAMESPACE, "name": name}
+        api.submit({"apiVersion": "longboat.dev/v1alpha1", "kind": "RLJob", "metadata": metadata, "spec": spec})
+    await _all(api, names, lambda status: (status.get("roles") or {}).get("rollout", {}).get("ready") == REPLICAS)
+    for name in names:
+        api.drive(NAMESPACE, name, demand={"incarnationRequest": "token"})
+    await _all(api, names, lambda status: status["allocation"].get("incarnation"))
+    for name in names:
+        api.drive(NAMESPACE, name, training={"incarnation": 1, "state": "Running", "step": 1})
+    await _all(api, names, lambda status: status["phase"] == "Running")
+    await _rest(queue)
+    found = await _measure(api, queue, names, period_seconds, seconds)
+    queue.close()
+    await asyncio.gather(*workers)
+    return found
+
+
+async def _measure(
+    api: ApiDouble, queue: WorkQueue[Key], names: list[str], period_seconds: float, seconds: float
+) -> dict[str, float]:
+    changes = round(seconds / period_seconds * len(names))
+    began, cpu, requests, oldest = time.monotonic(), time.process_time() - api.own_seconds, api.requests, 0.0
+    made = 0
+    while made < changes:
+        due = min(changes, int((time.monotonic() - began) / period_seconds * len(names)) + 1)
+        for number in range(made, due):
+            _ask(api, names[number % len(names)], number // len(names) + 1)
+        made = due
+        await asyncio.sleep(SAMPLE_SECONDS)
+        oldest = max(oldest, queue.oldest_seconds)
+    wall = time.monotonic() - began
+    return {
+        "demands": changes,
+        "wall_seconds": wall,
+        "cores": (time.process_time() - api.own_seconds - cpu) / wall,
+        "oldest_seconds": oldest,
+        "requests_per_second": (api.requests - requests) / wall,
+    }
+
+
+def _ask(api: ApiDouble, name: str, number: int) -> None:
+    rollout = {"incarnation": 1, "number": number, "replicas": REPLICAS - number % 2, "reason": "as many as it can use"}
+    api.drive(NAMESPACE, name, demand={"incarnationRequest": "token", "rollout": rollout})
+
+
+async def _all(api: ApiDouble, names: list[str], true: Any) -> None:
+    """Returns once it is true of every job's status."""
+    left = list(names)
+    while left := [name for name in left if not true(api.status(NAMESPACE, name))]:  # noqa: ASYNC110
+        await asyncio.sleep(SAMPLE_SECONDS)
+
+
+async def _rest(queue: WorkQueue[Key]) -> None:
+    """Returns once nothing has been due for a second."""
+    since = time.monotonic()
+    while time.monotonic() - since < 1.0:
+        if queue.oldest_seconds > 0.0:
+            since = time.monotonic()
+        await asyncio.sleep(SAMPLE_SECONDS)

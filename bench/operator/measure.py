@@ -1,0 +1,43 @@
+"""CPU of the operator's plans, a thousand jobs that change their demand, and demand to grant on a real API server. Ten minutes; root."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+
+import structlog
+
+from bench.operator.latency import latency
+from bench.operator.many_jobs import many_jobs
+from bench.operator.plans import plan_costs
+from bench.record import Recorder
+
+JOBS = 1000
+PERIOD_SECONDS = 20.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `make bench NAME=operator`."""
+    parser.add_argument("--jobs", type=int, default=JOBS, help="jobs that change their demand, in memory")
+    parser.add_argument("--period", type=float, default=PERIOD_SECONDS, help="seconds between changes of one job")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long they do")
+    parser.add_argument("--real-jobs", type=int, default=10, help="jobs on the real API server")
+    parser.add_argument("--demands", type=int, default=200, help="demands on the real API server, two a second")
+    parser.add_argument("--cluster", help="a test cluster that is up; default: one of its own")
+    parser.add_argument("--repeats", type=int, default=5, help="of a plan's cost")
+
+
+def run(arguments: argparse.Namespace, path: Path) -> None:
+    """One after the other. Appends to `path`."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    recorder = Recorder(path, **dict(vars(arguments).items()))
+    for kind, values in (
+        ("plans", lambda: plan_costs(arguments.repeats)),
+        ("many_jobs", lambda: many_jobs(arguments.jobs, arguments.period, arguments.seconds)),
+        ("latency", lambda: latency(arguments.real_jobs, arguments.demands, 0.5, arguments.cluster)),
+    ):
+        found = values()
+        recorder.write(kind, **found)
+        print(kind, {name: value for name, value in found.items() if name != "seconds"}, flush=True)
+    recorder.close()

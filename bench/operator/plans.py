@@ -1,0 +1,38 @@
+"""CPU of one plan: of a converged job of 20 pods, and of its pool."""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+
+from longboat_operator.model import Key
+from longboat_operator.planner import plan
+from tests.operator_plan.simulated_cluster import KEY, SimulatedCluster, spec_of
+
+PODS = 20
+LOOKS = 200
+
+
+def plan_costs(repeats: int) -> dict[str, float]:
+    """CPU milliseconds of a plan that finds nothing to do, medians of `repeats` times `LOOKS` plans."""
+    cluster = SimulatedCluster(spec_of(rollout={"replicas": 12}, trainer={"replicas": 4}, rewardPool={"replicas": 3}))
+    cluster.up()
+    cluster.train(5)
+    cluster.ask(12, giveFirst=cluster.rollout_pods(), reason="as many as it can use")
+    cluster.settle()
+    if len(cluster.pods()) != PODS:
+        raise RuntimeError(f"the job has {len(cluster.pods())} pods, not {PODS}")
+    return {"job_ms": _cost(cluster, KEY, repeats), "pool_ms": _cost(cluster, KEY.pool, repeats)}
+
+
+def _cost(cluster: SimulatedCluster, key: Key, repeats: int) -> float:
+    observed = cluster.observed(key)
+    if not plan(observed, cluster.now).empty:
+        raise RuntimeError(f"{key} has not converged")
+    found = []
+    for _ in range(repeats):
+        began = time.process_time()
+        for _ in range(LOOKS):
+            plan(observed, cluster.now)
+        found.append(1e3 * (time.process_time() - began) / LOOKS)
+    return median(found)

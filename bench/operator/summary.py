@@ -1,0 +1,66 @@
+"""Table of the operator benchmark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+from bench.record import newest_run
+
+# What is allowed: milliseconds of CPU for a plan, seconds of waiting for the oldest key, cores, seconds to a grant.
+PLAN_MS = 2.0
+OLDEST_SECONDS = 2.0
+CORES = 0.5
+GRANT_SECONDS = 1.0
+
+
+def write(raw: Path) -> None:
+    """Writes `operator.md` beside the raw file, from its newest run."""
+    run, *lines = newest_run(raw)
+    found = {line["kind"]: line for line in lines}
+    machine, settings = run["machine"], run["settings"]
+    text = [
+        "# What the operator costs",
+        "",
+        (
+            f"{machine['processor']}, {machine['cpus']} CPUs, load {machine['load']:.0f} when the run began, "
+            f"python {run['versions']['python']}, commit {run['commit']}."
+        ),
+        "",
+        "| measured | found | bar |",
+        "|---|---|---|",
+        *_rows(found),
+        "",
+        (
+            f"The {settings['jobs']} jobs of seven pods change their demand every {settings['period']:g} s, evenly spread, between two and "
+            "three rollout pods, which come, are drained and go. They run against an API server in memory, in the operator's own process, whose "
+            "CPU isn't counted; what the operator has to decode is, HTTP and kopf are not. The latencies are those of the operator as a process on a real API "
+            "server, two demands a second; its CPU for each has HTTP and kopf in it."
+        ),
+    ]
+    raw.with_suffix(".md").write_text("\n".join(text) + "\n")
+
+
+def _rows(found: dict[str, dict[str, Any]]) -> list[str]:
+    rows = []
+    if plans := found.get("plans"):
+        rows += [
+            f"| CPU of a plan of a converged job of 20 pods | {plans['job_ms']:.2f} ms | {PLAN_MS:g} ms |",
+            f"| CPU of a plan of its pool | {plans['pool_ms']:.2f} ms | {PLAN_MS:g} ms |",
+        ]
+    if many := found.get("many_jobs"):
+        rate = many["demands"] / many["wall_seconds"]
+        rows += [
+            f"| {rate:.0f} changed demands a second: the longest that a key waited | {many['oldest_seconds']:.2f} s | {OLDEST_SECONDS:g} s |",
+            f"| the same: CPU | {many['cores']:.2f} cores | {CORES:g} cores |",
+            f"| the same: requests | {many['requests_per_second']:.0f} a second | |",
+        ]
+    if latency := found.get("latency"):
+        cuts = quantiles(latency["seconds"], n=100)
+        rows += [
+            f"| demand written to grant read, median of {len(latency['seconds'])} | {cuts[49]:.2f} s | {GRANT_SECONDS:g} s |",
+            f"| the same, 95th percentile | {cuts[94]:.2f} s | |",
+            f"| the operator's CPU for one demand | {latency['operator_cpu_ms']:.0f} ms | |",
+        ]
+    return rows

@@ -1,0 +1,169 @@
+"""Engines that change shape with the lengths of responses: real vLLM of one and of two devices, in pods of their own."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from e2e import countdown_job
+from e2e.countdown_job import LONG, SHORT
+from e2e.harm import delete_at_once, signal_process
+from e2e.jobs import Job
+from e2e.prompts import fates_in
+from e2e.site import Site
+from longboat_runtime.interfaces import ReshapePhase
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+# What the rounds of a job have: lengths grow, stay, and fall again for long enough that the rule lowers tensor parallelism.
+GROWING = (SHORT, LONG, LONG, SHORT, SHORT, SHORT, SHORT, SHORT)
+SHAPES = (1, 1, 2, 2, 2, 2, 2, 1)
+"""Devices of an engine in each round."""
+# Rounds that overlap have the preemptions of others too: they rise once, and stay.
+STAYING = (SHORT, SHORT, SHORT, LONG, LONG, LONG, LONG)
+
+# What the driver prints when a change of shape begins, and the command line of a worker process of an engine of several devices.
+BEGUN, WORKER = "engines are reshaped", re.compile("multiprocessing.spawn|Worker_TP")
+
+
+@pytest.fixture(scope="module")
+def runtime(site: Site) -> str:
+    """A runtime template whose pods have shared memory for two publications of 101 MB; the data of `countdown_job` is there."""
+    countdown_job.write_data(site.data, {"growing": GROWING, "staying": STAYING})
+
+    def enlarge(specs: dict[str, Any]) -> None:
+        for role in ("rollout", "trainer"):
+            specs[role]["volumes"].append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "512Mi"}})
+
+    return site.apply_runtime("countdown", enlarge)
+
+
+def test_engines_are_reshaped_when_responses_grow_and_when_they_shrink(
+    runtime: str, new_job: Callable[[str], Job]
+) -> None:
+    job = new_job("growing")
+    job.apply(countdown_job.spec(runtime, "growing", {"steps": len(GROWING)}))
+    job.wait("engines of two devices", lambda: job.status().get("training", {}).get("tensorParallel") == 2, 400)
+    assert tensor_parallel_shown(job) == "2"
+    job.wait_for("Succeeded", 400)
+    training = job.status()["training"]
+    rounds = training["recentRounds"]
+    assert tuple(summary["tensorParallel"] for summary in rounds) == SHAPES
+    preemptions = [summary["preemptions"] for summary in rounds]
+    assert preemptions[0] == 0
+    assert preemptions[1] > preemptions[2] > 0, "the same lengths in another shape"
+    assert preemptions[3:] == [0] * 5
+    told = [(change["tensorParallel"], change["reason"], change.get("failure")) for change in training["reshapes"]]
+    assert told == [
+        (2, f"preemptions in Short rounds rose from 0 to {preemptions[1]}: 1 -> 2 devices an engine", None),
+        (1, "no preemptions in 4 Short rounds: 2 -> 1 devices an engine", None),
+    ]
+    described = job.cluster.kubectl("-n", job.namespace, "describe", "rljob", job.name)
+    assert all(reason in described for _, reason, _ in told)
+    assert tensor_parallel_shown(job) == "1"
+    found = fates_in(job)
+    assert (found["lost"], found["doubled"], found["lost_samples"]) == ([], [], 0)
+    assert found["ended"] == len(GROWING) * countdown_job.PROMPTS
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("phase", [ReshapePhase.END, ReshapePhase.START, ReshapePhase.WEIGHTS])
+def test_a_pod_is_lost_while_its_engines_are_reshaped(
+    phase: ReshapePhase, runtime: str, new_job: Callable[[str], Job]
+) -> None:
+    """Nothing runs meanwhile: rounds are on-policy. The next pod's engines have the new shape."""
+    job = new_job(f"pod-lost-{phase}")
+    job.apply(countdown_job.spec(runtime, "growing", {"steps": 4}))
+    delete_at_once(job, reshaped(job, phase))
+    job.wait_for("Succeeded", 600)
+    found = settled(job)
+    assert found["lost_samples"] == 0
+    assert found["ended"] == 4 * countdown_job.PROMPTS
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("phase", ReshapePhase)
+def test_a_pod_is_lost_while_engines_are_reshaped_pod_by_pod(
+    phase: ReshapePhase, runtime: str, new_job: Callable[[str], Job]
+) -> None:
+    """Once its engines are drained, their responses have moved to another pod, and continue there."""
+    job = new_job(f"one-of-two-lost-{phase}")
+    rounds = {"policy": "BoundedAsync", "maxStaleness": 2, "steps": len(STAYING)}
+    job.apply(countdown_job.spec(runtime, "staying", rounds, replicas=2))
+    delete_at_once(job, reshaped(job, phase))
+    job.wait_for("Succeeded", 600)
+    found = settled(job)
+    assert found["moved_samples"] > 0 or phase is ReshapePhase.DRAIN
+    assert found["ended"] == len(STAYING) * countdown_job.PROMPTS
+
+
+@pytest.mark.faults
+def test_all_that_runs_in_a_pod_that_has_taken_moved_responses_is_killed(
+    runtime: str, new_job: Callable[[str], Job]
+) -> None:
+    job = new_job("other-pod-lost")
+    rounds = {"policy": "BoundedAsync", "maxStaleness": 2, "steps": len(STAYING)}
+    job.apply(countdown_job.spec(runtime, "staying", rounds, replicas=2))
+    # Its engines end once they are drained: what ran there has just moved.
+    drained = reshaped(job, ReshapePhase.END)
+    (other,) = job.pod_uids("rollout").keys() - {drained}
+    signal_process(job, other, "rollout", "ray")
+    job.wait_for("Succeeded", 600)
+    found = settled(job)
+    assert found["moved_samples"] > 0
+    assert found["lost_samples"] > 0, "they ran there"
+    assert found["ended"] == len(STAYING) * countdown_job.PROMPTS
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("policy", ["Synchronous", "BoundedAsync"])
+def test_a_driver_that_is_killed_while_engines_are_reshaped(
+    policy: str, runtime: str, new_job: Callable[[str], Job]
+) -> None:
+    job = new_job(f"driver-killed-{policy.lower()}")
+    job.apply(countdown_job.spec(runtime, "staying", {"policy": policy, "steps": len(STAYING)}))
+    starting(job)
+    signal_process(job, job.pod("driver"), "driver", "longboat agent driver")
+    job.wait_for("Succeeded", 600)
+    found = settled(job)
+    assert found["incarnations"] == 2
+    assert found["ended"] == len(STAYING) * countdown_job.PROMPTS
+
+
+def reshaped(job: Job, phase: ReshapePhase) -> str:
+    """Waits until a pod's reshape is in this phase, and returns the pod; engines that start have their processes then."""
+    if phase is ReshapePhase.START:
+        return starting(job)
+    job.wait_for_step(1)
+    return job.printed(job.pod("driver"), "driver", rf"reshape of (\S+): {phase}$", 400)[1]
+
+
+def starting(job: Job) -> str:
+    """Waits until the first engine of two devices is being started, and returns its pod."""
+
+    def found() -> list[str]:
+        return [pod for pod in job.pod_uids("rollout") if WORKER.search(job.processes(pod, "rollout"))]
+
+    job.wait_for_step(1)
+    job.printed(job.pod("driver"), "driver", BEGUN, 400)
+    pod: str = job.wait("an engine starts in another shape", found, 120)[0]
+    assert not job.status()["training"].get("reshapes"), "it has not been reported, so it goes on"
+    return pod
+
+
+def settled(job: Job) -> dict[str, Any]:
+    """What became of a job's prompts; its engines have the shape that was wanted, and nothing is lost without trace."""
+    training = job.status()["training"]
+    assert training["tensorParallel"] == 2
+    assert [change.get("failure") for change in training["reshapes"]] == [None]
+    found = fates_in(job)
+    assert (found["lost"], found["doubled"], found["uncovered"]) == ([], [], [])
+    return found
+
+
+def tensor_parallel_shown(job: Job) -> str:
+    """Column TP of `kubectl get rljobs`."""
+    titles, values = job.cluster.kubectl("-n", job.namespace, "get", "rljobs", job.name).splitlines()
+    start = titles.index(" TP ") + 1
+    return values[start:].split()[0]

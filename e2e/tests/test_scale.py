@@ -1,0 +1,210 @@
+"""Rollout pods that come and go on a running job: what the driver asks for, what it is granted, and what is lost on the way: nothing."""
+
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from e2e import small_job
+from e2e.harm import delete_at_once, signal_process
+from e2e.installation import NAMESPACE as SYSTEM
+from e2e.installation import RELEASE, operator_pods
+from e2e.jobs import Job
+from e2e.prompts import fates_in
+from e2e.volumes import folder
+from longboat_runtime.driver.eventlog import surviving
+from longboat_runtime.rounds import events
+from longboat_runtime.timeline.log import newest
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+
+ROUNDS = {"policy": "BoundedAsync", "maxStaleness": 2, "steps": 100_000, "promptsPerRound": 4}
+ROLLOUT = {"sampling": {"maxTokens": 40}, "maxSequences": 2, "kvCache": "64Mi", "enforceEager": True}
+# What Ray calls the process of an engine that starts.
+ENGINE = "ray::EngineActor.start"
+# How long the API server is gone, in seconds.
+OUTAGE = 30.0
+
+
+@pytest.fixture
+def job(new_job: Callable[[str], Job], request: pytest.FixtureRequest) -> Job:
+    """A job whose rounds never end, so that responses run whenever something happens; it has pods of its test's parameter.
+
+    No other test's job has its name: it would find that one's checkpoints.
+    """
+    made = new_job(re.sub("[^a-z0-9]+", "-", request.node.name)[-24:].strip("-0123456789"))
+    made.apply(small_job.spec(rounds=ROUNDS, rollout={"replicas": request.param, **ROLLOUT}))
+    made.wait_for("Running", 600)
+    serve(made, request.param)
+    made.wait_for_step(made.step() + 2, 600)
+    return made
+
+
+def demand(job: Job) -> dict[str, Any]:
+    found: dict[str, Any] = job.status().get("demand", {}).get("rollout", {})
+    return found
+
+
+def grant(job: Job) -> dict[str, Any]:
+    found: dict[str, Any] = job.status().get("allocation", {}).get("grant", {}).get("rollout", {})
+    return found
+
+
+def leaving(job: Job) -> list[str]:
+    return [one["pod"] for one in grant(job).get("leaving", [])]
+
+
+def scale(job: Job, replicas: int) -> None:
+    job.cluster.kubectl("-n", job.namespace, "scale", "rljob", job.name, f"--replicas={replicas}")
+
+
+def serve(job: Job, pods: int) -> None:
+    """Waits until so many pods are ready, and no other is left."""
+    job.wait(
+        f"{pods} pods serve",
+        lambda: (
+            job.status()["roles"]["rollout"].get("readyText") == f"{pods}/{pods}"
+            and len(job.pod_uids("rollout")) == pods
+        ),
+        600,
+    )
+
+
+def nothing_is_lost(job: Job) -> dict[str, Any]:
+    """Waits for steps that follow, and returns what became of every prompt."""
+    job.wait_for_step(job.step() + 2, 600)
+    found = fates_in(job)
+    assert (found["lost"], found["doubled"], found["uncovered"]) == ([], [], [])
+    return found
+
+
+def logged(job: Job) -> list[events.Body]:
+    root = folder(job.cluster, job.namespace, f"{job.name}-checkpoint")
+    end = newest(root)
+    assert end is not None
+    return [event.body for event in surviving(root, end)]
+
+
+@pytest.mark.parametrize("job", [1], indirect=True)
+def test_a_running_job_is_scaled_up_and_down(job: Job) -> None:
+    scale(job, 3)
+    job.wait("the demand", lambda: demand(job).get("replicas") == 3, 60)
+    job.wait("the grant", lambda: grant(job) == {"answers": demand(job)["number"], "replicas": 3}, 60)
+    serve(job, 3)
+    pods = job.pod_uids("rollout").keys()
+
+    def drew() -> set[str]:
+        return {body.engine.split("/")[0] for body in logged(job) if isinstance(body, events.Generated)}
+
+    job.wait("all of them draw", lambda: pods <= drew(), 600)
+    scale(job, 1)
+    gone = set(job.wait("two leave", lambda: len(leaving(job)) == 2 and leaving(job), 60))
+    serve(job, 1)
+    assert not gone & job.pod_uids("rollout").keys()
+    job.wait("nobody leaves any more", lambda: not leaving(job) and not demand(job).get("drained"), 60)
+    found = nothing_is_lost(job)
+    assert found["lost_samples"] == 0, "nothing had to be drawn again"
+    assert {body.pod for body in logged(job) if isinstance(body, events.PodDrained)} == gone
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("job", [2], indirect=True)
+@pytest.mark.parametrize("word", ["is given back", "has to go"])
+def test_a_pod_is_killed_while_it_goes(job: Job, word: str) -> None:
+    """It is drained once it has been given back, and has to go when it has been told to end."""
+    driver = job.pod("driver")
+    scale(job, 1)
+    delete_at_once(job, job.printed(driver, "driver", rf"pod (\S+) {word}")[1])
+    serve(job, 1)
+    job.wait("nobody leaves any more", lambda: not leaving(job), 60)
+    nothing_is_lost(job)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("job", [1], indirect=True)
+def test_pods_are_killed_while_they_come(job: Job) -> None:
+    """One as soon as it is there, and its successor while its engine starts."""
+    before = job.pod_uids("rollout").keys()
+    scale(job, 2)
+
+    def new() -> str:
+        return "".join(job.pod_uids("rollout").keys() - before)
+
+    first = job.wait("another pod", new, 60)
+    delete_at_once(job, first)
+
+    def engine_starts() -> str:
+        """The pod in which it does."""
+        pod = new()
+        ready = pod and pod != first and job.pods()[pod]["status"]["phase"] == "Running"
+        return pod if ready and ENGINE in job.processes(pod, "rollout") else ""
+
+    delete_at_once(job, job.wait("its engine starts", engine_starts, 300))
+    serve(job, 2)
+    assert grant(job) == {"answers": demand(job)["number"], "replicas": 2}
+    assert nothing_is_lost(job)["lost_samples"] == 0, "nothing has run there"
+
+
+@pytest.fixture
+def operator_away(job: Job) -> Iterator[Callable[[], None]]:
+    """The operator is gone; what is returned brings it back."""
+    away = [True]
+
+    def to(replicas: int) -> None:
+        options = (
+            "-n",
+            SYSTEM,
+            "scale",
+            "deployment",
+            "-l",
+            f"app.kubernetes.io/instance={RELEASE}",
+            f"--replicas={replicas}",
+        )
+        job.cluster.kubectl(*options)
+
+    def back() -> None:
+        away.clear()
+        to(1)
+
+    to(0)
+    job.wait("the operator is gone", lambda: not operator_pods(job.cluster), 120)
+    yield back
+    if away:
+        back()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("job", [1], indirect=True)
+def test_operator_and_driver_are_killed_between_demand_and_grant(job: Job, operator_away: Callable[[], None]) -> None:
+    scale(job, 2)
+    job.wait("the demand", lambda: demand(job).get("replicas") == 2, 60)
+    before = demand(job)
+    assert grant(job)["replicas"] == 1
+    signal_process(job, job.pod("driver"), "driver", "longboat_runtime.cli driver")
+    operator_away()
+    job.wait("a new incarnation asks", lambda: demand(job).get("incarnation", 0) > before["incarnation"], 300)
+    job.wait(
+        "the grant", lambda: grant(job).get("replicas") == 2 and grant(job)["answers"] == demand(job)["number"], 120
+    )
+    serve(job, 2)
+    nothing_is_lost(job)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("job", [2], indirect=True)
+def test_the_api_server_is_gone_while_a_pod_is_drained(job: Job) -> None:
+    step = job.step()
+    scale(job, 1)
+    job.cluster.control_plane.signal("kube-apiserver", signal.SIGSTOP)
+    try:
+        time.sleep(OUTAGE)
+    finally:
+        job.cluster.control_plane.signal("kube-apiserver", signal.SIGCONT)
+    serve(job, 1)
+    job.wait("nobody leaves any more", lambda: not leaving(job), 120)
+    found = nothing_is_lost(job)
+    assert found["lost_samples"] == 0, "nothing had to be drawn again"
+    assert job.step() > step

@@ -1,0 +1,90 @@
+"""Rollout pods that the job has to give back: which are still drained, which may go, and why. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum, auto
+
+from longboat_crds.base import Role
+from longboat_operator.plan.losses import Loss
+from longboat_operator.plan.records import RoleCount, is_past, remembered
+from longboat_operator.plan.suspension import may_checkpoint
+from longboat_operator.reading.times import seconds_until
+from longboat_operator.reading.view import JobView, PodView
+
+
+class Ground(Enum):
+    """Why a pod that leaves may be deleted."""
+
+    DRAINED = auto()
+    """The driver says that nothing runs there any more."""
+    OVERDUE = auto()
+    """Its deadline has passed."""
+    UNUSED = auto()
+    """It never got ready, so nothing ever ran there."""
+    NO_DRIVER = auto()
+    """No driver is up that could drain it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A pod that may go from now on."""
+
+    pod: str
+    ground: Ground
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """What the grant takes back. `named` are all pods that it names, there or not; `draining` are indices of those still drained.
+
+    `departures` are what this look has found; `wait` is the time until the next deadline.
+    """
+
+    named: frozenset[str] = frozenset()
+    draining: frozenset[int] = frozenset()
+    departures: tuple[Departure, ...] = ()
+    wait: float | None = None
+
+
+def leaving_of(view: JobView, lost: Mapping[str, Loss], now: datetime) -> Leaving:
+    """The pods that the grant names, judged.
+
+    Rule: a pod goes once the current incarnation has listed it as drained, at its deadline, or at once if it never got ready or
+    no driver is up that could drain it. One that is lost meanwhile (`lost`, by uid), or was given up before, has gone already.
+    """
+    grant = view.grant
+    if grant is None or not grant.leaving:
+        return Leaving()
+    memory = remembered(view.published(Role.ROLLOUT))
+    there = {pod.name: pod for pod in view.pods[Role.ROLLOUT]}
+    drained = set((view.demand.drained if view.demand else None) or ())
+    attended = may_checkpoint(view) and any(pod.ready for pod in view.pods[Role.DRIVER])
+    draining: set[int] = set()
+    departures: list[Departure] = []
+    waits: list[float] = []
+    for leaving in grant.leaving:
+        pod = there.get(leaving.pod)
+        if pod is None or pod.uid in lost or is_past(memory, pod):
+            continue
+        left = seconds_until(leaving.deadline, 0.0, now)
+        if pod.name in drained:
+            departures.append(Departure(pod.name, Ground.DRAINED))
+        elif left <= 0:
+            departures.append(Departure(pod.name, Ground.OVERDUE))
+        elif not (pod.ready or _was_ready(memory, pod)):
+            departures.append(Departure(pod.name, Ground.UNUSED))
+        elif not attended:
+            departures.append(Departure(pod.name, Ground.NO_DRIVER))
+        else:
+            draining.add(pod.index)
+            waits.append(left)
+    names = frozenset(leaving.pod for leaving in grant.leaving)
+    return Leaving(names, frozenset(draining), tuple(departures), min(waits, default=None))
+
+
+def _was_ready(memory: RoleCount, pod: PodView) -> bool:
+    record = memory.records.get(pod.index)
+    return record is not None and record.attempt == pod.attempt and record.was_ready

@@ -1,0 +1,113 @@
+"""What a pool gives its job: how many rollout pods it may have, and which of them it has to give back. Pure.
+
+The pool's plan divides, the job's plan (`places`, `leaving`) spends what it was granted. A pool has one job, so what it may
+give is bounded by the job's spec alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from longboat_crds.base import Role
+from longboat_crds.status import Grant, LeavingPod, RolloutDemand, RolloutGrant
+from longboat_operator.model import Observed, Plan, PublishGrant
+from longboat_operator.plan.losses import loss_of
+from longboat_operator.plan.records import RoleCount, is_past, remembered
+from longboat_operator.reading.status import rollout_demand, rollout_grant
+from longboat_operator.reading.times import moment, stamp
+from longboat_operator.reading.view import PodView, PoolView, SpecUnreadable, read_pool
+
+# How long a driver has to drain a pod. It moves what runs there within seconds, but first ends a publication of weights or
+# a reshape that is under way, which takes minutes with large models; longer would keep devices from others for one that
+# doesn't respond.
+LEAVE_SECONDS = 300
+
+
+def plan_pool(observed: Observed, now: datetime) -> Plan:
+    """Publishes the grant if it is not the published one. A job whose spec can't be read keeps what it has."""
+    job = observed.job
+    if job is None or job["metadata"].get("deletionTimestamp"):
+        return Plan()
+    try:
+        view = read_pool(observed, job)
+    except SpecUnreadable:
+        return Plan()
+    old = rollout_grant(view.status)
+    new = grant_of(view, now)
+    if new == old:
+        return Plan()
+    return Plan((PublishGrant(Grant(rollout=new).to_json() if new else None),))
+
+
+def grant_of(view: PoolView, now: datetime) -> RolloutGrant | None:
+    """The rollout pods that the job gets; None for a job that is suspended or finished.
+
+    Rule:
+    * `replicas` are what the demand of the current incarnation asks for, or spec.rollout.replicas while that has asked for
+      nothing; at least spec.rollout.minReplicas and at most spec.rollout.replicas. A demand of another incarnation is ignored;
+    * `answers` is the number of the demand that counted;
+    * `leaving` are pods beyond `replicas` (`pods_to_leave`);
+    * while the job is being suspended its grant stays as it is.
+    """
+    old = rollout_grant(view.status)
+    if view.finished or (view.suspended and view.suspend):
+        return None
+    if not view.suspended and (view.suspend or view.status.suspend_time):
+        return old
+    demand = rollout_demand(view.status)
+    asked = demand.replicas if demand else view.replicas
+    replicas = max(min(asked, view.replicas), view.min_replicas)
+    leaving = pods_to_leave(view, old, demand, replicas, now)
+    return RolloutGrant(answers=demand.number if demand else None, replicas=replicas, leaving=leaving or None)
+
+
+def pods_to_leave(
+    view: PoolView, old: RolloutGrant | None, demand: RolloutDemand | None, replicas: int, now: datetime
+) -> list[LeavingPod]:
+    """Pods to give back, in the order in which they were named.
+
+    Rule:
+    * a pod stays named, with the deadline that it got at first, until it is gone and the job's plan has released its record:
+      its end is no loss;
+    * pods that serve, or may yet, and are more than `replicas` leave: those of `giveFirst` in its order, then those that
+      aren't ready, then the highest index. A new one has `LEAVE_SECONDS`;
+    * if there is room again, pods are taken back in the opposite order, unless the driver has drained them, they are being
+      deleted, or their deadline has passed: whatever else ends there asks the driver itself.
+    """
+    role = view.status.roles.rollout if view.status.roles else None
+    memory = remembered(role)
+    there = {pod.name: pod for pod in view.pods}
+    recorded = {view.job.pod(Role.ROLLOUT, index, record.attempt) for index, record in memory.records.items()}
+    named = {leaving.pod: leaving for leaving in (old.leaving if old else None) or ()}
+    named = {name: leaving for name, leaving in named.items() if name in there or name in recorded}
+    given_first = list(demand.give_first or ()) if demand else []
+    staying = [pod for pod in view.pods if pod.name not in named and _may_serve(pod, memory)]
+    surplus = len(staying) - replicas
+    if surplus > 0:
+        deadline = stamp(now + timedelta(seconds=LEAVE_SECONDS))
+        chosen = _in_order(staying, given_first)[:surplus]
+        named |= {pod.name: LeavingPod(pod=pod.name, deadline=deadline) for pod in chosen}
+    elif surplus < 0:
+        drained = set(demand.drained or ()) if demand else set()
+        kept = [
+            there[name]
+            for name, leaving in named.items()
+            if name in there
+            and name not in drained
+            and moment(leaving.deadline) > now
+            and _may_serve(there[name], memory)
+        ]
+        for pod in _in_order(kept, given_first)[surplus:]:
+            del named[pod.name]
+    return list(named.values())
+
+
+def _may_serve(pod: PodView, memory: RoleCount) -> bool:
+    return loss_of(pod) is None and not is_past(memory, pod)
+
+
+def _in_order(pods: Sequence[PodView], given_first: Sequence[str]) -> list[PodView]:
+    """The first to leave first."""
+    place = {name: number for number, name in enumerate(given_first)}
+    return sorted(pods, key=lambda pod: (place.get(pod.name, len(place)), pod.ready, -pod.index, -pod.attempt))

@@ -1,0 +1,88 @@
+"""Which change of a trimmed object calls for a plan. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from longboat_crds.base import Role
+from longboat_operator.kube.resources import POD, RL_JOB
+from longboat_operator.model import LABEL_ROLE, Object
+from longboat_operator.reading.status import RESHAPE_IDENTITY
+
+# All that a job's plan waits for in what a driver reports of its progress: `state` says that it started, ended or gave up,
+# `incarnation` that another driver reports.
+_TRAINING_THAT_MATTERS = ("state", "incarnation")
+_DEMAND_OF_A_POOL = ("incarnation", "number", "replicas", "giveFirst")
+
+
+def wakes_job(old: Object | None, new: Object | None) -> bool:
+    """Whether an object's change from `old` to `new` (None: not there) calls for a plan of its job.
+
+    Everything does but: resourceVersion and managed fields, which change with every write; of a job `status.training` beyond
+    `state`, `incarnation` and new reshapes, so a job that only reports steps costs no plan; and of its demand for rollout pods
+    all but its incarnation and which of the pods that the grant takes back are drained: that is its pool's affair. The rest of
+    `demand`, `checkpoint`, `problem`, the grant, the spec, metadata and the operator's own part of the status, should someone else change it, do.
+    """
+    if old is None or new is None:
+        return old is not new
+    return _of_a_job(old) != _of_a_job(new)
+
+
+def wakes_pool(old: Object | None, new: Object | None) -> bool:
+    """Whether an object's change from `old` to `new` (None: not there) calls for a plan of its job's pool.
+
+    Only what that plan reads does: of a job its bounds, its demand, what it was granted, whether it is suspended or finished,
+    and which rollout pods its status records; of rollout pods whether they are there, ready, or about to go.
+    """
+    before, after = (_of_a_pool(obj) if obj is not None else None for obj in (old, new))
+    return before != after
+
+
+def _of_a_job(obj: Object) -> dict[str, Any]:
+    metadata = {k: v for k, v in obj["metadata"].items() if k not in ("resourceVersion", "managedFields")}
+    if obj["kind"] != RL_JOB.kind:
+        return {**obj, "metadata": metadata}
+    status = dict(obj.get("status") or {})
+    training = status.get("training") or {}
+    status["training"] = _pick(training, _TRAINING_THAT_MATTERS) | {
+        "reshapes": [_pick(reshape, RESHAPE_IDENTITY) for reshape in training.get("reshapes") or ()]
+    }
+    if rollout := (status.get("demand") or {}).get("rollout"):
+        grant = ((status.get("allocation") or {}).get("grant") or {}).get("rollout") or {}
+        leaving = [each["pod"] for each in grant.get("leaving") or ()]
+        drained = [pod for pod in leaving if pod in (rollout.get("drained") or ())]
+        status["demand"] = {
+            **status["demand"],
+            "rollout": {"incarnation": rollout.get("incarnation"), "drained": drained},
+        }
+    return {**obj, "metadata": metadata, "status": status}
+
+
+def _of_a_pool(obj: Object) -> dict[str, Any] | None:
+    metadata: Mapping[str, Any] = obj["metadata"]
+    known = _pick(metadata, ("uid", "deletionTimestamp"))
+    if obj["kind"] == RL_JOB.kind:
+        spec, status = obj.get("spec") or {}, obj.get("status") or {}
+        rollout = spec.get("rollout") or {}
+        allocation = status.get("allocation") or {}
+        records = ((status.get("roles") or {}).get("rollout") or {}).get("pods") or ()
+        return {
+            **known,
+            "spec": [spec.get("suspend"), rollout.get("replicas"), rollout.get("minReplicas")],
+            "suspending": status.get("suspendTime"),
+            "conditions": [(held["type"], held["status"]) for held in status.get("conditions") or ()],
+            "incarnation": (allocation.get("incarnation") or {}).get("number"),
+            "grant": allocation.get("grant"),
+            "demand": _pick((status.get("demand") or {}).get("rollout") or {}, _DEMAND_OF_A_POOL),
+            "records": [(record["index"], record["attempt"]) for record in records],
+        }
+    if obj["kind"] == POD.kind and (metadata.get("labels") or {}).get(LABEL_ROLE) == Role.ROLLOUT:
+        status = obj.get("status") or {}
+        ready = [held["status"] for held in status.get("conditions") or () if held["type"] == "Ready"]
+        return {**known, "phase": status.get("phase"), "ready": ready}
+    return None
+
+
+def _pick(source: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+    return {key: source[key] for key in keys if key in source}

@@ -1,0 +1,77 @@
+"""The job's rollout pods: the driver asks for them, and drains those that the grant takes back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from longboat_crds.rollout import RolloutSpec
+from longboat_crds.status import RolloutDemand, RolloutGrant
+from longboat_runtime.driver.broker import Broker
+from longboat_runtime.driver.demand import next_demand
+from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.reporter import Reporter
+from longboat_runtime.interfaces import FleetState, RolloutFleet
+from longboat_runtime.rounds import events
+
+log = structlog.get_logger()
+
+
+class RolloutPods:
+    """Asks for as many as `rollout.replicas` says, as soon as it is edited. `happened` gets the event of every pod that has been drained."""
+
+    def __init__(
+        self,
+        job: Job,
+        fleet: RolloutFleet,
+        reporter: Reporter,
+        broker: Broker,
+        happened: Callable[[events.Body], None],
+    ) -> None:
+        self._incarnation, self._fleet, self._reporter, self._broker = job.incarnation, fleet, reporter, broker
+        self._happened = happened
+        self._replicas = job.spec.rollout.replicas
+        self._demand: RolloutDemand | None = None
+        self._named: dict[str, float] = {}
+        self._told: set[str] = set()
+
+    def edit(self, rollout: RolloutSpec) -> None:
+        """Follows an edit of the spec at once."""
+        self._replicas = rollout.replicas
+        self._ask(self._demand.drained or () if self._demand else ())
+
+    async def run(self) -> None:
+        """Asks, and follows grants, forever. Raises Superseded, and whatever the fleet fails with."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow_fleet())
+            tasks.create_task(self._follow_grants())
+
+    async def _follow_fleet(self) -> None:
+        known = FleetState()
+        while True:
+            for pod in known.drained:
+                if pod in known.pods and pod in self._named and pod not in self._told:
+                    self._told.add(pod)
+                    self._happened(events.PodDrained(pod, round(time.monotonic() - self._named[pod], 3)))
+            self._ask(known.drained)
+            known = await self._fleet.changed(known)
+
+    async def _follow_grants(self) -> None:
+        grant: RolloutGrant | None = None
+        while True:
+            grant = await self._broker.granted(grant)
+            named = [leaving.pod for leaving in grant.leaving or ()]
+            log.info("rollout pods are granted", replicas=grant.replicas, leaving=named)
+            now = time.monotonic()
+            self._named = {pod: self._named.get(pod, now) for pod in named}
+            self._told.intersection_update(named)
+            self._fleet.release(named)
+
+    def _ask(self, drained: Sequence[str]) -> None:
+        demand = next_demand(self._demand, self._incarnation, self._replicas, self._fleet.pods, drained)
+        if demand != self._demand:
+            self._demand = demand
+            self._reporter.ask(demand)

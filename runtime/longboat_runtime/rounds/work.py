@@ -1,0 +1,117 @@
+"""What each round asked of its engines, folded from events. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass, field
+
+from longboat_runtime.rounds import events
+from longboat_runtime.rounds.events import Responses, RoundWork
+from longboat_runtime.samples import PromptId, SampleId
+
+# More lengths than this are given as quantiles.
+QUANTILES = 128
+
+
+@dataclass(slots=True)
+class _OpenRound:
+    opened: float
+    last: float = 0.0
+    asked: set[SampleId] = field(default_factory=set)
+    ended: dict[SampleId, int] = field(default_factory=dict)
+    stopped: dict[SampleId, int] = field(default_factory=dict)
+    left: set[PromptId] = field(default_factory=set)
+    prompt_tokens: dict[PromptId, int] = field(default_factory=dict)
+
+
+class RoundWorks:
+    """Folds events in the order of their numbers; a round is forgotten with its step.
+
+    Of a response that is continued, each round has the tokens drawn in it.
+    """
+
+    def __init__(self) -> None:
+        self._rounds: dict[int, _OpenRound] = {}
+        self._round_of: dict[tuple[PromptId, int], _OpenRound] = {}
+        self._begun: dict[SampleId, int] = {}
+
+    def fold(self, event: events.Event) -> None:
+        """Folds an event that the ledger has folded."""
+        match body := event.body:
+            case events.RoundOpened(round=number):
+                self._rounds[number] = _OpenRound(event.time)
+            case (
+                events.Launched(round=number, prompt=prompt, attempt=attempt)
+                | events.GroupAdopted(round=number, prompt=prompt, attempt=attempt)
+            ):
+                round_ = self._rounds.get(number)
+                if round_ is None:  # it was opened before the driver resumed
+                    self._round_of.pop((prompt, attempt), None)
+                    return
+                self._round_of[prompt, attempt] = round_
+                if isinstance(body, events.Launched):
+                    round_.asked.update(SampleId(*prompt, attempt, index) for index in range(body.samples))
+            case events.Resumed(samples=samples):
+                for sample in samples:
+                    if round_ := self._round_of.get((sample.prompt, sample.attempt)):
+                        round_.asked.add(sample)
+            case events.Generated(sample=sample) | events.Stopped(sample=sample) | events.Paused(sample=sample):
+                if round_ := self._round_of.get((sample.prompt, sample.attempt)):
+                    ended = isinstance(body, events.Generated) or (isinstance(body, events.Stopped) and body.finished)
+                    tokens = body.tokens - self._begun.pop(sample, 0)
+                    (round_.ended if ended else round_.stopped)[sample] = tokens
+                    round_.last = max(round_.last, event.time)
+                    if isinstance(body, events.Generated):
+                        round_.prompt_tokens[sample.prompt] = body.prompt_tokens
+                if isinstance(body, events.Paused):
+                    self._begun[sample] = body.tokens
+            case (
+                events.GroupDeferred(prompt=prompt, attempt=attempt)
+                | events.GroupCarried(prompt=prompt, attempt=attempt)
+            ):
+                if round_ := self._round_of.get((prompt, attempt)):
+                    round_.left.add(prompt)
+            case events.StepCommitted(round=number):
+                self._forget(number)
+
+    def of(self, number: int) -> RoundWork | None:
+        """What the round asked for; None if no response has come back. What was stopped and isn't back yet ran as long as any."""
+        round_ = self._rounds.get(number)
+        if round_ is None or not round_.ended:
+            return None
+        longest = max([*round_.ended.values(), *round_.stopped.values()])
+        tokens = round_.prompt_tokens.values()
+        return RoundWork(
+            max(0.0, round_.last - round_.opened),
+            sum(tokens) / max(1, len(tokens)),
+            _responses(round_, round_.asked, longest),
+            _responses(round_, {sample for sample in round_.asked if sample.prompt in round_.left}, longest),
+        )
+
+    def outstanding(self, number: int) -> Set[SampleId]:
+        """Responses that the round asked for and that have neither ended nor come back."""
+        round_ = self._rounds.get(number)
+        return round_.asked - round_.ended.keys() - round_.stopped.keys() if round_ else set()
+
+    def _forget(self, number: int) -> None:
+        if round_ := self._rounds.pop(number, None):
+            self._round_of = {group: of for group, of in self._round_of.items() if of is not round_}
+            for sample in round_.asked - round_.stopped.keys():
+                self._begun.pop(sample, None)
+
+
+def _responses(round_: _OpenRound, samples: Set[SampleId], longest: int) -> Responses:
+    ended = sorted(tokens for sample, tokens in round_.ended.items() if sample in samples)
+    others = samples - round_.ended.keys()
+    spared = sorted(round_.stopped.get(sample, longest) for sample in others if sample.prompt not in round_.left)
+    stopped = sorted(round_.stopped.get(sample, longest) for sample in others if sample.prompt in round_.left)
+    return Responses(len(samples), len(ended), _quantiles(ended), _quantiles(stopped), len(spared), _quantiles(spared))
+
+
+def _quantiles(ascending: list[int]) -> tuple[int, ...]:
+    """At most QUANTILES values at even shares, the longest among them: a round waits for it."""
+    count = len(ascending)
+    if count <= QUANTILES:
+        return tuple(ascending)
+    inner = (ascending[int((number + 0.5) * count / QUANTILES)] for number in range(QUANTILES - 1))
+    return (*inner, ascending[-1])

@@ -1,0 +1,179 @@
+"""The engines of a simulated job, and the production router in front of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+
+from longboat_runtime.rollout.load import Load, total
+from longboat_runtime.rollout.router import Router
+from longboat_runtime.samples import SampleId
+from longboat_runtime.simulate.engine import Response, SimulatedEngine
+from longboat_runtime.simulate.paged_engine import PagedEngine
+from longboat_runtime.simulate.site import Site
+
+
+class SimulatedFleet:
+    """Engines of `site`; if it has shapes, there are none before `start`. `needs(sample)` are the tokens to draw of it, and its prompt's.
+
+    While weights are published, or no engine is there, samples are held back.
+    """
+
+    def __init__(self, site: Site, needs: Callable[[SampleId], tuple[int, int]]) -> None:
+        self._site, self._needs = site, needs
+        self.engines: dict[str, SimulatedEngine | PagedEngine] = {}
+        self._router = Router()
+        self._pods: list[list[str]] = []
+        self._publishing = False
+        self._held: list[SampleId] = []
+        self._tokens_most = 0.0
+        self._load = Load(0)
+        self.tensor_parallel = 0
+        if site.curve is not None:
+            for name in site.names:
+                self.engines[name] = SimulatedEngine(name, site.max_sequences, site.curve)
+                self._router.add(name)
+        elif site.shapes is not None:
+            self._pods = [[] for _ in range(site.shapes.pods)]
+
+    @property
+    def pods(self) -> Sequence[int]:
+        """Numbers of the pods; none without shapes."""
+        return range(len(self._pods))
+
+    @property
+    def tokens_most(self) -> float:
+        """What an engine held at most at a time."""
+        return max([self._tokens_most, *(engine.tokens_most for engine in self.engines.values())])
+
+    def next_end(self) -> tuple[str, float]:
+        """The engine that has to be asked next, and when; infinite if none runs anything."""
+        ends = ((name, engine.next_end()) for name, engine in self.engines.items())
+        return min(ends, key=lambda item: item[1], default=("", inf))
+
+    def ended(self, name: str, now: float) -> list[Response]:
+        """Samples that end now in this engine."""
+        responses = self.engines[name].ended(now)
+        for response in responses:
+            self._router.finished(name, response.sample)
+        return responses
+
+    def submit(self, samples: Sequence[SampleId], now: float) -> None:
+        """Sends samples to engines, when there are some that serve."""
+        if self._publishing or not self._router.open:
+            self._held += samples
+            return
+        for name, there in self._router.route(samples).items():
+            for sample in there:
+                self.engines[name].submit(now, sample, *self._needs(sample))
+
+    def take_back(self, samples: Sequence[SampleId], now: float) -> list[tuple[str, Response]]:
+        """What there is of samples that haven't ended, with their engines."""
+        found = []
+        for name, there in self._router.engines_of(samples).items():
+            for sample in there:
+                response = self.engines[name].stop(now, sample)
+                if response is not None:
+                    self._router.finished(name, sample)
+                    found.append((name, response))
+        return found
+
+    def pause(self, now: float) -> None:
+        """Engines load weights."""
+        self._publishing = True
+        for engine in self.engines.values():
+            engine.pause(now)
+
+    def serve(self, version: int, now: float) -> None:
+        """Engines have them. What was held back is sent."""
+        self._publishing = False
+        for engine in self.engines.values():
+            engine.serve(now, version)
+        self._send_held(now)
+
+    def end(self, pods: Sequence[int], now: float) -> list[tuple[str, Response]]:
+        """The engines of these pods are no more; returns what there is of the samples in them."""
+        ending = [name for pod in pods for name in self._pods[pod]]
+        left = [sample for name in ending for sample in self._router.running(name)]
+        for name in ending:
+            self._router.drain(name)
+        found = self.take_back(left, now)
+        for name in ending:
+            # Those that end with the step under way.
+            found += [(name, response) for response in self._last(name)]
+            self._router.remove(name)
+        self._load += self._take(ending, now)
+        for name in ending:
+            self._tokens_most = max(self._tokens_most, self.engines.pop(name).tokens_most)
+        return found
+
+    def start(self, pods: Sequence[int], size: int, version: int | None, now: float) -> None:
+        """New engines of `size` devices in these pods, with these weights."""
+        self.tensor_parallel = size
+        for name in self._start(pods, size):
+            engine = self.engines[name]
+            if version is not None:
+                engine.serve(now, version)
+            if self._publishing:
+                engine.pause(now)
+        if not self._publishing:
+            self._send_held(now)
+
+    def take_load(self, now: float) -> Load:
+        """What engines felt since the last call."""
+        load = self._load + self._take([*self.engines], now)
+        self._load = Load(self.tensor_parallel)
+        return load
+
+    def _take(self, names: Sequence[str], now: float) -> Load:
+        engines = (self.engines[name] for name in names)
+        return total(engine.take_load(now) for engine in engines if isinstance(engine, PagedEngine))
+
+    def _last(self, name: str) -> list[Response]:
+        engine = self.engines[name]
+        return engine.ended(engine.next_end()) if self._router.running(name) else []
+
+    def _start(self, pods: Sequence[int], size: int) -> list[str]:
+        shapes = self._site.shapes
+        assert shapes is not None
+        for pod in pods:
+            self._pods[pod] = []
+            for first in range(0, shapes.devices, size):
+                name = f"pod-{pod}/" + "-".join(str(device) for device in range(first, first + size))
+                self._pods[pod].append(name)
+                self.engines[name] = PagedEngine(
+                    name,
+                    self._site.max_sequences,
+                    shapes.model(size),
+                    size,
+                    prompt_tokens=self._site.prompt_tokens,
+                    block_size=shapes.block_size,
+                    batched_tokens=shapes.batched_tokens,
+                )
+                self._router.add(name)
+        return [name for pod in pods for name in self._pods[pod]]
+
+    def _send_held(self, now: float) -> None:
+        held, self._held = self._held, []
+        if held:
+            self.submit(held, now)
+
+
+class RoundLoads:
+    """What engines felt, by round: what lies between two rounds belongs to the one before, as in the driver."""
+
+    def __init__(self) -> None:
+        self._round: int | None = None
+        self._of_round: dict[int, Load] = {}
+
+    def begin(self, number: int, load: Load) -> None:
+        """A round opens; `load` is of the time since the last call."""
+        if self._round in self._of_round:
+            self._of_round[self._round] += load
+        self._round, self._of_round[number] = number, Load(0)
+
+    def finish(self, number: int, load: Load) -> Load | None:
+        """All of a round, which is over; None if it isn't known."""
+        if self._round in self._of_round:
+            self._of_round[self._round] += load
+        return self._of_round.pop(number, None)

@@ -1,0 +1,258 @@
+"""What a pool gives its job: how many rollout pods, and which it takes back."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longboat_crds.status import LeavingPod, RLJobStatus, RolloutGrant
+from longboat_operator.model import Observed, Plan, PublishGrant
+from longboat_operator.plan.pool import LEAVE_SECONDS, grant_of
+from longboat_operator.planner import plan
+from longboat_operator.pods.names import JobRef
+from longboat_operator.reading.times import stamp
+from longboat_operator.reading.view import PodView, PoolView
+from tests.operator_plan.simulated_cluster import KEY
+
+JOB = JobRef("research", "sums", "uid")
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+SOON = stamp(NOW + timedelta(seconds=LEAVE_SECONDS))
+
+
+def name(index: int, attempt: int = 0) -> str:
+    return f"sums-rollout-{index}-a{attempt}"
+
+
+def pod(index: int, *, ready: bool = True, deleted: bool = False) -> PodView:
+    metadata = {"name": name(index)} | ({"deletionTimestamp": stamp(NOW)} if deleted else {})
+    status = {"conditions": [{"type": "Ready", "status": "True" if ready else "False"}]}
+    return PodView(name(index), f"uid-{index}", index, 0, {"metadata": metadata, "status": status})
+
+
+def demand(replicas: int, *, number: int = 1, incarnation: int = 1, **more: Any) -> dict[str, Any]:
+    return {"rollout": {"incarnation": incarnation, "number": number, "replicas": replicas, **more}}
+
+
+def view(
+    pods: list[PodView],
+    *,
+    replicas: int = 4,
+    least: int = 0,
+    asked: dict[str, Any] | None = None,
+    old: RolloutGrant | None = None,
+    released: tuple[int, ...] = (),
+    suspend: bool = False,
+    **status: Any,
+) -> PoolView:
+    """A pool of a job whose driver has number 1. Its status records all pods but those of the indices `released`."""
+    allocation: dict[str, Any] = {"incarnation": {"number": 1, "request": "token"}}
+    if old:
+        allocation["grant"] = {"rollout": old.to_json()}
+    records = [{"index": p.index, "attempt": 0, "wasReady": True} for p in pods if p.index not in released]
+    counts = {"desired": 0, "ready": 0, "readyText": "0/0", "nextAttempt": 1 if released else 0}
+    roles = {"rollout": {**counts, "pods": records}}
+    found = {"allocation": allocation, "roles": roles, **({"demand": asked} if asked else {}), **status}
+    return PoolView(JOB, replicas, least, suspend, RLJobStatus.model_validate(found), tuple(pods))
+
+
+def granted(*arguments: Any, **more: Any) -> RolloutGrant:
+    found = grant_of(view(*arguments, **more), NOW)
+    assert found
+    return found
+
+
+def leaving(grant: RolloutGrant) -> list[str]:
+    return [each.pod for each in grant.leaving or ()]
+
+
+def four() -> list[PodView]:
+    return [pod(index) for index in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "answers", "replicas"),
+    [
+        (None, None, 4),
+        (demand(2, number=7), 7, 2),
+        (demand(9), 1, 4),
+        (demand(0), 1, 1),
+        (demand(2, incarnation=0), None, 4),
+        (demand(2, incarnation=2), None, 4),
+    ],
+)
+def test_the_demand_of_this_incarnation_within_the_bounds_of_the_spec(
+    asked: dict[str, Any] | None, answers: int | None, replicas: int
+) -> None:
+    found = granted([], least=1, asked=asked)
+    assert (found.answers, found.replicas, found.leaving) == (answers, replicas, None)
+
+
+def test_without_a_minimum_a_job_may_have_no_rollout_pods() -> None:
+    assert leaving(granted(four(), asked=demand(0))) == [name(index) for index in (3, 2, 1, 0)]
+
+
+def test_pods_leave_as_the_driver_says_then_unready_ones_then_the_highest() -> None:
+    pods = [pod(0), pod(1, ready=False), pod(2), pod(3)]
+    found = granted(pods, asked=demand(1, giveFirst=[name(0), "sums-rollout-9-a9"]))
+    assert leaving(found) == [name(0), name(1), name(3)]
+    assert {each.deadline for each in found.leaving or ()} == {SOON}
+
+
+def test_pods_that_are_going_anyway_take_no_other_with_them() -> None:
+    assert leaving(granted([pod(0), pod(1, deleted=True), pod(2)], asked=demand(2))) == []
+
+
+def named(*indices: int, deadline: str = SOON) -> RolloutGrant:
+    pods = [LeavingPod(pod=name(index), deadline=deadline) for index in indices]
+    return RolloutGrant(answers=1, replicas=4 - len(indices), leaving=pods)
+
+
+def test_a_pod_stays_named_with_its_first_deadline_until_it_is_gone_and_no_record_is_left() -> None:
+    earlier = stamp(NOW + timedelta(seconds=7))
+    old = named(1, deadline=earlier)
+    asked = demand(3)
+    assert granted(four(), asked=asked, old=old).leaving == old.leaving
+    going = [pod(0), pod(1, deleted=True), pod(2), pod(3)]
+    assert granted(going, asked=asked, old=old, released=(1,)).leaving == old.leaving
+    gone = [pod(0), pod(2), pod(3)]
+    recorded = view(gone, asked=asked, old=old)
+    record = {"index": 1, "attempt": 0}
+    roles = recorded.status.roles.to_json() if recorded.status.roles else {}
+    roles["rollout"]["pods"].insert(1, record)
+    status = RLJobStatus.model_validate(recorded.status.to_json() | {"roles": roles})
+    found = grant_of(PoolView(JOB, 4, 0, False, status, tuple(gone)), NOW)
+    assert found
+    assert found.leaving == old.leaving, "else its end would be counted as a loss"
+    assert granted(gone, asked=asked, old=old).leaving is None
+
+
+def test_more_room_takes_pods_back_in_the_opposite_order() -> None:
+    old = named(3, 2, 1)
+    assert leaving(granted(four(), asked=demand(3), old=old)) == [name(3)]
+    assert leaving(granted(four(), asked=demand(3, giveFirst=[name(1)]), old=old)) == [name(1)]
+    assert leaving(granted(four(), asked=demand(4), old=old)) == []
+
+
+@pytest.mark.parametrize(
+    ("pods", "more", "released"),
+    [
+        (four(), {"drained": [name(3)]}, ()),
+        ([*four()[:3], pod(3, deleted=True)], {}, ()),
+        (four(), {}, (3,)),
+    ],
+)
+def test_a_pod_that_is_drained_deleted_or_let_go_is_not_taken_back(
+    pods: list[PodView], more: dict[str, Any], released: tuple[int, ...]
+) -> None:
+    assert leaving(granted(pods, asked=demand(4, **more), old=named(3), released=released)) == [name(3)]
+
+
+def test_a_pod_whose_deadline_has_passed_is_not_taken_back() -> None:
+    assert leaving(granted(four(), asked=demand(4), old=named(3, deadline=stamp(NOW)))) == [name(3)]
+
+
+def condition(kind: str) -> dict[str, Any]:
+    found = {"type": kind, "status": "True", "reason": "X", "lastTransitionTime": stamp(NOW)}
+    return {"conditions": [found]}
+
+
+def test_a_job_that_has_ended_or_is_suspended_has_no_grant() -> None:
+    old = named(3)
+    for status in (condition("Failed"), condition("Succeeded")):
+        assert grant_of(view(four(), old=old, **status), NOW) is None
+    assert grant_of(view([], old=old, suspend=True, **condition("Suspended")), NOW) is None
+    assert granted([], old=old, **condition("Suspended")).leaving is None, "it is to resume"
+    assert grant_of(view(four(), asked=demand(1), old=old, suspend=True), NOW) == old
+    assert grant_of(view(four(), asked=demand(1), old=old, suspendTime=stamp(NOW)), NOW) == old
+
+
+def test_only_a_new_grant_is_published() -> None:
+    job: dict[str, Any] = {
+        "metadata": {"namespace": "research", "name": "sums", "uid": "uid", "resourceVersion": "1"},
+        "spec": {"rollout": {"replicas": 2}},
+    }
+    first = plan(Observed(KEY.pool, job), NOW)
+    assert first == Plan((PublishGrant({"rollout": {"replicas": 2}}),))
+    job["status"] = {"allocation": {"grant": {"rollout": {"replicas": 2}}}}
+    assert plan(Observed(KEY.pool, job), NOW).empty
+    job["status"] |= condition("Failed")
+    assert plan(Observed(KEY.pool, job), NOW) == Plan((PublishGrant(None),))
+    job["metadata"]["deletionTimestamp"] = stamp(NOW)
+    assert plan(Observed(KEY.pool, job), NOW).empty
+    assert plan(Observed(KEY.pool, None), NOW).empty
+
+
+def test_a_spec_of_another_version_changes_no_grant() -> None:
+    metadata = {"namespace": "research", "name": "sums", "uid": "uid"}
+    assert plan(Observed(KEY.pool, {"metadata": metadata, "spec": {"rollout": {"replicas": "many"}}}), NOW).empty
+
+
+INDICES = st.sets(st.integers(0, 7), max_size=6)
+
+
+@st.composite
+def pools(draw: st.DrawFn) -> PoolView:
+    """Any pods, an old grant that names any of them, and any demand."""
+    indices = sorted(draw(INDICES))
+    pods = [pod(i, ready=draw(st.booleans()), deleted=draw(st.integers(0, 5)) == 0) for i in indices]
+    replicas = draw(st.integers(0, 6))
+    names = st.lists(st.sampled_from([name(i) for i in range(8)]), unique=True, max_size=4)
+    deadlines = st.sampled_from([stamp(NOW - timedelta(seconds=1)), stamp(NOW + timedelta(seconds=9)), SOON])
+    old = [LeavingPod(pod=each, deadline=draw(deadlines)) for each in draw(names)]
+    asked = demand(
+        draw(st.integers(0, 9)),
+        number=draw(st.integers(1, 9)),
+        incarnation=draw(st.integers(0, 1)),
+        giveFirst=draw(names),
+        drained=draw(names),
+    )
+    grant = RolloutGrant(replicas=draw(st.integers(0, 6)), leaving=old or None)
+    return view(
+        pods,
+        replicas=replicas,
+        least=draw(st.integers(0, replicas)),
+        asked=asked,
+        old=draw(st.sampled_from([None, grant])),
+    )
+
+
+def again(pool: PoolView, grant: RolloutGrant) -> PoolView:
+    allocation = (pool.status.allocation.to_json() if pool.status.allocation else {}) | {
+        "grant": {"rollout": grant.to_json()}
+    }
+    status = RLJobStatus.model_validate(pool.status.to_json() | {"allocation": allocation})
+    return PoolView(pool.job, pool.replicas, pool.min_replicas, pool.suspend, status, pool.pods)
+
+
+@given(pools())
+def test_the_grant_is_within_bounds_names_pods_that_are_there_and_is_stable(pool: PoolView) -> None:
+    grant = grant_of(pool, NOW)
+    assert grant
+    assert pool.min_replicas <= grant.replicas <= pool.replicas
+    names = leaving(grant)
+    assert len(names) == len(set(names))
+    assert set(names) <= {p.name for p in pool.pods}
+    serving = [p for p in pool.pods if p.name not in names and p.deleted_at is None]
+    assert len(serving) <= grant.replicas, "what is too much is named"
+    before = {each.pod: each.deadline for each in _old(pool)}
+    for each in grant.leaving or ():
+        assert each.deadline == before.get(each.pod, SOON), "a deadline stays"
+    taken_back = before.keys() - set(names)
+    drained = set(
+        (pool.status.demand.rollout.drained if pool.status.demand and pool.status.demand.rollout else None) or ()
+    )
+    counts = grant.answers is not None
+    for each in pool.pods:
+        if each.name in taken_back:
+            assert each.deleted_at is None
+            assert not (counts and each.name in drained)
+    assert grant_of(again(pool, grant), NOW) == grant
+
+
+def _old(pool: PoolView) -> list[LeavingPod]:
+    grant = pool.status.allocation.grant if pool.status.allocation else None
+    return (grant.rollout.leaving if grant and grant.rollout else None) or []
