@@ -186,8 +186,7 @@ def _published(
     departures: Sequence[Departure] = (),
 ) -> Plan:
     """A plan that ends with the status, if it differs, and the events that report the difference."""
-    before, after = operator_part(old), operator_part(new)
-    if before != after:
+    if old != new and operator_part(old) != (after := operator_part(new)):
         checked = RLJobStatus.model_validate(after)
         actions = (*actions, PublishStatus(operator_part(checked)), *events_of(old, new, counts, departures))
     return Plan(actions, wait)

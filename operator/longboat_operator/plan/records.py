@@ -153,7 +153,9 @@ def count(
             continue
         pod = pod if pod and pod.attempt == record.attempt else None
         if pod and pod.node:
-            record = record.model_copy(update={"node": pod.node, "was_ready": record.was_ready or pod.ready})
+            seen = {"node": pod.node, "was_ready": record.was_ready or pod.ready}
+            if (record.node, record.was_ready) != tuple(seen.values()):
+                record = record.model_copy(update=seen)
         if index in draining:
             record = record.model_copy(update={"restarts": restart_count(pod.raw) if pod else record.restarts})
         elif record.lost_time is None:
@@ -216,6 +218,8 @@ def _losses(record: PodRecord, name: str, pod: PodView | None, loss: Loss | None
 
 def _after(record: PodRecord, found: Sequence[Failure], now: datetime, *, anew: bool) -> PodRecord:
     """The record after counting what was found."""
+    if not found:
+        return record
     lost = any(failure.what == POD for failure in found)
     record = record.model_copy(update={"restarts": record.restarts + len(found) - lost})
     losses = (0 if anew else record.losses) + 1

@@ -132,16 +132,13 @@ def claims_in_use(view: JobView) -> ClaimsInUse:
     return ClaimsInUse(one_node)
 
 
-def _of_every(job: JobRef) -> Iterator[Object]:
-    """What depends on nothing but the job's name."""
-    yield driver_account(job)
-    yield driver_role(job)
-    yield driver_role_binding(job)
-    yield head_service(job)
-    yield job_network(job)
-
-
 # Much of a plan that finds nothing to do would be these, again and again.
+@lru_cache(maxsize=4096)
+def _of_every(job: JobRef) -> tuple[Object, ...]:
+    """What depends on nothing but the job's name."""
+    return driver_account(job), driver_role(job), driver_role_binding(job), head_service(job), job_network(job)
+
+
 @lru_cache(maxsize=4096)
 def _digests(job: JobRef) -> Mapping[Target, str]:
     return {_target(body): digest(body) for body in _of_every(job)}

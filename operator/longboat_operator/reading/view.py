@@ -23,6 +23,9 @@ from longboat_operator.reading.status import read_status, rollout_demand, rollou
 from longboat_operator.reading.times import moment
 
 
+_NOTHING: Mapping[str, Any] = {}
+
+
 class SpecUnreadable(ValueError):
     """This version can't read the job's spec; names the field."""
 
@@ -60,8 +63,11 @@ class PodView:
 
     def condition(self, kind: str) -> Mapping[str, Any]:
         """Pod condition, empty when absent."""
-        conditions = self.raw.get("status", {}).get("conditions") or ()
-        return next((c for c in conditions if c.get("type") == kind), {})
+        return self._conditions.get(kind, _NOTHING)
+
+    @cached_property
+    def _conditions(self) -> Mapping[str, Mapping[str, Any]]:
+        return {c["type"]: c for c in self.raw.get("status", {}).get("conditions") or ()}
 
     @cached_property
     def ready(self) -> bool:

@@ -172,13 +172,16 @@ def updated(
     for finding in findings:
         status = "True" if finding.holds else "False"
         old = result.get(finding.type)
-        kept = old is not None and old.status == status
+        message = finding.message[:MESSAGE_LENGTH]
+        kept = old if old is not None and old.status == status else None
+        if kept and (kept.reason, kept.message, kept.observed_generation) == (finding.reason, message, generation):
+            continue
         result[finding.type] = Condition(
             type=finding.type,
             status=status,
             reason=finding.reason,
-            message=finding.message[:MESSAGE_LENGTH],
-            last_transition_time=old.last_transition_time if old and kept else stamp(now),
+            message=message,
+            last_transition_time=kept.last_transition_time if kept else stamp(now),
             observed_generation=generation,
         )
     order = {str(kind): i for i, kind in enumerate(ConditionType)}
