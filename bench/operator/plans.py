@@ -14,7 +14,7 @@ LOOKS = 200
 
 
 def plan_costs(repeats: int) -> dict[str, float]:
-    """CPU milliseconds of a plan that finds nothing to do, medians of `repeats` times `LOOKS` plans."""
+    """CPU milliseconds of a plan that finds nothing to do, medians of `repeats` times `LOOKS` plans; and of a Python loop."""
     cluster = SimulatedCluster(spec_of(rollout={"replicas": 12}, trainer={"replicas": 4}, rewardPool={"replicas": 3}))
     cluster.up()
     cluster.train(5)
@@ -22,7 +22,19 @@ def plan_costs(repeats: int) -> dict[str, float]:
     cluster.settle()
     if len(cluster.pods()) != PODS:
         raise RuntimeError(f"the job has {len(cluster.pods())} pods, not {PODS}")
-    return {"job_ms": _cost(cluster, KEY, repeats), "pool_ms": _cost(cluster, KEY.pool, repeats)}
+    return {
+        "job_ms": _cost(cluster, KEY, repeats),
+        "pool_ms": _cost(cluster, KEY.pool, repeats),
+        "loop_ms": median(_loop_seconds() for _ in range(repeats)) * 1e3,
+    }
+
+
+def _loop_seconds() -> float:
+    """CPU of a loop of a million additions: how fast the machine's Python is, to compare figures of different machines by."""
+    began, total = time.process_time(), 0
+    for number in range(10**6):
+        total += number
+    return time.process_time() - began
 
 
 def _cost(cluster: SimulatedCluster, key: Key, repeats: int) -> float:

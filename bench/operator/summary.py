@@ -48,6 +48,11 @@ def _rows(found: dict[str, dict[str, Any]]) -> list[str]:
         rows += [
             f"| CPU of a plan of a converged job of 20 pods | {plans['job_ms']:.2f} ms | {PLAN_MS:g} ms |",
             f"| CPU of a plan of its pool | {plans['pool_ms']:.2f} ms | {PLAN_MS:g} ms |",
+            *(
+                [f"| CPU of a million additions in Python, to compare machines by | {plans['loop_ms']:.0f} ms | |"]
+                if "loop_ms" in plans
+                else []
+            ),
         ]
     if many := found.get("many_jobs"):
         rate = many["demands"] / many["wall_seconds"]
