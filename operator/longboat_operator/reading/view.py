@@ -22,7 +22,6 @@ from longboat_operator.reading.conditions import has_ended, holds
 from longboat_operator.reading.status import read_status, rollout_demand, rollout_grant
 from longboat_operator.reading.times import moment
 
-
 _NOTHING: Mapping[str, Any] = {}
 
 
