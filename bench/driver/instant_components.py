@@ -16,6 +16,7 @@ from longboat_runtime.interfaces import (
     PublicationReport,
     TrainReport,
     TrainRequest,
+    Urgency,
     WeightPublication,
 )
 from longboat_runtime.reward.result import IsolationInForce
@@ -127,10 +128,10 @@ class Fleet:
 class Rewards:
     """Every other response of a group is right. Grades overlap, as they do anywhere: none comes before the next is asked for."""
 
-    serving = True
+    unserved: Sequence[str] = ()
     isolation: Mapping[str, IsolationInForce] = {}
 
-    async def grade(self, sample: SampleId, row: Row) -> Grade:
+    async def grade(self, sample: SampleId, row: Row, urgency: Urgency = Urgency()) -> Grade:  # noqa: B008 - immutable
         await asyncio.sleep(0)
         return Grade(GradeKind.SCORED, float(sample.index % 2), 0.0)
 

@@ -31,10 +31,12 @@ from bench.record import Recorder
 from bench.step.cases import CASES
 from bench.step.longboat_step import Setting, job
 from longboat_crds.job import RLJobSpec
+from longboat_crds.rewards import DEFAULT_POOL
 from longboat_runtime.local.ray import start_ray
 from longboat_runtime.reward.client import GraderClient
-from longboat_runtime.reward.pool import RayRewardPool
 from longboat_runtime.reward.result import RewardSample
+from longboat_runtime.reward.scheduler import RayRewardScheduler
+from longboat_runtime.reward.slots import resource
 from longboat_runtime.samples import (
     FinishReason,
     GeneratedSample,
@@ -77,7 +79,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
     settings = {**vars(arguments), "verl": arguments.verl is not None}
     recorder = Recorder(path, **settings)
     tasks = [task for task in arguments.tasks if arguments.verl is not None or not TASKS[task].verl]
-    start_ray({"longboat-store": 1, "longboat-reward": arguments.processes}, OBJECT_STORE_BYTES)
+    start_ray({"longboat-store": 1, resource(DEFAULT_POOL): arguments.processes}, OBJECT_STORE_BYTES)
     for repeat in range(arguments.repeats):
         for task in tasks:
             samples = list(responses(task, arguments.grades, repeat))
@@ -121,25 +123,25 @@ async def _graded(
         server = subprocess.Popen(command, env=_environment(arguments.verl))  # noqa: ASYNC220 - returns at once
         actor = start_store()
         store, client = StoreClient(actor), GraderClient(socket)
-        pool = RayRewardPool(_job(reward), store, socket)
+        scheduler = RayRewardScheduler(_job(reward), store, {DEFAULT_POOL: socket})
         try:
-            await pool.start()
+            await scheduler.start()
             warm = list(responses(task, ROUND, -1))
             await store.put([_generated(index, sample) for index, sample in enumerate([*samples, *warm])])
-            await _grade(pool, warm, len(samples))
+            await _grade(scheduler, warm, len(samples))
             before, began = cpu_seconds(os.getpid()), time.monotonic()
             grades = []
             for start in range(0, len(samples), ROUND):
-                grades += await _grade(pool, samples[start : start + ROUND], start)
+                grades += await _grade(scheduler, samples[start : start + ROUND], start)
             seconds, cost = time.monotonic() - began, used(before, cpu_seconds(os.getpid()))
             state = (await client.state())["rewards"]["reward"]
         finally:
             await client.close()
-            await pool.close()
+            await scheduler.close()
             ray.kill(actor)
             server.terminate()
             server.wait()
-    in_force = pool.isolation["reward"]
+    in_force = scheduler.isolation["reward"]
     given = [grade.score if grade.kind in _SCORED else None for grade in grades]
     each = 1e3 / len(samples)
     return {
@@ -155,16 +157,16 @@ async def _graded(
     }
 
 
-async def _grade(pool: RayRewardPool, samples: Sequence[RewardSample], first: int) -> list[Grade]:
+async def _grade(scheduler: RayRewardScheduler, samples: Sequence[RewardSample], first: int) -> list[Grade]:
     """One round: its samples finish within ROUND_SECONDS, and engines hand them over every HANDOVER_SECONDS."""
     handovers = round(ROUND_SECONDS / HANDOVER_SECONDS)
     asked: list[asyncio.Task[Grade]] = []
     for handover in range(1, handovers + 1):
         for index in range(len(asked), len(samples) * handover // handovers):
             row = _row(first + index, samples[index])
-            asked.append(asyncio.create_task(pool.grade(SampleId(*row.prompt, 0, 0), row)))
+            asked.append(asyncio.create_task(scheduler.grade(SampleId(*row.prompt, 0, 0), row)))
         await asyncio.sleep(HANDOVER_SECONDS)
-    pool.flush()
+    scheduler.flush()
     return await asyncio.gather(*asked)
 
 

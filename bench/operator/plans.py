@@ -15,7 +15,9 @@ LOOKS = 200
 
 def plan_costs(repeats: int) -> dict[str, float]:
     """CPU milliseconds of a plan that finds nothing to do, medians of `repeats` times `LOOKS` plans; and of a Python loop."""
-    cluster = SimulatedCluster(spec_of(rollout={"replicas": 12}, trainer={"replicas": 4}, rewardPool={"replicas": 3}))
+    cluster = SimulatedCluster(
+        spec_of(rollout={"replicas": 12}, trainer={"replicas": 4}, rewardPools=[{"name": "default", "replicas": 3}])
+    )
     cluster.up()
     cluster.train(5)
     cluster.ask(12, giveFirst=cluster.rollout_pods(), reason="as many as it can use")

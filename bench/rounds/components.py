@@ -53,18 +53,19 @@ async def task_components(task: Task, spec: RLJobSpec, folder: Path) -> AsyncIte
     from longboat_runtime.driver.assembly import open_components
     from longboat_runtime.local.graders import link_config_maps, local_graders
     from longboat_runtime.local.ray import object_store, start_ray
+    from longboat_runtime.reward.slots import resource
 
     with tempfile.TemporaryDirectory(prefix="longboat-bench-") as scratch:
-        socket = Path(scratch) / "graders.sock"
         rewards = link_config_maps(Path(scratch) / "rewards", {CONFIG_MAP: QUICKSTART})
-        graders = local_graders(spec.reward_pool.graders_per_pod, socket, rewards)
-        with graders, paced_engines(paced=task.paced):
+        graders = local_graders(spec.reward_pools, Path(scratch), rewards)
+        with graders as sockets, paced_engines(paced=task.paced):
             resources = {"longboat-store": 1, "longboat-rollout": ENGINES, "longboat-trainer": 1}
+            resources |= {resource(pool.name): pool.graders_per_pod for pool in spec.reward_pools}
             try:
                 store, _ = object_store(spec)
-                start_ray({**resources, "longboat-reward": spec.reward_pool.graders_per_pod}, store)
+                start_ray(resources, store)
                 job = Job("bench", spec, folder / "unused", 1)
-                async with open_components(job, socket) as components:
+                async with open_components(job, sockets) as components:
                     await components.ready()
                     yield replace(components, trainer=KeptTrainer(components.trainer, Path(scratch)))
             finally:

@@ -59,7 +59,7 @@ class Task:
             "model": {"path": str(folder / "model"), "dtype": "Float32"},
             "dataset": {"files": {"paths": [str(folder / "train.jsonl")]}},
             "rounds": rounds,
-            "rewardPool": {"gradersPerPod": 2},
+            "rewardPools": [{"name": "default", "gradersPerPod": 2}],
             "checkpoint": {"everySteps": steps, "keep": 1, "export": False},
         }
         spec |= self._learned(folder, rollout) if self.learns else self._drawn(rollout)

@@ -47,7 +47,7 @@ def job(case: Case, model: Path, data: Path, steps: int, seed: int, setting: Set
                 "enforceEager": setting.eager,
             },
             "rewards": [{"name": case.workload, "signature": "TRL", "function": f"{case.module.__file__}:reward"}],
-            "rewardPool": {"gradersPerPod": 1},
+            "rewardPools": [{"name": "default", "gradersPerPod": 1}],
             "trainer": {
                 "maxTokensPerBin": setting.bin_samples * (case.module.PROMPT_TOKENS + case.module.MAX_TOKENS),
                 "compile": setting.compile_layers,

@@ -24,11 +24,18 @@ Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|G
 
 # Names of pods, Services and volumes are built from the job's: a DNS label that begins with a letter.
 JOB_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
-# Every name derived from a job's has to be a DNS label of at most 63 characters; `-trainer-4095-a99` is the longest suffix.
-JOB_NAME_MAX_LENGTH = 63 - len("-trainer-4095-a99")
+# The name of a reward pool is a part of its pods' names.
+POOL_NAME_MAX_LENGTH = 12
+# Every name derived from a job's has to be a DNS label of at most 63 characters; that of a reward pod has the longest suffix.
+JOB_NAME_MAX_LENGTH = 63 - len("-reward-") - POOL_NAME_MAX_LENGTH - len("-511-a99")
 
 # A DNS label, such as the name of a reward.
 ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=63)]
+
+# The name of a reward pool: a shorter DNS label.
+PoolName = Annotated[
+    str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=POOL_NAME_MAX_LENGTH)
+]
 
 # The name of an object that somebody else made (a claim, a ConfigMap, a runtime template): a DNS subdomain.
 ReferenceName = Annotated[
@@ -87,7 +94,7 @@ class ApiModel(BaseModel):
             scope = {"self": self.to_json()}
             for rule in model.rules:
                 if not rule.holds.evaluate(scope):
-                    raise PydanticCustomError("rule", "{message}", {"message": rule.message, "field": rule.field})
+                    raise PydanticCustomError("rule", "{message}", rule.broken_by(scope["self"]))
         for name, by in _told_apart(model):
             items = getattr(self, name) or ()
             keys = list(items) if by is None else [getattr(item, by) for item in items]

@@ -1,5 +1,9 @@
 """Rules between sections of `spec`. Pure."""
 
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
 from longboat_crds.algorithm import PRESETS, AdvantageBaseline, AdvantageScale, ClipAgainst
 from longboat_crds.expressions import (
     at_most,
@@ -17,10 +21,12 @@ from longboat_crds.expressions import (
     one_of,
     present,
     product,
+    size,
+    some,
 )
 from longboat_crds.reward_kinds import RewardKind
 from longboat_crds.rounds import OFF_POLICY, OvercommitMode, RoundPolicyName
-from longboat_crds.rules import Rule
+from longboat_crds.rules import FieldError, Rule
 
 MAX_SAMPLES_PER_ROUND = 65_536
 
@@ -54,6 +60,8 @@ _CHOOSES = both(
     present("rounds.promptOvercommitMode"),
     equals(field("rounds.promptOvercommitMode"), constant(OvercommitMode.AUTO.value)),
 )
+_ONE_POOL = at_most(size(field("rewardPools")), constant(1))
+_NAMES_A_POOL = some("rewardPools", "p", equals(field("name", of="p"), field("pool", of="r")))
 _POLICY = field("rounds.policy")
 _OFF_POLICY = [policy.value for policy in OFF_POLICY]
 _AGAINST_BEHAVIOUR = choose(
@@ -71,6 +79,27 @@ _OF_POLICIES = {
     "auditEvery": (RoundPolicyName.TAIL_BATCHING,),
     "maxStaleness": (RoundPolicyName.BOUNDED_ASYNC,),
 }
+
+
+def _unknown_pool(spec: Mapping[str, Any]) -> str:
+    pools = [pool["name"] for pool in spec["rewardPools"]]
+    reward = next(reward for reward in spec["rewards"] if reward.get("pool", pools[0]) not in pools)
+    close = get_close_matches(reward["pool"], pools, n=1)
+    cure = f"did you mean {close[0]}?" if close else f"rewardPools has {', '.join(pools)}"
+    return f"reward {reward['name']} names pool {reward['pool']!r}, which is not in rewardPools; {cure}"
+
+
+def _no_pool(spec: Mapping[str, Any]) -> str:
+    reward = next(reward for reward in spec["rewards"] if "pool" not in reward)
+    names = ", ".join(pool["name"] for pool in spec["rewardPools"])
+    return f"reward {reward['name']} names no pool, which it has to with several rewardPools: set its pool to one of {names}"
+
+
+def _idle_pool(spec: Mapping[str, Any]) -> str:
+    used = {reward.get("pool") for reward in spec["rewards"]}
+    name = next(pool["name"] for pool in spec["rewardPools"] if pool["name"] not in used)
+    return f"no reward names pool {name}: remove it, or set the pool of a reward to it"
+
 
 COHERENCE = (
     Rule(
@@ -127,6 +156,36 @@ COHERENCE = (
         either(present("dataset.columns.domain"), every("rewards", "r", empty(field("domains", of="r")))),
         "a reward for some domains needs to know a row's domain: set dataset.columns.domain",
         "rewards",
+    ),
+    Rule(
+        every("rewards", "r", either(negation(present("pool", of="r")), _NAMES_A_POOL)),
+        "a reward's pool must be the name of one of rewardPools: correct it, or add that pool",
+        "rewards",
+        closer=_unknown_pool,
+    ),
+    Rule(
+        either(_ONE_POOL, every("rewards", "r", present("pool", of="r"))),
+        "with several rewardPools every reward has to name one of them: set its pool",
+        "rewards",
+        FieldError.REQUIRED,
+        closer=_no_pool,
+    ),
+    Rule(
+        either(
+            _ONE_POOL,
+            every(
+                "rewardPools",
+                "p",
+                some(
+                    "rewards",
+                    "r",
+                    both(present("pool", of="r"), equals(field("pool", of="r"), field("name", of="p"))),
+                ),
+            ),
+        ),
+        "each of several pools needs a reward that names it: remove it, or set the pool of a reward to it",
+        "rewardPools",
+        closer=_idle_pool,
     ),
     Rule(
         either(

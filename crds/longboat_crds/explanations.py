@@ -105,6 +105,14 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _SCHEDULED,
         _READY,
     ),
+    Reason.REWARD_TEMPLATE_NOT_FOUND: _configuration(
+        "The runtime template has no entry in rewardTemplates of the name that a pool of spec.rewardPools gives.",
+        "Correct rewardPools[].template while the job is suspended, or have the entry added to the runtime template; the job starts as soon "
+        "as it exists. A job that has run keeps the template of then unless runtimeRef.renewOnResume is true.",
+        _RESOLVED,
+        _SCHEDULED,
+        _READY,
+    ),
     Reason.NAME_TAKEN: _configuration(
         "An object that belongs to something else has a name the job needs; the message names it. It is left untouched.",
         "Delete that object, or create the job under another name; the job starts automatically once the name is free.",
@@ -303,8 +311,9 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "No engine serves, so rounds are stalled.", "Look at the rollout pods, or raise rollout.replicas.", _DEGRADED
     ),
     Reason.NO_GRADERS: _run(
-        "No reward pod has joined or none is left, so samples wait for their grades and rounds are stalled.",
-        "Look at the reward pods, or raise rewardPool.replicas.",
+        "A reward pool, which the message names, has no pod that has joined, or none left: samples wait for the grades of its rewards, and "
+        "rounds for those samples. Other pools go on.",
+        "Look at the pool's pods, or raise rewardPools[].replicas.",
         _DEGRADED,
     ),
     Reason.ROLES_INCOMPLETE: _run(

@@ -83,6 +83,11 @@ def empty(items: Expression) -> Expression:
     return Expression(f"(size({items.cel}) == 0)", lambda s: len(items.evaluate(s)) == 0)
 
 
+def size(items: Expression) -> Expression:
+    """How many items the list has."""
+    return Expression(f"size({items.cel})", lambda s: len(items.evaluate(s)))
+
+
 def negation(operand: Expression) -> Expression:
     """Not."""
     return Expression(f"!{operand.cel}", lambda s: not operand.evaluate(s))
@@ -130,6 +135,15 @@ def every(path: str, variable: str, body: Expression) -> Expression:
     return Expression(
         f"{items.cel}.all({variable}, {body.cel})",
         lambda s: all(body.evaluate({**s, variable: item}) for item in items.evaluate(s)),
+    )
+
+
+def some(path: str, variable: str, body: Expression) -> Expression:
+    """`body`, which reads the item as `variable`, holds for an item of the list at the path."""
+    items = field(path)
+    return Expression(
+        f"{items.cel}.exists({variable}, {body.cel})",
+        lambda s: any(body.evaluate({**s, variable: item}) for item in items.evaluate(s)),
     )
 
 

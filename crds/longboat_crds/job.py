@@ -12,7 +12,7 @@ from longboat_crds.coherence import COHERENCE
 from longboat_crds.dataset import DatasetSpec
 from longboat_crds.failure import FailurePolicySpec
 from longboat_crds.model import ModelSpec
-from longboat_crds.rewards import RewardPoolSpec, RewardSpec
+from longboat_crds.rewards import MAX_POOLS, RewardPoolSpec, RewardSpec, default_pools
 from longboat_crds.rollout import RolloutSpec
 from longboat_crds.rollouts import RolloutsSpec
 from longboat_crds.rounds import RoundsSpec
@@ -56,7 +56,14 @@ class RLJobSpec(ApiModel):
         description="Reward functions; a sample's reward is their weighted sum.",
         json_schema_extra=list_map("name"),
     )
-    reward_pool: Annotated[RewardPoolSpec, Changeable.WHILE_SUSPENDED] = Field(default_factory=RewardPoolSpec)
+    reward_pools: Annotated[list[RewardPoolSpec], Changeable.WHILE_SUSPENDED] = Field(
+        default_factory=default_pools,
+        min_length=1,
+        max_length=MAX_POOLS,
+        description="Reward pods and the graders in them. Several pools are for rewards that can't share a pod: another image, "
+        "toolchain, memory or network. A sample is graded by all of them at once.",
+        json_schema_extra=list_map("name"),
+    )
     trainer: TrainerSpec = Field(default_factory=TrainerSpec)
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
     rollouts: Annotated[RolloutsSpec | None, Changeable.ANY_TIME] = None

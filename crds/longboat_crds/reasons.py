@@ -38,6 +38,7 @@ class Reason(StrEnum):
     RUNTIME_NOT_FOUND = "RuntimeNotFound"
     CLUSTER_RUNTIME_NOT_SERVED = "ClusterRuntimeNotServed"
     POD_TEMPLATE_INVALID = "PodTemplateInvalid"
+    REWARD_TEMPLATE_NOT_FOUND = "RewardTemplateNotFound"
     NAME_TAKEN = "NameTaken"
     SPEC_INVALID = "SpecInvalid"
     MODEL_NOT_FOUND = "ModelNotFound"

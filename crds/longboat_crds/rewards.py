@@ -1,10 +1,11 @@
 """`spec.rewards`: what a response is worth."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import Field
 
-from longboat_crds.base import LIST_TYPE, ApiModel, ColumnName, ObjectName, Opaque, ReferenceName
+from longboat_crds.base import LIST_TYPE, ApiModel, ColumnName, ObjectName, Opaque, PoolName, ReferenceName
 from longboat_crds.expressions import both, choose, constant, either, equals, exactly_one, field, negation, present
 from longboat_crds.reward_kinds import RewardIsolation, RewardKind, RewardSignature
 from longboat_crds.rules import FieldError, Rule
@@ -64,6 +65,9 @@ class RewardSpec(ApiModel):
     config_map: ConfigMapFunction | None = None
     parameters: Opaque = Field(default_factory=dict, description="Keyword arguments passed to the function.")
     isolation: RewardIsolation = RewardIsolation.AUTO
+    pool: PoolName | None = Field(
+        None, description="Pool of rewardPools that grades it. Required if there are several; with one pool, that one."
+    )
     weight: float = Field(1.0, ge=-1e6, le=1e6, description="Factor of this reward in the sum.")
     timeout_seconds: float = Field(
         30.0, gt=0.0, le=3600.0, description="A grade that takes longer is killed and counted as a timeout."
@@ -84,8 +88,30 @@ class RewardSpec(ApiModel):
     )
 
 
-class RewardPoolSpec(ApiModel):
-    """Reward pods and the graders in them."""
+DEFAULT_POOL = "default"
+MAX_POOLS = 8
+# Pods of all pools together fit into the status (`status.MAX_PODS`), and a pod's number into its name (`base.JOB_NAME_MAX_LENGTH`).
+MAX_POOL_REPLICAS = 512
 
-    replicas: int = Field(1, ge=1, le=1024, description="Reward pods.")
+
+class RewardPoolSpec(ApiModel):
+    """Reward pods with graders in them, for the rewards that name the pool. One queue feeds all pods of a pool."""
+
+    name: PoolName = Field(description="Name of the pool; it is a part of its pods' names.")
+    replicas: int = Field(1, ge=1, le=MAX_POOL_REPLICAS, description="Reward pods.")
     graders_per_pod: int = Field(1, ge=1, le=256, description="Grades that run at once in one pod.")
+    template: ObjectName | None = Field(
+        None,
+        description="Entry of rewardTemplates in the runtime template (runtimeRef) that the pool's pods are made with: image, memory, "
+        "network and so on. Default: none, so they are made as roles.reward says.",
+    )
+
+
+def default_pools() -> list[RewardPoolSpec]:
+    """The pools of a job that names none."""
+    return [RewardPoolSpec(name=DEFAULT_POOL)]
+
+
+def rewards_of(rewards: Sequence[RewardSpec], pool: str) -> dict[int, RewardSpec]:
+    """The rewards that a pool grades, by their places in `rewards`: those that name it, or no pool where there is no other."""
+    return {place: reward for place, reward in enumerate(rewards) if reward.pool in {None, pool}}

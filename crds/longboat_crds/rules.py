@@ -1,5 +1,6 @@
 """Rules that a schema can't express: declared once beside the model, enforced by pydantic and, as CEL, by the API server. Pure."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from typing import Any
@@ -31,12 +32,21 @@ class FieldError(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`holds` is true of every acceptable object. `field` is the path of what to change, relative to the object with the rule."""
+    """`holds` is true of every acceptable object. `field` is the path of what to change, relative to the object with the rule.
+
+    `closer` gives the message for one object (as JSON) that breaks it, where Python can say more than one text for all: the API server's
+    rules can neither name an item of a list nor suggest a name.
+    """
 
     holds: Expression
     message: str
     field: str
     error: FieldError = FieldError.INVALID
+    closer: Callable[[Mapping[str, Any]], str] | None = None
+
+    def broken_by(self, value: Mapping[str, Any]) -> dict[str, str]:
+        """Field and message for an object that breaks the rule."""
+        return {"field": self.field, "message": self.closer(value) if self.closer else self.message}
 
     def to_cel(self) -> dict[str, Any]:
         """An item of x-kubernetes-validations."""

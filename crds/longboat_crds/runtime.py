@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from longboat_crds.base import LIST_TYPE, PRESERVE_UNKNOWN, ApiModel
+from longboat_crds.base import LIST_TYPE, PRESERVE_UNKNOWN, ApiModel, ObjectName, list_map
 
 _METADATA = {"type": "object", "description": "Labels and annotations.", PRESERVE_UNKNOWN: True}
 _SPEC = {"type": "object", "description": "A core/v1 PodSpec, which may be partial.", PRESERVE_UNKNOWN: True}
@@ -50,6 +50,16 @@ class RolesTemplate(ApiModel):
     trainer: RoleTemplate = Field(default_factory=RoleTemplate)
 
 
+class RewardTemplate(ApiModel):
+    """A pod template for the reward pools that name it (rewardPools[].template of a job), merged after roles.reward.
+
+    Jobs only choose among these: what may run is the platform team's decision.
+    """
+
+    name: ObjectName = Field(description="Name by which jobs refer to it.")
+    template: PodTemplate = Field(default_factory=dict)
+
+
 class RLRuntimeSpec(ApiModel):
     """Applies to every job that refers to it; a job keeps the version it started with."""
 
@@ -65,3 +75,9 @@ class RLRuntimeSpec(ApiModel):
     )
     common: RoleTemplate = Field(default_factory=RoleTemplate, description="Merged first, into every role.")
     roles: RolesTemplate = Field(default_factory=RolesTemplate)
+    reward_templates: list[RewardTemplate] = Field(
+        default_factory=list,
+        max_length=16,
+        description="Templates for reward pools, for jobs to choose from.",
+        json_schema_extra=list_map("name"),
+    )

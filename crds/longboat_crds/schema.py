@@ -118,5 +118,7 @@ def _properties(
             if isinstance(default, ApiModel):
                 # An empty object is filled by the defaults within it, but rules judge a default as written.
                 default = default.to_json() if default.rules else {}
+            elif isinstance(default, list):
+                default = [item.to_json() if isinstance(item, ApiModel) else item for item in default]
             result[key]["default"] = default
     return result

@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from longboat_crds.base import ApiModel, Timestamp, list_map
+from longboat_crds.rewards import MAX_POOLS
 
 # As many as `kubectl describe` shows without hiding the rest.
 RECENT_ROUNDS = 10
@@ -299,12 +300,13 @@ class Reported(ApiModel):
 
 
 class PodRecord(ApiModel):
-    """What is known about the newest pod of one index, so that nothing is counted twice."""
+    """What is known about the newest pod of one place, so that nothing is counted twice."""
 
-    index: Count = Field(description="The pod's number within its role.")
-    attempt: Count = Field(description="The pod's number within its index; its name ends in it.")
+    pool: Line | None = Field(None, description="The pool that a reward pod belongs to.")
+    index: Count = Field(description="The pod's number within its role; of a reward pod, within its pool.")
+    attempt: Count = Field(description="The pod's number within its place; its name ends in it.")
     restarts: Count = Field(0, description="Restarts of its containers that have been counted.")
-    losses: Count = Field(0, description="Pods of this index lost since the last new step; sets the back-off.")
+    losses: Count = Field(0, description="Pods of this place lost since the last new step; sets the back-off.")
     lost_time: Timestamp | None = Field(None, description="When its loss was noticed; it is to be replaced.")
     node: Line | None = Field(None, description="The node it was last seen on.")
     was_ready: bool = Field(False, description="Whether it has been ready.")
@@ -312,6 +314,14 @@ class PodRecord(ApiModel):
         None, description="The incident, one of the role's, that its last counted failure belongs to."
     )
     failed: Line | None = Field(None, description="What failed in that incident: a container, or `pod` for the whole.")
+
+
+class PoolStatus(ApiModel):
+    """Reward pods of one pool."""
+
+    name: Line = Field(description="Its name.")
+    ready_text: Line = Field(description="`ready/desired`.")
+    cpu: Line | None = Field(None, description="Sum of CPU limits of its graders.")
 
 
 class RoleStatus(ApiModel):
@@ -334,7 +344,13 @@ class RoleStatus(ApiModel):
     restart_step: Count | None = Field(
         None, description="Step that recentRestarts belong to; a later one starts from 0."
     )
-    next_attempt: Count = Field(0, description="Lowest attempt number for an index without a record.")
+    next_attempt: Count = Field(0, description="Lowest attempt number for a place without a record.")
+    pools: list[PoolStatus] | None = Field(
+        None,
+        max_length=MAX_POOLS,
+        description="Of reward pods: each pool.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
     pods: list[PodRecord] | None = Field(
         None,
         max_length=MAX_PODS,

@@ -107,11 +107,11 @@ def _counts(
 
 
 def _without_gone(view: JobView, memory: RoleCount, leaving: Leaving) -> RoleCount:
-    """Memory without the pods that left, or may go now: another pod may take the index of one that is gone."""
+    """Memory without the pods that left, or may go now: another pod may take the place of one that is gone."""
     kept = {
-        index
-        for index, record in memory.records.items()
-        if index in leaving.draining or view.job.pod(Role.ROLLOUT, index, record.attempt) not in leaving.named
+        place
+        for place, record in memory.records.items()
+        if place in leaving.draining or view.job.pod(Role.ROLLOUT, place, record.attempt) not in leaving.named
     }
     return memory if len(kept) == len(memory.records) else released(memory, (), keep=kept)
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from longboat_runtime.reward.result import IsolationInForce
 from longboat_runtime.rollout.load import Load, PodLoad
@@ -224,18 +224,33 @@ class RolloutFleet(Protocol):
     async def close(self) -> None: ...
 
 
-class RewardPool(Protocol):
-    """All graders behind one queue. `serving` says whether there is a worker to grade samples."""
+class Urgency(NamedTuple):
+    """What a grade decides, as far as the driver knows when it asks for it; pools grade in this order (`reward.queue`).
+
+    `round` is the number of the sample's round; an evaluation's grades are before those of any round (0), since the next optimizer step
+    waits for them. `missing` is how many samples of its group lack a grade, this one included.
+    """
+
+    round: int = 0
+    missing: int = 1
+
+
+class RewardScheduler(Protocol):
+    """All reward pools of a job. `unserved` are the names of those without a worker to grade samples."""
 
     @property
-    def serving(self) -> bool: ...
+    def unserved(self) -> Sequence[str]: ...
 
     @property
     def isolation(self) -> Mapping[str, IsolationInForce]:
         """How the grades of each reward are kept apart now, by name of the reward."""
 
-    async def grade(self, sample: SampleId, row: Row) -> Grade:
-        """Grades a stored sample. A grader error has been retried on another worker before it is returned."""
+    async def grade(self, sample: SampleId, row: Row, urgency: Urgency = ...) -> Grade:
+        """Grades a stored sample, by all pools at once that have a reward for it.
+
+        A grader error has been retried on another worker before it is returned. Cancelling the call gives the grade up: it leaves the
+        queue, or is ended where it runs. Raises KeyError if the store has lost the sample.
+        """
 
     def flush(self) -> None:
         """Nothing more is being generated: samples that wait to be sent together with others are sent now."""

@@ -29,6 +29,14 @@ def quotas(**prompts: int) -> list[dict[str, Any]]:
     return [{"domain": domain, "prompts": count} for domain, count in prompts.items()]
 
 
+def pools(*names: str, **pool_of: str | None) -> dict[str, Any]:
+    """Rewards by name with the pool that each names, and the pools of the job (none: those of a job that gives none)."""
+    rewards = [
+        {"name": name, "function": "rewards:exact"} | ({"pool": pool} if pool else {}) for name, pool in pool_of.items()
+    ]
+    return {"spec.rewards": rewards} | ({"spec.rewardPools": [{"name": name} for name in names]} if names else {})
+
+
 CASES: list[tuple[dict[str, Any], str | None]] = [
     ({}, None),
     ({"spec.dataset.files": None}, "spec.dataset.files"),
@@ -63,6 +71,19 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     ),
     ({"spec.rewards.0.timeoutScore": -1.5}, None),
     ({"spec.rewards.0.timeoutScore": 1e7}, "spec.rewards[0].timeoutScore"),
+    (pools(code=None), None),
+    (pools("code", code="code"), None),
+    (pools(code="default"), None),
+    (pools(code="code"), "spec.rewards"),
+    (pools("code", "math", one="code", two="math", three="code"), None),
+    (pools("code", "math", one="code", two="math", three="maths"), "spec.rewards"),
+    (pools("code", "math", one="code", two="math", three=None), "spec.rewards"),
+    (pools("code", "math", one="code"), "spec.rewardPools"),
+    (pools("code", "code", one="code"), "spec.rewardPools[1]"),
+    (pools("twelve-chars", one=None), None),
+    (pools("thirteen-char", one=None), "spec.rewardPools[0].name"),
+    ({"spec.rewardPools": []}, "spec.rewardPools"),
+    ({"spec.rewardPools": [{"name": "code", "template": {"spec": {}}}]}, "spec.rewardPools[0].template"),
     ({"spec.rollout.sampling.topP": 1}, None),
     ({"spec.rollout.sampling.topP": 0.95}, "spec.rollout.sampling.topP"),
     ({"spec.dataset.evaluation": {"files": {"paths": ["/t"]}, "temperature": 0.6, "topP": 0.95}}, None),
@@ -213,8 +234,8 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
         "spec.checkpoint.resumeFrom",
     ),
     ({"metadata.name": "1st"}, "metadata.name"),
-    ({"metadata.name": "a" * 46}, None),
-    ({"metadata.name": "a" * 47}, "metadata.name"),
+    ({"metadata.name": "a" * 35}, None),
+    ({"metadata.name": "a" * 36}, "metadata.name"),
 ]
 
 # A change of each field that is fixed, or changeable only while suspended, once a job has started (paths below `spec`).
@@ -233,7 +254,7 @@ CHANGES: dict[str, Any] = {
     "dataset.shuffleSeed": 1,
     "dataset.tooLongPrompts": "Skip",
     "model": {"path": "/models/other"},
-    "rewardPool": {"replicas": 2},
+    "rewardPools": [{"name": "default", "replicas": 2}],
     "rewards": [{"name": "other", "function": "rewards:other"}],
     "rollout.deviceMemory": "8Gi",
     "rollout.enforceEager": True,

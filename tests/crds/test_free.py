@@ -165,7 +165,7 @@ def restarts(root: Path) -> None:
     for role in (Role.DRIVER, Role.REWARD, Role.TRAINER):
         cluster = running()
         cluster.edit(failurePolicy={f"max{role.title()}Restarts": 0})
-        cluster.crash(f"sums-{role}-0-a0")
+        cluster.crash(cluster.pods(role)[0]["metadata"]["name"])
         assert reason(cluster) == (Phase.FAILED, Reason.RESTART_LIMIT_EXCEEDED)
 
 

@@ -17,11 +17,14 @@ from longboat_crds.algorithm import (
     resolve,
     resolve_loss,
 )
+from longboat_crds.base import JOB_NAME_MAX_LENGTH, POOL_NAME_MAX_LENGTH
 from longboat_crds.expressions import Expression, both, constant, either, equals, field, negation, present
 from longboat_crds.load import ApiError, load_job
 from longboat_crds.objects import RLJob
+from longboat_crds.rewards import MAX_POOL_REPLICAS, MAX_POOLS
 from longboat_crds.rounds import OFF_POLICY, RoundPolicyName
 from longboat_crds.rules import FieldError, Rule
+from longboat_crds.status import MAX_PODS
 from longboat_crds.yaml_text import dump
 from tests.crds.manifests import changed
 from tests.crds.rule_cases import CASES
@@ -42,7 +45,20 @@ def test_rules(changes: dict[str, Any], path: str | None) -> None:
 
 
 def test_the_longest_name_leaves_room_for_every_derived_one() -> None:
-    assert len("a" * 46 + "-trainer-4095-a99") == 63
+    longest = ("-trainer-4095-a99", "-reward-" + "p" * POOL_NAME_MAX_LENGTH + f"-{MAX_POOL_REPLICAS - 1}-a99")
+    assert JOB_NAME_MAX_LENGTH + max(map(len, longest)) == 63
+    assert MAX_POOLS * MAX_POOL_REPLICAS <= MAX_PODS, "every pod has a record in the status"
+
+
+def test_a_pool_that_is_not_there_is_named_with_the_nearest_and_its_reward() -> None:
+    rewards = [
+        {"name": name, "function": "rewards:exact", "pool": pool} for name, pool in (("a", "code"), ("b", "mth"))
+    ]
+    body = changed({"spec.rewards": rewards, "spec.rewardPools": [{"name": "code"}, {"name": "math"}]})
+    with pytest.raises(ApiError) as caught:
+        load_job(dump(body))
+    (problem,) = caught.value.problems
+    assert problem == "spec.rewards: reward b names pool 'mth', which is not in rewardPools; did you mean math?"
 
 
 @given(

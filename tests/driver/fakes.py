@@ -37,6 +37,7 @@ from longboat_runtime.interfaces import (
     ReshapeReport,
     TrainReport,
     TrainRequest,
+    Urgency,
     WeightPublication,
 )
 from longboat_runtime.metrics.record import JsonLines
@@ -258,19 +259,29 @@ class FakeFleet:
 
 @dataclass
 class FakeRewards:
+    """The grade of a sample that is `held` waits until it no longer is; `given_up` are those whose grade was cancelled meanwhile."""
+
     store: FakeStore
     shuffle: random.Random = field(default_factory=lambda: random.Random(1))
     errors: set[PromptId] = field(default_factory=set)
     timeouts: set[PromptId | SampleId] = field(default_factory=set)
     flat: float | None = None
-    serving: bool = True
+    unserved: tuple[str, ...] = ()
     graded: Counter = field(default_factory=Counter)
     isolation: dict[str, IsolationInForce] = field(default_factory=dict)
-    asked: set[SampleId] = field(default_factory=set)
+    asked: dict[SampleId, Urgency] = field(default_factory=dict)
+    held: set[SampleId] = field(default_factory=set)
+    given_up: set[SampleId] = field(default_factory=set)
     flushed: list[set[SampleId]] = field(default_factory=list)
 
-    async def grade(self, sample: SampleId, row: Row) -> Grade:
-        self.asked.add(sample)
+    async def grade(self, sample: SampleId, row: Row, urgency: Urgency = Urgency()) -> Grade:  # noqa: B008 - immutable
+        self.asked[sample] = urgency
+        try:
+            while sample in self.held:  # noqa: ASYNC110 - nothing says so
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self.given_up.add(sample)
+            raise
         for _ in range(self.shuffle.randrange(10)):
             await asyncio.sleep(0)
         (stored,) = await self.store.get([sample])

@@ -64,14 +64,14 @@ async def test_missing_graders_are_reported_until_one_answers(tmp_path: Path) ->
     driver = site.driver()
     watchdog = Watchdog(driver._job, driver._components, site.reporter)
     site.reporter.stages.set(Stage.START, True)
-    site.rewards.serving = False
+    site.rewards.unserved = ("default",)
     await watchdog.look()
     assert site.broker.status.problem is None, "the first ones are waited for"
     site.reporter.stages.set(Stage.START, False)
     await watchdog.look()
     problem = site.broker.status.problem
-    assert (problem.reason, problem.field, problem.fatal) == ("NoGraders", "spec.rewardPool.replicas", False)
-    assert "reward pods" in problem.message
-    site.rewards.serving = True
+    assert (problem.reason, problem.field, problem.fatal) == ("NoGraders", "spec.rewardPools[0].replicas", False)
+    assert "pool default" in problem.message
+    site.rewards.unserved = ()
     await watchdog.look()
     assert site.broker.status.problem is None

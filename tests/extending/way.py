@@ -23,7 +23,7 @@ from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.loop import Driver, RunOutcome
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.stages import StageClock
-from longboat_runtime.interfaces import ModelInfo, TrainReport, TrainRequest
+from longboat_runtime.interfaces import ModelInfo, TrainReport, TrainRequest, Urgency
 from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.reward.adapters import load_scorer
 from longboat_runtime.reward.combine import applicable, combine
@@ -90,7 +90,7 @@ class Worker(FakeRewards):
         self._spec, self._worker = spec, RewardWorker(store, Path())
         self._worker._graders = Graders(spec)
 
-    async def grade(self, sample: SampleId, row: Row) -> Grade:
+    async def grade(self, sample: SampleId, row: Row, urgency: Urgency = Urgency()) -> Grade:  # noqa: B008 - immutable
         rewards = applicable(self._spec.rewards, row.domain)
         functions = tuple((reward.name, reward.timeout_seconds) for reward in rewards)
         response = (await self.store.responses([sample]))[sample]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -49,10 +50,10 @@ def job(folder: Path, model: Path) -> Job:
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 async def test_two_steps_train_it_and_engines_have_the_trainers_log_probs(
-    architecture: str, tmp_path: Path, socket: Path
+    architecture: str, tmp_path: Path, sockets: Mapping[str, Path]
 ) -> None:
     model = save_random_model(AutoModelForCausalLM.from_config, tiny_config(architecture), tmp_path / "model")
-    assert await drive(job(tmp_path, model), LocalBroker(1), socket=socket) == (Ending.DONE, None)
+    assert await drive(job(tmp_path, model), LocalBroker(1), sockets=sockets) == (Ending.DONE, None)
     records = {record.step: record.metrics for record in read_records(tmp_path / "run")}
     assert list(records) == [0, 1, 2]
     assert all(metrics["sync/parity_max"] < 1e-4 for metrics in records.values())

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from longboat_crds.load import load_job
+from longboat_crds.rewards import RewardPoolSpec
 from longboat_crds.status import Problem, TrackingStatus, Training, TrainingState
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.status import DriverStatus
@@ -22,10 +23,13 @@ METRICS = {"critic/score/mean": 0.5, "response_length/mean": 12.0, "timing_s/ste
 def test_one_machine_hosts_all_engines_and_graders() -> None:
     spec = make_spec()
     rollout = spec.rollout.model_copy(update={"replicas": 3, "engines_per_pod": 2})
-    pool = spec.reward_pool.model_copy(update={"replicas": 2, "graders_per_pod": 4})
-    local = on_one_node(spec.model_copy(update={"rollout": rollout, "reward_pool": pool}))
+    pools = [RewardPoolSpec(name="code", replicas=2, graders_per_pod=4), RewardPoolSpec(name="math", graders_per_pod=3)]
+    local = on_one_node(spec.model_copy(update={"rollout": rollout, "reward_pools": pools}))
     assert (local.rollout.replicas, local.rollout.engines_per_pod) == (1, 6)
-    assert (local.reward_pool.replicas, local.reward_pool.graders_per_pod) == (1, 8)
+    assert [(pool.name, pool.replicas, pool.graders_per_pod) for pool in local.reward_pools] == [
+        ("code", 1, 8),
+        ("math", 1, 3),
+    ]
     assert local.rounds == spec.rounds
 
 

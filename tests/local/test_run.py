@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -62,18 +63,20 @@ def job(data: Path, root: Path, incarnation: int) -> Job:
     return Job("letters", RLJobSpec.model_validate(spec), root, incarnation)
 
 
-async def run(job_: Job, socket: Path) -> None:
-    assert await drive(job_, LocalBroker(job_.incarnation), socket=socket) == (Ending.DONE, None)
+async def run(job_: Job, sockets: Mapping[str, Path]) -> None:
+    assert await drive(job_, LocalBroker(job_.incarnation), sockets=sockets) == (Ending.DONE, None)
 
 
-async def test_a_resumed_run_is_the_run_that_never_stopped(data: Path, socket: Path, tmp_path: Path) -> None:
+async def test_a_resumed_run_is_the_run_that_never_stopped(
+    data: Path, sockets: Mapping[str, Path], tmp_path: Path
+) -> None:
     """Ten steps in one go, and five, a checkpoint, a new start and five more, are the same, bit for bit."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    await run(job(data, whole, 1), socket)
+    await run(job(data, whole, 1), sockets)
     shutil.copytree(whole, broken)
     shutil.rmtree(broken / "export")
     shutil.rmtree(broken / Position(1, 10).path)
-    await run(job(data, broken, 2), socket)
+    await run(job(data, broken, 2), sockets)
     assert (broken / Position(2, 10).path).is_dir()
     assert batches(broken, 2) == batches(whole, 1)
     ours, theirs = load_file(broken / "export" / "model.safetensors"), load_file(whole / "export" / "model.safetensors")

@@ -186,19 +186,18 @@ def test_a_run_that_trains_saves_its_step_and_what_was_generated_and_leaves_noth
 
 GRADERS = """
 import asyncio, pathlib, sys, time
-from longboat_crds.rewards import RewardSpec
+from longboat_crds.rewards import RewardSpec, default_pools
 from longboat_runtime.local.graders import local_graders
 from longboat_runtime.reward.client import GraderClient
 folder = pathlib.Path(sys.argv[1])
 
-async def load():
-    socket = folder / "s"
+async def load(socket):
     while not socket.exists():
         time.sleep(0.05)
     await GraderClient(socket).load(RewardSpec(name="f", function="math:sqrt"), "spec.rewards[0]")
 
-with local_graders(1, folder / "s", folder):
-    asyncio.run(load())
+with local_graders(default_pools(), folder, folder) as sockets:
+    asyncio.run(load(*sockets.values()))
     time.sleep(1000)
 """
 

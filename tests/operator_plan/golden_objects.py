@@ -19,6 +19,7 @@ from longboat_operator.pods.claim import checkpoint_claim, on_one_node
 from longboat_operator.pods.names import JobRef
 from longboat_operator.pods.network import head_service, job_network, read_dns_peers, reward_network
 from longboat_operator.pods.pod import build_pod
+from longboat_operator.pods.roles import ROLES
 
 GOLDEN = Path(__file__).parent / "golden"
 JOB = JobRef("research", "sums", "5f0c2a1e-9a51-4a5e-8a5b-0f7c5f2f1c11")
@@ -38,7 +39,11 @@ def objects(case: str, job: JobRef = JOB) -> dict[str, list[Any]]:
         ray_token(job, token),
     ]  # fmt: skip
     pods = {
-        f"{role}-pod": [build_pod(job, spec, runtime, job.revision(1), role, 0, 2, token=token, one_node=one_node)]
+        f"{role}-pod": [
+            build_pod(job, spec, runtime, job.revision(1), role, place, 2, token=token, one_node=one_node)
+            for place in ROLES[role].places(spec)
+            if place.index == 0
+        ]
         for role in Role
     }
     return {"around": around, **pods}

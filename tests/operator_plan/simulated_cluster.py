@@ -21,6 +21,7 @@ from longboat_operator.apply import target_of
 from longboat_operator.model import (
     LABEL_INDEX,
     LABEL_JOB,
+    LABEL_POOL,
     LABEL_ROLE,
     ApplyObject,
     CreateObject,
@@ -523,10 +524,10 @@ class _Cache:
         return self.template if (kind, name) == ("ClusterRLRuntime", "cpu") else None
 
 
-def place(pod: Object) -> tuple[str, int]:
-    """Role and index of a pod."""
+def place(pod: Object) -> tuple[str, str, int]:
+    """Role, pool (none: empty) and index of a pod."""
     labels = pod["metadata"]["labels"]
-    return labels[LABEL_ROLE], int(labels[LABEL_INDEX])
+    return labels[LABEL_ROLE], labels.get(LABEL_POOL, ""), int(labels[LABEL_INDEX])
 
 
 def _set_condition(pod: dict[str, Any], kind: str, status: str, **more: str) -> None:

@@ -12,7 +12,7 @@ from longboat_crds.status import RoleStatus
 from longboat_operator.plan.incidents import INCIDENT
 from longboat_operator.plan.losses import loss_of
 from longboat_operator.plan.records import RoleCount, count, remembered
-from longboat_operator.pods.names import JobRef
+from longboat_operator.pods.names import JobRef, Place
 from longboat_operator.reading.times import stamp
 from longboat_operator.reading.view import PodView
 from longboat_operator.status.roles import RoleSurvey, role_status
@@ -46,7 +46,7 @@ class Pod:
             self.deleted = time
 
     def view(self) -> PodView:
-        metadata: dict[str, Any] = {"name": JOB.pod(Role.TRAINER, self.index, self.attempt)}
+        metadata: dict[str, Any] = {"name": JOB.pod(Role.TRAINER, Place("", self.index), self.attempt)}
         status: dict[str, Any] = {"name": "trainer", "restartCount": self.restarts}
         if self.ended:
             status["lastState"] = {"terminated": {"exitCode": 1, "finishedAt": stamp(self.ended)}}
@@ -58,7 +58,7 @@ class Pod:
             "spec": {"nodeName": f"node{self.index % 3}"},
             "status": {"phase": "Running", "containerStatuses": [status]},
         }
-        return PodView(metadata["name"], f"{self.index}-{self.attempt}", self.index, self.attempt, raw)
+        return PodView(metadata["name"], f"{self.index}-{self.attempt}", Place("", self.index), self.attempt, raw)
 
 
 @dataclass

@@ -38,7 +38,12 @@ class JobLife(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        spec = spec_of(failurePolicy={f"max{role}Restarts": 8 for role in ("Driver", "Rollout", "Reward", "Trainer")})
+        pools = [{"name": "code"}, {"name": "math", "replicas": 2}]
+        spec = spec_of(
+            failurePolicy={f"max{role}Restarts": 8 for role in ("Driver", "Rollout", "Reward", "Trainer")},
+            rewards=[{"name": pool["name"], "kind": "ReasoningGym", "pool": pool["name"]} for pool in pools],
+            rewardPools=pools,
+        )
         self.cluster = SimulatedCluster(spec)
         self.foreign = foreign_pod()
         self.cluster.children["Pod"]["sums-trainer-0-a7"] = copy.deepcopy(self.foreign)  # type: ignore[assignment]
@@ -56,10 +61,10 @@ class JobLife(RuleBasedStateMachine):
         return pods[pick % len(pods)]["metadata"]["name"] if pods else None
 
     def is_recorded(self, pod: dict) -> bool:
-        role, index = place(pod)
+        role, *at = place(pod)
         status = getattr(self.cluster.status.roles, role) if self.cluster.status.roles else None
         attempt = int(pod["metadata"]["labels"][LABEL_ATTEMPT])
-        return bool(status) and any((r.index, r.attempt) == (index, attempt) for r in status.pods or ())
+        return bool(status) and any([r.pool or "", r.index, r.attempt] == [*at, attempt] for r in status.pods or ())
 
     @initialize(up=st.booleans())
     def begin(self, up: bool) -> None:
@@ -245,7 +250,7 @@ class JobLife(RuleBasedStateMachine):
     @invariant()
     def attempts_only_grow(self) -> None:
         """A pod made later at a place has a higher attempt, so a name never means two pods."""
-        newest: dict[tuple[str, int], int] = {}
+        newest: dict[tuple[str, str, int], int] = {}
         for pod in self.cluster.created:
             attempt = int(pod["metadata"]["labels"][LABEL_ATTEMPT])
             assert attempt > newest.get(place(pod), -1)

@@ -47,7 +47,7 @@ def test_one_pod_of_each_role_is_checked_before_one_is_made() -> None:
         "sums-runtime-1",
         "sums-driver-0-a0",
         "sums-rollout-0-a0",
-        "sums-reward-0-a0",
+        "sums-reward-default-0-a0",
         "sums-trainer-0-a0",
     ]
 
@@ -212,10 +212,10 @@ def waits_for_volumes(cluster: SimulatedCluster, name: str) -> None:
 def test_a_volume_that_can_not_be_mounted_is_named_though_it_stands_in_an_event_alone() -> None:
     cluster = SimulatedCluster()
     cluster.settle()
-    for name in ("sums-reward-0-a0", "sums-trainer-0-a0"):
+    for name in ("sums-reward-default-0-a0", "sums-trainer-0-a0"):
         waits_for_volumes(cluster, name)
     text = 'MountVolume.SetUp failed for volume "reward-files-0" : configmap "rewards" not found'
-    cluster.warnings["sums-reward-0-a0"] = {"reason": "FailedMount", "message": text}
+    cluster.warnings["sums-reward-default-0-a0"] = {"reason": "FailedMount", "message": text}
     cluster.look_ups.clear()
     cluster.settle()
     assert not cluster.look_ups, "a mount may take a moment"
@@ -223,10 +223,12 @@ def test_a_volume_that_can_not_be_mounted_is_named_though_it_stands_in_an_event_
     assert wait == 20
     cluster.advance(wait)
     cluster.settle()
-    assert set(cluster.look_ups) == {("Event", "sums-reward-0-a0")}, "one request for a job, however many pods wait"
+    assert set(cluster.look_ups) == {("Event", "sums-reward-default-0-a0")}, (
+        "one request for a job, however many pods wait"
+    )
     status, reason, message = condition(cluster, ConditionType.ROLES_READY)
     assert (status, reason) == ("False", Reason.VOLUME_NOT_READY)
-    assert f"pod sums-reward-0-a0: FailedMount: {text}" in message
+    assert f"pod sums-reward-default-0-a0: FailedMount: {text}" in message
     assert cluster.status.reason == Reason.VOLUME_NOT_READY
     assert [e.reason for e in cluster.events][-1] == "VolumeNotReady"
     assert cluster.planned()[1].look_again_seconds == 30
@@ -238,8 +240,8 @@ def test_a_volume_that_can_not_be_mounted_is_named_though_it_stands_in_an_event_
 def test_an_image_that_is_pulled_for_long_costs_no_request() -> None:
     cluster = SimulatedCluster()
     cluster.settle()
-    waits_for_volumes(cluster, "sums-reward-0-a0")
-    cluster.children["Pod"]["sums-reward-0-a0"]["status"]["conditions"][1]["status"] = "True"
+    waits_for_volumes(cluster, "sums-reward-default-0-a0")
+    cluster.children["Pod"]["sums-reward-default-0-a0"]["status"]["conditions"][1]["status"] = "True"
     cluster.advance(300)
     cluster.look_ups.clear()
     cluster.settle()

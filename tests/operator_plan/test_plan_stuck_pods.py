@@ -82,13 +82,13 @@ def test_a_container_that_the_template_adds_makes_no_pod_stuck() -> None:
 
 def test_a_pod_that_starts_slowly_is_not_stuck(cluster: SimulatedCluster) -> None:
     """Graders that load a large model, for example."""
-    cluster.delete_pod("sums-reward-0-a0", grace=0)
+    cluster.delete_pod("sums-reward-default-0-a0", grace=0)
     cluster.settle()
     cluster.advance(10)
     cluster.settle()
-    cluster.hang("sums-reward-0-a1")
+    cluster.hang("sums-reward-default-0-a1")
     cluster.settle()
     cluster.advance(3000)
     cluster.settle()
     assert cluster.status.restarts == 1
-    assert names(cluster, Role.REWARD) == ["sums-reward-0-a1"]
+    assert names(cluster, Role.REWARD) == ["sums-reward-default-0-a1"]

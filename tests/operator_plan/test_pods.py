@@ -12,7 +12,9 @@ from longboat_crds.base import Role
 from longboat_crds.job import RLJobSpec
 from longboat_crds.runtime import RLRuntimeSpec
 from longboat_operator.pods.merge import TemplateInvalid
+from longboat_operator.pods.names import Place
 from longboat_operator.pods.pod import build_pod
+from longboat_operator.pods.roles import ROLES
 from tests.operator_plan.golden_objects import GOLDEN, JOB, objects
 from tests.operator_plan.simulated_cluster import spec_of
 
@@ -22,7 +24,8 @@ CASES = sorted(path.name for path in GOLDEN.iterdir())
 def built(role: Role, runtime: dict | None = None, **spec: object) -> dict:
     template = RLRuntimeSpec.model_validate({"image": "longboat:1"} | (runtime or {}))
     job = RLJobSpec.model_validate(spec_of(**spec))
-    return dict(build_pod(JOB, job, template, "sums-runtime-1", role, 0, 0, token="token", one_node=False))
+    place = ROLES[role].places(job)[0]
+    return dict(build_pod(JOB, job, template, "sums-runtime-1", role, place, 0, token="token", one_node=False))
 
 
 def containers(pod: dict) -> dict[str, dict]:
@@ -156,7 +159,7 @@ def neighbours(role: Role, devices: tuple[Role, ...]) -> list[str]:
     roles = {r: {"template": {"spec": {"containers": [{"name": r, "resources": resources}]}}} for r in devices}
     template = RLRuntimeSpec.model_validate({"image": "longboat:1", "roles": roles})
     job = RLJobSpec.model_validate(spec_of(checkpoint={"volume": {"accessMode": "ReadWriteOnce"}}))
-    pod = build_pod(JOB, job, template, "sums-runtime-1", role, 0, 0, token="token", one_node=True)
+    pod = build_pod(JOB, job, template, "sums-runtime-1", role, Place("", 0), 0, token="token", one_node=True)
     (term,) = pod["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert term["topologyKey"] == "kubernetes.io/hostname"
     (roles_of,) = term["labelSelector"]["matchExpressions"]

@@ -13,7 +13,7 @@ from longboat_crds.status import LeavingPod, RLJobStatus, RolloutGrant
 from longboat_operator.model import Observed, Plan, PublishGrant
 from longboat_operator.plan.pool import LEAVE_SECONDS, grant_of
 from longboat_operator.planner import plan
-from longboat_operator.pods.names import JobRef
+from longboat_operator.pods.names import JobRef, Place
 from longboat_operator.reading.times import stamp
 from longboat_operator.reading.view import PodView, PoolView
 from tests.operator_plan.simulated_cluster import KEY
@@ -30,7 +30,7 @@ def name(index: int, attempt: int = 0) -> str:
 def pod(index: int, *, ready: bool = True, deleted: bool = False) -> PodView:
     metadata = {"name": name(index)} | ({"deletionTimestamp": stamp(NOW)} if deleted else {})
     status = {"conditions": [{"type": "Ready", "status": "True" if ready else "False"}]}
-    return PodView(name(index), f"uid-{index}", index, 0, {"metadata": metadata, "status": status})
+    return PodView(name(index), f"uid-{index}", Place("", index), 0, {"metadata": metadata, "status": status})
 
 
 def demand(replicas: int, *, number: int = 1, incarnation: int = 1, **more: Any) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def view(
     allocation: dict[str, Any] = {"incarnation": {"number": 1, "request": "token"}}
     if old:
         allocation["grant"] = {"rollout": old.to_json()}
-    records = [{"index": p.index, "attempt": 0, "wasReady": True} for p in pods if p.index not in released]
+    records = [{"index": p.place.index, "attempt": 0, "wasReady": True} for p in pods if p.place.index not in released]
     counts = {"desired": 0, "ready": 0, "readyText": "0/0", "nextAttempt": 1 if released else 0}
     roles = {"rollout": {**counts, "pods": records}}
     found = {"allocation": allocation, "roles": roles, **({"demand": asked} if asked else {}), **status}

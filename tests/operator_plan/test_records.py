@@ -13,7 +13,7 @@ from longboat_crds.status import RoleStatus
 from longboat_operator.plan.creation import wait_seconds
 from longboat_operator.plan.losses import loss_of
 from longboat_operator.plan.records import RoleCount, count, released, remembered
-from longboat_operator.pods.names import JobRef
+from longboat_operator.pods.names import JobRef, Place, numbered
 from longboat_operator.reading.view import PodView
 from longboat_operator.status.roles import RoleSurvey, role_status
 
@@ -22,24 +22,24 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def pod(index: int, attempt: int, restarts: int = 0, *, phase: str = "Running", deleted: bool = False) -> PodView:
-    metadata = {"name": JOB.pod(Role.TRAINER, index, attempt)} | (
+    metadata = {"name": JOB.pod(Role.TRAINER, Place("", index), attempt)} | (
         {"deletionTimestamp": "2026-01-01T00:00:30Z"} if deleted else {}
     )
     raw = {
         "metadata": metadata,
         "status": {"phase": phase, "containerStatuses": [{"name": "trainer", "restartCount": restarts}]},
     }
-    return PodView(metadata["name"], f"uid-{index}-{attempt}", index, attempt, raw)
+    return PodView(metadata["name"], f"uid-{index}-{attempt}", Place("", index), attempt, raw)
 
 
 def look(memory: RoleCount, pods: list[PodView], *, desired: int = 2, step: int = 0) -> RoleCount:
     """One look at the role's pods."""
     lost = {pod.uid: loss for pod in pods if (loss := loss_of(pod))}
-    return count(JOB, Role.TRAINER, memory, pods, range(desired), step, NOW, lost)
+    return count(JOB, Role.TRAINER, memory, pods, numbered(desired), step, NOW, lost)
 
 
 def through_status(counted: RoleCount) -> RoleCount:
-    text = role_status(RoleSurvey(Role.TRAINER, 0, ()), counted).to_json()
+    text = role_status(RoleSurvey(Role.TRAINER, (), ()), counted).to_json()
     return remembered(RoleStatus.model_validate(text))
 
 
@@ -55,7 +55,7 @@ def test_a_pod_that_vanished_is_a_loss() -> None:
     first = through_status(look(RoleCount(), [pod(0, 0), pod(1, 0)]))
     second = look(first, [pod(0, 0)])
     assert second.restarts == 1
-    assert second.records[1].lost_time
+    assert second.records[Place("", 1)].lost_time
     assert second.news[0].pod == "sums-trainer-1-a0"
 
 
@@ -66,7 +66,7 @@ def test_an_index_that_was_never_made_is_none() -> None:
 def test_a_pod_that_reappears_is_no_longer_lost() -> None:
     first = through_status(look(RoleCount(), [pod(0, 0)], desired=1))
     gone = through_status(look(first, [], desired=1))
-    assert look(gone, [pod(0, 0)], desired=1).records[0].lost_time is None
+    assert look(gone, [pod(0, 0)], desired=1).records[Place("", 0)].lost_time is None
 
 
 def test_restarts_are_forgiven_by_a_new_step_not_by_one_that_is_done_again() -> None:
@@ -82,10 +82,10 @@ def test_restarts_are_forgiven_by_a_new_step_not_by_one_that_is_done_again() -> 
 def test_scaled_down_pods_are_no_losses_and_their_attempts_stay_used_up() -> None:
     memory = through_status(look(RoleCount(), [pod(0, 0), pod(1, 3)]))
     down = through_status(look(memory, [pod(0, 0), pod(1, 3)], desired=1))
-    assert (down.restarts, down.next_attempt, set(down.records)) == (0, 4, {0})
+    assert (down.restarts, down.next_attempt, set(down.records)) == (0, 4, set(numbered(1)))
     up = look(down, [pod(0, 0), pod(1, 3, deleted=True)])
-    assert (up.restarts, set(up.records)) == (0, {0}), "what is on its way out is not taken up again"
-    assert set(look(through_status(up), [pod(0, 0), pod(1, 4)]).records) == {0, 1}
+    assert (up.restarts, set(up.records)) == (0, set(numbered(1))), "what is on its way out is not taken up again"
+    assert set(look(through_status(up), [pod(0, 0), pod(1, 4)]).records) == set(numbered(2))
 
 
 def test_released_keeps_counts_and_uses_up_attempts() -> None:
@@ -111,7 +111,7 @@ def test_any_history_is_counted_exactly(events: list[tuple[str, int]]) -> None:
     def see() -> None:
         nonlocal memory, counted, losses
         for index, found in pods.items():
-            record = memory.records[index]
+            record = memory.records[Place("", index)]
             if record.lost_time:
                 continue
             if found:
@@ -132,8 +132,8 @@ def test_any_history_is_counted_exactly(events: list[tuple[str, int]]) -> None:
         if event == "look":
             see()
         elif event == "replace":
-            if memory.records[index].lost_time and found is None:
-                pods[index] = pod(index, memory.records[index].attempt + 1)
+            if memory.records[Place("", index)].lost_time and found is None:
+                pods[index] = pod(index, memory.records[Place("", index)].attempt + 1)
                 crashes[index] = seen[index] = 0
                 see()
         elif found and found.phase == "Running" and not found.deleted_at:

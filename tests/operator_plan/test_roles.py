@@ -7,18 +7,19 @@ import pytest
 from longboat_crds.base import Role
 from longboat_crds.failure import FailurePolicySpec
 from longboat_crds.job import RLJobSpec
-from longboat_operator.pods.names import JobRef
+from longboat_operator.pods.names import JobRef, Place, numbered
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.view import PodView
 from longboat_operator.status.roles import RoleSurvey
 from tests.operator_plan.simulated_cluster import spec_of
 
 JOB = JobRef("research", "sums", "uid")
-SPEC = RLJobSpec.model_validate(spec_of(rollout={"replicas": 3}, rewardPool={"replicas": 2}, trainer={"replicas": 4}))
+POOLS = [{"name": "default", "replicas": 2}]
+SPEC = RLJobSpec.model_validate(spec_of(rollout={"replicas": 3}, rewardPools=POOLS, trainer={"replicas": 4}))
 
 
 def containers(role: Role) -> list[dict[str, Any]]:
-    spec = ROLES[role].pod_spec(JOB, SPEC, ["longboat"])
+    spec = ROLES[role].pod_spec(JOB, SPEC, ["longboat"], ROLES[role].places(SPEC)[0].pool)
     return [*spec["containers"], *spec.get("initContainers", [])]
 
 
@@ -40,8 +41,8 @@ def test_who_mounts_checkpoints_is_told(role: Role) -> None:
 
 
 def test_as_many_pods_as_the_spec_asks_for() -> None:
-    assert {role: traits.desired(SPEC) for role, traits in ROLES.items()} == {
-        Role.DRIVER: 1, Role.ROLLOUT: 3, Role.REWARD: 2, Role.TRAINER: 4
+    assert {role: traits.places(SPEC) for role, traits in ROLES.items()} == {
+        Role.DRIVER: numbered(1), Role.ROLLOUT: numbered(3), Role.REWARD: numbered(2, "default"), Role.TRAINER: numbered(4)
     }  # fmt: skip
 
 
@@ -54,6 +55,16 @@ def test_the_limit_of_a_role_is_that_of_the_field_it_names(role: Role) -> None:
 @pytest.mark.parametrize("role", list(Role))
 def test_rounds_do_without_some_of_the_rollout_and_reward_pods_alone(role: Role) -> None:
     raw = {"metadata": {}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
-    one_of_two = RoleSurvey(role, desired=2, pods=(PodView("p", "uid", 0, 0, raw),))
+    one_of_two = RoleSurvey(role, numbered(2), pods=(PodView("p", "uid", Place("", 0), 0, raw),))
     assert one_of_two.serves is (role in {Role.ROLLOUT, Role.REWARD})
-    assert not RoleSurvey(role, desired=2, pods=()).serves
+    assert not RoleSurvey(role, numbered(2), pods=()).serves
+
+
+def test_rounds_need_one_pod_of_each_reward_pool() -> None:
+    raw = {"metadata": {}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    places = (*numbered(2, "code"), *numbered(1, "math"))
+    ready = {place: PodView(str(place), f"uid-{place}", place, 0, raw) for place in places}
+    assert RoleSurvey(Role.REWARD, places, (ready[Place("code", 1)], ready[Place("math", 0)])).serves
+    without = RoleSurvey(Role.REWARD, places, (ready[Place("code", 0)], ready[Place("code", 1)]))
+    assert not without.serves
+    assert without.by_pool == "2/3 (code 2/2, math 0/1)"

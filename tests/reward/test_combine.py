@@ -153,10 +153,11 @@ def test_a_grade_goes_to_a_free_worker_and_a_retry_to_another(given_workers: lis
     assert chosen.running / chosen.slots == pytest.approx(min(worker.running / worker.slots for worker in candidates))
 
 
-def test_reward_nodes_are_the_living_ones_with_the_resource() -> None:
+def test_the_nodes_of_a_pool_are_the_living_ones_with_its_resource() -> None:
     nodes = [
-        {"NodeID": "a", "Alive": True, "Resources": {"longboat-reward": 4.0}},
-        {"NodeID": "b", "Alive": False, "Resources": {"longboat-reward": 4.0}},
+        {"NodeID": "a", "Alive": True, "Resources": {"longboat-reward-code": 4.0}},
+        {"NodeID": "b", "Alive": False, "Resources": {"longboat-reward-code": 4.0}},
+        {"NodeID": "d", "Alive": True, "Resources": {"longboat-reward-math": 2.0, "longboat-reward-code": 1.0}},
         {"NodeID": "c", "Alive": True, "Resources": {"longboat-rollout": 1.0}},
     ]
-    assert reward_nodes(nodes) == {"a": 4}
+    assert reward_nodes(nodes, ["code", "math", "gone"]) == {"code": {"a": 4, "d": 1}, "math": {"d": 2}, "gone": {}}

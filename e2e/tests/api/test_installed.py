@@ -14,6 +14,7 @@ from longboat_crds.load import load, load_job
 from longboat_crds.objects import ClusterRLRuntime
 from longboat_operator.pods.names import JobRef
 from longboat_operator.pods.pod import build_pod
+from longboat_operator.pods.roles import ROLES
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
@@ -68,7 +69,8 @@ def test_pods_of_the_gpu_example_are_accepted(server: Cluster, restricted: str) 
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ref.driver_account}}
     server.kubectl("-n", restricted, "create", "-f", "-", stdin=json.dumps(account))
     for role in Role:
-        body = build_pod(ref, job.spec, runtime.spec, "revision", role, 0, 0, token="token", one_node=False)
+        place = ROLES[role].places(job.spec)[0]
+        body = build_pod(ref, job.spec, runtime.spec, "revision", role, place, 0, token="token", one_node=False)
         made = json.loads(server.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(body)))
         containers = {container["name"]: container for container in made["spec"]["containers"]}
         if role in (Role.ROLLOUT, Role.TRAINER):

@@ -17,6 +17,7 @@ from longboat_operator.plan.surroundings import LOOK_AGAIN_SECONDS, ClaimsInUse,
 from longboat_operator.plan.templates import Template, runtime_revision, template_of
 from longboat_operator.pods.access import TOKEN_KEY, ray_token
 from longboat_operator.pods.merge import TemplateInvalid
+from longboat_operator.pods.names import Place
 from longboat_operator.pods.pod import build_pod
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding
@@ -42,10 +43,10 @@ class Creation:
 
 @dataclass(frozen=True, slots=True)
 class Vacancy:
-    """An index without a pod, and in how many seconds it may get one."""
+    """A place without a pod, and in how many seconds it may get one."""
 
     role: Role
-    index: int
+    place: Place
     attempt: int
     wait: float
 
@@ -56,8 +57,8 @@ def creation_of(view: JobView, places: Places, counts: Mapping[Role, RoleCount],
     Rule: account, service, policies, claim and token come before pods, and so does the job's grant; the driver's pod comes
     first, the others follow at once, since they wait for the head themselves. Before the first pod from a template, its
     revision and the first pod
-    of each role are checked by a dry run: a job whose template is rejected has no revision, so its next plan takes the
-    template as it then is. A role whose pod was rejected asks for no further pods until that one is accepted.
+    of each role, and of each reward pool, are checked by a dry run: a job whose template is rejected has no revision, so its next plan
+    takes the template as it then is. A role or pool whose pod was rejected asks for no further pods until that one is accepted.
     """
     template = template_of(view)
     if isinstance(template, Finding):
@@ -128,26 +129,26 @@ def _another(view: JobView) -> RayToken:
 
 
 def vacancies(view: JobView, places: Places, counts: Mapping[Role, RoleCount], now: datetime) -> Iterator[Vacancy]:
-    """Indices that should have a pod but have none.
+    """Places that should have a pod but have none.
 
-    Rules: an index gets a pod only when no pod of it exists any more, so two never live at once; one whose pod was lost
+    Rules: a place gets a pod only when no pod of it exists any more, so two never live at once; one whose pod was lost
     waits for the back-off, and until its loss is in the status, so it can't be forgotten.
     """
     for role in ROLES:
         published = remembered(view.published(role))
-        taken = {pod.index for pod in view.pods[role]}
-        for index in places[role]:
-            if index in taken:
+        taken = {pod.place for pod in view.pods[role]}
+        for place in places[role]:
+            if place in taken:
                 continue
-            if index not in counts[role].records:
-                yield Vacancy(role, index, counts[role].next_attempt, 0.0)
-            elif (lost := published.records.get(index)) and lost.lost_time:
+            if place not in counts[role].records:
+                yield Vacancy(role, place, counts[role].next_attempt, 0.0)
+            elif (lost := published.records.get(place)) and lost.lost_time:
                 wait = wait_seconds(lost.losses, view.spec.failure_policy)
-                yield Vacancy(role, index, lost.attempt + 1, max(0.0, seconds_until(lost.lost_time, wait, now)))
+                yield Vacancy(role, place, lost.attempt + 1, max(0.0, seconds_until(lost.lost_time, wait, now)))
 
 
 def wait_seconds(losses: int, policy: FailurePolicySpec) -> float:
-    """Seconds from a pod's loss to its replacement, after this many `losses` at its index since the last step.
+    """Seconds from a pod's loss to its replacement, after this many `losses` at its place since the last step.
 
     Rule: `backoffSeconds`, doubled with each loss, at most `maxBackoffSeconds`.
     """
@@ -159,27 +160,27 @@ def _pods(
     view: JobView, template: Template, vacancies: list[Vacancy], token: RayToken, *, one_node: bool
 ) -> Iterator[CreateObject]:
     revision = view.job.revision(template.number)
-    checked: set[Role] = set()
-    rejected: set[Role] = set()
-    for place in vacancies:
-        role = place.role
-        if role in rejected:
+    checked: set[tuple[Role, str]] = set()
+    rejected: set[tuple[Role, str]] = set()
+    for vacancy in vacancies:
+        alike = vacancy.role, vacancy.place.pool
+        if alike in rejected:
             continue
         body = build_pod(
             view.job,
             view.spec,
             template.runtime,
             revision,
-            role,
-            place.index,
-            place.attempt,
+            vacancy.role,
+            vacancy.place,
+            vacancy.attempt,
             token=token.name or "",
             one_node=one_node,
         )
-        yield CreateObject(body, dry_run=template.is_new and role not in checked)
-        checked.add(role)
+        yield CreateObject(body, dry_run=template.is_new and alike not in checked)
+        checked.add(alike)
         if body["metadata"]["name"] in view.observed.rejections:
-            rejected.add(role)
+            rejected.add(alike)
 
 
 def _rejected(view: JobView, targets: Iterable[Target]) -> Finding | None:

@@ -11,6 +11,7 @@ from longboat_crds.base import Role
 from longboat_operator.plan.losses import Loss
 from longboat_operator.plan.records import RoleCount, is_past, remembered
 from longboat_operator.plan.suspension import may_checkpoint
+from longboat_operator.pods.names import Place
 from longboat_operator.reading.times import seconds_until
 from longboat_operator.reading.view import JobView, PodView
 
@@ -38,13 +39,13 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """What the grant takes back. `named` are all pods that it names, there or not; `draining` are indices of those still drained.
+    """What the grant takes back. `named` are all pods that it names, there or not; `draining` are the places of those still drained.
 
     `departures` are what this look has found; `wait` is the time until the next deadline.
     """
 
     named: frozenset[str] = frozenset()
-    draining: frozenset[int] = frozenset()
+    draining: frozenset[Place] = frozenset()
     departures: tuple[Departure, ...] = ()
     wait: float | None = None
 
@@ -62,7 +63,7 @@ def leaving_of(view: JobView, lost: Mapping[str, Loss], now: datetime) -> Leavin
     there = {pod.name: pod for pod in view.pods[Role.ROLLOUT]}
     drained = set((view.demand.drained if view.demand else None) or ())
     attended = may_checkpoint(view) and any(pod.ready for pod in view.pods[Role.DRIVER])
-    draining: set[int] = set()
+    draining: set[Place] = set()
     departures: list[Departure] = []
     waits: list[float] = []
     for leaving in grant.leaving:
@@ -79,12 +80,12 @@ def leaving_of(view: JobView, lost: Mapping[str, Loss], now: datetime) -> Leavin
         elif not attended:
             departures.append(Departure(pod.name, Ground.NO_DRIVER))
         else:
-            draining.add(pod.index)
+            draining.add(pod.place)
             waits.append(left)
     names = frozenset(leaving.pod for leaving in grant.leaving)
     return Leaving(names, frozenset(draining), tuple(departures), min(waits, default=None))
 
 
 def _was_ready(memory: RoleCount, pod: PodView) -> bool:
-    record = memory.records.get(pod.index)
+    record = memory.records.get(pod.place)
     return record is not None and record.attempt == pod.attempt and record.was_ready

@@ -51,11 +51,12 @@ def lost_pods(view: JobView, now: datetime) -> Lost:
     waits: list[float] = []
     for role in ROLES:
         published = view.published(role)
-        ready_once = {(r.index, r.attempt) for r in (published.pods or () if published else ()) if r.was_ready}
+        records = (published.pods or ()) if published else ()
+        ready_once = {(r.pool or "", r.index, r.attempt) for r in records if r.was_ready}
         for pod in view.pods[role]:
             if loss := loss_of(pod):
                 lost[pod.uid] = loss
-            elif (pod.index, pod.attempt) in ready_once and (since := _stuck_since(view, role, pod)):
+            elif (*pod.place, pod.attempt) in ready_once and (since := _stuck_since(view, role, pod)):
                 left = UNREADY_SECONDS - (now - since).total_seconds()
                 if left > 0:
                     waits.append(left)

@@ -78,7 +78,7 @@ def pods_to_leave(
     role = view.status.roles.rollout if view.status.roles else None
     memory = remembered(role)
     there = {pod.name: pod for pod in view.pods}
-    recorded = {view.job.pod(Role.ROLLOUT, index, record.attempt) for index, record in memory.records.items()}
+    recorded = {view.job.pod(Role.ROLLOUT, place, record.attempt) for place, record in memory.records.items()}
     named = {leaving.pod: leaving for leaving in (old.leaving if old else None) or ()}
     named = {name: leaving for name, leaving in named.items() if name in there or name in recorded}
     given_first = list(demand.give_first or ()) if demand else []
@@ -109,5 +109,5 @@ def _may_serve(pod: PodView, memory: RoleCount) -> bool:
 
 def _in_order(pods: Sequence[PodView], given_first: Sequence[str]) -> list[PodView]:
     """The first to leave first."""
-    place = {name: number for number, name in enumerate(given_first)}
-    return sorted(pods, key=lambda pod: (place.get(pod.name, len(place)), pod.ready, -pod.index, -pod.attempt))
+    turn = {name: number for number, name in enumerate(given_first)}
+    return sorted(pods, key=lambda pod: (turn.get(pod.name, len(turn)), pod.ready, -pod.place.index, -pod.attempt))

@@ -1,7 +1,7 @@
 """What happened to each pod, counted once: the operator's memory of a role. Pure.
 
 A pod that is gone can't be asked any more, and a plan may be made twice, or not for a while. So the status keeps, for
-every index, the newest attempt seen and how many of its container restarts have been counted; comparing that with the
+every place, the newest attempt seen and how many of its container restarts have been counted; comparing that with the
 present pods shows what is new, however many plans lie between.
 """
 
@@ -16,7 +16,7 @@ from longboat_crds.reasons import Reason
 from longboat_crds.status import FAILURE_LENGTH, INCIDENTS, PodRecord, RestartRecord, RoleStatus
 from longboat_operator.plan.incidents import INCIDENT, Incidents, explained
 from longboat_operator.plan.losses import Loss
-from longboat_operator.pods.names import JobRef
+from longboat_operator.pods.names import JobRef, Place
 from longboat_operator.reading.terminations import Termination, restart_count, terminations
 from longboat_operator.reading.times import moment, stamp
 from longboat_operator.reading.view import PodView
@@ -29,10 +29,10 @@ POD = "pod"
 class RoleCount:
     """A role's memory after a look at its pods.
 
-    `records` are by index, without indices that never had a pod; `news` are the restarts found by this look.
+    `records` are by place, without places that never had a pod; `news` are the restarts found by this look.
     """
 
-    records: Mapping[int, PodRecord] = field(default_factory=dict)
+    records: Mapping[Place, PodRecord] = field(default_factory=dict)
     restarts: int = 0
     incidents: Incidents = field(default_factory=Incidents)
     restart_step: int | None = None
@@ -46,9 +46,9 @@ class RoleCount:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failure of the pod of an index: of a container, or of the pod as a whole (`POD`)."""
+    """A failure of the pod of a place: of a container, or of the pod as a whole (`POD`)."""
 
-    index: int
+    place: Place
     what: str
     pod: str
     reason: Reason
@@ -57,12 +57,17 @@ class Failure:
     counted: bool = True
 
 
+def place_of(record: PodRecord) -> Place:
+    """The place that the record is about."""
+    return Place(record.pool or "", record.index)
+
+
 def remembered(role: RoleStatus | None) -> RoleCount:
     """The memory as published."""
     if role is None:
         return RoleCount()
     return RoleCount(
-        records={record.index: record for record in role.pods or ()},
+        records={place_of(record): record for record in role.pods or ()},
         restarts=role.restarts,
         incidents=Incidents(tuple(map(moment, role.incidents or ()))),
         restart_step=role.restart_step,
@@ -70,13 +75,13 @@ def remembered(role: RoleStatus | None) -> RoleCount:
     )
 
 
-def released(memory: RoleCount, pods: Sequence[PodView], keep: Collection[int] = ()) -> RoleCount:
-    """Memory of the indices `keep` alone; the others' pods are deleted on purpose, which is no loss.
+def released(memory: RoleCount, pods: Sequence[PodView], keep: Collection[Place] = ()) -> RoleCount:
+    """Memory of the places `keep` alone; the others' pods are deleted on purpose, which is no loss.
 
     Their attempt numbers stay used up, so a pod that is created later has a higher one.
     """
     gone = [r.attempt for i, r in memory.records.items() if i not in keep]
-    gone += [p.attempt for p in pods if p.index not in keep]
+    gone += [p.attempt for p in pods if p.place not in keep]
     return replace(
         memory,
         records={i: r for i, r in memory.records.items() if i in keep},
@@ -86,7 +91,7 @@ def released(memory: RoleCount, pods: Sequence[PodView], keep: Collection[int] =
 
 def is_past(memory: RoleCount, pod: PodView) -> bool:
     """Whether the pod is of an attempt that was given up: released, or older than the newest."""
-    record = memory.records.get(pod.index)
+    record = memory.records.get(pod.place)
     return pod.attempt < (record.attempt if record else memory.next_attempt)
 
 
@@ -115,17 +120,17 @@ def count(
     role: Role,
     memory: RoleCount,
     pods: Sequence[PodView],
-    wanted: Sequence[int],
+    wanted: Sequence[Place],
     step: int,
     now: datetime,
     lost: Mapping[str, Loss],
     failed_inside: str | None = None,
     disruptions: Collection[datetime] = (),
-    draining: Collection[int] = (),
+    draining: Collection[Place] = (),
 ) -> RoleCount:
     """Memory after a look at the role's pods, of which those in `lost` (by uid) can't serve any more.
 
-    `wanted` are the indices that should have a pod, `draining` further ones whose pod is about to go. `failed_inside` says how
+    `wanted` are the places that should have a pod, `draining` further ones whose pod is about to go. `failed_inside` says how
     a process failed whose container outlived it. `disruptions` explain why containers
     of this role failed (`explained`), which then doesn't count.
 
@@ -142,13 +147,13 @@ def count(
     """
     anew = memory.restart_step is None or step > memory.restart_step
     memory = replace(memory, incidents=memory.incidents.without_those_near(disruptions))
-    newest = {pod.index: pod for pod in pods}
-    records: dict[int, PodRecord] = {}
+    newest = {pod.place: pod for pod in pods}
+    records: dict[Place, PodRecord] = {}
     failures: list[Failure] = []
-    for index in (*wanted, *draining):
-        pod = newest.get(index)
+    for place in (*wanted, *draining):
+        pod = newest.get(place)
         loss = lost.get(pod.uid) if pod else None
-        record = _current(memory, index, pod, anew=anew, lost=loss is not None)
+        record = _current(memory, place, pod, anew=anew, lost=loss is not None)
         if record is None:
             continue
         pod = pod if pod and pod.attempt == record.attempt else None
@@ -156,22 +161,22 @@ def count(
             seen = {"node": pod.node, "was_ready": record.was_ready or pod.ready}
             if (record.node, record.was_ready) != tuple(seen.values()):
                 record = record.model_copy(update=seen)
-        if index in draining:
+        if place in draining:
             record = record.model_copy(update={"restarts": restart_count(pod.raw) if pod else record.restarts})
         elif record.lost_time is None:
-            name = job.pod(role, index, record.attempt)
+            name = job.pod(role, place, record.attempt)
             found = [*_restarts(record, name, pod, now), *_losses(record, name, pod, loss, now)]
             record = _after(record, found, now, anew=anew)
             if failed_inside:
-                found.insert(0, Failure(index, str(role), name, Reason.CONTAINER_EXITED, failed_inside, now))
+                found.insert(0, Failure(place, str(role), name, Reason.CONTAINER_EXITED, failed_inside, now))
             failures += found
-        records[index] = record
+        records[place] = record
     failures = [
         replace(failure, counted=failure.counted and (failure.what == POD or not explained(failure.time, disruptions)))
         for failure in sorted(failures, key=lambda failure: failure.time)
     ]
     # Restarts about which nothing is known are equal, and reported once.
-    news = tuple(_told(role, records[failure.index], failure, now) for failure in dict.fromkeys(failures))
+    news = tuple(_told(role, records[failure.place], failure, now) for failure in dict.fromkeys(failures))
     memory = replace(released(memory, pods, keep=(*wanted, *draining)), records=records, news=news)
     return _with(memory, failures, step, anew=anew) if failures else memory
 
@@ -181,10 +186,10 @@ def _with(memory: RoleCount, failures: Sequence[Failure], step: int, *, anew: bo
     incidents, records = Incidents() if anew else memory.incidents, dict(memory.records)
     for failure in failures:
         if failure.counted:
-            record = records[failure.index]
+            record = records[failure.place]
             last, same = moment(record.incident) if record.incident else None, record.failed == failure.what
             incidents, begun = incidents.with_failure(failure.time, last, same=same)
-            records[failure.index] = record.model_copy(update={"incident": stamp(begun), "failed": failure.what})
+            records[failure.place] = record.model_copy(update={"incident": stamp(begun), "failed": failure.what})
     return replace(
         memory,
         records=records,
@@ -205,7 +210,7 @@ def _restarts(record: PodRecord, name: str, pod: PodView | None, now: datetime) 
     newest = _time_of(ends[0], now)
     together = [end for end in ends if newest - _time_of(end, now) <= INCIDENT][:more]
     for end in [*together, *[ends[0]] * (more - len(together))]:
-        yield Failure(record.index, end.container, name, end.reason, end.text, _time_of(end, now))
+        yield Failure(place_of(record), end.container, name, end.reason, end.text, _time_of(end, now))
 
 
 def _losses(record: PodRecord, name: str, pod: PodView | None, loss: Loss | None, now: datetime) -> Iterator[Failure]:
@@ -213,7 +218,7 @@ def _losses(record: PodRecord, name: str, pod: PodView | None, loss: Loss | None
         loss = Loss(Reason.POD_LOST, f"it vanished from node {record.node or '?'}")
     if loss:
         time = min(loss.time or now, now)
-        yield Failure(record.index, POD, name, loss.reason, loss.message, time, loss.counted)
+        yield Failure(place_of(record), POD, name, loss.reason, loss.message, time, loss.counted)
 
 
 def _after(record: PodRecord, found: Sequence[Failure], now: datetime, *, anew: bool) -> PodRecord:
@@ -226,14 +231,15 @@ def _after(record: PodRecord, found: Sequence[Failure], now: datetime, *, anew: 
     return record.model_copy(update={"losses": losses, "lost_time": stamp(now)}) if lost else record
 
 
-def _current(memory: RoleCount, index: int, newest: PodView | None, *, anew: bool, lost: bool) -> PodRecord | None:
+def _current(memory: RoleCount, place: Place, newest: PodView | None, *, anew: bool, lost: bool) -> PodRecord | None:
     """The record to continue from: the newest pod's if it is new, else as remembered. None: no pod was created yet."""
-    old = memory.records.get(index)
+    old = memory.records.get(place)
     if newest and newest.attempt >= (old.attempt + 1 if old else memory.next_attempt):
         if old is None:
-            return PodRecord(index=index, attempt=newest.attempt)
+            return PodRecord(pool=place.pool or None, index=place.index, attempt=newest.attempt)
         return PodRecord(
-            index=index,
+            pool=place.pool or None,
+            index=place.index,
             attempt=newest.attempt,
             losses=0 if anew else old.losses,
             incident=old.incident,

@@ -36,7 +36,7 @@ def removal_of(pods: Iterable[PodView], now: datetime) -> Removal:
     """
     actions: list[DeleteObject] = []
     waits: list[float] = []
-    for pod in sorted(pods, key=lambda p: -p.index):
+    for pod in sorted(pods, key=lambda p: -p.place.index):
         if pod.deleted_at is None:
             actions.append(DeleteObject("Pod", pod.name, pod.uid))
             continue
@@ -67,5 +67,5 @@ def condemned(view: JobView, lost: Mapping[str, Loss]) -> Iterator[PodView]:
 
 
 def _is_recorded(memory: RoleCount, pod: PodView) -> bool:
-    record = memory.records.get(pod.index)
+    record = memory.records.get(pod.place)
     return record is not None and record.attempt == pod.attempt and record.lost_time is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import lru_cache
 
 from pydantic import ValidationError
@@ -30,8 +31,14 @@ def template_of(view: JobView) -> Template | Finding:
     """The template from which pods are now created, or why there is none.
 
     Rule: the newest ControllerRevision of the job, whatever happened to the live template since. The live one is taken by
-    a job that has none yet, and by one that resumes with `runtimeRef.renewOnResume`, if it differs from the kept one.
+    a job that has none yet, and by one that resumes with `runtimeRef.renewOnResume`, if it differs from the kept one. It has to have
+    the entries of `rewardTemplates` that the job's reward pools name.
     """
+    found = _in_force(view)
+    return found if isinstance(found, Finding) else _lacking(view, found) or found
+
+
+def _in_force(view: JobView) -> Template | Finding:
     kept = _kept(view)
     if kept and not (view.suspended and view.spec.runtime_ref.renew_on_resume):
         return kept
@@ -82,6 +89,24 @@ def _live(view: JobView) -> RLRuntimeSpec | Finding:
         first = error.errors()[0]
         field = ".".join(str(part) for part in ("spec", *first["loc"]))
         return _unresolved(Reason.POD_TEMPLATE_INVALID, f"{name}: {field}: {first['msg']}")
+
+
+def _lacking(view: JobView, template: Template) -> Finding | None:
+    """What the template lacks that the job names."""
+    known = [entry.name for entry in template.runtime.reward_templates]
+    reference = view.spec.runtime_ref
+    for place, pool in enumerate(view.spec.reward_pools):
+        if pool.template is None or pool.template in known:
+            continue
+        close = get_close_matches(pool.template, known, n=1)
+        cure = f"did you mean {close[0]}?" if close else f"it has {', '.join(known) or 'none'}"
+        kept = "" if template.is_new else f", as kept in ControllerRevision {view.job.revision(template.number)},"
+        message = (
+            f"spec.rewardPools[{place}].template: {reference.kind} {reference.name}{kept} has no entry {pool.template!r} in "
+            f"spec.rewardTemplates; {cure}"
+        )
+        return _unresolved(Reason.REWARD_TEMPLATE_NOT_FOUND, message)
+    return None
 
 
 def _unresolved(reason: Reason, message: str) -> Finding:

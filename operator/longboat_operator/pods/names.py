@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from longboat_crds.base import API_VERSION, Role
 from longboat_operator.model import LABEL_JOB, LABEL_ROLE
 
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGER = "longboat-operator"
+
+
+class Place(NamedTuple):
+    """Where a pod stands within its role: its number, of a reward pod within its pool. Places order by pool and number."""
+
+    pool: str
+    index: int  # type: ignore[assignment]  # hides the method of tuples
+
+    def __str__(self) -> str:
+        return f"{self.pool}-{self.index}" if self.pool else str(self.index)
+
+
+def numbered(count: int, pool: str = "") -> tuple[Place, ...]:
+    """The first so many places."""
+    return tuple(Place(pool, index) for index in range(count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +68,9 @@ class JobRef:
         """ControllerRevision that stores the runtime template."""
         return f"{self.name}-runtime-{number}"
 
-    def pod(self, role: Role, index: int, attempt: int) -> str:
+    def pod(self, role: Role, place: Place, attempt: int) -> str:
         """A pod; every attempt has a name of its own, so that an old one is never taken for a new one."""
-        return f"{self.name}-{role}-{index}-a{attempt}"
+        return f"{self.name}-{role}-{place}-a{attempt}"
 
     def labels(self, role: Role | None = None) -> dict[str, str]:
         """Labels of a child, of one role if given."""

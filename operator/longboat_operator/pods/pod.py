@@ -8,10 +8,17 @@ from typing import Any
 from longboat_crds.base import Role
 from longboat_crds.job import RLJobSpec
 from longboat_crds.runtime import RLRuntimeSpec
-from longboat_operator.model import ANNOTATION_RAY_TOKEN, ANNOTATION_REVISION, LABEL_ATTEMPT, LABEL_INDEX, Object
+from longboat_operator.model import (
+    ANNOTATION_RAY_TOKEN,
+    ANNOTATION_REVISION,
+    LABEL_ATTEMPT,
+    LABEL_INDEX,
+    LABEL_POOL,
+    Object,
+)
 from longboat_operator.pods import container as parts
 from longboat_operator.pods.merge import merge
-from longboat_operator.pods.names import JobRef
+from longboat_operator.pods.names import JobRef, Place
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.pods.volumes import ray_volumes
 
@@ -28,22 +35,22 @@ def build_pod(
     runtime: RLRuntimeSpec,
     revision: str,
     role: Role,
-    index: int,
+    place: Place,
     attempt: int,
     *,
     token: str,
     one_node: bool,
 ) -> Object:
-    """The pod of one index of a role, from the template that `revision` stores.
+    """The pod of one place of a role, from the template that `revision` stores.
 
-    Order: common parts, the role's parts, `runtime.common`, `runtime.roles.ROLE`; then identity, which no template can
-    change. `token` is the Secret with Ray's token. With `one_node` the pods that mount the checkpoint claim stay together
+    Order: common parts, the role's parts, `runtime.common`, `runtime.roles.ROLE`, the entry of `runtime.rewardTemplates` that the pool of
+    a reward pod names; then identity, which no template can change. `token` is the Secret with Ray's token. With `one_node` the pods that mount the checkpoint claim stay together
     (a ReadWriteOnce claim).
 
     Raises:
         TemplateInvalid: the template doesn't have the form of a pod template.
     """
-    pod = _merged(job, spec, runtime, role, token)
+    pod = _merged(job, spec, runtime, role, token, place.pool)
     body = pod["spec"] | {"restartPolicy": "Always"}
     for kind in ("initContainers", "containers"):
         if kind in body:
@@ -57,17 +64,24 @@ def build_pod(
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": _metadata(job, pod.get("metadata", {}), revision, role, index, attempt, token),
+        "metadata": _metadata(job, pod.get("metadata", {}), revision, role, place, attempt, token),
         "spec": body,
     }
 
 
-def _merged(job: JobRef, spec: RLJobSpec, runtime: RLRuntimeSpec, role: Role, token: str) -> dict[str, Any]:
-    made = merge(_common(token), ROLES[role].pod_spec(job, spec, runtime.command))
+def _merged(
+    job: JobRef, spec: RLJobSpec, runtime: RLRuntimeSpec, role: Role, token: str, pool: str = ""
+) -> dict[str, Any]:
+    made = merge(_common(token), ROLES[role].pod_spec(job, spec, runtime.command, pool))
     pod: dict[str, Any] = {"metadata": {"labels": {}, "annotations": {}}, "spec": made}
     pod = merge(pod, _for_role(runtime.common.template, role), "common.template")
     own: Mapping[str, Any] = getattr(runtime.roles, role).template
-    return merge(pod, own, f"roles.{role}.template")
+    pod = merge(pod, own, f"roles.{role}.template")
+    named = next((one.template for one in spec.reward_pools if one.name == pool), None)
+    for place, entry in enumerate(runtime.reward_templates):
+        if entry.name == named:
+            pod = merge(pod, entry.template, f"rewardTemplates[{place}].template")
+    return pod
 
 
 def _common(token: str) -> dict[str, Any]:
@@ -152,9 +166,11 @@ def _together(job: JobRef, affinity: Mapping[str, Any], with_whom: Sequence[Role
 
 
 def _metadata(
-    job: JobRef, given: Mapping[str, Any], revision: str, role: Role, index: int, attempt: int, token: str
+    job: JobRef, given: Mapping[str, Any], revision: str, role: Role, place: Place, attempt: int, token: str
 ) -> dict[str, Any]:
-    marks = job.labels(role) | {LABEL_INDEX: str(index), LABEL_ATTEMPT: str(attempt)}
+    marks = job.labels(role) | {LABEL_INDEX: str(place.index), LABEL_ATTEMPT: str(attempt)}
+    if place.pool:
+        marks[LABEL_POOL] = place.pool
     labels = dict(given.get("labels", {})) | marks
     annotations = {
         "kubectl.kubernetes.io/default-container": ROLES[role].containers[0],
@@ -162,4 +178,4 @@ def _metadata(
         ANNOTATION_REVISION: revision,
         ANNOTATION_RAY_TOKEN: token,
     }
-    return job.metadata(job.pod(role, index, attempt), labels) | {"annotations": annotations}
+    return job.metadata(job.pod(role, place, attempt), labels) | {"annotations": annotations}

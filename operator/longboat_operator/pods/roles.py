@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from longboat_crds.base import Role
 from longboat_crds.failure import FailurePolicySpec
 from longboat_crds.job import RLJobSpec
 from longboat_operator.pods.driver import RAY_HEAD, driver_pod_spec
-from longboat_operator.pods.names import JobRef
+from longboat_operator.pods.names import JobRef, Place, numbered
 from longboat_operator.pods.workers import GRADERS, reward_pod_spec, rollout_pod_spec, trainer_pod_spec
 
 
@@ -22,10 +23,10 @@ from longboat_operator.pods.workers import GRADERS, reward_pod_spec, rollout_pod
 class RoleTraits:
     """What sets a role apart."""
 
-    desired: Callable[[RLJobSpec], int]
-    """Pods that the spec asks for."""
-    pod_spec: Callable[[JobRef, RLJobSpec, list[str]], dict[str, Any]]
-    """What only its pods' spec has; the list is the command of the runtime template."""
+    places: Callable[[RLJobSpec], tuple[Place, ...]]
+    """Where the spec asks for pods."""
+    pod_spec: Callable[[JobRef, RLJobSpec, list[str], str], dict[str, Any]]
+    """What only its pods' spec has; the list is the command of the runtime template, the text the pool of a reward pod."""
     containers: tuple[str, ...]
     """Containers that the operator creates; the first is the one whose logs people want."""
     limit: Callable[[FailurePolicySpec], int]
@@ -33,7 +34,7 @@ class RoleTraits:
     limit_field: str
     """The field of spec.failurePolicy that sets it."""
     every_pod_needed: bool = False
-    """Whether rounds need all of its pods; of other roles one is enough."""
+    """Whether rounds need all of its pods; of other roles one is enough, of reward pods one of each pool."""
     mounts_checkpoints: bool = False
     """Whether its pods mount the checkpoint claim."""
     cpu_container: str | None = None
@@ -43,8 +44,8 @@ class RoleTraits:
 # In start order: the driver's pod has the head that all others wait for.
 ROLES: Mapping[Role, RoleTraits] = {
     Role.DRIVER: RoleTraits(
-        desired=lambda _: 1,
-        pod_spec=driver_pod_spec,
+        places=lambda _: numbered(1),
+        pod_spec=lambda job, spec, command, _: driver_pod_spec(job, spec, command),
         containers=("driver", RAY_HEAD),
         limit=lambda policy: policy.max_driver_restarts,
         limit_field="maxDriverRestarts",
@@ -52,14 +53,16 @@ ROLES: Mapping[Role, RoleTraits] = {
         mounts_checkpoints=True,
     ),
     Role.ROLLOUT: RoleTraits(
-        desired=lambda spec: spec.rollout.replicas,
-        pod_spec=rollout_pod_spec,
+        places=lambda spec: numbered(spec.rollout.replicas),
+        pod_spec=lambda job, spec, command, _: rollout_pod_spec(job, spec, command),
         containers=("rollout",),
         limit=lambda policy: policy.max_rollout_restarts,
         limit_field="maxRolloutRestarts",
     ),
     Role.REWARD: RoleTraits(
-        desired=lambda spec: spec.reward_pool.replicas,
+        places=lambda spec: tuple(
+            chain.from_iterable(numbered(pool.replicas, pool.name) for pool in spec.reward_pools)
+        ),
         pod_spec=reward_pod_spec,
         containers=("reward", GRADERS),
         limit=lambda policy: policy.max_reward_restarts,
@@ -67,8 +70,8 @@ ROLES: Mapping[Role, RoleTraits] = {
         cpu_container=GRADERS,
     ),
     Role.TRAINER: RoleTraits(
-        desired=lambda spec: spec.trainer.replicas,
-        pod_spec=trainer_pod_spec,
+        places=lambda spec: numbered(spec.trainer.replicas),
+        pod_spec=lambda job, spec, command, _: trainer_pod_spec(job, spec, command),
         containers=("trainer",),
         limit=lambda policy: policy.max_trainer_restarts,
         limit_field="maxTrainerRestarts",

@@ -6,6 +6,7 @@ from typing import Any
 
 from longboat_crds.base import Role
 from longboat_crds.job import RLJobSpec
+from longboat_crds.rewards import rewards_of
 from longboat_operator.pods import container as parts
 from longboat_operator.pods.driver import checkpoint_mounts, checkpoint_volumes
 from longboat_operator.pods.names import JobRef
@@ -39,16 +40,17 @@ def trainer_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[s
     }
 
 
-def reward_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str]) -> dict[str, Any]:
-    """What only a reward pod's spec has.
+def reward_pod_spec(job: JobRef, spec: RLJobSpec, command: list[str], pool: str) -> dict[str, Any]:
+    """What only the spec of a reward pod of this pool has: its graders see the files of the pool's own rewards alone.
 
     Graded code is hostile: its container has another user, no Ray token, and directories of its own; only the socket's
     directory is shared. It has no probe: the reward agent is ready when the socket answers.
     """
-    per_pod = spec.reward_pool.graders_per_pod
-    reward = worker(Role.REWARD, job, command, ["--slots", str(per_pod)], [parts.mount("run", "/run/longboat")])
-    reward["args"] += ["--socket", parts.REWARD_SOCKET]
-    files = sorted({reward.config_map.name for reward in spec.rewards if reward.config_map})
+    per_pod = next(named.graders_per_pod for named in spec.reward_pools if named.name == pool)
+    offer = ["--pool", pool, "--slots", str(per_pod), "--socket", parts.REWARD_SOCKET]
+    reward = worker(Role.REWARD, job, command, offer, [parts.mount("run", "/run/longboat")])
+    rewards = rewards_of(spec.rewards, pool).values()
+    files = sorted({reward.config_map.name for reward in rewards if reward.config_map})
     graders = parts.container(
         GRADERS,
         command,

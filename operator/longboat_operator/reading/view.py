@@ -15,8 +15,16 @@ from longboat_crds.base import Role
 from longboat_crds.job import RLJobSpec
 from longboat_crds.reasons import ConditionType
 from longboat_crds.status import Problem, RLJobStatus, RoleStatus, RolloutDemand, RolloutGrant, Training
-from longboat_operator.model import ANNOTATION_RAY_TOKEN, LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE, Object, Observed
-from longboat_operator.pods.names import JobRef
+from longboat_operator.model import (
+    ANNOTATION_RAY_TOKEN,
+    LABEL_ATTEMPT,
+    LABEL_INDEX,
+    LABEL_POOL,
+    LABEL_ROLE,
+    Object,
+    Observed,
+)
+from longboat_operator.pods.names import JobRef, Place
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import has_ended, holds
 from longboat_operator.reading.status import read_status, rollout_demand, rollout_grant
@@ -35,7 +43,7 @@ class PodView:
 
     name: str
     uid: str
-    index: int
+    place: Place
     attempt: int
     raw: Object
 
@@ -228,13 +236,15 @@ def _spec(text: str) -> RLJobSpec:
 
 
 def pods_by_role(observed: Observed) -> Mapping[Role, tuple[PodView, ...]]:
-    """Pods by role, by index and attempt. A pod whose labels were removed is no longer the job's."""
+    """Pods by role, by place and attempt. A pod whose labels were removed is no longer the job's."""
     found: dict[Role, list[PodView]] = {role: [] for role in ROLES}
     for pod in observed.children.get("Pod", {}).values():
         metadata = pod["metadata"]
         labels = metadata.get("labels") or {}
+        role = labels.get(LABEL_ROLE, "")
+        pool = labels.get(LABEL_POOL) if role == Role.REWARD else ""
         index, attempt = labels.get(LABEL_INDEX, ""), labels.get(LABEL_ATTEMPT, "")
-        if labels.get(LABEL_ROLE) in ROLES and index.isdecimal() and attempt.isdecimal():
-            view = PodView(metadata["name"], metadata["uid"], int(index), int(attempt), pod)
-            found[Role(labels[LABEL_ROLE])].append(view)
-    return {role: tuple(sorted(pods, key=lambda p: (p.index, p.attempt))) for role, pods in found.items()}
+        if role in ROLES and pool is not None and index.isdecimal() and attempt.isdecimal():
+            view = PodView(metadata["name"], metadata["uid"], Place(pool, int(index)), int(attempt), pod)
+            found[Role(role)].append(view)
+    return {role: tuple(sorted(pods, key=lambda p: (p.place, p.attempt))) for role, pods in found.items()}

@@ -155,7 +155,7 @@ def _degraded(view: JobView, facts: Facts) -> Finding:
         return Finding(ConditionType.DEGRADED, True, problem.reason, place + problem.message)
     incomplete = [role for role, found in facts.roles.items() if not (found.all_ready or ROLES[role].every_pod_needed)]
     if incomplete and facts.suspension is Suspension.NONE and has_trained(view):
-        missing = ", ".join(f"{role} {facts.roles[role].text}" for role in incomplete)
+        missing = ", ".join(f"{role} {facts.roles[role].by_pool}" for role in incomplete)
         return Finding(ConditionType.DEGRADED, True, Reason.ROLES_INCOMPLETE, f"{missing}.")
     return Finding(ConditionType.DEGRADED, False, Reason.AS_ASKED)
 

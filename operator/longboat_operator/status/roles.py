@@ -8,12 +8,13 @@ from decimal import Decimal
 from functools import cached_property
 
 from longboat_crds.base import Role
-from longboat_crds.status import RolesStatus, RoleStatus
+from longboat_crds.status import PoolStatus, RolesStatus, RoleStatus
 from longboat_operator.model import Object
 from longboat_operator.plan.losses import Loss
 from longboat_operator.plan.places import Places
 from longboat_operator.plan.pod_problems import PodProblem, problem_of, scheduling_problem
 from longboat_operator.plan.records import RoleCount
+from longboat_operator.pods.names import Place
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.times import stamp
 from longboat_operator.reading.view import JobView, PodView
@@ -24,12 +25,17 @@ _SUFFIXES = {"n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "
 
 @dataclass(frozen=True)
 class RoleSurvey:
-    """A role's pods at a glance. Pods that leave count neither in `pods` nor in `desired`."""
+    """A role's pods at a glance, or those of one reward pool. Pods that leave count neither in `pods` nor in `places`."""
 
     role: Role
-    desired: int
+    places: tuple[Place, ...]
     pods: tuple[PodView, ...]
     lost: Mapping[str, Loss] = field(default_factory=dict)
+
+    @property
+    def desired(self) -> int:
+        """Pods that should exist."""
+        return len(self.places)
 
     @cached_property
     def ready(self) -> int:
@@ -41,10 +47,30 @@ class RoleSurvey:
         """Pods that have a node."""
         return sum(bool(pod.raw.get("spec", {}).get("nodeName")) for pod in self.pods)
 
+    @cached_property
+    def pools(self) -> Mapping[str, RoleSurvey]:
+        """Each reward pool, by name; of another role all pods, under no name."""
+        names = dict.fromkeys(place.pool for place in self.places)
+        return {
+            name: RoleSurvey(
+                self.role,
+                tuple(place for place in self.places if place.pool == name),
+                tuple(pod for pod in self.pods if pod.place.pool == name),
+                self.lost,
+            )
+            for name in names
+        }
+
     @property
     def text(self) -> str:
         """`ready/desired`."""
         return f"{self.ready}/{self.desired}"
+
+    @property
+    def by_pool(self) -> str:
+        """The same, and of each pool if there are several."""
+        pools = ", ".join(f"{name} {found.text}" for name, found in self.pools.items())
+        return f"{self.text} ({pools})" if len(self.pools) > 1 else self.text
 
     @property
     def all_ready(self) -> bool:
@@ -54,8 +80,9 @@ class RoleSurvey:
     @property
     def serves(self) -> bool:
         """Whether it has the pods that rounds can't do without."""
-        needed = self.desired if ROLES[self.role].every_pod_needed else min(1, self.desired)
-        return self.ready >= needed
+        if ROLES[self.role].every_pod_needed:
+            return self.all_ready
+        return all(found.ready for found in self.pools.values())
 
 
 Survey = Mapping[Role, RoleSurvey]
@@ -69,14 +96,14 @@ def survey(view: JobView, places: Places, lost: Mapping[str, Loss]) -> Survey:
     surveys = {}
     for role in ROLES:
         wanted = frozenset(places[role])
-        newest = {pod.index: pod for pod in view.pods[role] if pod.index in wanted}
-        surveys[role] = RoleSurvey(role, len(wanted), tuple(newest.values()), lost)
+        newest = {pod.place: pod for pod in view.pods[role] if pod.place in wanted}
+        surveys[role] = RoleSurvey(role, places[role], tuple(newest.values()), lost)
     return surveys
 
 
 def summary(roles: Survey) -> str:
     """`driver 1/1, rollout 2/3, …`."""
-    return ", ".join(f"{role} {found.text}" for role, found in roles.items())
+    return ", ".join(f"{role} {found.by_pool}" for role, found in roles.items())
 
 
 def first_problem(roles: Survey) -> PodProblem | None:
@@ -98,7 +125,6 @@ def roles_status(roles: Survey, counts: Mapping[Role, RoleCount]) -> RolesStatus
 
 def role_status(found: RoleSurvey, count: RoleCount) -> RoleStatus:
     """One role as the status shows it."""
-    container = ROLES[found.role].cpu_container
     return RoleStatus(
         desired=found.desired,
         ready=found.ready,
@@ -108,9 +134,18 @@ def role_status(found: RoleSurvey, count: RoleCount) -> RoleStatus:
         incidents=list(map(stamp, count.incidents.times)) or None,
         restart_step=count.restart_step,
         next_attempt=count.next_attempt,
-        pods=[count.records[index] for index in sorted(count.records)] or None,
-        cpu=cpu_limits((pod.raw for pod in found.pods), container) if container else None,
+        pools=[
+            PoolStatus(name=name, ready_text=pool.text, cpu=_cpu(pool)) for name, pool in found.pools.items() if name
+        ]
+        or None,
+        pods=[count.records[place] for place in sorted(count.records)] or None,
+        cpu=_cpu(found),
     )
+
+
+def _cpu(found: RoleSurvey) -> str | None:
+    container = ROLES[found.role].cpu_container
+    return cpu_limits((pod.raw for pod in found.pods), container) if container else None
 
 
 def cores(text: str) -> Decimal:

@@ -77,19 +77,23 @@ def trainer(
 @app.command("reward")
 def reward(
     head: Head,
+    pool: Annotated[str, typer.Option(help="Reward pool that the pod belongs to.")],
     slots: Slots = 1,
     socket: Annotated[Path, typer.Option(help="Where the pod's graders listen.")] = Path("/run/longboat/graders.sock"),
     health_port: HealthPort = _HEALTH_PORT,
     grace_seconds: Grace = _GRACE,
 ) -> None:
     """Joins a pod of graders to the job."""
-    _worker(Role.REWARD, head, slots, _place(health_port, grace_seconds), socket)
-
-
-def _worker(role: Role, head: str, number: int, place: roles.Place, graders: Path | None = None) -> None:
     from longboat_runtime.agent import roles
 
-    raise typer.Exit(roles.run_agent(lambda: roles.worker(role, place, head, number, graders)))
+    place = _place(health_port, grace_seconds)
+    raise typer.Exit(roles.run_agent(lambda: roles.reward_worker(place, head, pool, slots, socket)))
+
+
+def _worker(role: Role, head: str, number: int, place: roles.Place) -> None:
+    from longboat_runtime.agent import roles
+
+    raise typer.Exit(roles.run_agent(lambda: roles.worker(role, place, head, number)))
 
 
 def _place(health_port: int, grace: float) -> roles.Place:

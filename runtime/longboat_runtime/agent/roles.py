@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from longboat_runtime.agent.ray_command import (
     worker_command,
 )
 from longboat_runtime.reward.client import GraderClient, GradersGone
+from longboat_runtime.reward.slots import resource
 
 _GRADERS_SECONDS = 2.0
 # Seconds of a pod's grace that are left to kill and reap what didn't end when it was asked to.
@@ -101,12 +102,18 @@ def driver(place: Place, job: str, namespace: str, address: str) -> Duty:
     )
 
 
-def worker(role: Role, place: Place, address: str, number: int, socket: Path | None = None) -> Duty:
-    """A Ray node that offers `number` of its role's resource: devices of a rollout pod, actors of another.
+def worker(role: Role, place: Place, address: str, number: int) -> Duty:
+    """A Ray node that offers `number` of its role's resource: devices of a rollout pod, actors of another."""
+    return _worker(role, place, address, {f"longboat-{role.value}": number})
 
-    `socket` is where the graders of a reward pod listen.
-    """
-    node = RayNode(place.ip, {f"longboat-{role.value}": number}, _labels(role, place), place.ports, place.object_store)
+
+def reward_worker(place: Place, address: str, pool: str, slots: int, socket: Path) -> Duty:
+    """A Ray node of a reward pool, on which so many grades run at once; `socket` is where its pod's graders listen."""
+    return _worker(Role.REWARD, place, address, {resource(pool): slots}, socket)
+
+
+def _worker(role: Role, place: Place, address: str, offer: Mapping[str, int], socket: Path | None = None) -> Duty:
+    node = RayNode(place.ip, offer, _labels(role, place), place.ports, place.object_store)
     probe = HeadProbe(address)
 
     async def missing() -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,10 +19,9 @@ from longboat_runtime.data.source import open_evaluation, open_source
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.reshapes import check_profile, starting_shape
-from longboat_runtime.interfaces import Manifest, RewardPool, RolloutFleet, TrainerGroup
+from longboat_runtime.interfaces import Manifest, RewardScheduler, RolloutFleet, TrainerGroup
 from longboat_runtime.problems import SpecProblem
-from longboat_runtime.reward.client import SOCKET
-from longboat_runtime.reward.pool import RayRewardPool
+from longboat_runtime.reward.scheduler import RayRewardScheduler
 from longboat_runtime.rollout.fleet import RayRolloutFleet
 from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
@@ -64,11 +63,13 @@ class AdoptingStore(CheckpointStore):
 
 
 @asynccontextmanager
-async def open_components(job: Job, socket: Path = SOCKET, resume: Path = RESUME) -> AsyncIterator[Components]:
+async def open_components(
+    job: Job, sockets: Mapping[str, Path] | None = None, resume: Path = RESUME
+) -> AsyncIterator[Components]:
     """Opens all components, and checks the data while engines and graders start (see `Components.ready`). Raises SpecProblem.
 
-    `ray.init` must have been called. `socket` is where graders listen in every reward pod, `resume` the mount point of the claim
-    of `checkpoint.resumeFrom`.
+    `ray.init` must have been called. `sockets` is where graders listen on the nodes of each reward pool (by default as in pods),
+    `resume` the mount point of the claim of `checkpoint.resumeFrom`.
     """
     spec = job.spec
     longest = spec.rollout.sampling.max_tokens
@@ -76,7 +77,7 @@ async def open_components(job: Job, socket: Path = SOCKET, resume: Path = RESUME
     async with AsyncExitStack() as stack:
         store = StoreClient(await _own_store())
         stack.callback(ray.kill, store.actor)
-        rewards = RayRewardPool(spec, store, socket)
+        rewards = RayRewardScheduler(spec, store, sockets)
         stack.push_async_callback(_close, rewards)
         fleet = RayRolloutFleet(spec, store)
         checkpoints = _checkpoints(job, resume)
@@ -110,7 +111,7 @@ async def _own_store() -> ActorHandle:
             await asyncio.sleep(_STORE_SECONDS)
 
 
-async def _close(component: RolloutFleet | RewardPool | TrainerGroup) -> None:
+async def _close(component: RolloutFleet | RewardScheduler | TrainerGroup) -> None:
     """Closes a component. One that can no longer be closed (its pods or Ray are gone) ends with this process anyway."""
     try:
         await component.close()
@@ -118,7 +119,7 @@ async def _close(component: RolloutFleet | RewardPool | TrainerGroup) -> None:
         log.warning("a component could not be closed", component=type(component).__name__, error=str(error))
 
 
-async def _start(rewards: RayRewardPool, fleet: RayRolloutFleet, engines: int) -> None:
+async def _start(rewards: RayRewardScheduler, fleet: RayRolloutFleet, engines: int) -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(rewards.start())
         tasks.create_task(_engines_started(fleet, engines))

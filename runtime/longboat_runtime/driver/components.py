@@ -9,7 +9,7 @@ from typing import Any
 from longboat_runtime.interfaces import (
     Checkpoints,
     PromptSource,
-    RewardPool,
+    RewardScheduler,
     RolloutFleet,
     SampleStore,
     TrainerGroup,
@@ -31,7 +31,7 @@ class Components:
 
     store: SampleStore
     fleet: RolloutFleet
-    rewards: RewardPool
+    rewards: RewardScheduler
     trainer: TrainerGroup
     source: PromptSource
     checkpoints: Checkpoints

@@ -12,8 +12,10 @@ from typing import Any
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.stages import Stage, StageClock
+from longboat_runtime.interfaces import Urgency
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.seeds import sample_seed
+from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import (
     FinishedSample,
     FinishReason,
@@ -46,11 +48,12 @@ class SampleFlow:
         components: Components,
         stages: StageClock,
         happened: Callable[[events.Body], None],
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         self._components, self._stages, self._happened, self._spawn = components, stages, happened, spawn
         self._seed, self._sampling = job.spec.rounds.seed, job.sampling
         self._orders: asyncio.Queue[tuple[Order, Sequence[Any]]] = asyncio.Queue()
+        self._grades: dict[SampleId, asyncio.Task[None]] = {}
         self._grading = 0
         self._stopping: set[SampleId] = set()
         self._pausing: set[SampleId] = set()
@@ -130,12 +133,27 @@ class SampleFlow:
         """Nothing more is being generated: what waits to be graded is sent, as soon as the last samples are there too."""
         asyncio.get_running_loop().call_soon(self._components.rewards.flush)
 
-    async def grade(self, sample: SampleId) -> None:
-        """Grades a stored sample."""
+    def grade(self, sample: SampleId, urgency: Urgency) -> None:
+        """Has a stored sample graded."""
+        task = self._grades[sample] = self._spawn(self._grade(sample, urgency))
+        task.add_done_callback(partial(self._grade_ended, sample))
+
+    def give_up_grades(self, samples: Sequence[SampleId]) -> None:
+        """Nobody needs the grades of these samples any more: what waits or runs for them makes room for others."""
+        for sample in samples:
+            if sample in self._grades:
+                self._grades[sample].cancel()
+
+    def _grade_ended(self, sample: SampleId, task: asyncio.Task[None]) -> None:
+        if self._grades.get(sample) is task:
+            del self._grades[sample]
+
+    async def _grade(self, sample: SampleId, urgency: Urgency) -> None:
         self._grading += 1
         self._stages.set(Stage.REWARD, True)
+        row = self._components.source.row(sample.prompt)
         try:
-            grade = await self._components.rewards.grade(sample, self._components.source.row(sample.prompt))
+            grade = await self._components.rewards.grade(sample, row, urgency)
         except KeyError:
             self._happened(events.Lost(sample, "the store has lost its data"))
         else:
@@ -146,6 +164,16 @@ class SampleFlow:
             self._grading -= 1
             self._stages.move(Stage.REWARD)
             self._stages.set(Stage.REWARD, self._grading > 0)
+
+
+def urgency_of(view: View, sample: SampleId) -> Urgency:
+    """What the grade of a generated sample decides (pure).
+
+    A group that waits for a round to continue in counts as one of the next round.
+    """
+    group = view.groups[sample.prompt]
+    round_ = view.last_round + 1 if sample.prompt in view.carried else group.round
+    return Urgency(round_, max(0, view.group_size - group.graded))
 
 
 def gives_up_data(event: FleetEvent) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from longboat_runtime.metrics.record import JsonLines, Sink
 from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.metrics.tensorboard import TensorBoard
 from longboat_runtime.problems import SpecProblem, spec_problem_in
-from longboat_runtime.reward.client import SOCKET
 from longboat_runtime.rounds.policies import open_policy
 from longboat_runtime.tracking.trackers import Trackers
 
@@ -46,13 +45,13 @@ async def drive(
     job: Job,
     broker: Broker,
     sinks: Sequence[Sink] = (),
-    socket: Path = SOCKET,
+    sockets: Mapping[str, Path] | None = None,
     resume: Path = RESUME,
     secrets: Path | None = None,
 ) -> tuple[Ending, SpecProblem | None]:
     """Runs the job to its end, which the status shows before this returns. On SIGTERM the job is saved and stopped.
 
-    `secrets` is the directory with the credentials of trackers, None for those of the user who runs this.
+    `sockets` and `resume` are those of `open_components`. `secrets` is the directory with the credentials of trackers, None for those of the user who runs this.
 
     Returns how the job ended, and the problem if it failed. Raises errors that the next start may overcome: a lost trainer, store
     or head.
@@ -64,7 +63,7 @@ async def drive(
     try:
         reports.sinks = [*_files(job), *sinks]
         trackers.start()
-        async with open_components(job, socket, resume) as components:
+        async with open_components(job, sockets, resume) as components:
             driver = Driver(job, components, open_policy(job.spec), reporter, broker, time.time)
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, driver.stop)
             outcome = await driver.run()

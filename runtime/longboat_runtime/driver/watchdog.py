@@ -30,11 +30,12 @@ _STANDARD_ERROR = 2
 class Watchdog:
     """Reports a stage that has made no progress for `rounds.stageDeadlineSeconds`, with stacks, until it does again.
 
-    Also reports that no reward pod is left to grade, until one joins.
+    Also reports reward pools that have no pod left to grade, until one joins.
     """
 
     def __init__(self, job: Job, components: Components, reporter: Reporter) -> None:
         self._deadline = float(job.spec.rounds.stage_deadline_seconds)
+        self._pools = [pool.name for pool in job.spec.reward_pools]
         self._components, self._reporter = components, reporter
         self._reported: set[Stage] = set()
 
@@ -68,12 +69,17 @@ class Watchdog:
         self._reported = set(stuck)
 
     def _look_for_graders(self) -> None:
-        problems, serving = self._reporter.problems, self._components.rewards.serving
+        problems, unserved = self._reporter.problems, self._components.rewards.unserved
         if Stage.START in self._reporter.stages.active:
             return  # the first ones are still waited for
-        if serving is (problems.get(Reason.NO_GRADERS) is not None):
-            text = "No reward pod is left; samples wait for their grades. Check the reward pods, or raise their number."
-            problems.set(Reason.NO_GRADERS, "spec.rewardPool.replicas", text, not serving)
+        field, text = "", ""
+        if unserved:
+            field = f"spec.rewardPools[{self._pools.index(unserved[0])}].replicas"
+            names = " and ".join(f"pool {name}" for name in unserved)
+            text = f"No reward pod of {names} is left, so samples wait for the grades of its rewards. Check its pods, or raise their number."
+        reported = problems.get(Reason.NO_GRADERS)
+        if text != (reported.message if reported else ""):
+            problems.set(Reason.NO_GRADERS, field, text, bool(unserved))
             self._reporter.publish()
 
     async def _stacks(self) -> dict[str, str]:

@@ -1,21 +1,33 @@
-"""The graders of a local run: the same server as in reward pods, as a child process."""
+"""The graders of a local run: the same servers as in reward pods, a child process for each pool."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from longboat_crds.rewards import RewardPoolSpec
 
 
 @contextmanager
-def local_graders(processes: int, socket: Path, config_maps: Path) -> Iterator[None]:
-    """Runs them within the block, and no longer than this process: they end with it even if it is killed.
+def local_graders(pools: Sequence[RewardPoolSpec], folder: Path, config_maps: Path) -> Iterator[Mapping[str, Path]]:
+    """Runs those of all pools within the block, and no longer than this process: they end with it even if it is killed.
 
-    The reward pool waits until they listen. To be called in the main thread: they end with the thread that started them.
+    Yields where each pool's graders will listen, below `folder`, by its name; the reward scheduler waits until they do. To be called in
+    the main thread: they end with the thread that started them.
     """
+    sockets = {pool.name: folder / f"{pool.name}.sock" for pool in pools}
+    with ExitStack() as stack:
+        for pool in pools:
+            stack.enter_context(_graders(pool.graders_per_pod, sockets[pool.name], config_maps))
+        yield sockets
+
+
+@contextmanager
+def _graders(processes: int, socket: Path, config_maps: Path) -> Iterator[None]:
     command = [sys.executable, "-m", "longboat_runtime.cli", "graders", "--socket", str(socket)]
     command += ["--processes", str(processes), "--config-maps", str(config_maps), "--parent", str(os.getpid())]
     # In a group of its own: Ctrl-C suspends the job, and the last grades are still needed for that.

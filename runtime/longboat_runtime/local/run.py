@@ -24,6 +24,7 @@ from longboat_runtime.local.display import Display
 from longboat_runtime.local.graders import link_config_maps, local_graders
 from longboat_runtime.local.picture import draw
 from longboat_runtime.problems import SpecProblem
+from longboat_runtime.reward.slots import resource
 
 Rows = TypeVar("Rows", DatasetSpec, EvaluationSpec)
 
@@ -67,13 +68,14 @@ def run_file(
 
 
 def on_one_node(spec: RLJobSpec) -> RLJobSpec:
-    """The job with all its engines in one rollout pod and all graders in one reward pod: this machine is both (pure)."""
-    rollout, pool = spec.rollout, spec.reward_pool
+    """The job with all its engines in one rollout pod, and all graders of a reward pool in one pod: this machine is each of them (pure)."""
+    rollout = spec.rollout
     engines = {"replicas": 1, "engines_per_pod": rollout.replicas * rollout.engines_per_pod}
-    graders = {"replicas": 1, "graders_per_pod": pool.replicas * pool.graders_per_pod}
-    return spec.model_copy(
-        update={"rollout": rollout.model_copy(update=engines), "reward_pool": pool.model_copy(update=graders)}
-    )
+    pools = [
+        pool.model_copy(update={"replicas": 1, "graders_per_pod": pool.replicas * pool.graders_per_pod})
+        for pool in spec.reward_pools
+    ]
+    return spec.model_copy(update={"rollout": rollout.model_copy(update=engines), "reward_pools": pools})
 
 
 def on_this_machine(spec: RLJobSpec, volumes: Mapping[str, Path], *, all_used: bool = True) -> RLJobSpec:
@@ -130,12 +132,11 @@ async def _run(job: Job, config_maps: dict[str, Path], console: Console) -> int:
     with tempfile.TemporaryDirectory(prefix="longboat-") as folder, Display(job, console) as display:
         broker = LocalBroker(job.incarnation, display.show, job.spec.rollout)
         _heed_signals(broker, console)
-        socket = Path(folder) / "graders.sock"
         rewards = link_config_maps(Path(folder) / "rewards", config_maps)
-        with local_graders(job.spec.reward_pool.graders_per_pod, socket, rewards):
+        with local_graders(job.spec.reward_pools, Path(folder), rewards) as sockets:
             try:
                 start_ray(_resources(job.spec), store)
-                ending, problem = await drive(job, broker, [display], socket)
+                ending, problem = await drive(job, broker, [display], sockets)
             finally:
                 ray.shutdown()
     if problem is not None:
@@ -180,8 +181,8 @@ def _resources(spec: RLJobSpec) -> dict[str, float]:
     return {
         "longboat-store": 1,
         "longboat-rollout": spec.rollout.devices_per_pod,
-        "longboat-reward": spec.reward_pool.graders_per_pod,
         "longboat-trainer": spec.trainer.replicas,
+        **{resource(pool.name): pool.graders_per_pod for pool in spec.reward_pools},
     }
 
 

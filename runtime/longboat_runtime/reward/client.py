@@ -66,7 +66,8 @@ class GraderClient:
     async def grade(self, reward: str, sample: RewardSample, seconds: float, seed: int) -> FunctionOutcome:
         """One function on one sample; a lost connection is a grader error.
 
-        `seconds` is the grade's timeout, `seed` (not negative) what random numbers are drawn from in it.
+        `seconds` is the grade's timeout, `seed` (not negative) what random numbers are drawn from in it. If the call is cancelled the
+        graders end the grade.
         """
         try:
             body = to_json({name: getattr(sample, name) for name in _SAMPLE_FIELDS})
@@ -148,6 +149,10 @@ class GraderClient:
         future = self._waiting[identity] = asyncio.get_running_loop().create_future()
         try:
             return await future
+        except asyncio.CancelledError:
+            if self._channel is not None and self._channel.open:
+                self._channel.send({"id": identity, "op": "cancel"})
+            raise
         finally:
             self._waiting.pop(identity, None)
 

@@ -27,7 +27,10 @@ class Grader(Protocol):
         """
 
     async def grade(self, reward: str, sample: RewardSample, seconds: float, seed: int) -> FunctionOutcome:
-        """The outcome of the reward of this name. It is TIMEOUT after `seconds`; random numbers follow from `seed` (31 bits)."""
+        """The outcome of the reward of this name. It is TIMEOUT after `seconds`; random numbers follow from `seed` (31 bits).
+
+        If the call is cancelled the grade is ended, wherever it runs: what it occupied is free for the next one.
+        """
 
     async def close(self) -> None:
         """Gives up what is under way."""

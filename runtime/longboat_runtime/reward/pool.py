@@ -1,10 +1,9 @@
-"""All reward workers of a job behind one queue: `interfaces.RewardPool` on Ray."""
+"""One reward pool: its workers behind one queue, on Ray."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -16,23 +15,19 @@ import structlog
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from longboat_crds.job import RLJobSpec
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.interfaces import SampleStore
 from longboat_runtime.problems import SpecProblem
-from longboat_runtime.reward.client import SOCKET
-from longboat_runtime.reward.combine import applicable, combine
+from longboat_runtime.reward.queue import GradeQueue, Group
 from longboat_runtime.reward.result import FunctionOutcome, IsolationInForce, OutcomeKind, RewardSample
-from longboat_runtime.reward.slots import RESOURCE, Slots, choose, reward_nodes
+from longboat_runtime.reward.slots import Slots, choose, resource
 from longboat_runtime.reward.worker import GATHER_SECONDS, GradeAnswer, GradeAnswers, GradeRequest, RewardWorker
-from longboat_runtime.samples import Grade, Row, SampleId
+from longboat_runtime.samples import SampleId
 
 log = structlog.get_logger()
 
 # A function that fails on a sample is run this often in all, each time on another worker if there is one.
 GRADE_ATTEMPTS = 2
-# How often Ray is asked which reward nodes there are, in seconds.
-_WATCH_INTERVAL = 1.0
 # How long a node whose worker couldn't be made ready is left alone, in seconds.
 _RETRY_SECONDS = 30.0
 
@@ -42,6 +37,7 @@ class _Asked:
     """A request that waits for a worker that isn't one of `tried`, or for its answer: outcomes by function, and the worker's node."""
 
     request: GradeRequest
+    group: Group
     tried: set[str]
     answer: asyncio.Future[tuple[dict[str, FunctionOutcome], str]]
 
@@ -51,12 +47,13 @@ class _Worker(Slots):
     """`asked` are the requests that it has, by number, and those of its `share`, which have yet to be sent.
 
     `exchange` sends and takes answers; it waits for an answer while `listening`. The last call began at `called` (loop time); the next
-    one waits for company unless it is told to `hurry`.
+    one waits for company unless it is told to `hurry`. `given_up` are requests that it is about to be told to cancel.
     """
 
     actor: Any = None
     asked: dict[int, _Asked] = field(default_factory=dict)
     share: list[GradeRequest] = field(default_factory=list)
+    given_up: list[int] = field(default_factory=list)
     asked_something: asyncio.Event = field(default_factory=asyncio.Event)
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
     listening: bool = False
@@ -70,48 +67,53 @@ class _Worker(Slots):
         return share
 
 
-class RayRewardPool:
-    """Keeps one worker on every reward node, as nodes come and go, and spreads grades over them.
+class RewardPool:
+    """Keeps one worker on every node of the pool, as `follow` tells of them, and spreads grades over them.
 
-    `start` must have returned before `grade` is called. `socket` is where graders listen on every reward node.
+    `rewards` are those that it grades, by their places in `spec.rewards`; its workers load no others. `isolation` says how the grades of each
+    are kept apart, by name, and is kept up to date. `socket` is where the pool's graders listen on each of its nodes.
     """
 
-    def __init__(self, spec: RLJobSpec, store: SampleStore, socket: Path = SOCKET) -> None:
-        self._rewards: list[RewardSpec] = list(spec.rewards)
-        self._prompt_column = spec.dataset.columns.prompt
-        self._store, self._socket = store, socket
-        self.isolation: dict[str, IsolationInForce] = {}
+    def __init__(
+        self,
+        name: str,
+        rewards: Mapping[int, RewardSpec],
+        store: SampleStore,
+        socket: Path,
+        isolation: dict[str, IsolationInForce],
+    ) -> None:
+        self.name = name
+        self._rewards, self._store, self._socket, self._isolation = dict(rewards), store, socket, isolation
         self._workers: dict[str, _Worker] = {}
         self._changed = asyncio.Condition()
-        self._waiting: deque[_Asked] = deque()
+        self._queue: GradeQueue[_Asked] = GradeQueue()
         self._numbers = count()
         self._assigning: asyncio.Handle | None = None
         self._problem: SpecProblem | None = None
         self._joining: dict[str, asyncio.Task[None]] = {}
         # Node -> loop time before which it isn't tried again.
         self._retry_at: dict[str, float] = {}
-        self._watching: asyncio.Task[None] | None = None
 
     @property
     def serving(self) -> bool:
+        """Whether there is a worker to grade samples."""
         return bool(self._workers)
 
-    async def start(self) -> None:
+    async def ready(self) -> None:
         """Waits for the first worker that has loaded all functions. Raises SpecProblem if one can't be found or imported."""
-        self._watching = asyncio.create_task(self._watch())
         async with self._changed:
             await self._changed.wait_for(lambda: self._workers or self._problem is not None)
         if self._problem is not None:
-            await self.close()
             raise self._problem
 
-    async def grade(self, sample: SampleId, row: Row) -> Grade:
-        """The weighted sum of the functions for the row's domain.
+    async def grade(
+        self, sample: SampleId, told: RewardSample, rewards: Sequence[RewardSpec], group: Group
+    ) -> dict[str, FunctionOutcome]:
+        """Outcomes by name of these of the pool's rewards for a stored sample; `told` is what they are told about its row.
 
-        A grader error is retried on another worker. A worker that is lost costs no attempt. Raises KeyError if the
-        store has lost the sample.
+        A grader error is retried on another worker. A worker that is lost costs no attempt. If the call is cancelled, so is the grade: it
+        leaves the queue, or is stopped where it runs. Raises KeyError if the store has lost the sample.
         """
-        rewards = applicable(self._rewards, row.domain)
         outcomes: dict[str, FunctionOutcome] = {}
         tried: set[str] = set()
         for _ in range(GRADE_ATTEMPTS):
@@ -120,16 +122,25 @@ class RayRewardPool:
             )
             if not functions:
                 break
-            request = GradeRequest(next(self._numbers), sample, self._told(row), functions)
-            asked = _Asked(request, tried, asyncio.get_running_loop().create_future())
-            self._waiting.append(asked)
+            request = GradeRequest(next(self._numbers), sample, told, functions)
+            asked = _Asked(request, group, tried, asyncio.get_running_loop().create_future())
+            self._queue.put(group, request.number, asked)
             self._assign_soon()
-            answered, node = await asked.answer
+            try:
+                answered, node = await asked.answer
+            except asyncio.CancelledError:
+                self._give_up(asked)
+                raise
             outcomes |= answered
             tried.add(node)
-        return combine(rewards, outcomes)
+        return outcomes
+
+    def moved(self, group: Group) -> None:
+        """The group's rank is another one now."""
+        self._queue.moved(group)
 
     def flush(self) -> None:
+        """Sends what waits to be sent together with others."""
         self._assign()
         for worker in self._workers.values():
             if worker.listening:
@@ -138,10 +149,23 @@ class RayRewardPool:
                 # While it listens too: the call under way may bring the answers to earlier requests only.
                 worker.hurry.set()
 
+    def follow(self, nodes: Mapping[str, int]) -> None:
+        """These are the pool's nodes, with as many grading slots each: workers on others are lost, those that lack one get one."""
+        for node in set(self._workers) - set(nodes):
+            lost = self._workers[node]
+            self._lose(lost, ConnectionError("its node is gone"))
+            if lost.exchange:
+                lost.exchange.cancel()
+        self._joining = {node: task for node, task in self._joining.items() if not task.done()}
+        now = asyncio.get_running_loop().time()
+        self._retry_at = {node: until for node, until in self._retry_at.items() if until > now}
+        for node in set(nodes) - set(self._workers) - set(self._joining) - set(self._retry_at):
+            self._joining[node] = asyncio.create_task(self._join(node, nodes[node]))
+
     async def close(self) -> None:
         """Ends all workers."""
         exchanges = [worker.exchange for worker in self._workers.values()]
-        tasks = [task for task in (self._watching, *self._joining.values(), *exchanges) if task is not None]
+        tasks = [task for task in (*self._joining.values(), *exchanges) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -149,11 +173,7 @@ class RayRewardPool:
             ray.kill(worker.actor)
         self._workers.clear()
 
-    def _told(self, row: Row) -> RewardSample:
-        """What functions are told about a row."""
-        original = row.columns.get(self._prompt_column)
-        messages = original if isinstance(original, list) else None
-        return RewardSample("", row.text, row.ground_truth, row.domain, row.columns, messages)
+    # --- Requests --------------------------------------------------------------------------------------------------
 
     def _assign_soon(self) -> None:
         """Assigns once what happens at the same time has happened, so that a worker gets it in one call."""
@@ -161,11 +181,13 @@ class RayRewardPool:
             self._assigning = asyncio.get_running_loop().call_soon(self._assign)
 
     def _assign(self) -> None:
-        """Gives waiting requests to workers with free slots, first come, first served; one that may use none of them is passed over."""
+        """Gives waiting requests to workers with free slots, in the queue's order; one that may use none of them is passed over."""
         self._assigning = None
         passed: list[_Asked] = []
-        while self._waiting and any(worker.running < worker.slots for worker in self._workers.values()):
-            asked = self._waiting.popleft()
+        while any(worker.running < worker.slots for worker in self._workers.values()):
+            asked = self._queue.take()
+            if asked is None:
+                break
             if asked.answer.done():
                 continue
             chosen = choose(self._workers.values(), asked.tried)
@@ -173,7 +195,8 @@ class RayRewardPool:
                 passed.append(asked)
             else:
                 self._ask(self._workers[chosen.node], asked)
-        self._waiting.extendleft(reversed(passed))
+        for asked in passed:
+            self._queue.put(asked.group, asked.request.number, asked)
 
     def _ask(self, worker: _Worker, asked: _Asked) -> None:
         """Adds the request to the worker's share, which the next call takes along: at most one in GATHER_SECONDS."""
@@ -192,6 +215,28 @@ class RayRewardPool:
             worker.sending = None
         if worker.share and worker.listening:
             worker.actor.submit.remote(worker.take_share(asyncio.get_running_loop().time()))
+
+    def _give_up(self, asked: _Asked) -> None:
+        """Nobody waits for the answer any more: it isn't asked for, or no longer."""
+        number = asked.request.number
+        self._queue.remove(asked.group, number)
+        for worker in self._workers.values():
+            if worker.asked.pop(number, None) is None:
+                continue
+            worker.running -= 1
+            unsent = [request for request in worker.share if request.number != number]
+            if len(unsent) < len(worker.share):
+                worker.share = unsent
+            else:
+                if not worker.given_up:
+                    asyncio.get_running_loop().call_soon(self._cancel, worker)
+                worker.given_up.append(number)
+            self._assign_soon()
+
+    def _cancel(self, worker: _Worker) -> None:
+        """Tells the worker to cancel what was given up at the same time, in one call."""
+        given_up, worker.given_up = worker.given_up, []
+        worker.actor.cancel.remote(given_up)
 
     async def _exchange(self, worker: _Worker) -> None:
         """Sends shares and takes answers until the worker is lost."""
@@ -223,12 +268,14 @@ class RayRewardPool:
     def _learn(self, isolation: Mapping[str, IsolationInForce] | None) -> None:
         """A worker says how grades are kept apart there. One that has fallen back to PerGrade is right about it for all."""
         for name, found in (isolation or {}).items():
-            if found.reason or name not in self.isolation:
-                self.isolation[name] = found
+            if found.reason or name not in self._isolation:
+                self._isolation[name] = found
 
     def _take(self, worker: _Worker, answer: GradeAnswer) -> None:
+        asked = worker.asked.pop(answer.number, None)
+        if asked is None:
+            return  # given up
         worker.running -= 1
-        asked = worker.asked.pop(answer.number)
         if not isinstance(answer.outcomes, Exception):
             worker.learn(sum(outcome.seconds for outcome in answer.outcomes.values()))
         if asked.answer.done():
@@ -238,44 +285,32 @@ class RayRewardPool:
         else:
             asked.answer.set_result((answer.outcomes, worker.node))
 
+    # --- Workers ---------------------------------------------------------------------------------------------------
+
     def _lose(self, worker: _Worker, error: Exception) -> None:
         """What it was asked is asked again of others, which costs no attempt."""
         if self._workers.get(worker.node) is worker:
-            log.warning("a reward worker is lost", node=worker.node, error=str(error))
+            log.warning("a reward worker is lost", pool=self.name, node=worker.node, error=str(error))
             del self._workers[worker.node]
-            self._waiting.extendleft(reversed(worker.asked.values()))
+            for asked in worker.asked.values():
+                self._queue.put(asked.group, asked.request.number, asked)
             self._assign_soon()
 
-    async def _watch(self) -> None:
-        while True:
-            nodes = reward_nodes(await asyncio.to_thread(ray.nodes))
-            for node in set(self._workers) - set(nodes):
-                lost = self._workers[node]
-                self._lose(lost, ConnectionError("its node is gone"))
-                if lost.exchange:
-                    lost.exchange.cancel()
-            self._joining = {node: task for node, task in self._joining.items() if not task.done()}
-            now = asyncio.get_running_loop().time()
-            self._retry_at = {node: until for node, until in self._retry_at.items() if until > now}
-            for node in set(nodes) - set(self._workers) - set(self._joining) - set(self._retry_at):
-                self._joining[node] = asyncio.create_task(self._join(node, nodes[node]))
-            await asyncio.sleep(_WATCH_INTERVAL)
-
     async def _join(self, node: str, slots: int) -> None:
-        """Starts a worker on the node and loads all functions into its graders; it grades from then on."""
+        """Starts a worker on the node and loads the pool's functions into its graders; it grades from then on."""
         actor = (
             ray.remote(RewardWorker)
             .options(
                 num_cpus=0,
-                resources={RESOURCE: 1},
+                resources={resource(self.name): 1},
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
             )
             .remote(self._store, self._socket)
         )
         try:
-            problem = await actor.load.remote(self._rewards, self.isolation)
+            problem = await actor.load.remote(self._rewards, self._isolation)
         except RayActorError as error:
-            log.warning("a reward worker didn't start", node=node, error=str(error))
+            log.warning("a reward worker didn't start", pool=self.name, node=node, error=str(error))
             return
         async with self._changed:
             if problem is None:
@@ -283,7 +318,7 @@ class RayRewardPool:
                 worker.exchange = asyncio.create_task(self._exchange(worker))
                 self._assign_soon()
             else:
-                log.warning("a reward worker can't grade", node=node, problem=str(problem))
+                log.warning("a reward worker can't grade", pool=self.name, node=node, problem=str(problem))
                 self._retry_at[node] = asyncio.get_running_loop().time() + _RETRY_SECONDS
                 ray.kill(actor)
                 if isinstance(problem, SpecProblem):

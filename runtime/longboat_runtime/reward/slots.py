@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-RESOURCE = "longboat-reward"
 
 # Work that waits beside a worker's graders, in seconds of grading: more than it takes to answer and to be asked again
 # (`worker.GATHER_SECONDS`, each way).
@@ -41,12 +39,20 @@ class Slots:
         self.seconds = seconds if self.seconds is None else (1 - _NEWEST) * self.seconds + _NEWEST * seconds
 
 
-def reward_nodes(nodes: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Node id -> grading slots of the living reward nodes in `ray.nodes()`."""
+def resource(pool: str) -> str:
+    """Ray's resource that the nodes of a reward pool offer: as much of it as grades run there at once."""
+    return f"longboat-reward-{pool}"
+
+
+def reward_nodes(nodes: Sequence[Mapping[str, Any]], pools: Iterable[str]) -> dict[str, dict[str, int]]:
+    """Of each pool: node id -> grading slots of its living nodes in `ray.nodes()`."""
     return {
-        node["NodeID"]: int(node["Resources"][RESOURCE])
-        for node in nodes
-        if node["Alive"] and node["Resources"].get(RESOURCE, 0) >= 1
+        pool: {
+            node["NodeID"]: int(node["Resources"][resource(pool)])
+            for node in nodes
+            if node["Alive"] and node["Resources"].get(resource(pool), 0) >= 1
+        }
+        for pool in pools
     }
 
 

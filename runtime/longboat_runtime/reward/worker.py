@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from longboat_crds.rewards import RewardSpec
@@ -57,25 +58,27 @@ class RewardWorker:
     def __init__(self, store: SampleStore, socket: Path) -> None:
         self._store = store
         self._graders: Grader = GraderClient(socket)
-        self._running: set[asyncio.Task[None]] = set()
+        # Requests whose responses are being fetched, and those that are being graded, by number.
+        self._fetching: set[int] = set()
+        self._running: dict[int, asyncio.Task[None]] = {}
         self._answers: list[GradeAnswer] = []
         self._isolation: dict[str, IsolationInForce] = {}
         # Set while there are answers; while nothing is being graded.
         self._answered, self._idle = asyncio.Event(), asyncio.Event()
 
     async def load(
-        self, rewards: Sequence[RewardSpec], isolation: Mapping[str, IsolationInForce]
+        self, rewards: Mapping[int, RewardSpec], isolation: Mapping[str, IsolationInForce]
     ) -> SpecProblem | str | None:
-        """Loads all functions. Returns a SpecProblem if one can't be loaded, a message if the graders can't be reached.
+        """Loads these functions, given by their places in `spec.rewards`.
 
-        `isolation` is what other workers have learned about how the grades of a reward must be kept apart.
+        Returns a SpecProblem if one can't be loaded, a message if the graders can't be reached. `isolation` is what other workers have learned about how the grades of a reward must be kept apart.
         """
         reasons = {name: known.reason for name, known in isolation.items() if known.reason}
         try:
             problems = await asyncio.gather(
                 *(
                     self._graders.load(reward, f"spec.rewards[{index}]", reasons.get(reward.name))
-                    for index, reward in enumerate(rewards)
+                    for index, reward in rewards.items()
                 )
             )
         except GradersGone as error:
@@ -87,18 +90,25 @@ class RewardWorker:
         if not requests:
             return
         self._idle.clear()
+        self._fetching.update(request.number for request in requests)
         try:
             found = await self._store.responses([request.sample for request in requests])
         except Exception as error:  # noqa: BLE001 - whoever waits for an answer gets it
-            self._answer(*(GradeAnswer(request.number, error) for request in requests))
+            self._answer(*(GradeAnswer(request.number, error) for request in self._still_wanted(requests)))
             return
-        for request in requests:
+        for request in self._still_wanted(requests):
             if request.sample not in found:
                 self._answer(GradeAnswer(request.number, KeyError(request.sample)))
                 continue
-            task = asyncio.create_task(self._run(request, found[request.sample]))
-            self._running.add(task)
-            task.add_done_callback(self._ended)
+            task = self._running[request.number] = asyncio.create_task(self._run(request, found[request.sample]))
+            task.add_done_callback(partial(self._ended, request.number))
+
+    async def cancel(self, numbers: Sequence[int]) -> None:
+        """Ends these grades without an answer, wherever they are; one that has ended already has been answered."""
+        self._fetching.difference_update(numbers)
+        for number in numbers:
+            if number in self._running:
+                self._running[number].cancel()
 
     async def answers(self, requests: Sequence[GradeRequest] = ()) -> GradeAnswers:
         """Begins these grades, then waits for at least one answer and returns all that there are, each once. One caller at a time."""
@@ -139,7 +149,13 @@ class RewardWorker:
         self._answers += answers
         self._answered.set()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
+    def _still_wanted(self, requests: Sequence[GradeRequest]) -> list[GradeRequest]:
+        """Those of fetched requests that nobody has cancelled meanwhile."""
+        wanted = [request for request in requests if request.number in self._fetching]
+        self._fetching.difference_update(request.number for request in requests)
+        return wanted
+
+    def _ended(self, number: int, task: asyncio.Task[None]) -> None:
+        del self._running[number]
         if not self._running:
             self._idle.set()

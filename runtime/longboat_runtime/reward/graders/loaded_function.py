@@ -95,6 +95,18 @@ class LoadedFunction:
         (self._alone if grading.alone else self._waiting).append(grading)
         self._provide()
 
+    def cancel(self, grading: Grading) -> None:
+        """Ends a grading that nobody wants any more, and its process with it; `done` isn't called."""
+        for waiting in (self._waiting, self._alone):
+            if grading in waiting:
+                waiting.remove(grading)
+                return
+        for child in list(self._children.values()):
+            if child.grading is grading:
+                child.grading = None
+                self._kill(child)
+        self._provide()
+
     def fall_back(self, reason: str) -> None:
         """Under Auto: every grade has a process of its own from here on."""
         if self.isolation is not RewardIsolation.AUTO:

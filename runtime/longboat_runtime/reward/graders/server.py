@@ -4,6 +4,7 @@ Requests are {id, op, ...}; each is answered by {id, ...}:
     load  {function, field, isolation, reason}    -> {problem: null | [reason, field, message, fatal], isolation, reason}
     grade {reward: name, timeout, seed} + sample  -> {outcome}
     state {}                                      -> {processes, running, landlock, rewards: {name: ...}}
+A grade that nobody wants any more is ended by {id, op: cancel} with its id; neither is answered then.
 A reward that falls back to PerGrade is told of without being asked: {reward, isolation, reason}.
 """
 
@@ -76,8 +77,9 @@ class GraderServer:
     def disconnected(self, connection: _Connection) -> None:
         """Whoever asked is gone, and no longer wants what it asked for."""
         self._connections.discard(connection)
-        self._waiting = deque(item for item in self._waiting if item[1] not in connection.waiting)
-        connection.waiting.clear()
+        # The newest first: what waits goes before a process is free for it.
+        for identity in list(reversed(connection.waiting)):
+            self.cancel(identity, connection)
 
     async def load(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Loads a function, or another one of its name instead. The isolation asked for may be stricter than before."""
@@ -123,9 +125,22 @@ class GraderServer:
             answer(FunctionOutcome(OutcomeKind.GRADER_ERROR, message=message))
             return
         grading = Grading(sample, float(request["timeout"]), int(request["seed"]), answer)
-        grading.done = partial(self._done, connection, grading, answer)
-        connection.waiting.add(grading)
+        grading.done = partial(self._done, connection, request["id"], answer)
+        connection.waiting[request["id"]] = loaded, grading
         self._waiting.append((loaded, grading))
+        self._start()
+
+    def cancel(self, identity: int, connection: _Connection) -> None:
+        """Ends a grade that nobody wants any more, without an answer; one that has been answered is gone already."""
+        found = connection.waiting.pop(identity, None)
+        if found is None:
+            return
+        if found in self._waiting:
+            self._waiting.remove(found)
+            return
+        loaded, grading = found
+        loaded.cancel(grading)
+        self._running -= 1
         self._start()
 
     def state(self) -> dict[str, Any]:
@@ -152,8 +167,8 @@ class GraderServer:
             self._running += 1
             loaded.grade(grading)
 
-    def _done(self, connection: _Connection, grading: Grading, answer: Any, outcome: FunctionOutcome) -> None:
-        connection.waiting.discard(grading)
+    def _done(self, connection: _Connection, identity: int, answer: Any, outcome: FunctionOutcome) -> None:
+        connection.waiting.pop(identity, None)
         self._running -= 1
         answer(outcome)
         self._start()
@@ -168,18 +183,20 @@ class GraderServer:
 
 
 class _Connection:
-    """A reward worker that is connected, and what it waits for."""
+    """A reward worker that is connected, and the grades that it waits for, by the ids of their requests."""
 
     def __init__(self, server: GraderServer) -> None:
         self._server = server
         self.channel = Channel(self._receive, self._lost, _GATHER_SECONDS)
-        self.waiting: set[Grading] = set()
+        self.waiting: dict[int, tuple[LoadedFunction, Grading]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _receive(self, request: dict[str, Any], body: bytes) -> None:
         match request["op"]:
             case "grade":
                 self._server.grade(request, body, self)
+            case "cancel":
+                self._server.cancel(request["id"], self)
             case "load":
                 task = asyncio.get_running_loop().create_task(self._load(request))
                 self._tasks.add(task)

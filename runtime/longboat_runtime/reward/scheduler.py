@@ -1,0 +1,137 @@
+"""All reward pools of a job: `interfaces.RewardScheduler` on Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from longboat_crds.job import RLJobSpec
+from longboat_crds.rewards import RewardSpec, rewards_of
+from longboat_runtime.interfaces import SampleStore, Urgency
+from longboat_runtime.reward.client import SOCKET
+from longboat_runtime.reward.combine import applicable, combine
+from longboat_runtime.reward.pool import RewardPool
+from longboat_runtime.reward.queue import Group
+from longboat_runtime.reward.result import FunctionOutcome, IsolationInForce, RewardSample
+from longboat_runtime.reward.slots import reward_nodes
+from longboat_runtime.samples import Grade, PromptId, Row, SampleId
+
+# How often Ray is asked which reward nodes there are, in seconds.
+_WATCH_INTERVAL = 1.0
+
+
+class RayRewardScheduler:
+    """Has each reward's part of a grade done by the pool that the reward names, all of them at once.
+
+    `start` must have returned before `grade` is called. `sockets` says where graders listen on the nodes of each pool, by its name.
+    """
+
+    def __init__(self, spec: RLJobSpec, store: SampleStore, sockets: Mapping[str, Path] | None = None) -> None:
+        self._rewards: list[RewardSpec] = list(spec.rewards)
+        self._prompt_column = spec.dataset.columns.prompt
+        self.isolation: dict[str, IsolationInForce] = {}
+        self._pools: dict[str, RewardPool] = {}
+        self._pool_of: dict[str, RewardPool] = {}
+        for named in spec.reward_pools:
+            theirs = rewards_of(spec.rewards, named.name)
+            socket = SOCKET if sockets is None else sockets[named.name]
+            pool = self._pools[named.name] = RewardPool(named.name, theirs, store, socket, self.isolation)
+            self._pool_of |= {reward.name: pool for reward in theirs.values()}
+        self._groups: dict[tuple[PromptId, int], Group] = {}
+        self._numbers = count()
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def unserved(self) -> tuple[str, ...]:
+        return tuple(name for name, pool in self._pools.items() if not pool.serving)
+
+    async def start(self) -> None:
+        """Waits until every pool has a worker that has loaded its functions. Raises SpecProblem if one can't be found or imported."""
+        self._watching = asyncio.create_task(self._watch())
+        waiting = [asyncio.create_task(pool.ready()) for pool in self._pools.values()]
+        try:
+            await asyncio.gather(*waiting)
+        except BaseException:
+            for task in waiting:
+                task.cancel()
+            await self.close()
+            raise
+
+    async def grade(self, sample: SampleId, row: Row, urgency: Urgency = Urgency()) -> Grade:  # noqa: B008 - immutable
+        """The weighted sum of the functions for the row's domain."""
+        rewards = applicable(self._rewards, row.domain)
+        shares: dict[RewardPool, list[RewardSpec]] = {}
+        for reward in rewards:
+            shares.setdefault(self._pool_of[reward.name], []).append(reward)
+        told = self._told(row)
+        with self._group_of(sample, urgency) as group:
+            outcomes = await _together([pool.grade(sample, told, theirs, group) for pool, theirs in shares.items()])
+            group.missing = max(0, group.missing - 1)
+        return combine(rewards, outcomes)
+
+    def flush(self) -> None:
+        for pool in self._pools.values():
+            pool.flush()
+
+    async def close(self) -> None:
+        """Ends all workers."""
+        if self._watching is not None:
+            self._watching.cancel()
+        for pool in self._pools.values():
+            await pool.close()
+
+    @contextmanager
+    def _group_of(self, sample: SampleId, urgency: Urgency) -> Iterator[Group]:
+        """The sample's group, for as long as samples of it are being graded; its rank in all queues follows what is known of it."""
+        key = sample.prompt, sample.attempt
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = Group(next(self._numbers), *urgency)
+        group.round, group.missing = urgency
+        group.under_way += 1
+        self._moved(group)
+        try:
+            yield group
+        finally:
+            group.under_way -= 1
+            self._moved(group)
+            if not group.under_way:
+                del self._groups[key]
+
+    def _moved(self, group: Group) -> None:
+        for pool in self._pools.values():
+            pool.moved(group)
+
+    def _told(self, row: Row) -> RewardSample:
+        """What functions are told about a row."""
+        original = row.columns.get(self._prompt_column)
+        messages = original if isinstance(original, list) else None
+        return RewardSample("", row.text, row.ground_truth, row.domain, row.columns, messages)
+
+    async def _watch(self) -> None:
+        while True:
+            nodes = reward_nodes(await asyncio.to_thread(ray.nodes), self._pools)
+            for name, pool in self._pools.items():
+                pool.follow(nodes[name])
+            await asyncio.sleep(_WATCH_INTERVAL)
+
+
+async def _together(parts: Sequence[Coroutine[Any, Any, dict[str, FunctionOutcome]]]) -> dict[str, FunctionOutcome]:
+    """What all of them return. If one of them fails, or nobody waits any more, the others are cancelled."""
+    if len(parts) == 1:
+        return await parts[0]
+    outcomes: dict[str, FunctionOutcome] = {}
+    tasks = [asyncio.create_task(part) for part in parts]
+    try:
+        for found in await asyncio.gather(*tasks):
+            outcomes |= found
+    finally:
+        for task in tasks:
+            task.cancel()
+    return outcomes
