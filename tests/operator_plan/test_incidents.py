@@ -12,7 +12,7 @@ from longboat_crds.status import RoleStatus
 from longboat_operator.plan.incidents import INCIDENT
 from longboat_operator.plan.losses import loss_of
 from longboat_operator.plan.records import RoleCount, count, remembered
-from longboat_operator.pods.names import JobRef, Place
+from longboat_operator.pods.names import JobRef, Place, numbered
 from longboat_operator.reading.times import stamp
 from longboat_operator.reading.view import PodView
 from longboat_operator.status.roles import RoleSurvey, role_status
@@ -72,9 +72,9 @@ class Operators:
         """Incidents after a look; one whose plan is cut short before the status is as if it had not been."""
         pods = [pod.view() for pod in self.pods]
         lost = {pod.uid: loss for pod in pods if (loss := loss_of(pod))}
-        found = count(JOB, Role.TRAINER, self.memory, pods, range(PODS), 7, now, lost)
+        found = count(JOB, Role.TRAINER, self.memory, pods, numbered(PODS), 7, now, lost)
         if published:
-            text = role_status(RoleSurvey(Role.TRAINER, PODS, ()), found).to_json()
+            text = role_status(RoleSurvey(Role.TRAINER, numbered(PODS), ()), found).to_json()
             self.memory = remembered(RoleStatus.model_validate(text))
         return found.since(7)
 

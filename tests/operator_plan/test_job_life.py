@@ -314,7 +314,7 @@ class JobLife(RuleBasedStateMachine):
             granted = rollout_grant(status)
             assert granted
             assert (granted.replicas, granted.leaving) == (expected_replicas(cluster), None)
-            assert len(cluster.pods()) == 1 + granted.replicas + 1 + 2
+            assert len(cluster.pods()) == 1 + granted.replicas + 3 + 2
             assert holds(status.conditions, ConditionType.ROLES_READY)
             assert {pod["metadata"]["annotations"][ANNOTATION_RAY_TOKEN] for pod in cluster.pods()} == {
                 status.ray_token_secret

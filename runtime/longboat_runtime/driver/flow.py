@@ -135,18 +135,13 @@ class SampleFlow:
 
     def grade(self, sample: SampleId, urgency: Urgency) -> None:
         """Has a stored sample graded."""
-        task = self._grades[sample] = self._spawn(self._grade(sample, urgency))
-        task.add_done_callback(partial(self._grade_ended, sample))
+        self._grades[sample] = self._spawn(self._grade(sample, urgency))
 
     def give_up_grades(self, samples: Sequence[SampleId]) -> None:
         """Nobody needs the grades of these samples any more: what waits or runs for them makes room for others."""
         for sample in samples:
-            if sample in self._grades:
-                self._grades[sample].cancel()
-
-    def _grade_ended(self, sample: SampleId, task: asyncio.Task[None]) -> None:
-        if self._grades.get(sample) is task:
-            del self._grades[sample]
+            if task := self._grades.pop(sample, None):
+                task.cancel()
 
     async def _grade(self, sample: SampleId, urgency: Urgency) -> None:
         self._grading += 1
@@ -161,6 +156,8 @@ class SampleFlow:
             parts = dict(grade.parts)
             self._happened(events.Graded(sample, grade.kind, grade.score, grade.seconds, message, parts))
         finally:
+            if self._grades.get(sample) is asyncio.current_task():
+                del self._grades[sample]
             self._grading -= 1
             self._stages.move(Stage.REWARD)
             self._stages.set(Stage.REWARD, self._grading > 0)
