@@ -177,7 +177,7 @@ def count(
     ]
     # Restarts about which nothing is known are equal, and reported once.
     news = tuple(_told(role, records[failure.place], failure, now) for failure in dict.fromkeys(failures))
-    memory = replace(released(memory, pods, keep=(*wanted, *draining)), records=records, news=news)
+    memory = replace(released(memory, pods, keep=frozenset((*wanted, *draining))), records=records, news=news)
     return _with(memory, failures, step, anew=anew) if failures else memory
 
 

@@ -51,6 +51,8 @@ class RoleSurvey:
     def pools(self) -> Mapping[str, RoleSurvey]:
         """Each reward pool, by name; of another role all pods, under no name."""
         names = dict.fromkeys(place.pool for place in self.places)
+        if len(names) == 1:
+            return dict.fromkeys(names, self)
         return {
             name: RoleSurvey(
                 self.role,
