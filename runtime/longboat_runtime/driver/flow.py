@@ -48,7 +48,7 @@ class SampleFlow:
         components: Components,
         stages: StageClock,
         happened: Callable[[events.Body], None],
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._components, self._stages, self._happened, self._spawn = components, stages, happened, spawn
         self._seed, self._sampling = job.spec.rounds.seed, job.sampling
@@ -133,21 +133,25 @@ class SampleFlow:
         """Nothing more is being generated: what waits to be graded is sent, as soon as the last samples are there too."""
         asyncio.get_running_loop().call_soon(self._components.rewards.flush)
 
-    def grade(self, sample: SampleId, urgency: Urgency) -> None:
-        """Has a stored sample graded."""
-        self._grades[sample] = self._spawn(self._grade(sample, urgency))
-
     def give_up_grades(self, samples: Sequence[SampleId]) -> None:
         """Nobody needs the grades of these samples any more: what waits or runs for them makes room for others."""
         for sample in samples:
             if task := self._grades.pop(sample, None):
                 task.cancel()
 
-    async def _grade(self, sample: SampleId, urgency: Urgency) -> None:
+    async def grade(self, sample: SampleId, view: View) -> None:
+        """Grades a stored sample, unless its group has been given up meanwhile."""
+        group, task = view.groups.get(sample.prompt), asyncio.current_task()
+        if group is None or group.attempt != sample.attempt or task is None:
+            return
+        # A group that waits for a round to continue in counts as one of the next round.
+        round_ = view.last_round + 1 if group.prompt in view.carried else group.round
+        urgency = Urgency(round_, max(0, view.group_size - group.graded))
+        self._grades[sample] = task
         self._grading += 1
         self._stages.set(Stage.REWARD, True)
-        row = self._components.source.row(sample.prompt)
         try:
+            row = self._components.source.row(sample.prompt)
             grade = await self._components.rewards.grade(sample, row, urgency)
         except KeyError:
             self._happened(events.Lost(sample, "the store has lost its data"))
@@ -156,21 +160,11 @@ class SampleFlow:
             parts = dict(grade.parts)
             self._happened(events.Graded(sample, grade.kind, grade.score, grade.seconds, message, parts))
         finally:
-            if self._grades.get(sample) is asyncio.current_task():
+            if self._grades.get(sample) is task:
                 del self._grades[sample]
             self._grading -= 1
             self._stages.move(Stage.REWARD)
             self._stages.set(Stage.REWARD, self._grading > 0)
-
-
-def urgency_of(view: View, sample: SampleId) -> Urgency:
-    """What the grade of a generated sample decides (pure).
-
-    A group that waits for a round to continue in counts as one of the next round.
-    """
-    group = view.groups[sample.prompt]
-    round_ = view.last_round + 1 if sample.prompt in view.carried else group.round
-    return Urgency(round_, max(0, view.group_size - group.graded))
 
 
 def gives_up_data(event: FleetEvent) -> bool:

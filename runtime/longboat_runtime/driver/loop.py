@@ -18,7 +18,7 @@ from longboat_runtime.driver.broker import Broker
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.engines import EngineWatch
 from longboat_runtime.driver.evaluation import Evaluation
-from longboat_runtime.driver.flow import SampleFlow, urgency_of
+from longboat_runtime.driver.flow import SampleFlow
 from longboat_runtime.driver.job import Job, spec_changed
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.reshapes import Reshapes
@@ -199,7 +199,7 @@ class Driver:
             case events.Generated(sample=sample):
                 record = self._view.sample(sample)
                 if record and record.state is SampleState.GENERATED:
-                    self._flow.grade(sample, urgency_of(self._view, sample))
+                    self._spawn(self._flow.grade(sample, self._view))
                 else:
                     self._flow.discard([sample])
             case events.Graded(sample=sample, kind=kind, message=message) if message or kind is GradeKind.GRADER_ERROR:
