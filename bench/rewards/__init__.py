@@ -1,0 +1,1 @@
+"""Grading as a service: learned timeouts against the hard limit."""
