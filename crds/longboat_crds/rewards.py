@@ -6,7 +6,19 @@ from typing import ClassVar
 from pydantic import Field
 
 from longboat_crds.base import LIST_TYPE, ApiModel, ColumnName, ObjectName, Opaque, PoolName, ReferenceName
-from longboat_crds.expressions import both, choose, constant, either, equals, exactly_one, field, negation, present
+from longboat_crds.expressions import (
+    at_most,
+    both,
+    choose,
+    constant,
+    either,
+    equals,
+    exactly_one,
+    field,
+    if_present,
+    negation,
+    present,
+)
 from longboat_crds.reward_kinds import RewardIsolation, RewardKind, RewardSignature
 from longboat_crds.rules import FieldError, Rule
 
@@ -27,6 +39,23 @@ class ConfigMapFunction(ApiModel):
 
 
 _SCORER = equals(field("kind"), constant(RewardKind.REASONING_GYM.value))
+
+
+class LearnedTimeout(ApiModel):
+    """Grades are killed earlier than at the hard limit, after a time that is learned from what correct responses took.
+
+    A limit is `factor` times what 39 of 40 correct runs of a problem (a row of the dataset) are expected to stay below, between
+    `minSeconds` and `timeoutSeconds`. A response is correct if the reward gives it more than 0.
+    """
+
+    factor: float = Field(1.5, ge=1.0, le=100.0, description="Limit over what a problem's correct runs take.")
+    min_seconds: float = Field(2.0, gt=0.0, le=3600.0, description="No limit is lower.")
+    audit_fraction: float = Field(
+        0.02,
+        ge=0.001,
+        le=1.0,
+        description="Share of grades that run to the hard limit all the same: by them is known how many kills are wrong.",
+    )
 
 
 class RewardSpec(ApiModel):
@@ -51,6 +80,13 @@ class RewardSpec(ApiModel):
             "signature",
             FieldError.FORBIDDEN,
         ),
+        Rule(
+            if_present(
+                "learnedTimeout", lambda _: at_most(field("learnedTimeout.minSeconds"), field("timeoutSeconds"))
+            ),
+            "no limit exceeds timeoutSeconds: lower learnedTimeout.minSeconds, or raise timeoutSeconds",
+            "learnedTimeout.minSeconds",
+        ),
     )
 
     name: ObjectName = Field(description="Name of the reward in metrics; no two rewards share one.")
@@ -71,6 +107,9 @@ class RewardSpec(ApiModel):
     weight: float = Field(1.0, ge=-1e6, le=1e6, description="Factor of this reward in the sum.")
     timeout_seconds: float = Field(
         30.0, gt=0.0, le=3600.0, description="A grade that takes longer is killed and counted as a timeout."
+    )
+    learned_timeout: LearnedTimeout | None = Field(
+        None, description="Kill grades earlier, after a learned time. Default: at timeoutSeconds only."
     )
     timeout_score: float | None = Field(
         None,

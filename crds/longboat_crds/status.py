@@ -14,6 +14,8 @@ from longboat_crds.rewards import MAX_POOLS
 # As many as `kubectl describe` shows without hiding the rest.
 RECENT_ROUNDS = 10
 RECENT_RESHAPES = 5
+# Domains of each reward of which learned limits are told.
+MOST_LEARNED_LIMITS = 8
 # More than any limit of spec.failurePolicy, so that dropping the oldest changes no decision.
 INCIDENTS = 1024
 # Of one role.
@@ -103,14 +105,32 @@ class TrackingStatus(ApiModel):
     mlflow: str | None = Field(None, max_length=PLACE_LENGTH, description="The run in MLflow.")
 
 
+class LearnedLimit(ApiModel):
+    """What has been learned of grading times in one domain."""
+
+    domain: Line = Field(description="Its name; empty where rows have none.")
+    limit: Line = Field(description="The limit of a problem in the middle of the domain, and that of one not seen yet.")
+    kills: Line = Field(description="How many grades a learned limit ended.")
+    wrong_kills: Line = Field(
+        description="Which share of grades it ends although the response is correct: a 95 % interval, by audits."
+    )
+    saved: Line = Field(description="Grading time saved so far, as far as audits tell.")
+
+
 class RewardGrading(ApiModel):
-    """How the grades of one reward are kept apart."""
+    """How one reward grades."""
 
     name: Line = Field(description="Name of the reward.")
     isolation: Line = Field(
         description="rewards[].isolation as it is in force: `PerGrade` once Auto has fallen back to it."
     )
     reason: Line | None = Field(None, description="Why isolation Auto has fallen back to PerGrade.")
+    learned_limits: list[LearnedLimit] | None = Field(
+        None,
+        max_length=MOST_LEARNED_LIMITS,
+        description="With learnedTimeout: the learned limits of the domains with most grades.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
 
 
 class Training(ApiModel):
@@ -160,7 +180,7 @@ class Training(ApiModel):
     rewards: list[RewardGrading] | None = Field(
         None,
         max_length=16,
-        description="How the grades of each reward are kept apart.",
+        description="How each reward grades: how its grades are kept apart, and the limits learned for them.",
         json_schema_extra=list_map("name"),
     )
     domains: list[DomainTraining] | None = Field(

@@ -259,11 +259,42 @@ class GradeKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class TimeLimit:
+    """A learned limit of own seconds (`GradeTime`); None where none is known. An `audit` runs to the hard limit all the same."""
+
+    seconds: float | None = None
+    audit: bool = False
+
+    @property
+    def in_force(self) -> float | None:
+        return None if self.audit else self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class GradeTime:
+    """What one reward function took, where timeouts are learned; if a grade has several test cases, the one that took longest.
+
+    `seconds` are its own: those on the wall without those that it waited for a CPU, or its CPU seconds if they are more. `limit` and
+    `audit` are those of its `TimeLimit`; `killed` says that the limit ended it.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    limit: float | None = None
+    audit: bool = False
+    killed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Grade:
-    """The outcome of all reward functions on one sample: the weighted sum, and by name the `parts`, None for those that timed out."""
+    """The outcome of all reward functions on one sample: the weighted sum, and by name the `parts`, None for those that timed out.
+
+    `times` has those functions whose timeouts are learned.
+    """
 
     kind: GradeKind
     score: float
     seconds: float
     message: str = ""
     parts: Mapping[str, float | None] = field(default_factory=dict)
+    times: Mapping[str, GradeTime] = field(default_factory=dict)

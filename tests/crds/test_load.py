@@ -42,7 +42,7 @@ def test_what_was_loaded_loads_again() -> None:
             {"spec.rewards.0.style": "TRL"},
             (
                 "spec.rewards[0].style: no such field; known fields are name, kind, signature, function, configMap, parameters, "
-                "isolation, pool, weight, timeoutSeconds, timeoutScore, domains"
+                "isolation, pool, weight, timeoutSeconds, learnedTimeout, timeoutScore, domains"
             ),
         ),
         (

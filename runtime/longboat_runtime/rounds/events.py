@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
-from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId, VersionSpan
+from longboat_runtime.samples import FinishReason, GradeKind, GradeTime, PromptId, SampleId, VersionSpan
 
 
 class RoundKind(StrEnum):
@@ -258,7 +258,7 @@ class Graded:
     """A sample was graded. `score` is the weighted sum of the reward functions' scores; a grader error has none (0.0).
 
     `seconds` is the time it took. `parts` are the scores of the single reward functions, None if one timed out: what that counts
-    may be known only with the batch (`reward.combine.batch_rewards`).
+    may be known only with the batch (`reward.combine.batch_rewards`). `times` are there for those whose timeouts are learned.
     """
 
     sample: SampleId
@@ -267,6 +267,7 @@ class Graded:
     seconds: float
     message: str = ""
     parts: Mapping[str, float | None] = field(default_factory=dict)
+    times: Annotated[Mapping[str, GradeTime], Field(exclude_if=lambda times: not times)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
