@@ -63,17 +63,22 @@ class GraderClient:
             self._loaded[reward.name] = (reward, field)
         return problem
 
-    async def grade(self, reward: str, sample: RewardSample, seconds: float, seed: int) -> FunctionOutcome:
+    async def grade(
+        self, reward: str, sample: RewardSample, seconds: float, seed: int, own_seconds: float | None = None
+    ) -> FunctionOutcome:
         """One function on one sample; a lost connection is a grader error.
 
-        `seconds` is the grade's timeout, `seed` (not negative) what random numbers are drawn from in it. If the call is cancelled the
-        graders end the grade.
+        `seconds` is the grade's timeout on the wall, `own_seconds` the learned one; `seed` (not negative) what random numbers are drawn
+        from in it. If the call is cancelled the graders end the grade.
         """
         try:
             body = to_json({name: getattr(sample, name) for name in _SAMPLE_FIELDS})
             if self._channel is None or not self._channel.open:
                 await self._connect()
-            answer = await self._ask({"op": "grade", "reward": reward, "timeout": seconds, "seed": seed}, body)
+            learned = {} if own_seconds is None else {"own": own_seconds}
+            answer = await self._ask(
+                {"op": "grade", "reward": reward, "timeout": seconds, "seed": seed, **learned}, body
+            )
         except GradersGone as error:
             return FunctionOutcome(OutcomeKind.GRADER_ERROR, message=str(error))
         except FrameError as error:

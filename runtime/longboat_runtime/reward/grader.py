@@ -26,10 +26,13 @@ class Grader(Protocol):
         `per_grade` is why its grades are known to need a process each, if another grader has found that out.
         """
 
-    async def grade(self, reward: str, sample: RewardSample, seconds: float, seed: int) -> FunctionOutcome:
+    async def grade(
+        self, reward: str, sample: RewardSample, seconds: float, seed: int, own_seconds: float | None = None
+    ) -> FunctionOutcome:
         """The outcome of the reward of this name. It is TIMEOUT after `seconds`; random numbers follow from `seed` (31 bits).
 
-        If the call is cancelled the grade is ended, wherever it runs: what it occupied is free for the next one.
+        It is TIMEOUT, too, after `own_seconds` (see `FunctionOutcome`) of a test case, or of the whole where there are none. They are given
+        if its time is learned from. If the call is cancelled the grade is ended, wherever it runs: what it occupied is free for the next one.
         """
 
     async def close(self) -> None:

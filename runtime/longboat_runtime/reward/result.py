@@ -83,7 +83,10 @@ class FunctionOutcome:
     """The outcome of one function on one sample, as it travels between graders and driver.
 
     `score` counts for SCORED and WRONG_FORMAT only. `seconds` is the grade's wall time, `cpu_seconds` what its process used
-    (programs that it started aside); both are taken by who supervises it.
+    (programs that it started aside, unless its time is learned from); both are taken by who supervises it.
+
+    `own_seconds` is there if its time is learned from: the wall time without what it waited for a CPU, or `cpu_seconds` if that is more;
+    of a grade with several test cases, those of the longest. `limited` says that a learned limit ended it.
     """
 
     kind: OutcomeKind
@@ -91,22 +94,29 @@ class FunctionOutcome:
     seconds: float = 0.0
     message: str = ""
     cpu_seconds: float = 0.0
+    own_seconds: float | None = None
+    limited: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
-        return {
+        value = {
             "kind": self.kind,
             "score": self.score,
             "seconds": self.seconds,
             "message": self.message,
             "cpu_seconds": self.cpu_seconds,
         }
+        if self.own_seconds is not None:
+            value |= {"own_seconds": self.own_seconds, "limited": self.limited}
+        return value
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> FunctionOutcome:
         """The inverse of `to_json`. Raises KeyError, TypeError or ValueError if it isn't one."""
         numbers = float(value["score"]), float(value["seconds"]), float(value["cpu_seconds"])
-        return cls(OutcomeKind(value["kind"]), *numbers[:2], str(value["message"]), numbers[2])
+        own = value.get("own_seconds")
+        learned = (None, False) if own is None else (float(own), bool(value["limited"]))
+        return cls(OutcomeKind(value["kind"]), *numbers[:2], str(value["message"]), numbers[2], *learned)
 
 
 @dataclass(frozen=True, slots=True)

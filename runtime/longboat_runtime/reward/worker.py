@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -27,13 +27,15 @@ GATHER_SECONDS = 0.2
 class GradeRequest:
     """Functions (name and timeout in seconds) to be run on one stored sample. `number` names the request in its answer.
 
-    `row` is what functions are told about the row that the sample answers; the worker adds the response.
+    `row` is what functions are told about the row that the sample answers; the worker adds the response. `own_seconds` are the limits
+    of functions whose timeouts are learned, by name.
     """
 
     number: int
     sample: SampleId
     row: RewardSample
     functions: tuple[tuple[str, float], ...]
+    own_seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,10 @@ class RewardWorker:
         )
         seed = sample_seed("", 0, request.sample)
         outcomes = await asyncio.gather(
-            *(self._graders.grade(name, sample, timeout, seed) for name, timeout in request.functions)
+            *(
+                self._graders.grade(name, sample, timeout, seed, request.own_seconds.get(name))
+                for name, timeout in request.functions
+            )
         )
         return {name: outcome for (name, _), outcome in zip(request.functions, outcomes, strict=True)}
 

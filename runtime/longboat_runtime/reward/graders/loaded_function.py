@@ -19,6 +19,7 @@ from longboat_crds.reward_kinds import RewardIsolation
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.graders.frames import FrameError
 from longboat_runtime.reward.graders.supervised import Answer, Grading, Supervised
+from longboat_runtime.reward.graders.times import Slowdown, waiting_is_counted
 from longboat_runtime.reward.graders.zygote_process import MOST_AT_ONCE, ZygoteProcess
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
 
@@ -76,6 +77,7 @@ class LoadedFunction:
         self._idle: list[Supervised] = []
         self._waiting: deque[Grading] = deque()
         self._alone: deque[Grading] = deque()
+        self._slowdown, self._waiting_counted = Slowdown(), waiting_is_counted()
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._look_at = float("inf")
@@ -172,7 +174,15 @@ class LoadedFunction:
         for _ in range(min(count, MOST_AT_ONCE)):
             self._numbers += 1
             ours, other = socket.socketpair()
-            child = Supervised(self._numbers, stays, ours, asyncio.get_running_loop(), self._read)
+            child = Supervised(
+                self._numbers,
+                stays,
+                ours,
+                asyncio.get_running_loop(),
+                self._read,
+                self._slowdown,
+                self._waiting_counted,
+            )
             self._children[child.number] = child
             asked.append(child.number)
             theirs.append(other)

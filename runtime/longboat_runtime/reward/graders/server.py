@@ -2,7 +2,7 @@
 
 Requests are {id, op, ...}; each is answered by {id, ...}:
     load  {function, field, isolation, reason}    -> {problem: null | [reason, field, message, fatal], isolation, reason}
-    grade {reward: name, timeout, seed} + sample  -> {outcome}
+    grade {reward: name, timeout, seed, own} + sample  -> {outcome}; `own` is a learned limit of own seconds, or isn't there
     state {}                                      -> {processes, running, landlock, rewards: {name: ...}}
 A grade that nobody wants any more is ended by {id, op: cancel} with its id; neither is answered then.
 A reward that falls back to PerGrade is told of without being asked: {reward, isolation, reason}.
@@ -33,6 +33,7 @@ from longboat_runtime.reward.graders.channel import Channel
 from longboat_runtime.reward.graders.leftovers import remove_tree
 from longboat_runtime.reward.graders.loaded_function import LoadedFunction
 from longboat_runtime.reward.graders.supervised import Grading
+from longboat_runtime.reward.graders.times import waiting_is_counted
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
 
 log = structlog.get_logger()
@@ -59,7 +60,13 @@ class GraderServer:
         """Listens at `path` until `stop` is set. The socket is open to the directory's group."""
         listener = _listen(path)
         server = await asyncio.get_running_loop().create_unix_server(self._connected, sock=listener)
-        log.info("graders listen", socket=str(path), processes=self._processes, landlock=landlock.version())
+        log.info(
+            "graders listen",
+            socket=str(path),
+            processes=self._processes,
+            landlock=landlock.version(),
+            waiting_is_counted=waiting_is_counted(),
+        )
         try:
             await stop.wait()
         finally:
@@ -124,7 +131,9 @@ class GraderServer:
             message = f"no reward function {request['reward']!r} is loaded here"
             answer(FunctionOutcome(OutcomeKind.GRADER_ERROR, message=message))
             return
-        grading = Grading(sample, float(request["timeout"]), int(request["seed"]), answer)
+        own = request.get("own")
+        limit = None if own is None else float(own)
+        grading = Grading(sample, float(request["timeout"]), int(request["seed"]), answer, limit)
         grading.done = partial(self._done, connection, request["id"], answer)
         connection.waiting[request["id"]] = loaded, grading
         self._waiting.append((loaded, grading))

@@ -8,22 +8,21 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from longboat_runtime.reward.graders.child import MESSAGE_CHARACTERS
 from longboat_runtime.reward.graders.frames import FrameBuffer, FrameError, encode
 from longboat_runtime.reward.graders.sandbox import cpu_limit, limit_cpu
+from longboat_runtime.reward.graders.times import OwnTime, Slowdown, cpu_clock
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
 
 _ANSWER_BYTES = 64 * 1024
-# Linux' number of the CPU clock of a process: its inverted id above three bits, which say "of all its threads, as scheduled".
-_SCHEDULED_CLOCK = 2
 
 
 @dataclass(slots=True, eq=False)
 class Grading:
-    """One grade that was asked for. `sample` is JSON of a RewardSample, `timeout` in wall-clock seconds.
+    """One grade that was asked for. `sample` is JSON of a RewardSample, `timeout` in wall-clock seconds, `own_limit` in own seconds.
 
     `alone` is set once it has to be graded by a process of its own. `done` is called once.
     """
@@ -32,10 +31,14 @@ class Grading:
     timeout: float
     seed: int
     done: Callable[[FunctionOutcome], None]
+    own_limit: float | None = None
     alone: bool = False
     # Of the monotonic clock and of the process' CPU clock, when the sample was sent.
     started: float = 0.0
     cpu: float = 0.0
+    own: OwnTime | None = None
+    # When it was last seen to be over its limit, of the monotonic clock, and how many nanoseconds its threads had run.
+    over: tuple[float, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,9 @@ class Supervised:
     socket: socket.socket
     loop: asyncio.AbstractEventLoop
     told: Callable[[Supervised], None]
+    # Of the node, and whether the kernel counts how long threads wait for a CPU.
+    slowdown: Slowdown
+    waiting_counted: bool
     pid: int = 0
     # Of the monotonic clock: when it was asked for.
     asked: float = field(default_factory=time.monotonic)
@@ -94,7 +100,10 @@ class Supervised:
         self._token = int.from_bytes(os.urandom(8), "big")
         if not self.stays:
             limit_cpu(self.pid, cpu_limit(grading.timeout))
-        self._send(encode({"token": self._token, "seed": grading.seed}, grading.sample))
+        if grading.own_limit is not None:
+            grading.own = OwnTime(self.pid, self.slowdown, alone=self.stays, counted=self.waiting_counted)
+        request = {"token": self._token, "seed": grading.seed, **({"measured": True} if grading.own else {})}
+        self._send(encode(request, grading.sample))
 
     def read(self) -> Answer | None:
         """What it said; None if that isn't complete. Raises FrameError for anything but one answer, ConnectionError at the end."""
@@ -129,22 +138,27 @@ class Supervised:
             return self.outcome(OutcomeKind.TIMEOUT, f"killed after {grading.timeout:g} s")
         if self.cpu() - grading.cpu >= cpu_limit(grading.timeout):
             return self.outcome(OutcomeKind.TIMEOUT, "killed at the CPU limit")
+        if self._over_own_limit(grading):
+            message = f"killed after {grading.own_limit:.3g} s, the limit that was learned"
+            return replace(self.outcome(OutcomeKind.TIMEOUT, message), limited=True)
         return None
 
     def due(self, now: float) -> float:
-        """When to look at its grading next: its deadline, or before if with all CPUs it could reach its CPU limit earlier."""
+        """When to look at its grading next: its deadline, or before if it could reach one of its other limits earlier."""
         grading = self.grading
         if grading is None:
             return float("inf")
         used = self.cpu() - grading.cpu if now > grading.started else 0.0
-        left = cpu_limit(grading.timeout) - used
-        return min(grading.started + grading.timeout, now + max(left / _CPUS, _LOOK_SECONDS))
+        left = (cpu_limit(grading.timeout) - used) / _CPUS
+        at = min(grading.started + grading.timeout, now + max(left, _LOOK_SECONDS))
+        if grading.own_limit is not None and grading.own_limit < grading.timeout:
+            at = min(at, now + max(self._left(grading, grading.own_limit, now), _CLOSE_LOOK_SECONDS))
+        return at
 
     def outcome(self, kind: OutcomeKind, message: str) -> FunctionOutcome:
         """Of its grading, as of now."""
         assert self.grading is not None
-        seconds = time.monotonic() - self.grading.started
-        return FunctionOutcome(kind, 0.0, seconds, message[:MESSAGE_CHARACTERS], max(self.cpu() - self.grading.cpu, 0))
+        return self._taken(self.grading, kind, 0.0, message, self.cpu())
 
     def unanswered(self, status: int, output: str) -> FunctionOutcome:
         """Of its grading, now that the process has ended with `status` (as waitpid gives it)."""
@@ -157,10 +171,7 @@ class Supervised:
 
     def cpu(self) -> float:
         """CPU seconds of the process so far, threads included; 0 when it has ended."""
-        try:
-            return time.clock_gettime((~self.pid << 3) | _SCHEDULED_CLOCK)
-        except OSError:
-            return 0.0
+        return cpu_clock(self.pid)
 
     def close(self) -> None:
         """Nothing is read from it any more."""
@@ -178,10 +189,41 @@ class Supervised:
     def _measured(self, outcome: Mapping[str, Any]) -> FunctionOutcome:
         assert self.grading is not None
         kind, score = OutcomeKind(outcome["kind"]), float(outcome["score"])
-        seconds = time.monotonic() - self.grading.started
-        message = str(outcome["message"])[:MESSAGE_CHARACTERS]
         self._used = self.cpu()
-        return FunctionOutcome(kind, score, seconds, message, max(self._used - self.grading.cpu, 0.0))
+        taken = self._taken(self.grading, kind, score, str(outcome["message"]), self._used)
+        if not self.waiting_counted:
+            self.slowdown.learn(taken.cpu_seconds, max(taken.seconds - taken.cpu_seconds, 0.0))
+        return taken
+
+    def _taken(self, grading: Grading, kind: OutcomeKind, score: float, message: str, cpu: float) -> FunctionOutcome:
+        """An outcome now that its process has used `cpu` seconds of CPU in all."""
+        seconds, message = time.monotonic() - grading.started, message[:MESSAGE_CHARACTERS]
+        if grading.own is None:
+            return FunctionOutcome(kind, score, seconds, message, max(cpu - grading.cpu, 0.0))
+        return FunctionOutcome(kind, score, seconds, message, grading.own.cpu_seconds, grading.own.look())
+
+    def _over_own_limit(self, grading: Grading) -> bool:
+        """Whether it has certainly taken longer than its learned limit.
+
+        A wait that isn't over is missing from what the kernel tells. If a thread may be waiting now, it has waited no longer than since the
+        last look, as long as it has run since then.
+        """
+        own, limit = grading.own, grading.own_limit
+        if own is None or limit is None or limit >= grading.timeout:
+            return False
+        before, grading.over = grading.over, None
+        now, taken = time.monotonic(), own.look()
+        if taken <= limit or not own.may_wait:
+            return taken > limit
+        grading.over = now, own.ran
+        return before is not None and own.ran > before[1] and taken - (now - before[0]) > limit
+
+    def _left(self, grading: Grading, limit: float, now: float) -> float:
+        """Seconds until it could reach its learned limit at the earliest; it is first looked at early, to see how many threads it has."""
+        if grading.own is None or now <= grading.started:
+            return limit * _FIRST_LOOK
+        left = limit - grading.own.look()
+        return left if grading.own.tasks == 1 else min(left / _CPUS, limit * _TREE_LOOK)
 
     def _send(self, data: bytes) -> None:
         try:
@@ -201,3 +243,8 @@ class Supervised:
 
 _CPUS = len(os.sched_getaffinity(0))
 _LOOK_SECONDS = 0.05
+# Close to a learned limit, and at what share of it the first look is.
+_CLOSE_LOOK_SECONDS = 0.01
+_FIRST_LOOK = 0.25
+# How often, as a share of a learned limit, the processes of a grade that has several are looked at: what they wait is known only while they are there.
+_TREE_LOOK = 0.05

@@ -1,0 +1,151 @@
+"""What a grade has taken of its own: the time on the wall without the time in which its processes waited for a CPU.
+
+A busy node makes a grade wait, a limit of its CPUs makes all grades wait; neither is anything that the graded response has done. The
+kernel counts that wait for each thread (`/proc/PID/task/TID/schedstat`, its second number, in nanoseconds: since when it could run until
+it does, throttling by a CPU quota included). Sleep isn't waiting, so a response that sleeps is no more patient than one that computes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+# Linux' number of the CPU clock of a process: its inverted id above three bits, which say "of all its threads, as scheduled".
+_SCHEDULED_CLOCK = 2
+_TICK = 1 / os.sysconf("SC_CLK_TCK")
+# Of `/proc/PID/stat`, behind the name: ticks of CPU of children that have ended and were waited for.
+_OF_CHILDREN = slice(13, 15)
+# What was seen so many CPU seconds ago counts half for the node's slowdown.
+_HALF_SECONDS = 0.5
+
+
+def cpu_clock(pid: int) -> float:
+    """CPU seconds of a process so far, threads included; 0 when it has ended."""
+    try:
+        return time.clock_gettime((~pid << 3) | _SCHEDULED_CLOCK)
+    except OSError:
+        return 0.0
+
+
+def waiting_is_counted() -> bool:
+    """Whether this kernel counts how long threads wait for a CPU: this one has run, so that it isn't all zeros."""
+    try:
+        with open("/proc/self/schedstat", "rb") as file:
+            return int(file.read().split()[2]) > 0
+    except (OSError, IndexError, ValueError):
+        return False
+
+
+class Slowdown:
+    """How many times as long as its CPU seconds computing takes on this node now. The newest seconds that it has run count most."""
+
+    def __init__(self) -> None:
+        self._ran = self._waited = 0.0
+
+    def learn(self, ran: float, waited: float) -> None:
+        """Something has run, and waited for a CPU, so many seconds."""
+        fades = 0.5 ** (ran / _HALF_SECONDS)
+        self._ran, self._waited = fades * self._ran + ran, fades * self._waited + waited
+
+    @property
+    def factor(self) -> float:
+        return (self._ran + self._waited) / self._ran if self._ran else 1.0
+
+
+class OwnTime:
+    """Measures one grade of process `pid`, from now on. One that is `alone` can't start other processes.
+
+    How long threads wait is what the kernel says at each `look`. What those of ended processes had waited since the look before is their CPU
+    seconds since then times what the node's `slowdown` adds. Where waiting isn't `counted` at all, the slowdown alone tells. `tasks` is how
+    many threads there were at the last look, `ran` how many nanoseconds all have run that were seen.
+    """
+
+    def __init__(self, pid: int, slowdown: Slowdown, *, alone: bool, counted: bool) -> None:
+        self._pid, self._alone, self._slowdown, self._counted = pid, alone, slowdown, counted
+        # Nanoseconds that each thread has run and waited; and those that have ended.
+        self._seen: dict[int, tuple[int, int]] = {}
+        self._ended = (0, 0)
+        self.tasks, self.ran = 1, 0
+        self._begun_wait = self._waited() if counted else 0.0
+        self._begun, self._begun_cpu, self._begun_children = time.monotonic(), *self._cpu()
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Of the process and all that it has started, as far as they run or were waited for."""
+        return max(self._cpu()[0] - self._begun_cpu, 0.0)
+
+    def look(self) -> float:
+        """Its own seconds so far: at least its CPU seconds."""
+        seconds = time.monotonic() - self._begun
+        if not self._counted:
+            return max(seconds / self._slowdown.factor, self.cpu_seconds)
+        waited = self._waited() - self._begun_wait
+        total, children = self._cpu()
+        unseen = max(children - self._begun_children - 1e-9 * self._ended[0], 0.0)
+        waited += unseen * (self._slowdown.factor - 1)
+        return max(seconds - waited, total - self._begun_cpu)
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether a thread could run now. If it waits, the kernel adds that wait only once it runs."""
+        return self._counted and any(_stat(f"{path}/stat")[:1] == [b"R"] for path in self._threads())
+
+    def _waited(self) -> float:
+        """Seconds, of all threads that were seen."""
+        found: dict[int, tuple[int, int]] = {}
+        for path in self._threads():
+            if len(numbers := _read(f"{path}/schedstat").split()) == 3:
+                task, now = int(path.rpartition("/")[2]), (int(numbers[0]), int(numbers[1]))
+                before = self._seen.get(task, (0, 0) if self._seen else now)
+                if before[0] < now[0] and before[1] <= now[1]:
+                    self._slowdown.learn(1e-9 * (now[0] - before[0]), 1e-9 * (now[1] - before[1]))
+                found[task] = now
+        for task, (ran, waited) in self._seen.items():
+            if found.get(task, (-1, 0))[0] < ran:  # it has ended, whoever has its number now
+                self._ended = self._ended[0] + ran, self._ended[1] + waited
+        self._seen, self.tasks = found, max(len(found), 1)
+        self.ran = self._ended[0] + sum(ran for ran, _ in found.values())
+        return 1e-9 * (self._ended[1] + sum(waited for _, waited in found.values()))
+
+    def _cpu(self) -> tuple[float, float]:
+        """CPU seconds of all, and those of processes among them that have ended."""
+        cpu, children = cpu_clock(self._pid), 0.0
+        if not self._alone:
+            for pid in self._processes():
+                cpu += cpu_clock(pid) if pid != self._pid else 0.0
+                children += _TICK * sum(map(int, _stat(f"/proc/{pid}/stat")[_OF_CHILDREN]))
+        return cpu + children, children
+
+    def _threads(self) -> Iterator[str]:
+        for pid in self._processes():
+            for task in _listed(f"/proc/{pid}/task"):
+                yield f"/proc/{pid}/task/{task}"
+
+    def _processes(self) -> Iterator[int]:
+        """The process, and all below it."""
+        waiting = [self._pid]
+        while waiting:
+            pid = waiting.pop()
+            yield pid
+            if not self._alone:
+                for task in _listed(f"/proc/{pid}/task"):
+                    waiting += map(int, _read(f"/proc/{pid}/task/{task}/children").split())
+
+
+def _stat(path: str) -> list[bytes]:
+    """The fields behind the name, which may have any character; none if it has ended."""
+    return _read(path).rpartition(b")")[2].split()
+
+
+def _read(path: str) -> bytes:
+    with suppress(OSError), open(path, "rb") as file:
+        return file.read()
+    return b""
+
+
+def _listed(path: str) -> list[str]:
+    with suppress(OSError):
+        return os.listdir(path)
+    return []
