@@ -33,6 +33,7 @@ from longboat_runtime.samples import (
     Row,
     SampleId,
     SampleRequest,
+    TimeLimit,
     VersionSpan,
 )
 
@@ -131,7 +132,14 @@ class Rewards:
     unserved: Sequence[str] = ()
     isolation: Mapping[str, IsolationInForce] = {}
 
-    async def grade(self, sample: SampleId, row: Row, urgency: Urgency = Urgency()) -> Grade:  # noqa: B008 - immutable
+    async def grade(
+        self,
+        sample: SampleId,
+        row: Row,
+        urgency: Urgency = Urgency(),  # noqa: B008 - immutable
+        limits: Mapping[str, TimeLimit] | None = None,
+    ) -> Grade:
+        del limits
         await asyncio.sleep(0)
         return Grade(GradeKind.SCORED, float(sample.index % 2), 0.0)
 

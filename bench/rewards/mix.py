@@ -104,9 +104,7 @@ class Mix:
     ) -> Response:
         if hangs < HANGING:
             asleep = hangs < HANGING * ASLEEP
-            return Response(
-                problem.row, Fate.ASLEEP if asleep else Fate.BUSY, math.inf, 0.0 if asleep else math.inf
-            )
+            return Response(problem.row, Fate.ASLEEP if asleep else Fate.BUSY, math.inf, 0.0 if asleep else math.inf)
         seconds = problem.seconds * math.exp(problem.spread * normal)
         if solves < problem.solved:
             fate = Fate.CORRECT

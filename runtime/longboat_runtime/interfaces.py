@@ -27,6 +27,7 @@ from longboat_runtime.samples import (
     SampleId,
     SampleRequest,
     SampleSize,
+    TimeLimit,
 )
 from longboat_runtime.trainer.flops import ModelFlops
 
@@ -245,11 +246,15 @@ class RewardScheduler(Protocol):
     def isolation(self) -> Mapping[str, IsolationInForce]:
         """How the grades of each reward are kept apart now, by name of the reward."""
 
-    async def grade(self, sample: SampleId, row: Row, urgency: Urgency = ...) -> Grade:
+    async def grade(
+        self, sample: SampleId, row: Row, urgency: Urgency = ..., limits: Mapping[str, TimeLimit] | None = None
+    ) -> Grade:
         """Grades a stored sample, by all pools at once that have a reward for it.
 
         A grader error has been retried on another worker before it is returned. Cancelling the call gives the grade up: it leaves the
         queue, or is ended where it runs. Raises KeyError if the store has lost the sample.
+
+        `limits` are there for the rewards whose timeouts are learned, by name; the grade has `times` for them.
         """
 
     def flush(self) -> None:

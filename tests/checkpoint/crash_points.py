@@ -18,6 +18,7 @@ from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.driver.eventlog import EventLog
 from longboat_runtime.driver.run_state import RunState, StepBoundary
 from longboat_runtime.interfaces import ModelInfo
+from longboat_runtime.reward.timeouts import LearnedTimeouts
 from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.ledger import Ledger
 from tests.driver.fakes import Site, make_spec
@@ -71,11 +72,12 @@ async def save(root: Path, incarnation: int, *steps: int) -> None:
     site.incarnation = incarnation - 1
     driver = site.driver()
     log = EventLog(root, incarnation, {})
-    driver._steps.resume(RunState(Ledger(2), LengthHistory(), log, audited=False), None, None, ModelInfo(1, 1, 1))
+    run_state = RunState(Ledger(2), LengthHistory(), LearnedTimeouts((), str), log, audited=False)
+    driver._steps.resume(run_state, None, None, ModelInfo(1, 1, 1))
     async with asyncio.TaskGroup() as driver._tasks:
         for step in steps:
             site.trainer.weights = f"of step {step}"
-            await driver._steps.save(StepBoundary("job", {"step": step}, {}, {}, log.position), needed=False)
+            await driver._steps.save(StepBoundary("job", {"step": step}, {}, {}, log.position, {}), needed=False)
             site.trainer.weights = "of a later step"
         await driver._steps.wait_for_write()
     log.close()

@@ -54,12 +54,14 @@ from longboat_runtime.samples import (
     GeneratedSample,
     Grade,
     GradeKind,
+    GradeTime,
     LostSample,
     PromptId,
     Response,
     Row,
     SampleId,
     SampleRequest,
+    TimeLimit,
     VersionSpan,
     joined,
 )
@@ -273,8 +275,15 @@ class FakeRewards:
     held: set[SampleId] = field(default_factory=set)
     given_up: set[SampleId] = field(default_factory=set)
     flushed: list[set[SampleId]] = field(default_factory=list)
+    limits: dict[SampleId, TimeLimit] = field(default_factory=dict)
 
-    async def grade(self, sample: SampleId, row: Row, urgency: Urgency = Urgency()) -> Grade:  # noqa: B008 - immutable
+    async def grade(
+        self,
+        sample: SampleId,
+        row: Row,
+        urgency: Urgency = Urgency(),  # noqa: B008 - immutable
+        limits: Mapping[str, TimeLimit] | None = None,
+    ) -> Grade:
         self.asked[sample] = urgency
         try:
             while sample in self.held:  # noqa: ASYNC110 - nothing says so
@@ -291,7 +300,20 @@ class FakeRewards:
         if {sample, sample.prompt} & self.timeouts:
             return Grade(GradeKind.TIMEOUT, 0.0, 1.0, parts={"main": None})
         score = self.flat if self.flat is not None else float(int(stored.text) % 4)
-        return Grade(GradeKind.SCORED, score, 0.1, parts={"main": score})
+        return self._timed(sample, score, limits) or Grade(GradeKind.SCORED, score, 0.1, parts={"main": score})
+
+    def _timed(self, sample: SampleId, score: float, limits: Mapping[str, TimeLimit] | None) -> Grade | None:
+        """The grade where timeouts are learned: it takes half a second to three, by its name."""
+        limit = (limits or {}).get("main")
+        if limit is None:
+            return None
+        self.limits[sample] = limit
+        seconds = 0.5 + digest("seconds", sample) % 100 / 40
+        if limit.in_force is not None and seconds > limit.in_force:
+            time = GradeTime(limit.in_force, 0.1, limit.seconds, killed=True)
+            return Grade(GradeKind.TIMEOUT, 0.0, 1.0, parts={"main": None}, times={"main": time})
+        time = GradeTime(seconds, 0.1, limit.seconds, limit.audit)
+        return Grade(GradeKind.SCORED, score, 0.1, parts={"main": score}, times={"main": time})
 
     def flush(self) -> None:
         self.flushed.append(set(self.asked))

@@ -10,7 +10,7 @@ import asyncio
 import json
 import random
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -32,7 +32,16 @@ from longboat_runtime.reward.graders.child import _graded
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
 from longboat_runtime.reward.worker import GradeRequest, RewardWorker
 from longboat_runtime.rounds.policies import open_policy
-from longboat_runtime.samples import FinishReason, GeneratedSample, Grade, Row, SampleId, SampleRequest, VersionSpan
+from longboat_runtime.samples import (
+    FinishReason,
+    GeneratedSample,
+    Grade,
+    Row,
+    SampleId,
+    SampleRequest,
+    TimeLimit,
+    VersionSpan,
+)
 from longboat_runtime.trainer import process_group
 from longboat_runtime.trainer.rank import TrainerRank
 from tests.driver.fakes import FakeFleet, FakeRewards, FakeStore, FakeTrainer
@@ -77,7 +86,9 @@ class Graders:
             for index, reward in enumerate(spec.rewards)
         }
 
-    async def grade(self, reward: str, sample: RewardSample, seconds: float, seed: int) -> FunctionOutcome:
+    async def grade(
+        self, reward: str, sample: RewardSample, seconds: float, seed: int, own_seconds: float | None = None
+    ) -> FunctionOutcome:
         outcome = _graded(self._score[reward], sample)
         return FunctionOutcome(OutcomeKind(outcome["kind"]), outcome["score"], message=outcome["message"])
 
@@ -90,7 +101,13 @@ class Worker(FakeRewards):
         self._spec, self._worker = spec, RewardWorker(store, Path())
         self._worker._graders = Graders(spec)
 
-    async def grade(self, sample: SampleId, row: Row, urgency: Urgency = Urgency()) -> Grade:  # noqa: B008 - immutable
+    async def grade(
+        self,
+        sample: SampleId,
+        row: Row,
+        urgency: Urgency = Urgency(),  # noqa: B008 - immutable
+        limits: Mapping[str, TimeLimit] | None = None,
+    ) -> Grade:
         rewards = applicable(self._spec.rewards, row.domain)
         functions = tuple((reward.name, reward.timeout_seconds) for reward in rewards)
         response = (await self.store.responses([sample]))[sample]

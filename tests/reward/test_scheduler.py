@@ -21,7 +21,7 @@ from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.scheduler import RayRewardScheduler
 from longboat_runtime.reward.slots import resource
-from longboat_runtime.samples import FinishReason, Grade, GradeKind, PromptId, Response, Row, SampleId
+from longboat_runtime.samples import FinishReason, Grade, GradeKind, PromptId, Response, Row, SampleId, TimeLimit
 
 pytestmark = pytest.mark.slow
 
@@ -134,6 +134,23 @@ async def test_right_wrong_form_timeout_and_error_are_told_apart(scheduler: RayR
     assert (late.kind, late.message) == (GradeKind.TIMEOUT, "act: killed after 1 s")
     assert failed.kind is GradeKind.GRADER_ERROR
     assert "RuntimeError: as asked" in failed.message
+
+
+async def test_a_learned_limit_travels_with_its_request_and_an_audit_has_the_hard_one(
+    scheduler: RayRewardScheduler,
+) -> None:
+    limits = {"limited": TimeLimit(0.3), "audited": TimeLimit(0.3, audit=True), "unknown": TimeLimit()}
+    grades = await asyncio.gather(*(scheduler.grade(*sample(2), limits={"act": limit}) for limit in limits.values()))
+    for grade, (name, limit) in zip(grades, limits.items(), strict=True):
+        assert grade.kind is GradeKind.TIMEOUT
+        (time,) = grade.times.values()
+        assert (time.killed, time.limit, time.audit) == (name == "limited", limit.seconds, limit.audit)
+        assert time.seconds > (0.3 if name == "limited" else 0.0)
+        assert ("the limit that was learned" in grade.message) == (name == "limited")
+    (right,) = (await scheduler.grade(*sample(0), limits={"exact": TimeLimit(0.3)})).times.items()
+    assert right[0] == "exact"
+    assert not right[1].killed
+    assert (await scheduler.grade(*sample(0))).times == {}
 
 
 async def test_once_nothing_more_is_generated_no_answer_waits_for_others(

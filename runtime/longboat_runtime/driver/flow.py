@@ -24,6 +24,7 @@ from longboat_runtime.samples import (
     MovedSample,
     SampleId,
     SampleRequest,
+    TimeLimit,
     VersionSpan,
 )
 
@@ -139,8 +140,11 @@ class SampleFlow:
             if task := self._grades.pop(sample, None):
                 task.cancel()
 
-    async def grade(self, sample: SampleId, view: View) -> None:
-        """Grades a stored sample, unless its group has been given up meanwhile."""
+    async def grade(self, sample: SampleId, view: View, limits: Mapping[str, TimeLimit]) -> None:
+        """Grades a stored sample, unless its group has been given up meanwhile.
+
+        `limits` are those of rewards whose timeouts are learned.
+        """
         group, task = view.groups.get(sample.prompt), asyncio.current_task()
         if group is None or group.attempt != sample.attempt or task is None:
             return
@@ -152,13 +156,13 @@ class SampleFlow:
         self._stages.set(Stage.REWARD, True)
         try:
             row = self._components.source.row(sample.prompt)
-            grade = await self._components.rewards.grade(sample, row, urgency)
+            grade = await self._components.rewards.grade(sample, row, urgency, limits)
         except KeyError:
             self._happened(events.Lost(sample, "the store has lost its data"))
         else:
             message = grade.message[:_MESSAGE_LIMIT]
-            parts = dict(grade.parts)
-            self._happened(events.Graded(sample, grade.kind, grade.score, grade.seconds, message, parts))
+            parts, times = dict(grade.parts), dict(grade.times)
+            self._happened(events.Graded(sample, grade.kind, grade.score, grade.seconds, message, parts, times))
         finally:
             if self._grades.get(sample) is task:
                 del self._grades[sample]

@@ -192,6 +192,9 @@ class Driver:
             self._run_state.lengths.fold(event.body)
         self._run_state.log.append(event)
         self._run_state.works.fold(event)
+        timeouts = self._run_state.timeouts
+        if timeouts.rewards:
+            timeouts.fold(event.body)
         match event.body:
             case events.SpecChanged() as changed:
                 self._steps.checkpoint_every = changed.checkpoint_every_steps
@@ -199,7 +202,8 @@ class Driver:
             case events.Generated(sample=sample):
                 record = self._view.sample(sample)
                 if record and record.state is SampleState.GENERATED:
-                    self._spawn(self._flow.grade(sample, self._view))
+                    limits = timeouts.limits(sample, self._view.groups[sample.prompt].round) if timeouts.rewards else {}
+                    self._spawn(self._flow.grade(sample, self._view, limits))
                 else:
                     self._flow.discard([sample])
             case events.Graded(sample=sample, kind=kind, message=message) if message or kind is GradeKind.GRADER_ERROR:

@@ -33,7 +33,9 @@ from longboat_runtime.interfaces import Manifest
 from longboat_runtime.metrics.queue import queue_line
 from longboat_runtime.metrics.record import Record
 from longboat_runtime.metrics.reports import Reports
+from longboat_runtime.metrics.timeouts import learned_limits, timeout_metrics
 from longboat_runtime.reward.result import IsolationInForce
+from longboat_runtime.reward.timeouts import LearnedTimeouts
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import RoundKind
 from longboat_runtime.rounds.view import View
@@ -232,10 +234,17 @@ class Reporter:
         self.problems.set(Reason.TRACKING_FAILED, field, message, bool(problems))
         self.publish()
 
-    def set_isolation(self, isolation: Mapping[str, IsolationInForce]) -> None:
-        """Sets how the grades of each reward are kept apart, by name of the reward."""
+    def graded(self, step: int, isolation: Mapping[str, IsolationInForce], timeouts: LearnedTimeouts) -> None:
+        """Reports how the grades of each reward are kept apart, by its name, and with the record of `step` the limits learned for them."""
+        self.reports.add(step, timeout_metrics(timeouts))
+        learned = learned_limits(timeouts)
         self._rewards = [
-            RewardGrading(name=name, isolation=one.isolation.value, reason=one.reason[:LINE_LENGTH] or None)
+            RewardGrading(
+                name=name,
+                isolation=one.isolation.value,
+                reason=one.reason[:LINE_LENGTH] or None,
+                learned_limits=list(learned.get(name, ())) or None,
+            )
             for name, one in isolation.items()
         ] or None
 

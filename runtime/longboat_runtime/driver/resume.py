@@ -15,6 +15,7 @@ from longboat_runtime.driver.eventlog import EventLog, LogPosition
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.run_state import Evaluated, RunState, StepBoundary, calibrations, read_boundary
 from longboat_runtime.interfaces import Manifest, ModelInfo
+from longboat_runtime.reward.timeouts import LearnedTimeouts
 from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.ledger import STORED, Ledger
 from longboat_runtime.rounds.policies import races_per_period
@@ -47,6 +48,7 @@ async def restore(job: Job, components: Components) -> Restored:
     A checkpoint of another job (`checkpoint.resumeFrom`) is a starting point and not part of this job's past: its log stays where
     it is, incarnations are counted by this job, and rounds that were under way start over under this job's policy.
     """
+    timeouts = LearnedTimeouts(job.spec.rewards, components.source.domain)
     manifest = await asyncio.to_thread(components.checkpoints.newest)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(components.ready())
@@ -58,16 +60,17 @@ async def restore(job: Job, components: Components) -> Restored:
         evaluated, identity, resumes, parallelism = None, job.identity, None, None
     else:
         await components.trainer.restore(manifest.model)
-        boundary, ledger, lengths, evaluated = read_boundary(manifest.state, job.spec.algorithm.group_size)
+        boundary, ledger, lengths, evaluated = read_boundary(manifest.state, job.spec.algorithm.group_size, timeouts)
         components.source.restore(boundary.source)
         parallelism = manifest.state.get("parallelism")
         components.fleet.calibrate(calibrations(manifest.state))
         identity, resumes = boundary.identity, boundary.log
         if not manifest.directory.is_relative_to(job.root):
             ledger.start_over()
+            timeouts.start_over()
             ledger.incarnation, manifest, resumes = 0, None, None
         log.info("resumed", step=ledger.step, incarnation=boundary.log.incarnation)
-    run_state = _opened(job, ledger, lengths, resumes)
+    run_state = _opened(job, ledger, lengths, timeouts, resumes)
     held = set(await components.store.held())
     wanted = _stored(ledger)
     await components.store.delete(sorted(held - wanted))
@@ -75,12 +78,14 @@ async def restore(job: Job, components: Components) -> Restored:
     return Restored(run_state, boundary, manifest, evaluated, sorted(wanted - held), info, parallelism)
 
 
-def _opened(job: Job, ledger: Ledger, lengths: LengthHistory, resumes: LogPosition | None) -> RunState:
+def _opened(
+    job: Job, ledger: Ledger, lengths: LengthHistory, timeouts: LearnedTimeouts, resumes: LogPosition | None
+) -> RunState:
     try:
         log_ = EventLog(job.root, job.incarnation, to_snapshot(ledger), resumes)
     except OSError as error:
         raise volume_problem(error) or error from error
-    return RunState(ledger, lengths, log_, audited=races_per_period(job.spec) > 0)
+    return RunState(ledger, lengths, timeouts, log_, audited=races_per_period(job.spec) > 0)
 
 
 def _stored(ledger: Ledger) -> set[SampleId]:

@@ -9,6 +9,7 @@ from typing import Any
 from longboat_crds.reasons import Reason
 from longboat_runtime.driver.eventlog import EventLog, LogPosition
 from longboat_runtime.problems import SpecProblem
+from longboat_runtime.reward.timeouts import LearnedTimeouts
 from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.snapshot import from_snapshot, to_snapshot
@@ -29,7 +30,7 @@ class StepBoundary:
     """The state between two steps, as JSON values: taken right after a commit, before anything else happens.
 
     `identity` belongs to the job that the training started as (it goes into seeds), `source` is the prompt source's state,
-    `lengths` the history of response lengths, `log` the position after the commit.
+    `lengths` the history of response lengths, `log` the position after the commit, `timeouts` what is known of grading times.
     """
 
     identity: str
@@ -37,6 +38,7 @@ class StepBoundary:
     source: Mapping[str, Any]
     lengths: Mapping[str, Any]
     log: LogPosition
+    timeouts: Mapping[str, Any]
 
     @property
     def step(self) -> int:
@@ -54,21 +56,24 @@ class StepBoundary:
 
 
 class RunState:
-    """The ledger with its view, the history of response lengths, what open rounds ask of engines (`works`), and the event log.
+    """The ledger with its view, the history of response lengths, learned timeouts, what open rounds ask of engines (`works`), and the event log.
 
     `lengths` are recorded only if rounds form periods (`audited`), since otherwise they would never be dropped. `late_events`
     counts reported events that had no effect; they get no number and aren't logged.
     """
 
-    def __init__(self, ledger: Ledger, lengths: LengthHistory, log: EventLog, *, audited: bool) -> None:
+    def __init__(
+        self, ledger: Ledger, lengths: LengthHistory, timeouts: LearnedTimeouts, log: EventLog, *, audited: bool
+    ) -> None:
         self.ledger, self.view, self.lengths, self.log = ledger, View(ledger), lengths, log
+        self.timeouts = timeouts
         self.audited, self.works = audited, RoundWorks()
         self.late_events = 0
 
     def boundary(self, identity: str, source: Mapping[str, Any]) -> StepBoundary:
         """The current state, which must be at a step boundary."""
         snapshots = to_snapshot(self.ledger), dict(source), self.lengths.to_snapshot()
-        return StepBoundary(identity, *snapshots, self.log.position)
+        return StepBoundary(identity, *snapshots, self.log.position, self.timeouts.to_snapshot())
 
 
 def calibrations(state: Mapping[str, Any]) -> dict[str, float]:
@@ -77,15 +82,19 @@ def calibrations(state: Mapping[str, Any]) -> dict[str, float]:
 
 
 def read_boundary(
-    state: Mapping[str, Any], group_size: int
+    state: Mapping[str, Any], group_size: int, timeouts: LearnedTimeouts
 ) -> tuple[StepBoundary, Ledger, LengthHistory, Evaluated | None]:
-    """Inverse of `to_state`. Raises SpecProblem if the checkpoint was made with a different group size or can't be read."""
+    """Inverse of `to_state`; what `timeouts` had learned is restored into it. Raises SpecProblem if the checkpoint was made with a different group size or can't be read."""
     try:
         ledger = from_snapshot(state["ledger"])
         lengths = LengthHistory.from_snapshot(state["lengths"])
         position = LogPosition(**state["log"])
-        boundary = StepBoundary(state["identity"], state["ledger"], state["source"], state["lengths"], position)
+        learned = state.get("timeouts", {})
+        boundary = StepBoundary(
+            state["identity"], state["ledger"], state["source"], state["lengths"], position, learned
+        )
         evaluated = Evaluated(**state["evaluated"]) if state["evaluated"] else None
+        timeouts.restore(learned)
     except (KeyError, TypeError, ValueError) as error:
         message = f"The checkpoint's state can't be read ({error!r}): it was made by another version of Longboat."
         raise SpecProblem(Reason.CHECKPOINT_MISMATCH, "spec.checkpoint", message) from error

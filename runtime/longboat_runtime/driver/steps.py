@@ -387,7 +387,7 @@ class Steps:
             timings = {f"timing_s/{name}": seconds.get(stage, 0.0) for stage, name in _TIMINGS.items()}
             self._reporter.reports.add(step, {**timings, "training/late_events": float(self._run_state.late_events)})
         self._reporter.reports.add(step, self.overcommits.metrics())
-        self._reporter.set_isolation(self._components.rewards.isolation)
+        self._reporter.graded(step, self._components.rewards.isolation, self._run_state.timeouts)
         self._reporter.set_skipped_prompts(skipped := self._components.source.skipped)
         if skipped is not None:
             self._reporter.reports.add(step, {"data/skipped_prompts": float(skipped)})

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
-from longboat_runtime.samples import Grade, GradeKind
+from longboat_runtime.samples import Grade, GradeKind, GradeTime, TimeLimit
 
 # The worst kind among the parts is the kind of the grade.
 _WORST_FIRST = (OutcomeKind.GRADER_ERROR, OutcomeKind.TIMEOUT, OutcomeKind.WRONG_FORMAT, OutcomeKind.SCORED)
@@ -50,6 +50,25 @@ def combine(rewards: Sequence[RewardSpec], outcomes: Mapping[str, FunctionOutcom
     if not math.isfinite(score):
         return Grade(GradeKind.GRADER_ERROR, 0.0, seconds, f"the reward is {score}, which is not a finite number", {})
     return Grade(GradeKind(kind.value), score, seconds, message, parts)
+
+
+def own_seconds(rewards: Sequence[RewardSpec], limits: Mapping[str, TimeLimit] | None) -> dict[str, float]:
+    """The limits of own seconds that hold, by name of those functions whose timeouts are learned: the hard one where no other does."""
+    return {
+        reward.name: reward.timeout_seconds if (limit := of.in_force) is None else limit
+        for reward in rewards
+        if (of := (limits or {}).get(reward.name)) is not None
+    }
+
+
+def grade_times(outcomes: Mapping[str, FunctionOutcome], limits: Mapping[str, TimeLimit]) -> dict[str, GradeTime]:
+    """What functions took whose timeouts are learned, by name; those that failed or don't apply took nothing that tells anything."""
+    nothing = (OutcomeKind.GRADER_ERROR, OutcomeKind.NOT_APPLICABLE)
+    return {
+        name: GradeTime(own, outcome.cpu_seconds, limits[name].seconds, limits[name].audit, outcome.limited)
+        for name, outcome in outcomes.items()
+        if name in limits and outcome.kind not in nothing and (own := outcome.own_seconds) is not None
+    }
 
 
 class Graded(Protocol):

@@ -18,11 +18,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.interfaces import SampleStore
 from longboat_runtime.problems import SpecProblem
+from longboat_runtime.reward.combine import own_seconds
 from longboat_runtime.reward.queue import GradeQueue, Group
 from longboat_runtime.reward.result import FunctionOutcome, IsolationInForce, OutcomeKind, RewardSample
 from longboat_runtime.reward.slots import Slots, choose, resource
 from longboat_runtime.reward.worker import GATHER_SECONDS, GradeAnswer, GradeAnswers, GradeRequest, RewardWorker
-from longboat_runtime.samples import SampleId
+from longboat_runtime.samples import SampleId, TimeLimit
 
 log = structlog.get_logger()
 
@@ -107,9 +108,16 @@ class RewardPool:
             raise self._problem
 
     async def grade(
-        self, sample: SampleId, told: RewardSample, rewards: Sequence[RewardSpec], group: Group
+        self,
+        sample: SampleId,
+        told: RewardSample,
+        rewards: Sequence[RewardSpec],
+        group: Group,
+        limits: Mapping[str, TimeLimit] | None = None,
     ) -> dict[str, FunctionOutcome]:
         """Outcomes by name of these of the pool's rewards for a stored sample; `told` is what they are told about its row.
+
+        `limits` are those of functions whose timeouts are learned, by name.
 
         A grader error is retried on another worker. A worker that is lost costs no attempt. If the call is cancelled, so is the grade: it
         leaves the queue, or is stopped where it runs. Raises KeyError if the store has lost the sample.
@@ -122,7 +130,7 @@ class RewardPool:
             )
             if not functions:
                 break
-            request = GradeRequest(next(self._numbers), sample, told, functions)
+            request = GradeRequest(next(self._numbers), sample, told, functions, own_seconds(rewards, limits))
             asked = _Asked(request, group, tried, asyncio.get_running_loop().create_future())
             self._queue.put(group, request.number, asked)
             self._assign_soon()

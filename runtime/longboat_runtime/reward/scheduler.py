@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,12 @@ from longboat_crds.job import RLJobSpec
 from longboat_crds.rewards import RewardSpec, rewards_of
 from longboat_runtime.interfaces import SampleStore, Urgency
 from longboat_runtime.reward.client import SOCKET
-from longboat_runtime.reward.combine import applicable, combine
+from longboat_runtime.reward.combine import applicable, combine, grade_times
 from longboat_runtime.reward.pool import RewardPool
 from longboat_runtime.reward.queue import Group
 from longboat_runtime.reward.result import FunctionOutcome, IsolationInForce, RewardSample
 from longboat_runtime.reward.slots import reward_nodes
-from longboat_runtime.samples import Grade, PromptId, Row, SampleId
+from longboat_runtime.samples import Grade, PromptId, Row, SampleId, TimeLimit
 
 # How often Ray is asked which reward nodes there are, in seconds.
 _WATCH_INTERVAL = 1.0
@@ -63,7 +64,13 @@ class RayRewardScheduler:
             await self.close()
             raise
 
-    async def grade(self, sample: SampleId, row: Row, urgency: Urgency = Urgency()) -> Grade:  # noqa: B008 - immutable
+    async def grade(
+        self,
+        sample: SampleId,
+        row: Row,
+        urgency: Urgency = Urgency(),  # noqa: B008 - immutable
+        limits: Mapping[str, TimeLimit] | None = None,
+    ) -> Grade:
         """The weighted sum of the functions for the row's domain."""
         rewards = applicable(self._rewards, row.domain)
         shares: dict[RewardPool, list[RewardSpec]] = {}
@@ -71,9 +78,12 @@ class RayRewardScheduler:
             shares.setdefault(self._pool_of[reward.name], []).append(reward)
         told = self._told(row)
         with self._group_of(sample, urgency) as group:
-            outcomes = await _together([pool.grade(sample, told, theirs, group) for pool, theirs in shares.items()])
+            outcomes = await _together(
+                [pool.grade(sample, told, theirs, group, limits) for pool, theirs in shares.items()]
+            )
             group.missing = max(0, group.missing - 1)
-        return combine(rewards, outcomes)
+        grade = combine(rewards, outcomes)
+        return replace(grade, times=grade_times(outcomes, limits)) if limits else grade
 
     def flush(self) -> None:
         for pool in self._pools.values():
