@@ -77,7 +77,9 @@ class Graders:
             for index, reward in enumerate(spec.rewards)
         }
 
-    async def grade(self, reward: str, sample: RewardSample, seconds: float, seed: int) -> FunctionOutcome:
+    async def grade(
+        self, reward: str, sample: RewardSample, seconds: float, seed: int, *, alone: bool = False
+    ) -> FunctionOutcome:
         outcome = _graded(self._score[reward], sample)
         return FunctionOutcome(OutcomeKind(outcome["kind"]), outcome["score"], message=outcome["message"])
 

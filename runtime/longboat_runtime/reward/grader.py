@@ -26,10 +26,13 @@ class Grader(Protocol):
         `per_grade` is why its grades are known to need a process each, if another grader has found that out.
         """
 
-    async def grade(self, reward: str, sample: RewardSample, seconds: float, seed: int) -> FunctionOutcome:
+    async def grade(
+        self, reward: str, sample: RewardSample, seconds: float, seed: int, *, alone: bool = False
+    ) -> FunctionOutcome:
         """The outcome of the reward of this name. It is TIMEOUT after `seconds`; random numbers follow from `seed` (31 bits).
 
-        If the call is cancelled the grade is ended, wherever it runs: what it occupied is free for the next one.
+        For a reward with test cases these are the seconds of each. With `alone` nothing else is graded meanwhile. If the call is cancelled
+        the grade is ended, wherever it runs: what it occupied is free for the next one.
         """
 
     async def close(self) -> None:

@@ -69,13 +69,14 @@ def _number(value: Any) -> float:
 
 
 class OutcomeKind(StrEnum):
-    """`samples.GradeKind`, and NOT_APPLICABLE for a function that has nothing to say about the sample."""
+    """`samples.GradeKind`, NOT_APPLICABLE for a function that has nothing to say about the sample, and LOST if the graders went away."""
 
     SCORED = "scored"
     WRONG_FORMAT = "wrong_format"
     TIMEOUT = "timeout"
     GRADER_ERROR = "grader_error"
     NOT_APPLICABLE = "not_applicable"
+    LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class FunctionOutcome:
     """The outcome of one function on one sample, as it travels between graders and driver.
 
     `score` counts for SCORED and WRONG_FORMAT only. `seconds` is the grade's wall time, `cpu_seconds` what its process used
-    (programs that it started aside); both are taken by who supervises it.
+    (programs that it started aside); both are taken by who supervises it. `begun` is of a LOST one: whether it was being graded.
     """
 
     kind: OutcomeKind
@@ -91,6 +92,7 @@ class FunctionOutcome:
     seconds: float = 0.0
     message: str = ""
     cpu_seconds: float = 0.0
+    begun: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""

@@ -27,13 +27,15 @@ GATHER_SECONDS = 0.2
 class GradeRequest:
     """Functions (name and timeout in seconds) to be run on one stored sample. `number` names the request in its answer.
 
-    `row` is what functions are told about the row that the sample answers; the worker adds the response.
+    `row` is what functions are told about the row that the sample answers; the worker adds the response. With `alone` the graders have
+    nothing else to do meanwhile.
     """
 
     number: int
     sample: SampleId
     row: RewardSample
     functions: tuple[tuple[str, float], ...]
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,10 @@ class RewardWorker:
         )
         seed = sample_seed("", 0, request.sample)
         outcomes = await asyncio.gather(
-            *(self._graders.grade(name, sample, timeout, seed) for name, timeout in request.functions)
+            *(
+                self._graders.grade(name, sample, timeout, seed, alone=request.alone)
+                for name, timeout in request.functions
+            )
         )
         return {name: outcome for (name, _), outcome in zip(request.functions, outcomes, strict=True)}
 
