@@ -3,8 +3,9 @@
 Requests are {id, op, ...}; each is answered by {id, ...}:
     load  {function, field, isolation, reason}    -> {problem: null | [reason, field, message, fatal], isolation, reason}
     grade {reward: name, timeout, seed} + sample  -> {outcome}
-    state {}                                      -> {processes, running, landlock, rewards: {name: ...}}
+    state {}                                      -> {processes, running, landlock, unenforced, rewards: {name: ...}}
 A grade that nobody wants any more is ended by {id, op: cancel} with its id; neither is answered then.
+That a grade begins is told by {id, begun}: should these graders end, it may be the cause.
 A reward that falls back to PerGrade is told of without being asked: {reward, isolation, reason}.
 """
 
@@ -33,6 +34,7 @@ from longboat_runtime.reward.graders.channel import Channel
 from longboat_runtime.reward.graders.leftovers import remove_tree
 from longboat_runtime.reward.graders.loaded_function import LoadedFunction
 from longboat_runtime.reward.graders.supervised import Grading
+from longboat_runtime.reward.graders.unenforced import unenforced
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
 
 log = structlog.get_logger()
@@ -60,6 +62,8 @@ class GraderServer:
         listener = _listen(path)
         server = await asyncio.get_running_loop().create_unix_server(self._connected, sock=listener)
         log.info("graders listen", socket=str(path), processes=self._processes, landlock=landlock.version())
+        for line in unenforced():
+            log.warning("this node can't enforce all limits of graded programs", missing=line)
         try:
             await stop.wait()
         finally:
@@ -124,7 +128,11 @@ class GraderServer:
             message = f"no reward function {request['reward']!r} is loaded here"
             answer(FunctionOutcome(OutcomeKind.GRADER_ERROR, message=message))
             return
-        grading = Grading(sample, float(request["timeout"]), int(request["seed"]), answer)
+        timeout, begun = (
+            float(request["timeout"]),
+            partial(connection.channel.send, {"id": request["id"], "begun": True}),
+        )
+        grading = Grading(sample, loaded.longest_seconds(timeout), int(request["seed"]), answer, timeout, begun)
         grading.done = partial(self._done, connection, request["id"], answer)
         connection.waiting[request["id"]] = loaded, grading
         self._waiting.append((loaded, grading))
@@ -158,6 +166,7 @@ class GraderServer:
             "processes": self._processes,
             "running": self._running,
             "landlock": landlock.version(),
+            "unenforced": unenforced(),
             "rewards": rewards,
         }
 
@@ -165,6 +174,7 @@ class GraderServer:
         while self._waiting and self._running < self._processes:
             loaded, grading = self._waiting.popleft()
             self._running += 1
+            grading.begun()
             loaded.grade(grading)
 
     def _done(self, connection: _Connection, identity: int, answer: Any, outcome: FunctionOutcome) -> None:

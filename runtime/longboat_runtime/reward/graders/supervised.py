@@ -25,13 +25,15 @@ _SCHEDULED_CLOCK = 2
 class Grading:
     """One grade that was asked for. `sample` is JSON of a RewardSample, `timeout` in wall-clock seconds.
 
-    `alone` is set once it has to be graded by a process of its own. `done` is called once.
+    `case_seconds` is the limit of each test case, where there are any: the process that grades applies it. `alone` is set once it has to be graded by a process of its own. `begun` is called when it begins, `done` once.
     """
 
     sample: bytes
     timeout: float
     seed: int
     done: Callable[[FunctionOutcome], None]
+    case_seconds: float
+    begun: Callable[[], None]
     alone: bool = False
     # Of the monotonic clock and of the process' CPU clock, when the sample was sent.
     started: float = 0.0
@@ -94,7 +96,9 @@ class Supervised:
         self._token = int.from_bytes(os.urandom(8), "big")
         if not self.stays:
             limit_cpu(self.pid, cpu_limit(grading.timeout))
-        self._send(encode({"token": self._token, "seed": grading.seed}, grading.sample))
+        self._send(
+            encode({"token": self._token, "seed": grading.seed, "seconds": grading.case_seconds}, grading.sample)
+        )
 
     def read(self) -> Answer | None:
         """What it said; None if that isn't complete. Raises FrameError for anything but one answer, ConnectionError at the end."""
@@ -181,7 +185,9 @@ class Supervised:
         seconds = time.monotonic() - self.grading.started
         message = str(outcome["message"])[:MESSAGE_CHARACTERS]
         self._used = self.cpu()
-        return FunctionOutcome(kind, score, seconds, message, max(self._used - self.grading.cpu, 0.0))
+        # A judge knows what its programs have used.
+        used = self._used - self.grading.cpu + float(outcome.get("cpu_seconds", 0.0))
+        return FunctionOutcome(kind, score, seconds, message, max(used, 0.0))
 
     def _send(self, data: bytes) -> None:
         try:
