@@ -13,6 +13,11 @@ def reward(sample):
 '''
 
 
+# What a tiny model writes is no program. So the command that runs it says whether it is of even length: one of the cases passes.
+CASES = {"tests": {"inputs": ["", ""], "outputs": ["0", "1"]}}
+PARITY = ["python3", "-c", "import sys; print(len(open(sys.argv[1]).read()) % 2)", "{file}"]
+
+
 def write_data(folder: Path) -> None:
     """Model, another one that is a mixture of experts, dataset and reward function, readable by every user."""
     from tests.support.tiny_model import build_tiny_experts, build_tiny_model
@@ -22,8 +27,9 @@ def write_data(folder: Path) -> None:
     rows = [{"prompt": f"say {number:02}", "answer": str(number)} for number in range(64)]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "reward.py").write_text(REWARD)
-    for file in (folder / "train.jsonl", folder / "reward.py"):
-        file.chmod(0o644)
+    (folder / "code.jsonl").write_text("".join(json.dumps(row | CASES) + "\n" for row in rows))
+    for name in ("train.jsonl", "code.jsonl", "reward.py"):
+        (folder / name).chmod(0o644)
 
 
 def spec(runtime: str = "host", **changes: Any) -> dict[str, Any]:
@@ -40,3 +46,20 @@ def spec(runtime: str = "host", **changes: Any) -> dict[str, Any]:
         "checkpoint": {"everySteps": 2, "graceSeconds": 60},
         **changes,
     }
+
+
+def code_spec(**sandbox: Any) -> dict[str, Any]:
+    """One whose responses are programs: each is worth a half."""
+    return spec(
+        dataset={"files": {"paths": ["/data/code.jsonl"]}, "columns": {"groundTruth": "tests"}},
+        # All are worth the same, and are trained all the same.
+        algorithm={"name": "ReinforcePlusPlus", "groupSize": 2},
+        rewards=[
+            {
+                "name": "cases",
+                "kind": "Sandbox",
+                "timeoutSeconds": 30,
+                "sandbox": {"credit": "Fraction", "runCommand": PARITY, **sandbox},
+            }
+        ],
+    )

@@ -192,6 +192,15 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "A reward function fails to import, or can't be called as its signature says.",
         "Correct the function, or rewards[].signature.",
     ),
+    Reason.COMMAND_NOT_FOUND: _configuration(
+        "The graders' container has no command that rewards[].sandbox runs.",
+        "Install it in the image of the runtime's graders container, or correct rewards[].sandbox.compileCommand or runCommand.",
+    ),
+    Reason.TEST_CASES_INVALID: _configuration(
+        "A row that a reward of kind Sandbox grades has no test cases, or none in the format that the reward reads; the message names "
+        "the row.",
+        "Correct rewards[].sandbox.format, dataset.columns or the file, or limit the reward to other rows by rewards[].domains.",
+    ),
     Reason.RESUME_CHECKPOINT_NOT_FOUND: _configuration(
         "The claim that checkpoint.resumeFrom names has no complete checkpoint of that step.",
         "Correct checkpoint.resumeFrom.claimName or step.",

@@ -6,11 +6,13 @@ from enum import StrEnum
 class RewardKind(StrEnum):
     """What scores a response.
 
-    Function: the one named by `function` or `configMap`; ReasoningGym: the task's own scorer.
+    Function: the one named by `function` or `configMap`; ReasoningGym: the task's own scorer; Sandbox: the response is a program,
+    which is run against the test cases of its row.
     """
 
     FUNCTION = "Function"
     REASONING_GYM = "ReasoningGym"
+    SANDBOX = "Sandbox"
 
 
 class RewardSignature(StrEnum):
@@ -37,3 +39,30 @@ class RewardIsolation(StrEnum):
     AUTO = "Auto"
     SHARED = "Shared"
     PER_GRADE = "PerGrade"
+
+
+class TestCaseFormat(StrEnum):
+    """How a row gives its test cases.
+
+    PrimeCode: `inputs`, `outputs` and, for functions, `fn_name`, in the ground truth (verl's prime_code); APPS: the same in a column
+    `input_output`, as text of JSON (APPS, TACO); LiveCodeBench: `public_test_cases` and `private_test_cases`; HumanEval: `test` and
+    `entry_point`, beside `prompt`; Pytest: a test file in `test` that imports from `solution`. Auto: the first of these whose columns a
+    row has.
+    """
+
+    # Not tests, whatever pytest takes the name for.
+    __test__ = False
+
+    AUTO = "Auto"
+    PRIME_CODE = "PrimeCode"
+    APPS = "APPS"
+    LIVE_CODE_BENCH = "LiveCodeBench"
+    HUMAN_EVAL = "HumanEval"
+    PYTEST = "Pytest"
+
+
+class Credit(StrEnum):
+    """What a program that passes some test cases is worth. AllOrNothing: 0; Fraction: the part that it passes."""
+
+    ALL_OR_NOTHING = "AllOrNothing"
+    FRACTION = "Fraction"

@@ -1,11 +1,11 @@
 """`spec.rewards`: what a response is worth."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from longboat_crds.base import LIST_TYPE, ApiModel, ColumnName, ObjectName, Opaque, PoolName, ReferenceName
+from longboat_crds.base import LIST_TYPE, ApiModel, ColumnName, ObjectName, Opaque, PoolName, Quantity, ReferenceName
 from longboat_crds.expressions import (
     at_most,
     both,
@@ -16,10 +16,12 @@ from longboat_crds.expressions import (
     exactly_one,
     field,
     if_present,
+    implies,
     negation,
+    one_of,
     present,
 )
-from longboat_crds.reward_kinds import RewardIsolation, RewardKind, RewardSignature
+from longboat_crds.reward_kinds import Credit, RewardIsolation, RewardKind, RewardSignature, TestCaseFormat
 from longboat_crds.rules import FieldError, Rule
 
 
@@ -38,7 +40,68 @@ class ConfigMapFunction(ApiModel):
     )
 
 
+# The program and its arguments; `{file}` and `{directory}` stand for the file of the response, and where it lies.
+Command = Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(min_length=1, max_length=64)]
+
+
+class SandboxSpec(ApiModel):
+    """How the program in a response is run: the last fenced code block, or the whole response if it has none.
+
+    Limits are those of one test case, with all processes that it starts. Its time limit is `timeoutSeconds` of the reward.
+    """
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            implies(present("compileCommand"), present("runCommand")),
+            'nothing says how what compileCommand makes is run: give it, such as ["{directory}/program"]',
+            "runCommand",
+            FieldError.REQUIRED,
+        ),
+        Rule(
+            implies(
+                present("runCommand"),
+                negation(one_of(field("format"), [TestCaseFormat.HUMAN_EVAL.value, TestCaseFormat.PYTEST.value])),
+            ),
+            "tests of these formats call Python: leave out runCommand and compileCommand, or set another format",
+            "format",
+        ),
+    )
+
+    format: TestCaseFormat = TestCaseFormat.AUTO
+    file_name: str = Field(
+        "main.py",
+        max_length=64,
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$",
+        description="What the program's file is called, where the commands name it as `{file}`.",
+    )
+    compile_command: Command | None = Field(
+        None,
+        description="Command that makes the program out of `{file}`, once for each response, such as "
+        '`[g++, -O2, -o, "{directory}/program", "{file}"]`. A response that cannot be compiled is wrong.',
+        json_schema_extra={LIST_TYPE: "atomic"},
+    )
+    compile_timeout_seconds: float = Field(
+        30.0, gt=0.0, le=3600.0, description="A response that takes longer to compile counts as a timeout."
+    )
+    run_command: Command | None = Field(
+        None,
+        description='Command that runs the program, such as `["{directory}/program"]` or `[node, "{file}"]`. Default: the program is '
+        "Python, run by the version that the graders have, in a fork of a process that has started already.",
+        json_schema_extra={LIST_TYPE: "atomic"},
+    )
+    credit: Credit = Credit.ALL_OR_NOTHING
+    max_cases: int = Field(
+        20, ge=1, le=10_000, description="How many test cases of a row are run at most: the first ones."
+    )
+    memory: Quantity = Field("512Mi", description="What all processes of a case may hold.")
+    processes: int = Field(64, ge=1, le=4096, description="Processes and threads of a case.")
+    file_size: Quantity = Field("64Mi", description="What a case may write, to one file and in all.")
+    output_size: Quantity = Field("4Mi", description="What a case may print, or a function may return.")
+
+
 _SCORER = equals(field("kind"), constant(RewardKind.REASONING_GYM.value))
+_FUNCTION = equals(field("kind"), constant(RewardKind.FUNCTION.value))
+_SANDBOX = equals(field("kind"), constant(RewardKind.SANDBOX.value))
 
 
 class LearnedTimeout(ApiModel):
@@ -69,7 +132,7 @@ class RewardSpec(ApiModel):
             FieldError.FORBIDDEN,
         ),
         Rule(
-            choose(_SCORER, constant(True), exactly_one("function", "configMap")),
+            choose(_FUNCTION, exactly_one("function", "configMap"), constant(True)),
             "give exactly one of function and configMap",
             "function",
             FieldError.REQUIRED,
@@ -87,6 +150,42 @@ class RewardSpec(ApiModel):
             "no limit exceeds timeoutSeconds: lower learnedTimeout.minSeconds, or raise timeoutSeconds",
             "learnedTimeout.minSeconds",
         ),
+        Rule(
+            implies(_SANDBOX, negation(present("learnedTimeout"))),
+            "kind Sandbox has the limit timeoutSeconds for each test case, and learns none: leave out learnedTimeout",
+            "learnedTimeout",
+            FieldError.FORBIDDEN,
+        ),
+        Rule(
+            implies(_SANDBOX, both(negation(present("function")), negation(present("configMap")))),
+            "kind Sandbox runs the response against the row's test cases: leave out function and configMap",
+            "function",
+            FieldError.FORBIDDEN,
+        ),
+        Rule(
+            implies(_SANDBOX, equals(field("signature"), constant(RewardSignature.LONGBOAT.value))),
+            "kind Sandbox calls no function: leave out signature",
+            "signature",
+            FieldError.FORBIDDEN,
+        ),
+        Rule(
+            implies(_SANDBOX, negation(equals(field("isolation"), constant(RewardIsolation.SHARED.value)))),
+            "kind Sandbox runs every test case in a process of its own: leave out isolation",
+            "isolation",
+            FieldError.FORBIDDEN,
+        ),
+        Rule(
+            implies(present("sandbox"), _SANDBOX),
+            "is for kind Sandbox: leave it out, or set kind to Sandbox",
+            "sandbox",
+            FieldError.FORBIDDEN,
+        ),
+        Rule(
+            implies(_SANDBOX, present("sandbox")),
+            "kind Sandbox needs it: {} takes all defaults",
+            "sandbox",
+            FieldError.REQUIRED,
+        ),
     )
 
     name: ObjectName = Field(description="Name of the reward in metrics; no two rewards share one.")
@@ -99,6 +198,7 @@ class RewardSpec(ApiModel):
         description="`module:function`, or `/path/file.py:function`.",
     )
     config_map: ConfigMapFunction | None = None
+    sandbox: SandboxSpec | None = None
     parameters: Opaque = Field(default_factory=dict, description="Keyword arguments passed to the function.")
     isolation: RewardIsolation = RewardIsolation.AUTO
     pool: PoolName | None = Field(
@@ -106,7 +206,10 @@ class RewardSpec(ApiModel):
     )
     weight: float = Field(1.0, ge=-1e6, le=1e6, description="Factor of this reward in the sum.")
     timeout_seconds: float = Field(
-        30.0, gt=0.0, le=3600.0, description="A grade that takes longer is killed and counted as a timeout."
+        30.0,
+        gt=0.0,
+        le=3600.0,
+        description="A grade that takes longer is killed and counted as a timeout. With kind Sandbox the limit of each test case.",
     )
     learned_timeout: LearnedTimeout | None = Field(
         None, description="Kill grades earlier, after a learned time. Default: at timeoutSeconds only."

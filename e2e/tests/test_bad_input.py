@@ -29,7 +29,17 @@ def missing_column(spec: Spec) -> None:
     spec["dataset"]["columns"] = {"prompt": "question"}
 
 
-SPOILED = (missing_model, unknown_reward, missing_column)
+def missing_command(spec: Spec) -> None:
+    """A reward pod finds it."""
+    spec |= small_job.code_spec(runCommand=["no-such-compiler", "{file}"])
+
+
+def row_without_cases(spec: Spec) -> None:
+    """The driver finds it."""
+    spec |= {**small_job.code_spec(), "dataset": {"files": {"paths": ["/data/train.jsonl"]}}}
+
+
+SPOILED = (missing_model, unknown_reward, missing_column, missing_command, row_without_cases)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +65,9 @@ def spoiled(site: Site, full: Job) -> Iterator[dict[str, Job]]:
         spec = small_job.spec(runtime)
         if spoil is not missing_model:
             spec["rollout"]["replicas"] = 0  # engines would only take CPUs
+        fixed = {name: spec[name] for name in ("runtimeRef", "rollout")}
         spoil(spec)
+        spec |= fixed
         job = jobs[spoil.__name__] = Job(site.cluster, site.namespace, spoil.__name__.replace("_", "-"))
         job.apply(spec)
     yield jobs
@@ -69,6 +81,8 @@ def spoiled(site: Site, full: Job) -> Iterator[dict[str, Job]]:
         (missing_model, "ModelNotFound", "spec.model.path", "/data/nowhere"),
         (unknown_reward, "RewardFunctionNotFound", "spec.rewards[0].function", "reward"),
         (missing_column, "DatasetColumnMissing", "spec.dataset.columns.prompt", "prompt"),
+        (missing_command, "CommandNotFound", "spec.rewards[0].sandbox.runCommand[0]", "Install it in the image"),
+        (row_without_cases, "TestCasesInvalid", "spec.rewards[0].sandbox.format", "dataset.columns.groundTruth"),
     ],
 )
 def test_spec_problem_is_named(

@@ -47,3 +47,8 @@ def adopt_orphans() -> None:
 def gain_no_privileges() -> None:
     """No program started from here on has more rights than this process (no set-uid); seccomp and Landlock require it."""
     _prctl(_SET_NO_NEW_PRIVS, 1)
+
+
+def show_memory() -> None:
+    """Undoes `hide_memory` for this process."""
+    _prctl(_SET_DUMPABLE, 1)

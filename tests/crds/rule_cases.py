@@ -13,6 +13,10 @@ MINIBATCHES = {"spec.trainer.minibatches": 2}
 BOUNDS = {"low": 0.5, "high": 2}
 
 
+def sandboxed(**fields: Any) -> dict[str, Any]:
+    return {"name": "code", "kind": "Sandbox", "sandbox": fields}
+
+
 def wandb(**fields: Any) -> dict[str, Any]:
     return {"spec.tracking": {"weightsAndBiases": {"project": "sums", **fields}}}
 
@@ -54,6 +58,18 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
         GYM | {"spec.rewards": [{"name": "s", "kind": "ReasoningGym", "signature": "TRL"}]},
         "spec.rewards[0].signature",
     ),
+    ({"spec.rewards": [sandboxed()]}, None),
+    ({"spec.rewards": [sandboxed(credit="Fraction", format="LiveCodeBench", maxCases=5, memory="1Gi")]}, None),
+    ({"spec.rewards": [sandboxed(runCommand=["node", "{file}"], fileName="main.js")]}, None),
+    ({"spec.rewards": [sandboxed(format="Unknown")]}, "spec.rewards[0].sandbox.format"),
+    ({"spec.rewards": [sandboxed(compileCommand=["g++", "{file}"])]}, "spec.rewards[0].sandbox.runCommand"),
+    ({"spec.rewards": [sandboxed(runCommand=["node", "{file}"], format="Pytest")]}, "spec.rewards[0].sandbox.format"),
+    ({"spec.rewards": [sandboxed(runCommand=[])]}, "spec.rewards[0].sandbox.runCommand"),
+    ({"spec.rewards": [sandboxed() | {"function": "m:f"}]}, "spec.rewards[0].function"),
+    ({"spec.rewards": [sandboxed() | {"signature": "TRL"}]}, "spec.rewards[0].signature"),
+    ({"spec.rewards": [sandboxed() | {"isolation": "Shared"}]}, "spec.rewards[0].isolation"),
+    ({"spec.rewards": [{"name": "code", "kind": "Sandbox"}]}, "spec.rewards[0].sandbox"),
+    ({"spec.rewards.0.sandbox": {}}, "spec.rewards[0].sandbox"),
     ({"spec.rewards.0.signature": "Verl"}, None),
     ({"spec.rewards.0.signature": "ReasoningGym"}, "spec.rewards[0].signature"),
     ({"spec.rewards.0.isolation": "PerGrade"}, None),
@@ -88,6 +104,7 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     ({"spec.rewards.0.learnedTimeout": {"factor": 0.5}}, "spec.rewards[0].learnedTimeout.factor"),
     ({"spec.rewards.0.learnedTimeout": {"auditFraction": 0}}, "spec.rewards[0].learnedTimeout.auditFraction"),
     ({"spec.rewards.0.learnedTimeout": {"minSeconds": 30}}, None),
+    ({"spec.rewards": [{**sandboxed(), "learnedTimeout": {}}]}, "spec.rewards[0].learnedTimeout"),
     ({"spec.rewards.0.learnedTimeout": {"minSeconds": 31}}, "spec.rewards[0].learnedTimeout.minSeconds"),
     (
         {"spec.rewards.0.learnedTimeout": {}, "spec.rewards.0.timeoutSeconds": 1},

@@ -1,5 +1,6 @@
 """The examples are valid, and the reasoning-gym example asks and scores as it says."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from longboat_runtime.data.source import open_evaluation, open_source
 from longboat_runtime.reward.adapters import load_scorer
 from longboat_runtime.reward.function import RewardFunction
 from longboat_runtime.reward.result import RewardResult, RewardSample
+from longboat_runtime.reward.rows import row_check
 from longboat_runtime.samples import Row
 from tests.support.tiny_model import build_tiny_model
 
@@ -43,3 +45,11 @@ def test_reasoning_gym_example_asks_and_scores(job: RLJobSpec, tmp_path: Path) -
         assert score(RewardSample(row.ground_truth, row.text, columns=row.columns)) == RewardResult(
             0.0, format_ok=False
         )
+
+
+def test_rows_of_the_code_example_can_be_graded() -> None:
+    spec = load_job((EXAMPLES / "code" / "rljob.yaml").read_text()).spec
+    check = row_check(spec.rewards)
+    for number, line in enumerate((EXAMPLES / "code" / "problems.jsonl").read_text().splitlines()):
+        columns = json.loads(line)
+        check(columns, columns["kind"], columns["tests"], f"row {number}")

@@ -87,7 +87,14 @@ class Graders:
         }
 
     async def grade(
-        self, reward: str, sample: RewardSample, seconds: float, seed: int, own_seconds: float | None = None
+        self,
+        reward: str,
+        sample: RewardSample,
+        seconds: float,
+        seed: int,
+        own_seconds: float | None = None,
+        *,
+        alone: bool = False,
     ) -> FunctionOutcome:
         outcome = _graded(self._score[reward], sample)
         return FunctionOutcome(OutcomeKind(outcome["kind"]), outcome["score"], message=outcome["message"])

@@ -66,7 +66,10 @@ async def harm(client: GraderClient, name: str) -> str | None:
 
 
 def left_by_grades(directory: Path) -> list[Path]:
-    return list(directory.glob("longboat-graders-*/trusting-*/*/*"))
+    try:
+        return list(directory.glob("longboat-graders-*/trusting-*/*/*"))
+    except FileNotFoundError:
+        return [directory]  # something in it is being removed
 
 
 def processes_left(patience: float = 3.0) -> list[int]:

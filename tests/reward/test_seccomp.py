@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longboat_runtime.reward.graders.seccomp import DENIED, Instruction, number, own_program, shared_program
+from longboat_runtime.reward.graders.seccomp import (
+    DENIED,
+    Instruction,
+    number,
+    own_program,
+    program_filter,
+    shared_program,
+)
 
 GROUP, PROTECTED = 4321, (1, 100, 200)
 ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -122,3 +129,41 @@ def test_a_process_that_stays_signals_itself_only(machine: str, call: str, pid: 
 @given(machines, st.sampled_from((*DENIED, "setpgid")))
 def test_what_is_denied_is_denied_to_a_process_that_stays(machine: str, name: str) -> None:
     assert outcome(machine, name, alone=True) == errno.EPERM
+
+
+PROGRAM = 2**22 + 1  # stands for its group in a filter that isn't installed yet
+
+
+def program_action(machine: str, name: str, *arguments: int, scoped: bool = True, asks: bool = True) -> int:
+    filter_ = program_filter(PROTECTED, machine, scoped=scoped, asks=asks)
+    return action(filter_, ARCHITECTURE[machine], number(name, machine), *arguments)
+
+
+DENY, ASK = 0x00050000 | errno.EPERM, 0x7FC00000
+
+
+@given(machines, st.booleans())
+def test_a_program_holds_no_memory_that_nobody_counts_and_has_nobody_signalled(machine: str, scoped: bool) -> None:
+    denied = [("memfd_create",), ("memfd_secret",), ("setpgid", 0, 0), ("fcntl", 3, 8, 1), ("fcntl", 3, 15, 1)]
+    denied += [("ioctl", 3, 0x8901, 1), ("ioctl", 3, 0x8902, 1)]
+    for name, *arguments in denied:
+        assert program_action(machine, name, *arguments, scoped=scoped) == DENY, name
+    for name, *arguments in [("fcntl", 3, 3), ("ioctl", 3, 0x5401), ("setpriority",)]:
+        assert program_action(machine, name, *arguments, scoped=scoped) == ALLOW, name
+
+
+@given(machines, st.booleans(), st.booleans())
+def test_the_kernel_asks_before_a_program_starts_a_process_if_it_can(machine: str, scoped: bool, asks: bool) -> None:
+    for name in ("clone", "fork", "vfork") if machine == "x86_64" else ("clone",):
+        assert program_action(machine, name, scoped=scoped, asks=asks) == (ASK if asks else ALLOW)
+
+
+@given(machines, st.integers(2, 2**22), st.sampled_from(["kill", "tkill", "tgkill", "rt_sigqueueinfo"]))
+def test_without_landlock_a_program_signals_its_first_process_and_its_group_only(
+    machine: str, pid: int, name: str
+) -> None:
+    assert program_action(machine, name, pid, scoped=False) == DENY
+    assert program_action(machine, name, 2**32 - pid, scoped=False) == DENY
+    assert program_action(machine, name, 2**32 - 1, scoped=False) == DENY
+    for own in (PROGRAM, 2**32 - PROGRAM, 0):
+        assert program_action(machine, name, own, scoped=False) == ALLOW

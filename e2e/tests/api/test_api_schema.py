@@ -97,6 +97,9 @@ SECTIONS = st.fixed_dictionaries(
                     "signature": st.sampled_from([str(signature) for signature in RewardSignature]),
                     "isolation": st.sampled_from([str(isolation) for isolation in RewardIsolation]),
                     "function": st.just("m:f"),
+                    "sandbox": st.sampled_from(
+                        [{}, {"format": "Pytest"}, {"runCommand": ["a"]}, {"compileCommand": ["a"]}]
+                    ),
                     "configMap": st.just({"name": "c", "key": "k.py", "function": "f"}),
                     "domains": st.sampled_from([[], ["x"], ["x", "x"]]),
                 },

@@ -19,6 +19,7 @@ from longboat_runtime.data.order import Cursor, Order, Rows, RowSubset, draw
 from longboat_runtime.data.prompts import Prompts, column, context_length, load_tokenizer
 from longboat_runtime.data.tables import Table, open_files
 from longboat_runtime.problems import SpecProblem
+from longboat_runtime.reward.rows import RowCheck
 from longboat_runtime.samples import PromptId, Row
 
 # Generated rows are made on demand; this many are made and checked at the start.
@@ -33,8 +34,8 @@ class TablePrompts:
     """`interfaces.PromptSource` over a table. Rows of files are all checked at the start, generated rows as they are drawn.
 
     With `quotas`, rows are drawn by domain, and each domain has its own cursor. With `dataset.tooLongPrompts: Skip` the cursors
-    pass over rows that are too long as if the dataset didn't have them: they are never prompts, in any epoch. `field` is the path
-    of the table in the spec, for errors.
+    pass over rows that are too long as if the dataset didn't have them: they are never prompts, in any epoch. `check` says whether a row
+    can be graded. `field` is the path of the table in the spec, for errors.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class TablePrompts:
         order: Order,
         quotas: Sequence[DomainQuota] = (),
         field: str = "spec.dataset",
+        check: RowCheck | None = None,
     ) -> None:
         self._table, self._prompts, self._order, self._field = table, prompts, order, field
         self._columns = dataset.columns
@@ -58,7 +60,10 @@ class TablePrompts:
                 prompts.check(record, place)
             except SpecProblem as problem:
                 self._skip(row, problem)
-            domains.append(self._labels(record, place)[0])
+            domain, truth = self._labels(record, place)
+            if check is not None:
+                check(record, domain, truth, place)
+            domains.append(domain)
         if len(self._too_long) == len(table):
             raise self._empty(f"all {len(table)} rows")
         self._skipped = 0 if self._generated else len(self._too_long)
@@ -200,15 +205,25 @@ class TablePrompts:
 
 
 def open_source(
-    dataset: DatasetSpec, model: ModelSpec, max_tokens: int, quotas: Sequence[DomainQuota] = ()
+    dataset: DatasetSpec,
+    model: ModelSpec,
+    max_tokens: int,
+    quotas: Sequence[DomainQuota] = (),
+    check: RowCheck | None = None,
 ) -> TablePrompts:
-    """Opens the training rows. `max_tokens` is the longest response (spec.rollout.sampling.maxTokens). Raises SpecProblem."""
+    """Opens the training rows. `max_tokens` is the longest response (spec.rollout.sampling.maxTokens). Raises SpecProblem.
+
+    `check` says whether a row can be graded.
+    """
     prompts = _prompts(dataset, model, max_tokens)
     table = _open_table(dataset.files, dataset.reasoning_gym, "spec.dataset")
-    return TablePrompts(table, dataset, prompts, Order(len(table), dataset.shuffle_seed, dataset.shuffle), quotas)
+    order = Order(len(table), dataset.shuffle_seed, dataset.shuffle)
+    return TablePrompts(table, dataset, prompts, order, quotas, check=check)
 
 
-def open_evaluation(dataset: DatasetSpec, model: ModelSpec, max_tokens: int) -> list[Row]:
+def open_evaluation(
+    dataset: DatasetSpec, model: ModelSpec, max_tokens: int, check: RowCheck | None = None
+) -> list[Row]:
     """The held-out rows, at most `maxPrompts`, in the order of the table; empty without spec.dataset.evaluation.
 
     Raises SpecProblem.
@@ -221,7 +236,8 @@ def open_evaluation(dataset: DatasetSpec, model: ModelSpec, max_tokens: int) -> 
     prompts = _prompts(dataset, model, max_tokens)
     table = _open_table(evaluation.files, evaluation.reasoning_gym, "spec.dataset.evaluation")
     order = Order(len(table), seed=0, shuffle=False)
-    return TablePrompts(table, dataset, prompts, order, field="spec.dataset.evaluation").first(evaluation.max_prompts)
+    source = TablePrompts(table, dataset, prompts, order, field="spec.dataset.evaluation", check=check)
+    return source.first(evaluation.max_prompts)
 
 
 def _prompts(dataset: DatasetSpec, model: ModelSpec, max_tokens: int) -> Prompts:

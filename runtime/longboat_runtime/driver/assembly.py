@@ -21,6 +21,7 @@ from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.reshapes import check_profile, starting_shape
 from longboat_runtime.interfaces import Manifest, RewardScheduler, RolloutFleet, TrainerGroup
 from longboat_runtime.problems import SpecProblem
+from longboat_runtime.reward.rows import row_check
 from longboat_runtime.reward.scheduler import RayRewardScheduler
 from longboat_runtime.rollout.fleet import RayRolloutFleet
 from longboat_runtime.store.actor import start_store
@@ -91,9 +92,9 @@ async def open_components(
             _start(rewards, fleet, spec.rollout.replicas * (spec.rollout.devices_per_pod // fleet.tensor_parallel))
         )
         stack.push_async_callback(_give_up, starting)
-        quotas = spec.rounds.quotas or ()
-        source = await asyncio.to_thread(open_source, spec.dataset, spec.model, longest, quotas)
-        evaluation = await asyncio.to_thread(open_evaluation, spec.dataset, spec.model, longest)
+        quotas, check = spec.rounds.quotas or (), row_check(spec.rewards)
+        source = await asyncio.to_thread(open_source, spec.dataset, spec.model, longest, quotas, check)
+        evaluation = await asyncio.to_thread(open_evaluation, spec.dataset, spec.model, longest, check)
 
         async def ready() -> None:
             await starting

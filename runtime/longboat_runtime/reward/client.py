@@ -26,7 +26,11 @@ _SAMPLE_FIELDS = tuple(field.name for field in fields(RewardSample))
 
 
 class GradersGone(ConnectionError):
-    """The graders can't be reached, or went away before they answered."""
+    """The graders can't be reached, or went away before they answered; `begun`: while they graded what they were asked to."""
+
+    def __init__(self, message: str, *, begun: bool = False) -> None:
+        super().__init__(message)
+        self.begun = begun
 
 
 class GraderClient:
@@ -37,6 +41,11 @@ class GraderClient:
         self._connecting = asyncio.Lock()
         self._channel: Channel | None = None
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        # Of these the graders have said that they have begun.
+        self._begun: set[int] = set()
+        # Held by a grade that is to be the only one; how many others there are, and set while there are none.
+        self._alone, self._together, self._none = asyncio.Lock(), 0, asyncio.Event()
+        self._none.set()
         self._next_id = 0
         # Loaded again when graders have restarted.
         self._loaded: dict[str, tuple[RewardSpec, str]] = {}
@@ -64,13 +73,40 @@ class GraderClient:
         return problem
 
     async def grade(
-        self, reward: str, sample: RewardSample, seconds: float, seed: int, own_seconds: float | None = None
+        self,
+        reward: str,
+        sample: RewardSample,
+        seconds: float,
+        seed: int,
+        own_seconds: float | None = None,
+        *,
+        alone: bool = False,
     ) -> FunctionOutcome:
-        """One function on one sample; a lost connection is a grader error.
+        """One function on one sample; it is LOST with the connection.
 
-        `seconds` is the grade's timeout on the wall, `own_seconds` the learned one; `seed` (not negative) what random numbers are drawn
-        from in it. If the call is cancelled the graders end the grade.
+        `seconds` is the grade's timeout on the wall (of each test case, where there are any), `own_seconds` the learned one; `seed` (not
+        negative) what random numbers are drawn from in it. With `alone` the graders have nothing else to do. If the call is cancelled
+        the graders end the grade.
         """
+        if alone:
+            async with self._alone:
+                await self._none.wait()
+                return await self._grade(reward, sample, seconds, seed, own_seconds)
+        while self._alone.locked():
+            async with self._alone:
+                pass
+        self._together += 1
+        self._none.clear()
+        try:
+            return await self._grade(reward, sample, seconds, seed, own_seconds)
+        finally:
+            self._together -= 1
+            if not self._together:
+                self._none.set()
+
+    async def _grade(
+        self, reward: str, sample: RewardSample, seconds: float, seed: int, own_seconds: float | None
+    ) -> FunctionOutcome:
         try:
             body = to_json({name: getattr(sample, name) for name in _SAMPLE_FIELDS})
             if self._channel is None or not self._channel.open:
@@ -80,7 +116,7 @@ class GraderClient:
                 {"op": "grade", "reward": reward, "timeout": seconds, "seed": seed, **learned}, body
             )
         except GradersGone as error:
-            return FunctionOutcome(OutcomeKind.GRADER_ERROR, message=str(error))
+            return FunctionOutcome(OutcomeKind.LOST, message=str(error), begun=error.begun)
         except FrameError as error:
             return FunctionOutcome(
                 OutcomeKind.GRADER_ERROR, message=f"the sample can't be sent to the graders: {error}"
@@ -88,7 +124,7 @@ class GraderClient:
         return FunctionOutcome.from_json(answer["outcome"])
 
     async def state(self) -> Mapping[str, Any]:
-        """`processes`, `running`, `landlock` (version, 0 for none), `rewards` by name. Raises GradersGone.
+        """`processes`, `running`, `landlock` (version, 0 for none), `unenforced` (lines), `rewards` by name. Raises GradersGone.
 
         Of a reward it says `isolation` and `reason`, `footprint` (see `zygote.footprint`), and how often its processes were `replaced`
         by what the last grade left in them.
@@ -160,6 +196,7 @@ class GraderClient:
             raise
         finally:
             self._waiting.pop(identity, None)
+            self._begun.discard(identity)
 
     def _receive(self, message: dict[str, Any], _: bytes) -> None:
         if "id" not in message:
@@ -167,11 +204,13 @@ class GraderClient:
             self._isolation[message["reward"]] = in_force
             return
         future = self._waiting.get(message["id"])
-        if future is not None and not future.done():
+        if "begun" in message:
+            self._begun.add(message["id"])
+        elif future is not None and not future.done():
             future.set_result(message)
 
     def _lost(self, reason: str) -> None:
         self._gone.set()
-        for future in self._waiting.values():
+        for identity, future in self._waiting.items():
             if not future.done():
-                future.set_exception(GradersGone(f"the graders are gone: {reason}"))
+                future.set_exception(GradersGone(f"the graders are gone: {reason}", begun=identity in self._begun))

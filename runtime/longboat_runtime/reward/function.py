@@ -12,7 +12,7 @@ import sys
 from dataclasses import asdict, dataclass
 
 from longboat_crds.reasons import Reason
-from longboat_crds.reward_kinds import RewardKind, RewardSignature
+from longboat_crds.reward_kinds import Credit, RewardKind, RewardSignature, TestCaseFormat
 from longboat_runtime.problems import SpecProblem
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from longboat_crds.rewards import RewardSpec
+    from longboat_crds.rewards import RewardSpec, SandboxSpec
 
 # Where the graders' container sees the ConfigMaps that rewards name: <root>/<ConfigMap>/<key>.
 CONFIG_MAPS = "/etc/longboat/rewards"
+# What a sandbox's judge may need beyond the time of its programs, in seconds: reading long test cases, starting, comparing.
+_OUTSIDE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,56 @@ class FunctionFile:
 
 
 @dataclass(frozen=True, slots=True)
+class SandboxSettings:
+    """`rewards[].sandbox` with sizes in bytes. Without a `run_command` programs are Python."""
+
+    format: TestCaseFormat
+    file_name: str
+    compile_command: tuple[str, ...] | None
+    compile_seconds: float
+    run_command: tuple[str, ...] | None
+    credit: Credit
+    max_cases: int
+    memory: int
+    processes: int
+    file_size: int
+    output_size: int
+
+    @classmethod
+    def of(cls, spec: SandboxSpec) -> SandboxSettings:
+        """The settings of a spec."""
+        from longboat_runtime.rollout.engine import in_bytes
+
+        return cls(
+            spec.format,
+            spec.file_name,
+            None if spec.compile_command is None else tuple(spec.compile_command),
+            spec.compile_timeout_seconds,
+            None if spec.run_command is None else tuple(spec.run_command),
+            spec.credit,
+            spec.max_cases,
+            in_bytes(spec.memory),
+            spec.processes,
+            in_bytes(spec.file_size),
+            in_bytes(spec.output_size),
+        )
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> SandboxSettings:
+        """The inverse of `asdict`, whatever JSON has made of it."""
+        commands = {name: value[name] and tuple(value[name]) for name in ("compile_command", "run_command")}
+        return cls(
+            **{**value, **commands, "format": TestCaseFormat(value["format"]), "credit": Credit(value["credit"])}
+        )
+
+    def longest_seconds(self, seconds: float) -> float:
+        """How long a grade may take whose cases may take `seconds` each: it is a bound for what goes wrong outside of programs."""
+        return self.compile_seconds + (self.max_cases + 1) * seconds + _OUTSIDE_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
 class RewardFunction:
-    """`target` is `module:function` or `/path/file.py:function`; None with a `file`, and for ReasoningGym."""
+    """`target` is `module:function` or `/path/file.py:function`; None with a `file`, and for ReasoningGym and Sandbox."""
 
     name: str
     kind: RewardKind
@@ -46,13 +96,15 @@ class RewardFunction:
     target: str | None
     file: FunctionFile | None
     parameters: Mapping[str, Any]
+    sandbox: SandboxSettings | None = None
 
     @classmethod
     def of(cls, reward: RewardSpec) -> RewardFunction:
         """The part of `reward` that says what to call and how."""
         named = reward.config_map
         file = None if named is None else FunctionFile(named.name, named.key, named.function)
-        return cls(reward.name, reward.kind, reward.signature, reward.function, file, reward.parameters)
+        sandbox = None if reward.sandbox is None else SandboxSettings.of(reward.sandbox)
+        return cls(reward.name, reward.kind, reward.signature, reward.function, file, reward.parameters, sandbox)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
@@ -63,7 +115,8 @@ class RewardFunction:
         """The inverse of `to_json`."""
         file = None if value["file"] is None else FunctionFile(**value["file"])
         kind, signature = RewardKind(value["kind"]), RewardSignature(value["signature"])
-        return cls(value["name"], kind, signature, value["target"], file, value["parameters"])
+        sandbox = None if value["sandbox"] is None else SandboxSettings.from_json(value["sandbox"])
+        return cls(value["name"], kind, signature, value["target"], file, value["parameters"], sandbox)
 
 
 def load_function(

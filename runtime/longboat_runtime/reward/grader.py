@@ -27,12 +27,20 @@ class Grader(Protocol):
         """
 
     async def grade(
-        self, reward: str, sample: RewardSample, seconds: float, seed: int, own_seconds: float | None = None
+        self,
+        reward: str,
+        sample: RewardSample,
+        seconds: float,
+        seed: int,
+        own_seconds: float | None = None,
+        *,
+        alone: bool = False,
     ) -> FunctionOutcome:
         """The outcome of the reward of this name. It is TIMEOUT after `seconds`; random numbers follow from `seed` (31 bits).
 
-        It is TIMEOUT, too, after `own_seconds` (see `FunctionOutcome`) of a test case, or of the whole where there are none. They are given
-        if its time is learned from. If the call is cancelled the grade is ended, wherever it runs: what it occupied is free for the next one.
+        For a reward with test cases these are the seconds of each. It is TIMEOUT, too, after `own_seconds` (see `FunctionOutcome`), which
+        are given if its time is learned from. With `alone` nothing else is graded meanwhile. If the call is cancelled the grade is ended,
+        wherever it runs: what it occupied is free for the next one.
         """
 
     async def close(self) -> None:

@@ -18,17 +18,16 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.interfaces import SampleStore
 from longboat_runtime.problems import SpecProblem
+from longboat_runtime.reward.attempts import Attempts, settled
 from longboat_runtime.reward.combine import own_seconds
 from longboat_runtime.reward.queue import GradeQueue, Group
-from longboat_runtime.reward.result import FunctionOutcome, IsolationInForce, OutcomeKind, RewardSample
+from longboat_runtime.reward.result import FunctionOutcome, IsolationInForce, RewardSample
 from longboat_runtime.reward.slots import Slots, choose, resource
 from longboat_runtime.reward.worker import GATHER_SECONDS, GradeAnswer, GradeAnswers, GradeRequest, RewardWorker
 from longboat_runtime.samples import SampleId, TimeLimit
 
 log = structlog.get_logger()
 
-# A function that fails on a sample is run this often in all, each time on another worker if there is one.
-GRADE_ATTEMPTS = 2
 # How long a node whose worker couldn't be made ready is left alone, in seconds.
 _RETRY_SECONDS = 30.0
 
@@ -119,18 +118,20 @@ class RewardPool:
 
         `limits` are those of functions whose timeouts are learned, by name.
 
-        A grader error is retried on another worker. A worker that is lost costs no attempt. If the call is cancelled, so is the grade: it
-        leaves the queue, or is stopped where it runs. Raises KeyError if the store has lost the sample.
+        A grader error is retried on another worker. A worker or graders that are lost cost no attempt (see `Attempts`). If the call is
+        cancelled, so is the grade: it leaves the queue, or is stopped where it runs. Raises KeyError if the store has lost the sample.
         """
         outcomes: dict[str, FunctionOutcome] = {}
         tried: set[str] = set()
-        for _ in range(GRADE_ATTEMPTS):
+        attempts = Attempts()
+        while attempts.left:
             functions = tuple(
-                (reward.name, reward.timeout_seconds) for reward in rewards if reward.name not in _settled(outcomes)
+                (reward.name, reward.timeout_seconds) for reward in rewards if reward.name not in settled(outcomes)
             )
             if not functions:
                 break
-            request = GradeRequest(next(self._numbers), sample, told, functions, own_seconds(rewards, limits))
+            number = next(self._numbers)
+            request = GradeRequest(number, sample, told, functions, own_seconds(rewards, limits), attempts.alone)
             asked = _Asked(request, group, tried, asyncio.get_running_loop().create_future())
             self._queue.put(group, request.number, asked)
             self._assign_soon()
@@ -140,8 +141,9 @@ class RewardPool:
                 self._give_up(asked)
                 raise
             outcomes |= answered
-            tried.add(node)
-        return outcomes
+            if attempts.count(answered):
+                tried.add(node)
+        return attempts.final(outcomes)
 
     def moved(self, group: Group) -> None:
         """The group's rank is another one now."""
@@ -332,7 +334,3 @@ class RewardPool:
                 if isinstance(problem, SpecProblem):
                     self._problem = problem
             self._changed.notify_all()
-
-
-def _settled(outcomes: dict[str, FunctionOutcome]) -> set[str]:
-    return {name for name, outcome in outcomes.items() if outcome.kind is not OutcomeKind.GRADER_ERROR}

@@ -69,13 +69,14 @@ def _number(value: Any) -> float:
 
 
 class OutcomeKind(StrEnum):
-    """`samples.GradeKind`, and NOT_APPLICABLE for a function that has nothing to say about the sample."""
+    """`samples.GradeKind`, NOT_APPLICABLE for a function that has nothing to say about the sample, and LOST if the graders went away."""
 
     SCORED = "scored"
     WRONG_FORMAT = "wrong_format"
     TIMEOUT = "timeout"
     GRADER_ERROR = "grader_error"
     NOT_APPLICABLE = "not_applicable"
+    LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +84,11 @@ class FunctionOutcome:
     """The outcome of one function on one sample, as it travels between graders and driver.
 
     `score` counts for SCORED and WRONG_FORMAT only. `seconds` is the grade's wall time, `cpu_seconds` what its process used
-    (programs that it started aside, unless its time is learned from); both are taken by who supervises it.
+    (programs that it started aside, unless its time is learned from); both are taken by who supervises it. `begun` is of a LOST one:
+    whether it was being graded.
 
-    `own_seconds` is there if its time is learned from: the wall time without what it waited for a CPU, or `cpu_seconds` if that is more;
-    of a grade with several test cases, those of the longest. `limited` says that a learned limit ended it.
+    `own_seconds` is there if its time is learned from: the wall time without what it waited for a CPU, or `cpu_seconds` if that is more.
+    `limited` says that a learned limit ended it.
     """
 
     kind: OutcomeKind
@@ -96,6 +98,7 @@ class FunctionOutcome:
     cpu_seconds: float = 0.0
     own_seconds: float | None = None
     limited: bool = False
+    begun: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""

@@ -28,7 +28,7 @@ class GradeRequest:
     """Functions (name and timeout in seconds) to be run on one stored sample. `number` names the request in its answer.
 
     `row` is what functions are told about the row that the sample answers; the worker adds the response. `own_seconds` are the limits
-    of functions whose timeouts are learned, by name.
+    of functions whose timeouts are learned, by name. With `alone` the graders have nothing else to do meanwhile.
     """
 
     number: int
@@ -36,6 +36,7 @@ class GradeRequest:
     row: RewardSample
     functions: tuple[tuple[str, float], ...]
     own_seconds: Mapping[str, float] = field(default_factory=dict)
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ class RewardWorker:
         seed = sample_seed("", 0, request.sample)
         outcomes = await asyncio.gather(
             *(
-                self._graders.grade(name, sample, timeout, seed, request.own_seconds.get(name))
+                self._graders.grade(name, sample, timeout, seed, request.own_seconds.get(name), alone=request.alone)
                 for name, timeout in request.functions
             )
         )

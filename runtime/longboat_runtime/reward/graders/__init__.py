@@ -7,4 +7,10 @@ The server speaks the protocol, keeps the time, and never runs a user's code. A 
 no sample passes through it. A child confines itself (`sandbox`), grades and answers. It stays for further grades if the reward's
 isolation allows it, nothing but installed code has run in it (`watch`) and the grade has left nothing behind (`leftovers`); otherwise
 it is killed with its whole process group, in time or not.
+
+What a response's program needs instead is a judge (`judge`), a child as any other:
+
+    judge --fork--> runner --fork--> program (one for each test case)
+
+A runner is forked before its judge has read the sample, so what is expected is in the judge alone.
 """

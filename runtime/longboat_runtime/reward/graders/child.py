@@ -15,16 +15,17 @@ import sys
 
 from longboat_runtime.reward.graders import frames
 from longboat_runtime.reward.graders.leftovers import Baseline
-from longboat_runtime.reward.graders.sandbox import Sandbox
+from longboat_runtime.reward.graders.sandbox import Limits, Sandbox, limit_all
 from longboat_runtime.reward.graders.watch import Origins, Watch
 from longboat_runtime.reward.result import OutcomeKind, RewardResult, RewardSample
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Any, NoReturn
 
     from longboat_runtime.reward.adapters import Scorer
+    from longboat_runtime.reward.graders.judge import Judge
     from longboat_runtime.reward.graders.seccomp import Filter
 
 # Longest message of an outcome, in characters.
@@ -40,32 +41,50 @@ _READ_BYTES = 64 * 1024
 
 
 def run_child(
-    score: Scorer, sandbox: Sandbox, calls: Filter, origins: Origins, *, server: int, stays: bool, watched: bool
+    score: Scorer | Judge,
+    sandbox: Sandbox,
+    calls: Filter,
+    origins: Origins,
+    protected: Sequence[int],
+    *,
+    server: int,
+    stays: bool,
+    watched: bool,
 ) -> NoReturn:
-    """Never returns. `server` is a socket. It is made the leader of a process group by its parent.
+    """Never returns. `server` is a socket, `protected` are processes that no program may signal. It leads a process group.
 
     A child that `stays` is told apart from one that grades once: it grades until a grade leaves something behind, and may start no
-    process; one that is `watched` ends before code that isn't installed runs in it.
+    process; one that is `watched` ends before code that isn't installed runs in it. A judge grades once.
     """
     code = 1
     try:
-        unconfined = _locked_in(sandbox, calls)
-        _arrange_files(server, sandbox.output)
+        unconfined = None if callable(score) else _runner_started(score, sandbox, protected)
+        unconfined = unconfined or _locked_in(sandbox, calls)
+        _arrange_files(server, sandbox.output, None if callable(score) else score.runner_fd)
         if unconfined is not None:
             request, _ = next(_requests())
             _answer({"token": request["token"], "outcome": unconfined, "leave": "no sandbox"})
-        elif stays:
+        elif stays and callable(score):
             _grade_on(score, origins, watched)
         else:
             request, sample = next(_requests())
             _seed(request["seed"])
-            _answer({"token": request["token"], "outcome": _graded(score, _sample(sample))})
+            _answer({"token": request["token"], "outcome": _outcome(score, request, _sample(sample))})
             if "measured" in request:
                 os.read(_SERVER_FD, 1)  # until the server, which closes its end, has seen what it took
         code = 0
     finally:
         # Whatever happened, a child must never continue as a zygote.
         os._exit(code)
+
+
+def _outcome(score: Scorer | Judge, request: Mapping[str, Any], sample: RewardSample) -> Mapping[str, Any]:
+    if callable(score):
+        return _graded(score, sample)
+    try:
+        return score.outcome(sample, request["seconds"], request["seed"])
+    except BaseException as error:  # noqa: BLE001 - also of tests that a judge runs
+        return _error(error)
 
 
 def _grade_on(score: Scorer, origins: Origins, watched: bool) -> None:
@@ -128,6 +147,17 @@ def _seed(seed: int) -> None:
         modules["sympy.core.random"].seed(seed)
 
 
+def _runner_started(judge: Judge, sandbox: Sandbox, protected: Sequence[int]) -> Mapping[str, Any] | None:
+    """As `_locked_in`, which is done after it: programs aren't bound by what their judge denies to itself."""
+    try:
+        os.setpgid(0, 0)
+        judge.start(sandbox.directory, protected)
+        limit_all(Limits(file_size=judge.limits.file_size))
+    except OSError as error:
+        return _error(error)
+    return None
+
+
 def _locked_in(sandbox: Sandbox, calls: Filter) -> Mapping[str, Any] | None:
     """The answer if the sandbox can't be entered; nothing of a response has been read by then."""
     try:
@@ -139,14 +169,18 @@ def _locked_in(sandbox: Sandbox, calls: Filter) -> Mapping[str, Any] | None:
     return None
 
 
-def _arrange_files(server: int, output: int) -> None:
-    """Standard streams, the socket at a fixed number that programs started from here don't inherit, nothing else."""
+def _arrange_files(server: int, output: int, runner: int | None) -> None:
+    """Standard streams, sockets at fixed numbers that programs started from here don't inherit, nothing else."""
     duplicate = os.dup2
     duplicate(os.open(_NULL, os.O_RDONLY), 0)
     duplicate(output, 1)
     duplicate(output, 2)
     duplicate(server, _SERVER_FD, False)
-    os.closerange(_SERVER_FD + 1, _MOST_FILES)
+    first = _SERVER_FD + 1
+    if runner is not None:
+        duplicate(runner, first, False)
+        first += 1
+    os.closerange(first, _MOST_FILES)
 
 
 def rehearse() -> None:

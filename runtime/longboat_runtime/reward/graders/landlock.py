@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+from contextlib import suppress
 from functools import cache
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
@@ -26,8 +27,11 @@ _WRITE_FILE = 1 << 1
 # REMOVE_DIR, REMOVE_FILE and the seven MAKE_*.
 _CHANGE_DIRECTORY = sum(1 << bit for bit in range(4, 13))
 _REFER, _TRUNCATE, _IOCTL_DEVICE = 1 << 13, 1 << 14, 1 << 15
+_EXECUTE, _READ_FILE, _READ_DIRECTORY = 1 << 0, 1 << 2, 1 << 3
 _TCP = 0b11
 _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS = 0b11
+# The version from which a confined process can't signal processes outside.
+SCOPES_SIGNALS = 6
 # Device files that programs write to without harm.
 _DEVICES = ("/dev/null", "/dev/zero")
 
@@ -54,18 +58,33 @@ def ruleset(writable: str) -> int | None:
 
     Raises OSError if the kernel refuses.
     """
+    return _ruleset(writable, None)
+
+
+def program_ruleset(writable: str, readable: Sequence[str]) -> int | None:
+    """As `ruleset`, and reading and executing only there and below the paths `readable`, of which some may be gone."""
+    return _ruleset(writable, readable)
+
+
+def _ruleset(writable: str, readable: Sequence[str] | None) -> int | None:
     abi = version()
     if abi == 0:
         return None
-    accesses = write_accesses(abi)
+    writing, reading = write_accesses(abi), 0 if readable is None else _EXECUTE | _READ_FILE | _READ_DIRECTORY
     attributes = struct.pack(
-        "=QQQ", accesses, _TCP if abi >= 4 else 0, _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS if abi >= 6 else 0
+        "=QQQ",
+        writing | reading,
+        _TCP if abi >= 4 else 0,
+        _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS if abi >= SCOPES_SIGNALS else 0,
     )
-    size = 24 if abi >= 6 else 16 if abi >= 4 else 8
+    size = 24 if abi >= SCOPES_SIGNALS else 16 if abi >= 4 else 8
     fd = _checked(_CREATE_RULESET, attributes, size, 0)
     try:
-        _allow(fd, [writable], accesses)
-        _allow(fd, _DEVICES, accesses & (_WRITE_FILE | _TRUNCATE))
+        _allow(fd, [writable], writing | reading)
+        _allow(fd, _DEVICES, writing & (_WRITE_FILE | _TRUNCATE))
+        for path in readable or ():
+            with suppress(FileNotFoundError, PermissionError):
+                _allow(fd, [path], reading if os.path.isdir(path) else reading & ~_READ_DIRECTORY)
     except BaseException:
         os.close(fd)
         raise

@@ -17,6 +17,7 @@ import structlog
 
 from longboat_crds.reward_kinds import RewardIsolation
 from longboat_runtime.problems import SpecProblem
+from longboat_runtime.reward.function import SandboxSettings
 from longboat_runtime.reward.graders.frames import FrameError
 from longboat_runtime.reward.graders.supervised import Answer, Grading, Supervised
 from longboat_runtime.reward.graders.times import Slowdown, waiting_is_counted
@@ -55,7 +56,9 @@ class LoadedFunction:
         fell_back: Callable[[LoadedFunction], None],
     ) -> None:
         self.name = str(function["name"])
-        self.isolation, self.reason = isolation, ""
+        self._sandbox = None if function.get("sandbox") is None else SandboxSettings.from_json(function["sandbox"])
+        # A judge grades once.
+        self.isolation, self.reason = (isolation if self._sandbox is None else RewardIsolation.PER_GRADE), ""
         self.footprint: Mapping[str, Any] = {}
         # Why children were replaced, and how often.
         self.replaced: Counter[str] = Counter()
@@ -91,6 +94,10 @@ class LoadedFunction:
             if self._zygote is None:
                 self._zygote = await self._start()
         self._provide()
+
+    def longest_seconds(self, seconds: float) -> float:
+        """After how long a grade is killed, if its timeout is `seconds`: with test cases that is the limit of each."""
+        return seconds if self._sandbox is None else self._sandbox.longest_seconds(seconds)
 
     def grade(self, grading: Grading) -> None:
         """Has it graded; its `done` is called, later or at once."""

@@ -31,8 +31,8 @@ class Limits:
     CPU time isn't among them: an rlimit would add up over all grades of a process that stays. See `cpu_limit`.
     """
 
-    # Address space beyond what the zygote has mapped.
-    memory: int = 4 * 2**30
+    # Address space beyond what the zygote has mapped; None where what is started from there has limits of its own.
+    memory: int | None = 4 * 2**30
     file_size: int = 64 * 2**20
     # The kernel counts all processes and threads of a uid on the node, graders of other pods among them.
     processes: int = 512
@@ -114,11 +114,9 @@ class Sandbox:
 
 def limit_all(limits: Limits) -> None:
     """Bounds this process, and so all children, in what is the same for them."""
-    bounds = {
-        resource.RLIMIT_AS: _mapped_bytes() + limits.memory,
-        resource.RLIMIT_FSIZE: limits.file_size,
-        resource.RLIMIT_CORE: 0,
-    }
+    bounds = {resource.RLIMIT_FSIZE: limits.file_size, resource.RLIMIT_CORE: 0}
+    if limits.memory is not None:
+        bounds[resource.RLIMIT_AS] = _mapped_bytes() + limits.memory
     for kind, bound in _within_allowed(bounds):
         resource.setrlimit(kind, bound)
 

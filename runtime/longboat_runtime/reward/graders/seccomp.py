@@ -13,19 +13,27 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import struct
+from functools import cache
+
+from longboat_runtime import prctl
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _LOAD, _AND, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
-_ALLOW, _ERROR, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
+_ALLOW, _ERROR, _KILL, _ASK = 0x7FFF0000, 0x00050000, 0x80000000, 0x7FC00000
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
 _NUMBER_OFFSET, _ARCHITECTURE_OFFSET = 0, 4
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
+_SET_MODE_FILTER, _NEW_LISTENER = 1, 1 << 3
+# struct seccomp_notif and seccomp_notif_resp, the ioctls that take them, and the answer that lets the kernel go on.
+_ASKED_BYTES, _ANSWER = 80, struct.Struct("=QqiI")
+_RECEIVE, _SEND, _CONTINUE = 0xC0502100, 0xC0182101, 1
 
 # Denied whatever their arguments, the zygote included.
 DENIED = (
@@ -47,11 +55,16 @@ DENIED = (
     *("reboot", "swapon", "swapoff", "acct", "quotactl", "syslog", "settimeofday", "clock_settime", "clock_adjtime"),
     *("sethostname", "setdomainname"),
 )
+# Denied to programs besides: memory that no process has mapped, and so nobody counts.
+_UNCOUNTED = ("memfd_create", "memfd_secret")
+# Having the kernel signal another process: F_SETOWN, F_SETOWN_EX; FIOSETOWN, SIOCSPGRP.
+_OWNERS = {"fcntl": (8, 15), "ioctl": (0x8901, 0x8902)}
 # Calls whose first argument is a process that gets a signal.
 _SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
 _CLONE_NAMESPACES, _CLONE_THREAD = 0x7E020000, 0x00010000
 # Starting processes and programs. 64-bit Arm has clone alone.
 _STARTS = {"x86_64": ("fork", "vfork", "execve", "execveat"), "aarch64": ("execve", "execveat")}
+_FORKS = {"x86_64": ("clone", "fork", "vfork"), "aarch64": ("clone",)}
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE_MASK = 1, 1, 0xF
 
 # struct sock_filter, and where in it the constant stands.
@@ -135,6 +148,38 @@ def own_program(
     return program
 
 
+def program_filter(protected: Sequence[int], machine: str, *, scoped: bool, asks: bool) -> list[Instruction]:
+    """The filter of a response's program, beside the zygote's: as a grade's own one, and no signals that it has others send.
+
+    With `asks` the kernel asks before it starts a process or thread (see `Filter.install_asking`). `scoped`: Landlock keeps signals within the program's own processes. Without that it may signal only its first process and its group as a
+    whole, since a filter can't tell one process of the group from another sample's.
+    """
+    deny = _ERROR | errno.EPERM
+    program: list[Instruction] = [(_LOAD, 0, 0, _NUMBER_OFFSET)]
+    for name in _UNCOUNTED:
+        program += _answer(name, machine, deny)
+    for name in _FORKS[machine] if asks else ():
+        program += _answer(name, machine, _ASK)
+    for name, commands in _OWNERS.items():
+        body = [_load(1)]
+        for command in commands:
+            body += [(_JUMP_EQUAL, 0, 1, command), (_RETURN, 0, 0, deny)]
+        program += _when(name, machine, body)
+    if scoped:
+        return program + own_program(protected, machine)
+    program += _answer("setpgid", machine, deny)
+    for name in _SIGNALS:
+        body = [
+            _load(0),
+            (_JUMP_EQUAL, 3, 0, _ANY_GROUP),
+            (_JUMP_EQUAL, 2, 0, 2**32 - _ANY_GROUP),
+            (_JUMP_EQUAL, 1, 0, 0),
+        ]
+        program += _when(name, machine, [*body, (_RETURN, 0, 0, deny)])
+    program.append((_RETURN, 0, 0, _ALLOW))
+    return program
+
+
 def _answer(name: str, machine: str, action: int) -> list[Instruction]:
     """`action` for the call `name`."""
     return [(_JUMP_EQUAL, 0, 1, number(name, machine)), (_RETURN, 0, 0, action)]
@@ -167,12 +212,50 @@ class Filter:
             if constant in (_ANY_GROUP, 2**32 - _ANY_GROUP)
         ]
 
+    def install_asking(self, group: int) -> int:
+        """As `install`. Returns a file descriptor where whoever holds it is asked (`let_start`); whoever is under the filter mustn't."""
+        self._fill(group)
+        fd: int = _LIBRARY.syscall(number("seccomp", os.uname().machine), _SET_MODE_FILTER, _NEW_LISTENER, self._header)
+        if fd < 0:
+            raise OSError(ctypes.get_errno(), f"seccomp: {os.strerror(ctypes.get_errno())}")
+        return fd
+
     def install(self, group: int = 0) -> None:
         """Puts this process and all it will start under the filter, for good. Needs no_new_privs; raises OSError if refused."""
-        for hole, positive in self._holes:
-            hole.value = group if positive else -group
+        self._fill(group)
         if _LIBRARY.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, self._header, 0, 0):
             raise OSError(ctypes.get_errno(), f"seccomp: {os.strerror(ctypes.get_errno())}")
+
+    def _fill(self, group: int) -> None:
+        for hole, positive in self._holes:
+            hole.value = group if positive else -group
+
+
+def let_start(listener: int) -> None:
+    """Lets a call go on that the kernel asks for. Nothing happens if its process is gone."""
+    asked = bytearray(_ASKED_BYTES)
+    try:
+        fcntl.ioctl(listener, _RECEIVE, asked)
+        fcntl.ioctl(listener, _SEND, bytearray(_ANSWER.pack(int.from_bytes(asked[:8], "little"), 0, 0, _CONTINUE)))
+    except FileNotFoundError:
+        return
+
+
+@cache
+def can_ask() -> bool:
+    """Whether the kernel asks a process about another's calls (5.5), and no container runtime does so already: tried in a fork."""
+    machine = os.uname().machine
+    pid = os.fork()
+    if pid == 0:
+        try:
+            prctl.gain_no_privileges()
+            Filter(
+                [(_LOAD, 0, 0, _NUMBER_OFFSET), *_answer("acct", machine, _ASK), (_RETURN, 0, 0, _ALLOW)]
+            ).install_asking(0)
+        except OSError:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(pid, 0)[1] == 0
 
 
 # Numbers of the calls named above, from the kernel's tables (x86-64: arch/x86/entry/syscalls/syscall_64.tbl; 64-bit Arm:
@@ -192,15 +275,18 @@ _NUMBERS: dict[str, tuple[int, int]] = {
     "delete_module": (176, 106),
     "execve": (59, 221),
     "execveat": (322, 281),
+    "fcntl": (72, 25),
     "finit_module": (313, 273),
     "fork": (57, -1),
     "init_module": (175, 105),
+    "ioctl": (16, 29),
     "ioprio_set": (251, 30),
     "kexec_file_load": (320, 294),
     "kexec_load": (246, 104),
     "keyctl": (250, 219),
     "kill": (62, 129),
     "listen": (50, 201),
+    "memfd_create": (319, 279),
     "migrate_pages": (256, 238),
     "mount": (165, 40),
     "move_pages": (279, 239),
@@ -224,6 +310,7 @@ _NUMBERS: dict[str, tuple[int, int]] = {
     "sched_setattr": (314, 274),
     "sched_setparam": (142, 118),
     "sched_setscheduler": (144, 119),
+    "seccomp": (317, 277),
     "semget": (64, 190),
     "setdomainname": (171, 162),
     "sethostname": (170, 161),
@@ -260,6 +347,7 @@ _COMMON: dict[str, int] = {
     "pidfd_getfd": 438,
     "process_madvise": 440,
     "mount_setattr": 442,
+    "memfd_secret": 447,
     "process_mrelease": 448,
 }
 

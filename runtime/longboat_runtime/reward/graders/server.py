@@ -3,8 +3,9 @@
 Requests are {id, op, ...}; each is answered by {id, ...}:
     load  {function, field, isolation, reason}    -> {problem: null | [reason, field, message, fatal], isolation, reason}
     grade {reward: name, timeout, seed, own} + sample  -> {outcome}; `own` is a learned limit of own seconds, or isn't there
-    state {}                                      -> {processes, running, landlock, rewards: {name: ...}}
+    state {}                                      -> {processes, running, landlock, unenforced, rewards: {name: ...}}
 A grade that nobody wants any more is ended by {id, op: cancel} with its id; neither is answered then.
+That a grade begins is told by {id, begun}: should these graders end, it may be the cause.
 A reward that falls back to PerGrade is told of without being asked: {reward, isolation, reason}.
 """
 
@@ -34,6 +35,7 @@ from longboat_runtime.reward.graders.leftovers import remove_tree
 from longboat_runtime.reward.graders.loaded_function import LoadedFunction
 from longboat_runtime.reward.graders.supervised import Grading
 from longboat_runtime.reward.graders.times import waiting_is_counted
+from longboat_runtime.reward.graders.unenforced import unenforced
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
 
 log = structlog.get_logger()
@@ -67,6 +69,8 @@ class GraderServer:
             landlock=landlock.version(),
             waiting_is_counted=waiting_is_counted(),
         )
+        for line in unenforced():
+            log.warning("this node can't enforce all limits of graded programs", missing=line)
         try:
             await stop.wait()
         finally:
@@ -131,9 +135,17 @@ class GraderServer:
             message = f"no reward function {request['reward']!r} is loaded here"
             answer(FunctionOutcome(OutcomeKind.GRADER_ERROR, message=message))
             return
-        own = request.get("own")
-        limit = None if own is None else float(own)
-        grading = Grading(sample, float(request["timeout"]), int(request["seed"]), answer, limit)
+        timeout, own = float(request["timeout"]), request.get("own")
+        begun = partial(connection.channel.send, {"id": request["id"], "begun": True})
+        grading = Grading(
+            sample,
+            loaded.longest_seconds(timeout),
+            int(request["seed"]),
+            answer,
+            timeout,
+            begun,
+            None if own is None else float(own),
+        )
         grading.done = partial(self._done, connection, request["id"], answer)
         connection.waiting[request["id"]] = loaded, grading
         self._waiting.append((loaded, grading))
@@ -167,6 +179,7 @@ class GraderServer:
             "processes": self._processes,
             "running": self._running,
             "landlock": landlock.version(),
+            "unenforced": unenforced(),
             "rewards": rewards,
         }
 
@@ -174,6 +187,7 @@ class GraderServer:
         while self._waiting and self._running < self._processes:
             loaded, grading = self._waiting.popleft()
             self._running += 1
+            grading.begun()
             loaded.grade(grading)
 
     def _done(self, connection: _Connection, identity: int, answer: Any, outcome: FunctionOutcome) -> None:

@@ -24,13 +24,15 @@ _ANSWER_BYTES = 64 * 1024
 class Grading:
     """One grade that was asked for. `sample` is JSON of a RewardSample, `timeout` in wall-clock seconds, `own_limit` in own seconds.
 
-    `alone` is set once it has to be graded by a process of its own. `done` is called once.
+    `case_seconds` is the limit of each test case, where there are any: the process that grades applies it. `alone` is set once it has to be graded by a process of its own. `begun` is called when it begins, `done` once.
     """
 
     sample: bytes
     timeout: float
     seed: int
     done: Callable[[FunctionOutcome], None]
+    case_seconds: float
+    begun: Callable[[], None]
     own_limit: float | None = None
     alone: bool = False
     # Of the monotonic clock and of the process' CPU clock, when the sample was sent.
@@ -102,7 +104,9 @@ class Supervised:
             limit_cpu(self.pid, cpu_limit(grading.timeout))
         if grading.own_limit is not None:
             grading.own = OwnTime(self.pid, self.slowdown, alone=self.stays, counted=self.waiting_counted)
-        request = {"token": self._token, "seed": grading.seed, **({"measured": True} if grading.own else {})}
+        request = {"token": self._token, "seed": grading.seed, "seconds": grading.case_seconds}
+        if grading.own is not None:
+            request["measured"] = True
         self._send(encode(request, grading.sample))
 
     def read(self) -> Answer | None:
@@ -193,7 +197,8 @@ class Supervised:
         taken = self._taken(self.grading, kind, score, str(outcome["message"]), self._used)
         if not self.waiting_counted:
             self.slowdown.learn(taken.cpu_seconds, max(taken.seconds - taken.cpu_seconds, 0.0))
-        return taken
+        # A judge knows what its programs have used.
+        return replace(taken, cpu_seconds=taken.cpu_seconds + max(float(outcome.get("cpu_seconds", 0.0)), 0.0))
 
     def _taken(self, grading: Grading, kind: OutcomeKind, score: float, message: str, cpu: float) -> FunctionOutcome:
         """An outcome now that its process has used `cpu` seconds of CPU in all."""

@@ -19,11 +19,13 @@ import socket
 import sys
 import time
 
+from longboat_crds.reward_kinds import RewardKind
 from longboat_runtime import prctl
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.adapters import load_scorer
 from longboat_runtime.reward.function import RewardFunction
 from longboat_runtime.reward.graders.child import rehearse, run_child
+from longboat_runtime.reward.graders.process_tree import children
 from longboat_runtime.reward.graders.sandbox import Limits, Sandbox, limit_all
 from longboat_runtime.reward.graders.seccomp import Filter, own_program, shared_program
 from longboat_runtime.reward.graders.watch import Origins
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from longboat_runtime.reward.adapters import Scorer
+    from longboat_runtime.reward.graders.judge import Judge
 
 # How often it is checked whether killed processes have ended, in seconds.
 _REAP_INTERVAL = 0.02
@@ -67,12 +70,13 @@ class Zygote:
     """The loop of one zygote, which confines its process. `scratch` is its directory, in which children have one each."""
 
     def __init__(
-        self, control: socket.socket, score: Scorer, origins: Origins, scratch: str, protected: Sequence[int]
+        self, control: socket.socket, score: Scorer | Judge, origins: Origins, scratch: str, protected: Sequence[int]
     ) -> None:
         self._control, self._score, self._origins, self._scratch = control, score, origins, scratch
+        self._protected = protected
         machine = os.uname().machine
         self._filters = {stays: Filter(own_program(protected, machine, alone=stays)) for stays in (False, True)}
-        limit_all(Limits())
+        limit_all(Limits() if callable(score) else score.limits)
         Filter(shared_program(machine)).install()
         # By number, and by pidfd.
         self._children: dict[int, Child] = {}
@@ -128,17 +132,30 @@ class Zygote:
             os.close(server)
 
     def _fork(self, number: int, server: int, stays: bool, watched: bool) -> int:
-        sandbox = self._sandboxes.pop() if self._sandboxes else Sandbox(f"{self._scratch}/{number}", Limits())
+        sandbox = self._sandboxes.pop() if self._sandboxes else Sandbox(self._new_directory(), Limits())
         sandbox.prepare()
         calls = self._filters[stays]
         pid = os.fork()
         if pid == 0:
-            run_child(self._score, sandbox, calls, self._origins, server=server, stays=stays, watched=watched)
+            run_child(
+                self._score,
+                sandbox,
+                calls,
+                self._origins,
+                self._protected,
+                server=server,
+                stays=stays,
+                watched=watched,
+            )
         _lead_group(pid)
         child = Child(number, pid, sandbox)
         self._children[number] = self._by_pidfd[child.pidfd] = child
         self._poll.register(child.pidfd, select.EPOLLIN)
         return pid
+
+    def _new_directory(self) -> str:
+        """Nobody can guess its name: Landlock doesn't keep a grade from changing the rights of another's."""
+        return f"{self._scratch}/{os.urandom(16).hex()}"
 
     def _finish(self, child: Child) -> None:
         """The leader has ended; as long as it isn't reaped its number is taken, so the group killed is the right one."""
@@ -159,12 +176,25 @@ class Zygote:
             while os.waitpid(-child.pid, os.WNOHANG)[0] != 0:
                 continue
         except ChildProcessError:
+            if not callable(self._score) and not self._programs_ended():
+                return False
             if child.sandbox.clean():
                 self._sandboxes.append(child.sandbox)
             else:
                 child.sandbox.close()
             return True
         return False
+
+    def _programs_ended(self) -> bool:
+        """Ends programs that have lost their runner, by their groups, which none can leave; True when there are none."""
+        known = {child.pid for child in (*self._children.values(), *self._ending)}
+        ended = True
+        for pid in children("self"):
+            group = os.getpgid(pid)
+            if group not in known:
+                os.killpg(group, signal.SIGKILL)
+                ended &= os.waitpid(pid, os.WNOHANG)[0] != 0
+        return ended
 
 
 def _lead_group(pid: int) -> None:
@@ -221,8 +251,16 @@ def main(fd: int) -> None:
         request = json.load(file)
     os.open(os.devnull, os.O_RDONLY)  # as standard input
     origins = Origins({os.path.dirname(path) for path in (_package("longboat_runtime"), _package("longboat_crds"))})
+    function = RewardFunction.from_json(request["function"])
+    score: Scorer | Judge
     try:
-        score = load_scorer(RewardFunction.from_json(request["function"]), request["field"], request["config_maps"])
+        if function.kind is RewardKind.SANDBOX:
+            # Only here: what judges need, no other grader has to hold.
+            from longboat_runtime.reward.graders.judge import Judge
+
+            score = Judge(function, request["field"], request["config_maps"])
+        else:
+            score = load_scorer(function, request["field"], request["config_maps"])
     except SpecProblem as problem:
         control.sendall(json.dumps([{"problem": list(problem.args)}]).encode())
         return

@@ -1,0 +1,20 @@
+"""A job whose responses are programs, which reward pods run against test cases."""
+
+from collections.abc import Callable
+
+import pytest
+
+from e2e import small_job, volumes
+from e2e.jobs import Job
+from longboat_runtime.metrics.record import read_records
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+
+def test_programs_are_graded_by_their_cases(new_job: Callable[[str], Job]) -> None:
+    job = new_job("code")
+    job.apply(small_job.code_spec())
+    job.wait_for("Succeeded")
+    root = volumes.folder(job.cluster, job.namespace, f"{job.name}-checkpoint")
+    scores = [record.metrics["critic/score/mean"] for record in read_records(root) if record.step]
+    assert scores == [0.5] * 4

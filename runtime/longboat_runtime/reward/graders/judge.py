@@ -1,0 +1,336 @@
+"""The judge of one response: has its program run against the test cases of its row, compares, and says what it is worth.
+
+A judge is a process of its own for each grade, a fork of a zygote as any grader. It alone knows what is expected; programs are other
+processes, started by its `runner`, which can neither signal nor look into it, and of what they say only data reaches it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from contextlib import suppress
+
+from longboat_crds.reasons import Reason
+from longboat_crds.reward_kinds import Credit, TestCaseFormat
+from longboat_runtime.problems import SpecProblem
+from longboat_runtime.reward.graders import program as programs
+from longboat_runtime.reward.graders.frames import MAX_FRAME_BYTES
+from longboat_runtime.reward.graders.remote import MODULE, JudgePeer, ProgramGone, Remote
+from longboat_runtime.reward.graders.runner import Ended, Run, Runner, build_directory, paths_outside, run_directory
+from longboat_runtime.reward.graders.sandbox import Limits
+from longboat_runtime.reward.graders.seccomp import can_ask
+from longboat_runtime.reward.result import OutcomeKind
+from longboat_runtime.reward.test_cases import (
+    Called,
+    CasesError,
+    CheckFunction,
+    Printed,
+    PytestFile,
+    completed,
+    program_of,
+    read_tests,
+)
+from longboat_runtime.reward.verdict import CaseResult, same_output, same_value, score_of
+
+TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Any
+
+    from longboat_runtime.reward.function import RewardFunction, SandboxSettings
+    from longboat_runtime.reward.result import RewardSample
+
+# Where the graders' socket is, which programs needn't see.
+_SOCKETS = "/run/longboat"
+# File descriptor of the runner's socket in a judge.
+RUNNER_FD = 4
+# How much of what a program says of its error goes into the outcome's message.
+_ERROR_BYTES = 300
+
+
+class Judge:
+    """Loads what judges need; forked children `start` and then judge one response. Raises SpecProblem for `field`, the reward's path."""
+
+    def __init__(self, function: RewardFunction, field: str, config_maps: str) -> None:
+        assert function.sandbox is not None
+        self._settings = settings = function.sandbox
+        if function.parameters:
+            name = next(iter(function.parameters))
+            raise SpecProblem(
+                Reason.REWARD_FUNCTION_INVALID,
+                f"{field}.parameters.{name}",
+                f"The kind Sandbox has no parameter {name!r}: what it can be told stands in `sandbox`.",
+            )
+        for name, command in (("compileCommand", settings.compile_command), ("runCommand", settings.run_command)):
+            if command is not None:
+                _check_command(command[0], f"{field}.sandbox.{name}[0]")
+        programs.preload()
+        # Found out once for all forks.
+        can_ask()
+        if settings.format in (TestCaseFormat.AUTO, TestCaseFormat.LIVE_CODE_BENCH):
+            import pickletools  # noqa: F401 - as in every grade of LiveCodeBench
+        if settings.format is TestCaseFormat.PYTEST:
+            import pytest  # noqa: F401
+        self._readable = paths_outside([_scratch(), config_maps, _SOCKETS])
+        self._runner: Runner | None = None
+
+    @property
+    def limits(self) -> Limits:
+        """Of the processes that programs are forks of: a program's own limits are lower."""
+        most = max(self._settings.file_size, self._settings.output_size + 1, MAX_FRAME_BYTES)
+        return Limits(memory=None, file_size=most)
+
+    def start(self, directory: str, protected: Sequence[int]) -> None:
+        """In a child that has no sample yet, and isn't confined: forks its runner."""
+        self._runner = Runner(directory, self._settings, self._readable, protected)
+
+    @property
+    def runner_fd(self) -> int:
+        """File descriptor of the connection to its runner, -1 if there is none; the process may move it to RUNNER_FD."""
+        return -1 if self._runner is None else self._runner.fileno()
+
+    def outcome(self, sample: RewardSample, seconds: float, seed: int) -> Mapping[str, Any]:
+        """An outcome as children send it, with the CPU seconds of the programs. `seconds` is the limit of a case."""
+        assert self._runner is not None
+        self._runner.moved(RUNNER_FD)
+        grade = _Grade(self._runner, self._settings, seconds, seed)
+        source = program_of(sample.text)
+        if not source.strip():
+            return _said(OutcomeKind.WRONG_FORMAT, 0.0, "there is no program", 0.0)
+        sys.set_int_max_str_digits(programs.DIGITS)
+        try:
+            tests = read_tests(self._settings.format, sample.ground_truth, sample.columns)
+        except CasesError as error:
+            return _said(OutcomeKind.GRADER_ERROR, 0.0, f"the row can't be graded: {error}", 0.0)
+        if not isinstance(tests, CheckFunction | PytestFile):
+            tests = tests[: self._settings.max_cases]
+        try:
+            results, cases = grade.results(source, tests)
+        except CasesError as error:
+            return _said(OutcomeKind.GRADER_ERROR, 0.0, f"the row can't be graded: {error}", grade.cpu_seconds)
+        score = score_of(results, cases, fraction=self._settings.credit is Credit.FRACTION)
+        kind = OutcomeKind.TIMEOUT if score.timed_out else OutcomeKind.SCORED
+        message = f"{score.message} ({grade.error})" if score.message and grade.error else score.message
+        return _said(kind, 0.0 if score.timed_out else score.score, message, grade.cpu_seconds)
+
+
+def _said(kind: OutcomeKind, score: float, message: str, cpu_seconds: float) -> Mapping[str, Any]:
+    return {"kind": kind.value, "score": score, "message": message, "cpu_seconds": cpu_seconds}
+
+
+def _scratch() -> str:
+    import tempfile
+
+    return tempfile.gettempdir()
+
+
+def _check_command(command: str, field: str) -> None:
+    if command.startswith("{") or shutil.which(command) is not None:
+        return
+    raise SpecProblem(
+        Reason.COMMAND_NOT_FOUND,
+        field,
+        f"There is no command {command!r} where the graders run. Install it in the image of the runtime's `graders` container, or name "
+        "one that it has.",
+    )
+
+
+class _Grade:
+    """The programs of one response. `error` is what the first one that failed said of it; `cpu_seconds` are those of all so far."""
+
+    def __init__(self, runner: Runner, settings: SandboxSettings, seconds: float, seed: int) -> None:
+        self._runner, self._settings, self._seconds, self._seed = runner, settings, seconds, seed
+        self.error, self.cpu_seconds = "", 0.0
+
+    def results(self, source: str, tests: Any) -> tuple[list[CaseResult], int]:
+        """The results of the cases that were run, and of how many."""
+        if isinstance(tests, CheckFunction):
+            return [self._checked(source, tests)], 1
+        if isinstance(tests, PytestFile):
+            return self._tested(source, tests)
+        code = source.encode(errors="replace")
+        if self._settings.run_command is not None:
+            failed = self._built(code)
+            if failed is not None:
+                return [failed], len(tests)
+        found: list[CaseResult] = []
+        for case in tests:
+            found.append(self._printed(code, case) if isinstance(case, Printed) else self._called(code, case))
+            if found[-1] is not CaseResult.PASSED and self._settings.credit is Credit.ALL_OR_NOTHING:
+                break
+        return found, len(tests)
+
+    # --- Programs that read and print ------------------------------------------------------------------------------
+
+    def _built(self, code: bytes) -> CaseResult | None:
+        """Writes the program's file and compiles it; the result if that fails."""
+        with open(self._filled(["{file}"])[0], "wb") as file:
+            file.write(code)
+        command = self._settings.compile_command
+        if command is None:
+            return None
+        run = Run(programs.COMMAND, self._settings.compile_seconds, self._seed, self._filled(command), build=True)
+        result, _ = self._run(run, b"", b"")
+        if result is not CaseResult.PASSED:
+            self.error = f"it doesn't compile: {self.error}"
+            return result
+        return None
+
+    def _filled(self, command: Sequence[str]) -> tuple[str, ...]:
+        directory = build_directory(self._runner.directory)
+        values = {"{file}": f"{directory}/{self._settings.file_name}", "{directory}": directory}
+        return tuple(_replaced(word, values) for word in command)
+
+    def _printed(self, code: bytes, case: Printed) -> CaseResult:
+        command = self._settings.run_command
+        kind = programs.SCRIPT if command is None else programs.COMMAND
+        run = Run(kind, self._seconds, self._seed, self._filled(command or ()))
+        result, printed = self._run(run, code if command is None else b"", case.given.encode(errors="replace"))
+        if result is not CaseResult.PASSED:
+            return result
+        return CaseResult.PASSED if same_output(printed, case.expected) else CaseResult.WRONG
+
+    def _run(self, run: Run, code: bytes, given: bytes) -> tuple[CaseResult, str]:
+        """How a program ended, PASSED if it did well, and what it printed."""
+        with _Files(run_directory(self._runner.directory), source=code, stdin=given) as files:
+            self._runner.start(run, files.numbers)
+            result = self._ended(self._runner.ended(), files)
+            return result, files.read("stdout", self._settings.output_size)
+
+    def _ended(self, ended: Ended, files: _Files) -> CaseResult:
+        self.cpu_seconds += ended.cpu_seconds
+        result = ended.limit or (CaseResult.PASSED if ended.status == 0 else CaseResult.CRASHED)
+        if result is CaseResult.CRASHED and not self.error:
+            lines = files.end("stderr", _ERROR_BYTES).strip().splitlines() or [f"exit code {ended.status}"]
+            self.error = lines[-1]
+        return result
+
+    # --- Programs whose functions are called -----------------------------------------------------------------------
+
+    def _called(self, code: bytes, case: Called) -> CaseResult:
+        if self._settings.run_command is not None:
+            raise CasesError("its test cases call a Python function, but the reward has a runCommand")
+
+        def judge(peer: JudgePeer) -> CaseResult:
+            returned = peer.call(MODULE, case.function, case.arguments, {})
+            return CaseResult.PASSED if same_value(returned, case.expected, wrapped=case.wrapped) else CaseResult.WRONG
+
+        return self._served(code, judge, objects=False)
+
+    def _checked(self, source: str, tests: CheckFunction) -> CaseResult:
+        scope: dict[str, Any] = {"__name__": "tests"}
+        try:
+            exec(compile(f"{tests.prompt}\n\n{tests.test}", "tests", "exec", dont_inherit=True), scope)  # noqa: S102 - the row's, not the response's
+            check = scope["check"]
+        except BaseException as error:
+            raise CasesError(f"its column `test` can't be used: {type(error).__name__}: {error}") from error
+
+        def judge(peer: JudgePeer) -> CaseResult:
+            check(lambda *arguments, **named: peer.call(MODULE, tests.function, arguments, named))
+            return CaseResult.PASSED
+
+        code = completed(tests.prompt, tests.function, source)
+        return self._served(code.encode(errors="replace"), judge, objects=False)
+
+    def _tested(self, source: str, tests: PytestFile) -> tuple[list[CaseResult], int]:
+        from longboat_runtime.reward.graders.pytest_file import Report, run_file
+
+        report = Report(self._settings.max_cases)
+
+        def judge(peer: JudgePeer) -> CaseResult:
+            stops = self._settings.credit is Credit.ALL_OR_NOTHING
+            run_file(
+                f"{self._runner.directory}/tests",
+                tests.text,
+                Remote(peer, MODULE, is_class=False, made=False),
+                report,
+                stops,
+            )
+            return CaseResult.PASSED if report.results and all(report.results) else CaseResult.WRONG
+
+        ended = self._served(source.encode(errors="replace"), judge, objects=True)
+        if report.empty and ended in (CaseResult.PASSED, CaseResult.WRONG):
+            raise CasesError("its column `test` has no test that pytest finds")
+        results = [CaseResult.PASSED if passed else CaseResult.WRONG for passed in report.results]
+        if ended not in (CaseResult.PASSED, CaseResult.WRONG):
+            # The first test that failed, or that there was no more time for, is the one that was under way when the program was ended.
+            first = results.index(CaseResult.WRONG) if CaseResult.WRONG in results else len(results)
+            results[first : first + 1] = [ended]
+        return results, max(report.cases, len(results))
+
+    def _served(self, code: bytes, judge: Callable[[JudgePeer], CaseResult], *, objects: bool) -> CaseResult:
+        """What `judge` says, with a program that does what it is asked until it is done."""
+        ours, theirs = socket.socketpair()
+        run = Run(programs.SERVED, self._seconds, self._seed)
+        with ours, _Files(run_directory(self._runner.directory), source=code, stdin=b"") as files:
+            with theirs:
+                self._runner.start(run, {**files.numbers, "peer": theirs.fileno()})
+            peer = JudgePeer(ours, self._settings.output_size + 1024, objects=objects)
+            raised: ProgramGone | None = None
+            result = CaseResult.CRASHED
+            try:
+                peer.receive()
+                result = judge(peer)
+            except ProgramGone as error:
+                raised = error
+            except AssertionError:
+                result = CaseResult.WRONG
+            except CasesError:
+                raise
+            except BaseException as error:  # noqa: BLE001 - of the program, or of a test that didn't expect its answer
+                self.error = self.error or f"{type(error).__name__}: {error}"[:_ERROR_BYTES]
+            finally:
+                self._runner.stop()
+                ended = self._runner.ended()
+            if raised is not None:
+                judged = self._ended(ended, files)
+                return judged if judged is not CaseResult.PASSED else CaseResult.CRASHED
+            self.cpu_seconds += ended.cpu_seconds
+            return result if result is CaseResult.PASSED or ended.limit is None else ended.limit
+
+
+def _replaced(word: str, values: Mapping[str, str]) -> str:
+    for name, value in values.items():
+        word = word.replace(name, value)
+    return word
+
+
+class _Files:
+    """Files without a name, with which a program is started: its source and input, and where its output goes."""
+
+    def __init__(self, directory: str, source: bytes, stdin: bytes) -> None:
+        self.numbers: dict[str, int] = {}
+        for name, content in (("stdin", stdin), ("stdout", b""), ("stderr", b""), ("source", source)):
+            number = self.numbers[name] = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            rest = memoryview(content)
+            while rest:
+                rest = rest[os.write(number, rest) :]
+            os.lseek(number, 0, os.SEEK_SET)
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in self.numbers.values():
+            os.close(number)
+
+    def read(self, name: str, most: int) -> str:
+        """The beginning, of at most so many bytes."""
+        number = self.numbers[name]
+        return b"".join(_parts(number, most)).decode(errors="replace")
+
+    def end(self, name: str, most: int) -> str:
+        """The end, of at most so many bytes."""
+        number = self.numbers[name]
+        with suppress(OSError):
+            return os.pread(number, most, max(os.fstat(number).st_size - most, 0)).decode(errors="replace")
+        return ""
+
+
+def _parts(number: int, most: int) -> Iterator[bytes]:
+    at = 0
+    while at < most and (data := os.pread(number, most - at, at)):
+        at += len(data)
+        yield data

@@ -1,0 +1,163 @@
+"""What the processes below this one hold, as /proc tells it, and how all of them are ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+_PAGE, _TICKS = os.sysconf("SC_PAGESIZE"), os.sysconf("SC_CLK_TCK")
+# Of /proc/PID/stat, counted from the third value: utime, stime, cutime, cstime; rss.
+_CPU_TIMES, _RESIDENT = slice(11, 15), 21
+_BLOCK = 512
+# More entries in a directory than this count as too much, whatever they hold.
+_MOST_ENTRIES = 10_000
+
+
+def children(pid: int | str = "self") -> list[int]:
+    """The children of all threads of a process, adopted ones included; none if it is gone."""
+    return _looked_at(pid)[1]
+
+
+@dataclass(slots=True)
+class Tree:
+    """Processes below this one: how many threads they have together, the CPU seconds that they have used, and the bytes that they hold.
+
+    CPU seconds include those of processes that were waited for. Pages that several hold count for each.
+    """
+
+    pids: list[int] = field(default_factory=list)
+    threads: int = 0
+    cpu_seconds: float = 0.0
+    resident: int = 0
+
+
+def descendants(most: int | None = None) -> Tree:
+    """The processes below this one, ended ones included: all, or until there are more than `most` threads.
+
+    What comes and goes meanwhile may be missing.
+    """
+    found, pending = Tree(), children()
+    while pending and (most is None or found.threads <= most):
+        pid = pending.pop()
+        threads, below = _looked_at(pid)
+        if not threads or pid in found.pids:
+            continue
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                values = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        found.pids.append(pid)
+        found.threads += threads
+        found.cpu_seconds += sum(map(int, values[_CPU_TIMES])) / _TICKS
+        found.resident += int(values[_RESIDENT]) * _PAGE
+        pending += below
+    return found
+
+
+def _looked_at(pid: int | str) -> tuple[int, list[int]]:
+    """How many threads it has, and the children of all of them."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return 0, []
+    found: list[int] = []
+    for thread in threads:
+        with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+            found += map(int, file.read().split())
+    return len(threads), found
+
+
+def memory(tree: Tree, limit: int) -> int:
+    """Bytes that these processes hold together: if that may be more than `limit`, pages that they share are counted once.
+
+    The kernel tells how pages are shared only of processes that may be looked into; of others all but their files counts for each.
+    """
+    if tree.resident <= limit:
+        return tree.resident
+    total = 0
+    for pid in tree.pids:
+        proportional = _proportional(pid)
+        total += _own(pid) if proportional is None else proportional
+    return total
+
+
+def _own(pid: int) -> int:
+    """Bytes in memory that aren't of files or shared memory."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            _, resident, shared, *_ = map(int, file.read().split())
+    except OSError:
+        return 0
+    return (resident - shared) * _PAGE
+
+
+def _proportional(pid: int) -> int | None:
+    """Its proportional set size in bytes; None if it may not be looked into, or is gone."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+            line = next(line for line in file if line.startswith(b"Pss:"))
+    except (OSError, StopIteration):
+        return None
+    return int(line.split()[1]) * 1024
+
+
+def written(directory: str, pids: Collection[int], given: Collection[tuple[int, int]]) -> int:
+    """Bytes on the disk below `directory`, and in files that these processes have removed and still hold open.
+
+    `given` are files (device and inode) that they were started with, which don't count.
+    """
+    total, entries, pending = 0, 0, [directory]
+    while pending and entries <= _MOST_ENTRIES:
+        try:
+            with os.scandir(pending.pop()) as found:
+                for entry in found:
+                    entries += 1
+                    with suppress(OSError):
+                        total += entry.stat(follow_symlinks=False).st_blocks * _BLOCK
+                        if entry.is_dir(follow_symlinks=False):
+                            pending.append(entry.path)
+        except OSError:
+            continue
+    if entries > _MOST_ENTRIES:
+        return 2**63
+    removed: dict[tuple[int, int], int] = {}
+    for pid in pids:
+        with suppress(OSError):
+            for number in os.listdir(f"/proc/{pid}/fd"):
+                with suppress(OSError):
+                    held = os.stat(f"/proc/{pid}/fd/{number}")
+                    if stat.S_ISREG(held.st_mode) and held.st_nlink == 0:
+                        removed[held.st_dev, held.st_ino] = held.st_blocks * _BLOCK
+    return total + sum(size for file, size in removed.items() if file not in given)
+
+
+def end_group(leader: int) -> tuple[float, int | None]:
+    """Kills a group whose leader is a child of this process, and waits for all children of this process, adopted ones included.
+
+    Returns their CPU seconds, and how the leader ended (as waitpid gives it): None if it wasn't there. Nothing of the group is left, whatever it forks meanwhile:
+    a group is killed at once, and none may leave it. What has left it nevertheless is killed too.
+    """
+    cpu, status = 0.0, None
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+    while True:
+        try:
+            pid, ended, used = os.wait4(-1, os.WNOHANG)
+        except ChildProcessError:
+            return cpu, status
+        if pid == 0:
+            for child in descendants().pids:
+                with suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+            pid, ended, used = os.wait4(-1, 0)
+        cpu += used.ru_utime + used.ru_stime
+        if pid == leader:
+            status = ended

@@ -1,0 +1,87 @@
+"""Runs a file of tests by pytest, in a judge, with a program of another process as the module that it imports."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from types import ModuleType
+
+import pytest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from longboat_runtime.reward.graders.remote import Remote
+
+# By what names test files import the program.
+_MODULES = ("solution", "main")
+
+
+@dataclass(slots=True)
+class Report:
+    """Whether each test that was run passed, in their order, of `cases` that there are: the first `most` of the file."""
+
+    most: int
+    cases: int = 0
+    results: list[bool] = field(default_factory=list)
+    broken: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether there was no test, though nothing went wrong."""
+        return not self.cases and not self.broken
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        del items[self.most :]
+        self.cases = len(items)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A file that can't be imported has, in general, a program that lacks what it imports."""
+        self.broken |= report.failed
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and report.when != "teardown":
+            self.results.append(False)
+        elif report.when == "call" and report.passed:
+            self.results.append(True)
+        elif report.skipped:
+            self.cases -= 1
+
+
+def run_file(directory: str, text: str, program: Remote, report: Report, stops: bool) -> None:
+    """Runs the tests, up to the first that fails if it `stops`, and writes what came of them to `report`."""
+    os.makedirs(directory, 0o700, exist_ok=True)
+    path = f"{directory}/test_solution.py"
+    with open(path, "w", encoding="utf-8", errors="replace") as file:
+        file.write(text)
+    for name in _MODULES:
+        sys.modules[name] = _standing_for(name, program)
+    sys.dont_write_bytecode = True
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    options = [
+        "-q",
+        "--tb=no",
+        "--capture=no",
+        "--noconftest",
+        "--import-mode=importlib",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        os.devnull,
+    ]
+    pytest.main([*options, "--rootdir", directory, *(["-x"] if stops else []), path], plugins=[report])
+
+
+def _standing_for(name: str, program: Remote) -> ModuleType:
+    """A module whose names are looked up in the program."""
+    module = ModuleType(name)
+
+    def look_up(attribute: str) -> Any:
+        if attribute.startswith("__") and attribute != "__all__":
+            raise AttributeError(attribute)
+        return getattr(program, attribute)
+
+    vars(module)["__getattr__"] = look_up
+    return module

@@ -1,0 +1,377 @@
+"""Calls between a judge and the program in another process: tests run in the judge, and only data comes back.
+
+Both ends speak frames over a socket. A request is {call, method, arguments, named} or {get, name}, an answer {value, changed} or {raised}. Requests
+nest: a program may call what the judge has passed to it as an argument, while the judge waits for its answer.
+
+What a program returns can't act in the judge. Numbers, texts and containers travel by value; anything else stays where it is and the
+judge gets a `Remote` that stands for it, or, with `objects` off, an error.
+"""
+
+from __future__ import annotations
+
+import builtins
+import socket
+
+from longboat_runtime.reward.graders.frames import FrameBuffer, FrameError, encode
+
+TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import Any
+
+_READ_BYTES = 64 * 1024
+# The number of the program's module among its objects.
+MODULE = 0
+# Operators that are handed on to an object that the test has made itself, by calling a class.
+_OPERATORS = (
+    "len",
+    "getitem",
+    "setitem",
+    "delitem",
+    "contains",
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "neg",
+    "abs",
+)
+
+
+class ProgramGone(BaseException):
+    """The program has ended, or said what no program of ours says. No `except Exception` of a test swallows it."""
+
+
+class Peer:
+    """One end. `resolve` finds what the other end calls by name; `objects` says whether objects may be referred to."""
+
+    def __init__(self, connection: socket.socket, most_bytes: int, *, objects: bool) -> None:
+        self._connection, self._objects_allowed = connection, objects
+        self._buffer = FrameBuffer(most_bytes)
+        self._messages: list[tuple[dict[str, Any], bytes]] = []
+        self._exported: list[Any] = []
+        self._numbers: dict[int, int] = {}
+
+    def export(self, value: Any) -> int:
+        """The number by which the other end refers to `value`."""
+        number = self._numbers.get(id(value))
+        if number is None:
+            number = self._numbers[id(value)] = len(self._exported)
+            self._exported.append(value)
+        return number
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Raises ProgramGone if the other end is gone."""
+        try:
+            self._connection.sendall(encode(message))
+        except OSError as error:
+            raise ProgramGone(str(error)) from error
+
+    def receive(self) -> dict[str, Any]:
+        """The next message. Raises ProgramGone at the end, or for what is no message."""
+        while not self._messages:
+            try:
+                data = self._connection.recv(_READ_BYTES)
+                if not data:
+                    raise ProgramGone("it closed its connection")
+                self._messages = self._buffer.feed(data)
+            except FrameError as error:
+                raise ProgramGone(f"its answer can't be read: {error}") from error
+            except OSError as error:
+                raise ProgramGone(str(error)) from error
+        return self._messages.pop(0)[0]
+
+    def serve(self) -> None:
+        """Answers requests until the other end is gone."""
+        while True:
+            self.answer(self.receive())
+
+    def answer(self, request: Mapping[str, Any]) -> None:
+        """Does what is asked and says what came of it."""
+        try:
+            reply = self._do(request)
+            frame = encode(reply)
+        except ProgramGone:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the program's, for whoever called it
+            frame = encode({"raised": self._raised(error)})
+        try:
+            self._connection.sendall(frame)
+        except OSError as error:
+            raise ProgramGone(str(error)) from error
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer of the other end, whose own requests are answered until it comes."""
+        self.send(request)
+        while True:
+            message = self.receive()
+            if "value" in message or "raised" in message:
+                return message
+            self.answer(message)
+
+    def pack(self, value: Any) -> Any:
+        """A value as JSON. Raises TypeError for what can be neither copied nor referred to."""
+        kind: Any = type(value)
+        if value is None or kind in (bool, int, float, str):
+            return value
+        if kind is list:
+            return [self.pack(item) for item in value]
+        if kind in _CONTAINERS:
+            return {_CONTAINERS[kind]: [self.pack(item) for item in value]}
+        if isinstance(value, dict):
+            return {"dict": [[self.pack(key), self.pack(item)] for key, item in value.items()]}
+        if isinstance(value, (bytes, bytearray)):
+            return {kind.__name__: value.decode("latin-1")}
+        if kind is complex:
+            return {"complex": [value.real, value.imag]}
+        for base in _PLAIN:
+            # Of a class of its own, such as a named tuple: as the plain value that it is.
+            if isinstance(value, base) and not hasattr(value, "__longboat_remote__"):
+                return self.pack(base(value))
+        if kind.__module__.partition(".")[0] == "numpy" and hasattr(value, "tolist"):
+            return self.pack(value.tolist())
+        return self._reference(value)
+
+    def unpack(self, value: Any) -> Any:
+        """The inverse of `pack`. Raises TypeError or ValueError for anything else."""
+        if isinstance(value, list):
+            return [self.unpack(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        [(kind, content)] = value.items()
+        if kind in _MADE_OF:
+            return _MADE_OF[kind](self.unpack(item) for item in content)
+        if kind == "dict":
+            return {self.unpack(key): self.unpack(item) for key, item in content}
+        if kind in ("bytes", "bytearray"):
+            return (bytes if kind == "bytes" else bytearray)(content.encode("latin-1"))
+        if kind == "complex":
+            return complex(*content)
+        return self._referred(kind, content)
+
+    def _reference(self, value: Any) -> Any:
+        if not self._objects_allowed:
+            raise TypeError(f"a {type(value).__name__} can't be passed on")
+        return {"object": [self.export(value), isinstance(value, type), _exceptions(self, value)]}
+
+    def _referred(self, kind: str, content: Any) -> Any:
+        if kind == "yours":
+            return self._exported[content]
+        if kind == "callable":
+            return lambda *arguments, **named: self.call(content, "__call__", arguments, named)
+        raise ValueError(f"{kind!r} is no value")
+
+    def call(self, number: int, method: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """Calls a method of the other end's object. Raises what it raises."""
+        packed = [self.pack(argument) for argument in arguments]
+        keywords = {name: self.pack(value) for name, value in named.items()}
+        answer = self.ask({"call": number, "method": method, "arguments": packed, "named": keywords})
+        value = self.result(answer)
+        for index, changed in answer.get("changed", ()):
+            _change(arguments[index], self.unpack(changed))
+        return value
+
+    def result(self, answer: Mapping[str, Any]) -> Any:
+        """The value of an answer. Raises the error that it is."""
+        if "raised" in answer:
+            raise self._error(answer["raised"])
+        return self.unpack(answer["value"])
+
+    def _do(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if "get" in request:
+            return {"value": self.pack(getattr(self._exported[request["get"]], request["name"]))}
+        target, method = self._exported[request["call"]], request["method"]
+        packed = request["arguments"]
+        arguments = [self.unpack(argument) for argument in packed]
+        named = {name: self.unpack(value) for name, value in request["named"].items()}
+        function = target if method == "__call__" else getattr(target, method)
+        value = function(*arguments, **named)
+        return {"value": self.pack(value), "changed": self._changed(packed, arguments)}
+
+    def _changed(self, packed: list[Any], arguments: list[Any]) -> list[Any]:
+        """Containers that the call has changed, by their place among the arguments."""
+        after = [
+            (index, self.pack(argument))
+            for index, argument in enumerate(arguments)
+            if isinstance(argument, (list, dict, set, bytearray))
+        ]
+        return [[index, value] for index, value in after if value != packed[index]]
+
+    def _raised(self, error: BaseException) -> dict[str, Any]:
+        kind = type(error)
+        found = {"kind": next(base.__name__ for base in kind.__mro__ if getattr(builtins, base.__name__, None) is base)}
+        classes = _exceptions(self, kind) if self._objects_allowed else []
+        try:
+            return {**found, "classes": classes, "arguments": [self.pack(value) for value in error.args]}
+        except (TypeError, RecursionError):
+            return {**found, "classes": classes, "arguments": [str(type(error))]}
+
+    def _error(self, raised: Any) -> BaseException:
+        return _builtin_error(raised["kind"])(*map(self.unpack, raised["arguments"]))
+
+
+_PLAIN: tuple[Any, ...] = (int, float, str, tuple, list, set, frozenset)
+_CONTAINERS: Mapping[Any, str] = {tuple: "tuple", set: "set", frozenset: "frozenset"}
+_MADE_OF: Mapping[str, Callable[[Iterator[Any]], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+
+
+def _exceptions(peer: Peer, value: Any) -> list[Any]:
+    """For an exception class of the program: numbers and names of it and the classes that it is derived from, then a builtin's name."""
+    if not (isinstance(value, type) and issubclass(value, BaseException)):
+        return []
+    found: list[Any] = []
+    for base in value.__mro__:
+        if getattr(builtins, base.__name__, None) is base:
+            return [*found, base.__name__]
+        found.append([peer.export(base), base.__name__])
+    return found
+
+
+def _builtin_error(name: Any) -> type[BaseException]:
+    kind = getattr(builtins, str(name), None)
+    return kind if isinstance(kind, type) and issubclass(kind, BaseException) else RuntimeError
+
+
+def _change(argument: Any, value: Any) -> None:
+    """Gives a container the content that the other end's copy has."""
+    if isinstance(argument, (list, bytearray)):
+        argument[:] = value
+    elif isinstance(argument, (dict, set)):
+        argument.clear()
+        argument.update(value)
+
+
+class JudgePeer(Peer):
+    """The judge's end: the program's objects are `Remote`, and it may call no more than callables that it was given."""
+
+    def __init__(self, connection: socket.socket, most_bytes: int, *, objects: bool) -> None:
+        super().__init__(connection, most_bytes, objects=objects)
+        self._classes: dict[int, type[BaseException]] = {}
+
+    def _do(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if request.get("method") != "__call__":
+            raise ProgramGone("it asks for what no program may")
+        return super()._do(request)
+
+    def _reference(self, value: Any) -> Any:
+        if isinstance(value, Remote):
+            return {"yours": value.__longboat_remote__[1]}
+        if isinstance(value, type) and value in self._classes.values():
+            return {"yours": next(number for number, kind in self._classes.items() if kind is value)}
+        if callable(value):
+            return {"callable": self.export(value)}
+        raise TypeError(f"a {type(value).__name__} can't be passed to the program: only data and functions can")
+
+    def _referred(self, kind: str, content: Any) -> Any:
+        if kind != "object":
+            raise ValueError(f"{kind!r} is no value")
+        number, is_class, exceptions = content
+        if exceptions:
+            return self._exception(exceptions)
+        return Remote(self, int(number), is_class=bool(is_class), made=False)
+
+    def _exception(self, classes: list[Any]) -> type[BaseException]:
+        """The judge's own class for an exception class of the program."""
+        kind = _builtin_error(classes[-1])
+        for number, name in reversed(classes[:-1]):
+            kind = self._classes.setdefault(int(number), type(str(name), (kind,), {}))
+        return kind
+
+    def _error(self, raised: Any) -> BaseException:
+        classes = raised.get("classes")
+        kind = self._exception(classes) if classes else _builtin_error(raised["kind"])
+        arguments = [self.unpack(value) for value in raised["arguments"]]
+        try:
+            return kind(*arguments)
+        except TypeError:
+            # Such as UnicodeDecodeError, which takes arguments of certain types.
+            return RuntimeError(f"{kind.__name__}: {arguments}")
+
+
+class Remote:
+    """Stands in a test for an object of the program: attributes are read and methods called there, values come back as data.
+
+    It equals no data, whatever its class says, or a program could return an object that equals every answer. Operators are handed on
+    only for objects that the test has made by calling a class of the program.
+    """
+
+    def __init__(self, peer: JudgePeer, number: int, *, is_class: bool, made: bool) -> None:
+        object.__setattr__(self, "__longboat_remote__", (peer, number, is_class, made))
+
+    __longboat_remote__: tuple[JudgePeer, int, bool, bool]
+
+    def __getattr__(self, name: str) -> Any:
+        peer, number, _, _ = self.__longboat_remote__
+        return peer.result(peer.ask({"get": number, "name": name}))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        peer, number, _, _ = self.__longboat_remote__
+        peer.call(number, "__setattr__", (name, value), {})
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        peer, number, is_class, _ = self.__longboat_remote__
+        value = peer.call(number, "__call__", arguments, named)
+        if is_class and isinstance(value, Remote):
+            return Remote(peer, value.__longboat_remote__[1], is_class=False, made=True)
+        return value
+
+    def __iter__(self) -> Any:
+        peer, number, _, _ = self.__longboat_remote__
+        return peer.call(number, "__iter__", (), {})
+
+    def __next__(self) -> Any:
+        peer, number, _, _ = self.__longboat_remote__
+        return peer.call(number, "__next__", (), {})
+
+    def __enter__(self) -> Any:
+        peer, number, _, _ = self.__longboat_remote__
+        return peer.call(number, "__enter__", (), {})
+
+    def __exit__(self, *error: object) -> Any:
+        peer, number, _, _ = self.__longboat_remote__
+        return peer.call(number, "__exit__", (None, None, None), {})
+
+    def __eq__(self, other: object) -> bool:
+        return self._compare("__eq__", other)
+
+    def __lt__(self, other: object) -> bool:
+        return self._compare("__lt__", other)
+
+    def __le__(self, other: object) -> bool:
+        return self._compare("__le__", other)
+
+    def __hash__(self) -> int:
+        return hash(self.__longboat_remote__[1])
+
+    def __str__(self) -> str:
+        peer, number, _, _ = self.__longboat_remote__
+        return str(peer.call(number, "__str__", (), {}))
+
+    def __repr__(self) -> str:
+        peer, number, _, _ = self.__longboat_remote__
+        return str(peer.call(number, "__repr__", (), {}))
+
+    def _compare(self, method: str, other: object) -> bool:
+        """Objects of the program among themselves as their class says."""
+        if not isinstance(other, Remote):
+            return False
+        peer, number, *_ = self.__longboat_remote__
+        return other.__longboat_remote__[1] == number or peer.call(number, method, (other,), {}) is True
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    def operate(self: Remote, *arguments: Any) -> Any:
+        peer, number, _, made = self.__longboat_remote__
+        if not made:
+            raise TypeError(
+                f"an object that the program returned has no {name}: only its attributes and methods can be used"
+            )
+        return peer.call(number, f"__{name}__", arguments, {})
+
+    return operate
+
+
+for _name in _OPERATORS:
+    setattr(Remote, f"__{_name}__", _operator(_name))

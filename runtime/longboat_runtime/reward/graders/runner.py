@@ -1,0 +1,344 @@
+"""The process that starts programs for a judge, one after the other, and ends each with all that it has started.
+
+A judge forks its runner before it reads its sample, and hands it open files only: what a program reads, is compared with or is made of never
+is in the runner's memory, and so not in that of the programs, which are its forks.
+
+Requests are lines of JSON: a Run, with the files of `FILES`, is answered by an Ended once nothing of it is left; `{"stop": true}` ends a
+program early. A runner dies with its judge, and its programs with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import time
+from dataclasses import asdict, dataclass
+
+from longboat_runtime import prctl
+from longboat_runtime.reward.graders import landlock
+from longboat_runtime.reward.graders.leftovers import remove_tree
+from longboat_runtime.reward.graders.process_tree import Tree, descendants, end_group, memory, written
+from longboat_runtime.reward.graders.program import Confinement, Started, become
+from longboat_runtime.reward.graders.seccomp import Filter, can_ask, let_start, program_filter
+from longboat_runtime.reward.verdict import CaseResult
+
+TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from typing import Any, NoReturn
+
+    from longboat_runtime.reward.function import SandboxSettings
+
+# What comes with a request: standard streams, the program's source, and its end of the connection to the judge.
+FILES = ("stdin", "stdout", "stderr", "source", "peer")
+# How often a program's processes are looked at, in seconds: at first, and once it runs longer than _SHORT.
+_OFTEN, _SELDOM, _SHORT = 0.005, 0.015, 0.1
+# How often it is looked at what it has written.
+_WRITTEN_SECONDS = 0.1
+_MESSAGE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`kind` is that of a `program.Started`; `seconds` limits the wall clock, and the CPU time of each process.
+
+    `build` lets it write where programs are compiled, instead of its own directory.
+    """
+
+    kind: str
+    seconds: float
+    seed: int = 0
+    command: tuple[str, ...] = ()
+    build: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a program ended: `limit` is what it was killed for, `status` its exit code (negative: signal), else None.
+
+    `seconds` are of the wall clock, `cpu_seconds` those of all its processes.
+    """
+
+    limit: CaseResult | None
+    status: int | None
+    seconds: float
+    cpu_seconds: float
+
+
+class Runner:
+    """A judge's runner, seen by the judge. Forks it at once.
+
+    `directory` is the judge's own, `readable` what programs may read besides, `protected` are processes that they may not signal.
+    """
+
+    def __init__(
+        self, directory: str, settings: SandboxSettings, readable: Sequence[str], protected: Sequence[int]
+    ) -> None:
+        self.directory = directory
+        for name in (run_directory(directory), build_directory(directory)):
+            os.makedirs(name, 0o700, exist_ok=True)
+        self._socket, theirs = socket.socketpair()
+        judge = os.getpid()
+        if os.fork() == 0:
+            self._socket.close()
+            _serve(theirs, judge, directory, settings, readable, protected)
+        theirs.close()
+
+    def fileno(self) -> int:
+        """File descriptor of the connection."""
+        return self._socket.fileno()
+
+    def moved(self, number: int) -> None:
+        """The connection has another file descriptor now."""
+        self._socket.detach()
+        self._socket = socket.socket(fileno=number)
+
+    def start(self, run: Run, files: Mapping[str, int]) -> None:
+        """Starts a program; `ended` waits for it. `files` are descriptors by the names of FILES; the last may be missing."""
+        given = [files[name] for name in FILES if name in files]
+        socket.send_fds(self._socket, [_line(asdict(run))], given)
+
+    def stop(self) -> None:
+        """Ends the program."""
+        self._socket.send(_line({"stop": True}))
+
+    def ended(self) -> Ended:
+        """How the program ended. Raises ConnectionError if the runner itself has."""
+        data = b""
+        while not data.endswith(b"\n"):
+            more = self._socket.recv(_MESSAGE_BYTES)
+            if not more:
+                raise ConnectionError("the process that runs programs was ended")
+            data += more
+        found = json.loads(data)
+        limit = found.pop("limit")
+        return Ended(None if limit is None else CaseResult(limit), **found)
+
+
+def _line(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def run_directory(directory: str) -> str:
+    """Where a program may write, and works."""
+    return f"{directory}/run"
+
+
+def build_directory(directory: str) -> str:
+    """Where its file is, and what is compiled from it."""
+    return f"{directory}/build"
+
+
+# --- The runner's own process ---------------------------------------------------------------------------------------
+
+
+def _serve(
+    control: socket.socket,
+    judge: int,
+    directory: str,
+    settings: SandboxSettings,
+    readable: Sequence[str],
+    protected: Sequence[int],
+) -> NoReturn:
+    try:
+        prctl.die_with_parent()
+        prctl.adopt_orphans()
+        if os.getppid() == judge:
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(control.fileno(), 3, False)
+            control.detach()
+            os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+            own = socket.socket(fileno=3)
+            _Programs(own, directory, settings, readable, [*protected, judge, os.getpid()]).serve()
+    finally:
+        # Whatever happened, a runner must never go on as a judge.
+        os._exit(1)
+
+
+class _Programs:
+    """Runs one program after the other."""
+
+    def __init__(
+        self,
+        control: socket.socket,
+        directory: str,
+        settings: SandboxSettings,
+        readable: Sequence[str],
+        protected: Sequence[int],
+    ) -> None:
+        self._control, self._directory, self._settings, self._readable = control, directory, settings, readable
+        scoped = landlock.version() >= landlock.SCOPES_SIGNALS
+        self._asks = can_ask()
+        self._filter = Filter(program_filter(protected, os.uname().machine, scoped=scoped, asks=self._asks))
+
+    def serve(self) -> None:
+        """Until the judge closes its end."""
+        unread = b""
+        while True:
+            data, files, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, len(FILES))
+            if not data:
+                return
+            *lines, unread = (unread + data).split(b"\n")
+            # To stop what had ended by itself. No more than one program is asked for before it has ended.
+            requests = [request for request in map(json.loads, lines) if "stop" not in request]
+            if not requests:
+                continue
+            [request] = requests
+            run = Run(**{**request, "command": tuple(request["command"])})
+            ended = self._run(run, dict(zip(FILES, files, strict=False)))
+            for file in files:
+                os.close(file)
+            _empty(run_directory(self._directory))
+            self._control.sendall(_line(asdict(ended)))
+
+    def _run(self, run: Run, files: Mapping[str, int]) -> Ended:
+        place = (build_directory if run.build else run_directory)(self._directory)
+        rules = landlock.program_ruleset(place, [*self._readable, build_directory(self._directory)])
+        ours, theirs = socket.socketpair()
+        confinement = Confinement(
+            self._settings, _cpu_limit(run.seconds), rules, self._filter, theirs if self._asks else None, os.getpid()
+        )
+        started = time.monotonic()
+        pid = os.fork()
+        if pid == 0:
+            become(Started(run.kind, run.command, run.seed, place, files), confinement)
+        theirs.close()
+        if rules is not None:
+            os.close(rules)
+        _lead_group(pid)
+        with ours:
+            limit = self._watch(pid, place, ours, _Clock(run.seconds, started), files)
+        cpu, status = end_group(pid)
+        code = None if status is None else os.waitstatus_to_exitcode(status)
+        if limit is None and code == -signal.SIGXCPU:
+            limit = CaseResult.TIMEOUT
+        if limit is None and self._printed(files) > self._settings.output_size:
+            limit = CaseResult.OUTPUT
+        return Ended(limit, code, time.monotonic() - started, cpu)
+
+    def _watch(
+        self, pid: int, place: str, own: socket.socket, clock: _Clock, files: Mapping[str, int]
+    ) -> CaseResult | None:
+        """Waits until the program's first process ends, or it is to be ended: what for, or None. `own` brings its listener."""
+        pidfd = os.pidfd_open(pid)
+        listener: int | None = None
+        poll = select.poll()
+        for fd in (pidfd, self._control.fileno(), *([own.fileno()] if self._asks else [])):
+            poll.register(fd, select.POLLIN)
+        given = {(found.st_dev, found.st_ino) for found in map(os.fstat, files.values())}
+        now = clock.started
+        look_at, look_at_files = now, now + _WRITTEN_SECONDS
+        # How many there are at most: some that have started since they were counted may have ended.
+        threads = 1
+        try:
+            while True:
+                ready = {fd for fd, _ in poll.poll(1e3 * max(look_at - now, 0.0))}
+                if pidfd in ready:
+                    # Those that it has started end now.
+                    return self._too_much(place, given, [])
+                if self._control.fileno() in ready:
+                    # To be stopped, or the judge is gone.
+                    self._control.recv(_MESSAGE_BYTES)
+                    return None
+                if own.fileno() in ready:
+                    poll.unregister(own.fileno())
+                    listener = next(iter(socket.recv_fds(own, 1, 1)[1]), None)
+                    if listener is not None:
+                        poll.register(listener, select.POLLIN)
+                now = time.monotonic()
+                if listener is not None and listener in ready:
+                    if threads >= self._settings.processes:
+                        threads = self._tree().threads
+                    if threads >= self._settings.processes:
+                        return CaseResult.PROCESSES
+                    let_start(listener)
+                    threads += 1
+                if now < look_at:
+                    continue
+                tree = self._tree()
+                threads = tree.threads
+                look_at = now + (_OFTEN if now < clock.started + _SHORT else _SELDOM)
+                if out_of_time(clock.seconds, now - clock.started, tree.cpu_seconds):
+                    return CaseResult.TIMEOUT
+                look_at = min(look_at, clock.started + clock.seconds)
+                if tree.threads > self._settings.processes:
+                    return CaseResult.PROCESSES
+                if memory(tree, self._settings.memory) > self._settings.memory:
+                    return CaseResult.MEMORY
+                if self._printed(files) > self._settings.output_size:
+                    return CaseResult.OUTPUT
+                if now >= look_at_files:
+                    look_at_files = now + _WRITTEN_SECONDS
+                    if (limit := self._too_much(place, given, tree.pids)) is not None:
+                        return limit
+        finally:
+            os.close(pidfd)
+            if listener is not None:
+                os.close(listener)
+
+    def _printed(self, files: Mapping[str, int]) -> int:
+        return max(os.fstat(files[name]).st_size for name in ("stdout", "stderr"))
+
+    def _tree(self) -> Tree:
+        return descendants(self._settings.processes)
+
+    def _too_much(self, place: str, given: set[tuple[int, int]], pids: Sequence[int]) -> CaseResult | None:
+        return CaseResult.FILES if written(place, pids, given) > self._settings.file_size else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Clock:
+    """A case's limit, and when it began, of the monotonic clock."""
+
+    seconds: float
+    started: float
+
+
+def out_of_time(seconds: float, wall_seconds: float, cpu_seconds: float) -> bool:
+    """Whether a case with this limit is to be ended: it has been there for so long, and all its processes have used so much CPU time."""
+    return wall_seconds >= seconds or cpu_seconds >= seconds
+
+
+def _cpu_limit(seconds: float) -> int:
+    """CPU seconds that the kernel lets each process of a case use: whole ones, above its limit, which is applied by `out_of_time`."""
+    return -int(-seconds // 1) + 1
+
+
+def paths_outside(hidden: Collection[str]) -> list[str]:
+    """Paths that together hold all files but those below the `hidden` directories."""
+    real = [os.path.realpath(path) for path in hidden]
+    found, pending = [], ["/"]
+    while pending:
+        with os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                path = os.path.realpath(entry.path)
+                if any(f"{path}/".startswith(f"{each}/") for each in real):
+                    continue
+                if not any(each.startswith(f"{path}/") for each in real):
+                    found.append(entry.path)
+                elif path == entry.path:
+                    pending.append(path)
+    return found
+
+
+def _empty(directory: str) -> None:
+    """Makes it as it was at first. No process may be left in it."""
+    try:
+        if os.stat(directory).st_mode & 0o777 == 0o700 and not os.listdir(directory):
+            return
+    except OSError:
+        pass
+    remove_tree(directory)
+    os.mkdir(directory, 0o700)
+
+
+def _lead_group(pid: int) -> None:
+    """Its own group has been made when this returns, whichever of the two processes comes first."""
+    try:
+        os.setpgid(pid, pid)
+    except (ProcessLookupError, PermissionError):
+        # It has ended, or executes a program, before which it has done so itself.
+        return

@@ -1,0 +1,31 @@
+"""What this node can't enforce of the limits that programs have in a sandbox."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from longboat_runtime.reward.graders import landlock
+from longboat_runtime.reward.graders.seccomp import can_ask
+
+# Landlock's version from which it matters: what is missing before.
+_LANDLOCK = {
+    1: "without Landlock (Linux 5.13, switched on) programs read what their user can, files of other samples included, write wherever "
+    "the container lets them, and pages that their processes share count for each of them",
+    3: "without Landlock 3 (Linux 6.2) programs may truncate files that they can open",
+    4: "without Landlock 4 (Linux 6.7) seccomp alone keeps programs from the network",
+    landlock.SCOPES_SIGNALS: "without Landlock 6 (Linux 6.12) programs can't signal their own child processes one by one, since they "
+    "couldn't be kept from those of other samples",
+}
+_ASKING = "without seccomp's notifications (Linux 5.5) a program may start many processes before it is ended for it"
+
+
+@cache
+def unenforced() -> list[str]:
+    """A line for each thing, for people; empty where nothing is missing."""
+    return missing(landlock.version(), asks=can_ask())
+
+
+def missing(abi: int, *, asks: bool) -> list[str]:
+    """What is missing with this version of Landlock (0: none), and where the kernel asks before it starts processes, or doesn't. Pure."""
+    lines = [line for version, line in _LANDLOCK.items() if abi < version]
+    return lines if asks else [*lines, _ASKING]

@@ -1,0 +1,34 @@
+"""Whether the rewards of a job can grade the rows of its dataset. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from longboat_crds.reasons import Reason
+from longboat_crds.rewards import RewardSpec
+from longboat_runtime.problems import SpecProblem
+from longboat_runtime.reward.test_cases import CasesError, look_over
+
+# Takes a row's columns, domain, ground truth and place (for people). Raises SpecProblem if it can't be graded.
+RowCheck = Callable[[Mapping[str, Any], str, Any, str], None]
+
+
+def row_check(rewards: Sequence[RewardSpec]) -> RowCheck:
+    """The check of rows for these rewards: each with a sandbox finds test cases in the rows of its domains."""
+    runs = [(index, reward) for index, reward in enumerate(rewards) if reward.sandbox is not None]
+
+    def check(columns: Mapping[str, Any], domain: str, truth: Any, place: str) -> None:
+        for index, reward in runs:
+            if reward.sandbox is None or (reward.domains and domain not in reward.domains):
+                continue
+            try:
+                look_over(reward.sandbox.format, truth, columns, python=reward.sandbox.run_command is None)
+            except CasesError as error:
+                raise SpecProblem(
+                    Reason.TEST_CASES_INVALID,
+                    f"spec.rewards[{index}].sandbox.format",
+                    f"{place[:1].upper()}{place[1:]} can't be graded by reward {reward.name!r}: {error}.",
+                ) from error
+
+    return check

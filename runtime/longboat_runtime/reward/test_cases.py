@@ -1,0 +1,315 @@
+"""The test cases of a row, as public datasets of programming problems give them. Pure.
+
+Sources of the formats: verl's `prime_code` (github.com/PRIME-RL/PRIME), APPS (arXiv:2105.09938) and TACO (arXiv:2312.14852),
+LiveCodeBench (arXiv:2403.07974), HumanEval (arXiv:2107.03374).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import pickletools
+import zlib
+from dataclasses import dataclass
+
+from longboat_crds.reward_kinds import TestCaseFormat
+
+TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+# A text that holds a case is longer than an empty one: when rows are only looked over, longer ones aren't parsed.
+_CERTAINLY_SOME_CHARACTERS = 4096
+# What a pickled text consists of (https://docs.python.org/3/library/pickletools.html).
+_OPCODES_OF_TEXT = {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "STOP"}
+_TEXT_OPCODES = {"UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
+
+
+class CasesError(ValueError):
+    """What is wrong with the test cases of a row, and the cure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """A program that reads `given` from its standard input prints `expected`."""
+
+    given: str
+    expected: str
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """`function`, of the program or of its class `Solution`, returns `expected` for `arguments`.
+
+    With `wrapped`, `expected` is a list of one, and what is in it is right as well: datasets don't tell the two apart.
+    """
+
+    function: str
+    arguments: tuple[Any, ...]
+    expected: Any
+    wrapped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CheckFunction:
+    """`test` defines `check(candidate)`, which raises unless the program's `function` is right. `prompt` is the program's beginning."""
+
+    function: str
+    test: str
+    prompt: str
+
+
+@dataclass(frozen=True, slots=True)
+class PytestFile:
+    """A file of tests that imports the program as `solution`."""
+
+    text: str
+
+
+# What a program is run against: cases, of which each has a process of its own, or one program that tests.
+Tests = tuple[Printed | Called, ...] | CheckFunction | PytestFile
+
+
+def read_tests(form: TestCaseFormat, truth: Any, columns: Mapping[str, Any]) -> Tests:
+    """The tests of a row, never none: `truth` is its ground truth. Raises CasesError."""
+    form, found = _recognise(form, truth, columns)
+    if form in (TestCaseFormat.PRIME_CODE, TestCaseFormat.APPS):
+        return _paired(_object(found, form))
+    if form is TestCaseFormat.LIVE_CODE_BENCH:
+        return _live_code_bench(columns)
+    if form is TestCaseFormat.HUMAN_EVAL:
+        return CheckFunction(
+            str(columns["entry_point"]), _text(columns, "test"), _code(str(columns.get("prompt") or ""))
+        )
+    return PytestFile(_text(columns, "test"))
+
+
+def look_over(form: TestCaseFormat, truth: Any, columns: Mapping[str, Any], *, python: bool) -> None:
+    """Raises CasesError for a row that can't be graded, as far as can be told without parsing long texts.
+
+    Without `python`, programs are run by a command, and only what they print can be compared.
+    """
+    form, found = _recognise(form, truth, columns)
+    if not python and form in (TestCaseFormat.HUMAN_EVAL, TestCaseFormat.PYTEST):
+        raise CasesError(
+            f"its tests ({form.value}) call Python, but the reward has a runCommand: leave that out for such rows"
+        )
+    sizes = [len(value) for value in _sources(form, found, columns) if isinstance(value, str)]
+    if sum(sizes) > _CERTAINLY_SOME_CHARACTERS:
+        return
+    tests = read_tests(form, truth, columns)
+    if not python and isinstance(tests, tuple) and any(isinstance(case, Called) for case in tests):
+        raise CasesError(
+            "its test cases call a Python function, but the reward has a runCommand: leave that out for such rows"
+        )
+
+
+def _sources(form: TestCaseFormat, found: Any, columns: Mapping[str, Any]) -> Sequence[Any]:
+    if form is TestCaseFormat.LIVE_CODE_BENCH:
+        return [columns.get("public_test_cases"), columns.get("private_test_cases")]
+    return [found]
+
+
+# --- Which format ---------------------------------------------------------------------------------------------------
+
+
+def _recognise(form: TestCaseFormat, truth: Any, columns: Mapping[str, Any]) -> tuple[TestCaseFormat, Any]:
+    """The format and, where one value holds the cases, that. For Auto the first format whose columns are there."""
+    forms = _FINDERS if form is TestCaseFormat.AUTO else {form: _FINDERS[form]}
+    for each, find in forms.items():
+        found = find(truth, columns)
+        if found is not None:
+            return each, found
+    has = f"It has the columns {', '.join(columns) or 'none'}" + ("." if truth is None else ", and a ground truth.")
+    if form is TestCaseFormat.AUTO:
+        raise CasesError(
+            f"it has no test cases in any format that is known ({'; '.join(_NEEDS.values())}). {has} Name the column by "
+            "dataset.columns.groundTruth, or set sandbox.format"
+        )
+    raise CasesError(f"it has no test cases of the format {form.value}, which are {_NEEDS[form]}. {has}")
+
+
+def _prime_code(truth: Any, columns: Mapping[str, Any]) -> Any:
+    if isinstance(truth, str):
+        return truth if truth.lstrip().startswith("{") and '"inputs"' in truth else None
+    if _has(truth, "inputs", "outputs"):
+        return truth
+    return columns if _has(columns, "inputs", "outputs") else None
+
+
+def _has(value: Any, *names: str) -> bool:
+    return hasattr(value, "get") and all(value.get(name) is not None for name in names)
+
+
+_FINDERS: Mapping[TestCaseFormat, Callable[[Any, Mapping[str, Any]], Any]] = {
+    TestCaseFormat.PRIME_CODE: _prime_code,
+    TestCaseFormat.APPS: lambda _, columns: columns.get("input_output"),
+    TestCaseFormat.LIVE_CODE_BENCH: lambda _, columns: (
+        columns.get("private_test_cases") or columns.get("public_test_cases")
+    ),
+    TestCaseFormat.HUMAN_EVAL: lambda _, columns: columns["test"] if _has(columns, "test", "entry_point") else None,
+    TestCaseFormat.PYTEST: lambda _, columns: columns.get("test"),
+}
+_NEEDS = {
+    TestCaseFormat.PRIME_CODE: "`inputs` and `outputs` in the ground truth",
+    TestCaseFormat.APPS: "a column `input_output`",
+    TestCaseFormat.LIVE_CODE_BENCH: "columns `public_test_cases` or `private_test_cases`",
+    TestCaseFormat.HUMAN_EVAL: "columns `test` and `entry_point`",
+    TestCaseFormat.PYTEST: "a column `test`",
+}
+
+# --- Each of them ---------------------------------------------------------------------------------------------------
+
+
+def _paired(value: Mapping[str, Any]) -> Tests:
+    """`inputs` and `outputs` as lists of one length, and `fn_name` where a function is called."""
+    inputs: Any = value.get("inputs")
+    outputs: Any = value.get("outputs")
+    if not _is_list(inputs) or not _is_list(outputs):
+        raise CasesError("`inputs` and `outputs` of its test cases must be lists")
+    if len(inputs) != len(outputs):
+        raise CasesError(f"it has {len(inputs)} inputs and {len(outputs)} outputs; there must be as many of both")
+    if not len(inputs):
+        raise CasesError("its list of test cases is empty: remove the row")
+    name = value.get("fn_name")
+    if not name:
+        return tuple(Printed(_lines(given), _lines(expected)) for given, expected in zip(inputs, outputs, strict=True))
+    # APPS puts what is returned into a list of one; where all outputs are such lists, either may be meant.
+    wrapped = all(isinstance(expected, list) and len(expected) == 1 for expected in outputs)
+    return tuple(
+        Called(str(name), _arguments(given), _parsed(expected) if isinstance(expected, str) else expected, wrapped)
+        for given, expected in zip(inputs, outputs, strict=True)
+    )
+
+
+def _live_code_bench(columns: Mapping[str, Any]) -> Tests:
+    found: list[Mapping[str, Any]] = []
+    for name in ("public_test_cases", "private_test_cases"):
+        value: Any = columns.get(name)
+        if value is None or value == "":
+            continue
+        if isinstance(value, str):
+            value = _json(value if value.lstrip().startswith("[") else _packed(value, name), name)
+        if not _is_list(value):
+            raise CasesError(f"`{name}` must be a list of cases")
+        found += value
+    if not found:
+        raise CasesError("its lists of test cases are empty: remove the row")
+    metadata = columns.get("metadata") or {}
+    function: Any = (_object(metadata, TestCaseFormat.LIVE_CODE_BENCH) if isinstance(metadata, str) else metadata).get(
+        "func_name"
+    )
+    cases: list[Printed | Called] = []
+    for case in found:
+        if not _has(case, "input", "output"):
+            raise CasesError("a test case lacks `input` or `output`")
+        given, expected = case["input"], case["output"]
+        if case.get("testtype") != "functional":
+            cases.append(Printed(_lines(given), _lines(expected)))
+        elif not function:
+            raise CasesError("its test cases are functional, but `metadata` names no `func_name`")
+        else:
+            cases.append(Called(str(function), _arguments(given), _json(expected, "output")))
+    return tuple(cases)
+
+
+def _packed(text: str, name: str) -> str:
+    """Base64 of what zlib made of a pickled text. Nothing is unpickled: only a text is taken out of the pickle."""
+    try:
+        opcodes = list(pickletools.genops(zlib.decompress(base64.b64decode(text, validate=True))))
+    except (binascii.Error, zlib.error, ValueError, IndexError) as error:
+        raise CasesError(f"`{name}` is neither JSON nor base64 of a compressed, pickled text: {error}") from error
+    texts = [argument for opcode, argument, _ in opcodes if opcode.name in _TEXT_OPCODES]
+    others = {opcode.name for opcode, _, _ in opcodes} - _TEXT_OPCODES - _OPCODES_OF_TEXT
+    if others or len(texts) != 1:
+        raise CasesError(f"`{name}` holds a pickle of something else than one text; such pickles are not loaded")
+    return str(texts[0])
+
+
+def _lines(value: Any) -> str:
+    """A text, or its lines."""
+    if isinstance(value, str):
+        return value
+    return "\n".join(str(line) for line in value) if _is_list(value) else str(value)
+
+
+def _arguments(given: Any) -> tuple[Any, ...]:
+    """A list, or a text with one argument as JSON in each line."""
+    if isinstance(given, str):
+        return tuple(_parsed(line) for line in given.split("\n") if line.strip())
+    if not _is_list(given):
+        raise CasesError("the input of a function must be a list of its arguments, or a text with one in each line")
+    return tuple(given)
+
+
+def _parsed(text: str) -> Any:
+    """A text as JSON; what isn't JSON is meant as it stands."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _json(text: Any, name: str) -> Any:
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CasesError(f"`{name}` is not JSON: {error}") from error
+
+
+def _object(value: Any, form: TestCaseFormat) -> Mapping[str, Any]:
+    found = _json(value, _NEEDS[form].strip("`")) if isinstance(value, str) else value
+    if not hasattr(found, "get"):
+        raise CasesError(f"its test cases must be an object with `inputs` and `outputs`, not a {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
+
+
+def _text(columns: Mapping[str, Any], name: str) -> str:
+    value = columns[name]
+    if not isinstance(value, str) or not value.strip():
+        raise CasesError(f"its column `{name}` holds no tests: remove the row")
+    return value
+
+
+# --- The program ----------------------------------------------------------------------------------------------------
+
+
+def program_of(response: str) -> str:
+    """The last fenced code block; the whole response if it has none. A block that is cut off counts up to the end."""
+    parts = response.split("```")
+    if len(parts) < 3:
+        return response if len(parts) == 1 else _without_language(parts[1])
+    # Odd parts stand within fences.
+    last = len(parts) - 1 if len(parts) % 2 == 0 else len(parts) - 2
+    return _without_language(parts[last])
+
+
+def _without_language(block: str) -> str:
+    first, newline, rest = block.partition("\n")
+    return rest if newline and " " not in first.strip() and "=" not in first and "(" not in first else block
+
+
+def completed(prompt: str, function: str, program: str) -> str:
+    """The program of a response to a prompt that is code: one that doesn't define the function goes on where the prompt ends.
+
+    What a prompt defines besides (imports, helpers) is there for one that does.
+    """
+    whole = any(line.lstrip().startswith(f"def {function}") for line in program.splitlines())
+    return f"{prompt}\n\n{program}" if whole else f"{prompt}{program}"
+
+
+def _code(prompt: str) -> str:
+    """A prompt that is code, or the code in it; empty if there is none."""
+    for text in (prompt, program_of(prompt) if "```" in prompt else ""):
+        try:
+            compile(text, "prompt", "exec")
+        except (SyntaxError, ValueError):
+            continue
+        return text
+    return ""

@@ -1,0 +1,128 @@
+"""Whether what a program printed or returned is what was expected, and what that is worth. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+# How far a number with a fraction may be from the expected one: absolutely below 1, else relative to it.
+TOLERANCE = 1e-6
+# A token longer than this isn't read as a number.
+_NUMBER_CHARACTERS = 400
+
+
+class CaseResult(StrEnum):
+    """How a test case ended. All but PASSED count alike for the score; TIMEOUT is told apart in the grade's outcome."""
+
+    PASSED = "passed"
+    WRONG = "wrong answer"
+    CRASHED = "crashed"
+    TIMEOUT = "timed out"
+    MEMORY = "used too much memory"
+    PROCESSES = "started too many processes"
+    FILES = "wrote too much to files"
+    OUTPUT = "printed too much"
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a program is worth, whether a timeout decides that, and a line for people."""
+
+    score: float
+    timed_out: bool
+    message: str
+
+
+def score_of(results: Sequence[CaseResult], cases: int, *, fraction: bool) -> Score:
+    """The score of a program with these results of the first of `cases` test cases; the others weren't run, which is no pass.
+
+    All or nothing: 1 if all pass, else 0; it is a timeout if the first case that doesn't pass timed out. With `fraction` the part of
+    the cases that pass; a timeout if none does and one timed out: a program that passes others isn't too slow for the task.
+    """
+    passed = sum(result is CaseResult.PASSED for result in results)
+    if passed == cases:
+        return Score(1.0, False, "")
+    failed = next(index for index, result in enumerate(results) if result is not CaseResult.PASSED)
+    message = f"case {failed + 1} of {cases}: {results[failed].value}"
+    if fraction:
+        some = passed > 0
+        return Score(
+            passed / cases,
+            not some and CaseResult.TIMEOUT in results,
+            f"{passed} of {cases} cases passed; {message}",
+        )
+    return Score(0.0, results[failed] is CaseResult.TIMEOUT, message)
+
+
+def same_output(printed: str, expected: str) -> bool:
+    """Whether the lines are the same, but for empty ones and for how much white space there is between words.
+
+    Words that are numbers with a fraction or an exponent may differ by TOLERANCE; whole numbers may not.
+    """
+    found, wanted = ([line.split() for line in text.splitlines() if line.strip()] for text in (printed, expected))
+    return len(found) == len(wanted) and all(
+        len(mine) == len(right) and all(_same_word(a, b) for a, b in zip(mine, right, strict=True))
+        for mine, right in zip(found, wanted, strict=True)
+    )
+
+
+def _same_word(printed: str, expected: str) -> bool:
+    if printed == expected:
+        return True
+    if max(len(printed), len(expected)) > _NUMBER_CHARACTERS or not (_fractional(printed) or _fractional(expected)):
+        return False
+    try:
+        return _close(float(printed), float(expected))
+    except ValueError:
+        return False
+
+
+def _fractional(word: str) -> bool:
+    return "." in word or "e" in word or "E" in word
+
+
+def _close(found: float, wanted: float) -> bool:
+    if not (math.isfinite(found) and math.isfinite(wanted)):
+        return found == wanted
+    return abs(found - wanted) <= TOLERANCE * max(1.0, abs(wanted))
+
+
+def same_value(returned: Any, expected: Any, *, wrapped: bool = False) -> bool:
+    """Whether a function returned what was expected, which came from JSON.
+
+    Tuples are lists, keys of objects may be the numbers that they spell, numbers with a fraction may differ by TOLERANCE. Where
+    `wrapped`, what is in the expected list of one is right as well.
+    """
+    try:
+        return _same(returned, expected) or (wrapped and _same(returned, expected[0]))
+    except (RecursionError, OverflowError):
+        return False
+
+
+def _same(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, (list, tuple)):
+        return (
+            isinstance(found, (list, tuple))
+            and len(found) == len(wanted)
+            and all(_same(a, b) for a, b in zip(found, wanted, strict=True))
+        )
+    if isinstance(wanted, dict):
+        if not isinstance(found, dict) or len(found) != len(wanted):
+            return False
+        named = {str(key): value for key, value in found.items()}
+        return len(named) == len(found) and all(
+            str(key) in named and _same(named[str(key)], value) for key, value in wanted.items()
+        )
+    if isinstance(found, (list, tuple, dict)):
+        return False
+    if isinstance(found, bool) or isinstance(wanted, bool):
+        return type(found) is type(wanted) and found == wanted
+    if isinstance(found, float) or isinstance(wanted, float):
+        return isinstance(found, (int, float)) and isinstance(wanted, (int, float)) and _close(found, wanted)
+    return bool(found == wanted)

@@ -1,0 +1,156 @@
+"""Rows as public datasets have them, and which test cases they hold."""
+
+import base64
+import json
+import pickle
+import zlib
+from typing import Any
+
+import pytest
+
+from longboat_crds.reasons import Reason
+from longboat_crds.reward_kinds import TestCaseFormat
+from longboat_crds.rewards import RewardSpec
+from longboat_runtime.problems import SpecProblem
+from longboat_runtime.reward.rows import row_check
+from longboat_runtime.reward.test_cases import (
+    Called,
+    CasesError,
+    CheckFunction,
+    Printed,
+    PytestFile,
+    completed,
+    program_of,
+    read_tests,
+)
+
+AUTO = TestCaseFormat.AUTO
+PRIME = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]}
+CALLED = {"inputs": [[1, 2], "[3]\n4"], "outputs": [[3], [7]], "fn_name": "add"}
+PUBLIC = json.dumps([{"input": "1 2", "output": "3", "testtype": "stdin"}])
+FUNCTIONAL = json.dumps([{"input": "[1, 2]\n3", "output": "[4, 5]", "testtype": "functional"}])
+PROMPT = 'from typing import List\n\ndef add(a, b):\n    """Adds."""\n'
+
+
+def packed(value: object) -> str:
+    return base64.b64encode(zlib.compress(pickle.dumps(value))).decode()
+
+
+@pytest.mark.parametrize(
+    ("truth", "columns", "expected"),
+    [
+        (json.dumps(PRIME), {}, (Printed("1 2\n", "3\n"), Printed("3 4\n", "7\n"))),
+        (PRIME, {}, (Printed("1 2\n", "3\n"), Printed("3 4\n", "7\n"))),
+        (None, {"input_output": json.dumps({"inputs": [["1", "2"]], "outputs": [["3"]]})}, (Printed("1\n2", "3"),)),
+        (CALLED, {}, (Called("add", (1, 2), [3], True), Called("add", ([3], 4), [7], True))),
+        (
+            None,
+            {"input_output": json.dumps({"inputs": [[5]], "outputs": [25], "fn_name": "square"})},
+            (Called("square", (5,), 25),),
+        ),
+        (None, {"public_test_cases": PUBLIC, "private_test_cases": packed(PUBLIC)}, (Printed("1 2", "3"),) * 2),
+        (
+            "kept for others",
+            {"private_test_cases": FUNCTIONAL, "metadata": '{"func_name": "f"}'},
+            (Called("f", ([1, 2], 3), [4, 5]),),
+        ),
+        (
+            None,
+            {"prompt": PROMPT, "test": "def check(candidate): pass", "entry_point": "add"},
+            CheckFunction("add", "def check(candidate): pass", PROMPT),
+        ),
+        (None, {"test": "from solution import add"}, PytestFile("from solution import add")),
+    ],
+)
+def test_each_format_is_recognised(truth: Any, columns: dict[str, Any], expected: object) -> None:
+    assert read_tests(AUTO, truth, columns) == expected
+
+
+@pytest.mark.parametrize(
+    ("form", "truth", "columns", "message"),
+    [
+        (AUTO, None, {"question": "?"}, "no test cases in any format"),
+        (AUTO, "42", {}, "no test cases in any format"),
+        (TestCaseFormat.APPS, PRIME, {"question": "?"}, "`input_output`"),
+        (AUTO, {"inputs": [], "outputs": []}, {}, "empty"),
+        (AUTO, {"inputs": ["1"], "outputs": []}, {}, "1 inputs and 0 outputs"),
+        (AUTO, None, {"input_output": "{"}, "not JSON"),
+        (AUTO, None, {"input_output": "[1]"}, "must be an object"),
+        (AUTO, None, {"public_test_cases": "[]"}, "empty"),
+        (AUTO, None, {"private_test_cases": FUNCTIONAL}, "`func_name`"),
+        (AUTO, None, {"private_test_cases": "!"}, "neither JSON nor base64"),
+        (AUTO, None, {"test": " ", "entry_point": "f"}, "holds no tests"),
+    ],
+)
+def test_a_row_without_test_cases_says_what_is_missing(
+    form: TestCaseFormat, truth: Any, columns: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CasesError, match=message):
+        read_tests(form, truth, columns)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pytest.fail, ("it was unpickled",)
+
+
+@pytest.mark.parametrize("value", [Evil(), [PUBLIC], {"a": PUBLIC}, b"bytes", 7, (PUBLIC, PUBLIC)])
+def test_nothing_but_a_text_is_taken_from_a_pickle(value: object) -> None:
+    with pytest.raises(CasesError, match="something else than one text"):
+        read_tests(AUTO, None, {"private_test_cases": packed(value)})
+
+
+@pytest.mark.parametrize(
+    ("response", "program"),
+    [
+        ("print(1)", "print(1)"),
+        ("First:\n```python\nprint(1)\n```\nthen\n```python\nprint(2)\n```\nDone.", "print(2)\n"),
+        ("```\nprint(1)\n```", "print(1)\n"),
+        ("```c++\nint main() {}\n```", "int main() {}\n"),
+        ("It is cut off:\n```python\nprint(1)", "print(1)"),
+        ("```print(1)\n```", "print(1)\n"),
+        ("", ""),
+    ],
+)
+def test_the_last_fenced_block_is_the_program(response: str, program: str) -> None:
+    assert program_of(response) == program
+
+
+def test_a_program_goes_on_where_its_prompt_ends_or_stands_alone() -> None:
+    assert completed(PROMPT, "add", "    return a + b\n") == PROMPT + "    return a + b\n"
+    whole = "def add(a: List, b):\n    return a + b\n"
+    assert completed(PROMPT, "add", whole) == f"{PROMPT}\n\n{whole}"
+
+
+def reward(**sandbox: Any) -> RewardSpec:
+    return RewardSpec.model_validate({"name": "code", "kind": "Sandbox", "domains": ["code"], "sandbox": sandbox})
+
+
+@pytest.mark.parametrize(
+    ("sandbox", "columns", "truth"),
+    [
+        ({}, {"question": "?"}, None),
+        ({"format": "APPS"}, {"test": "def test(): pass"}, PRIME),
+        ({}, {}, {"inputs": [], "outputs": []}),
+        ({"runCommand": ["node"]}, {}, CALLED),
+        ({"runCommand": ["node"]}, {"test": "def test(): pass"}, None),
+    ],
+)
+def test_a_row_that_cannot_be_graded_fails_the_job_at_the_start(
+    sandbox: dict[str, Any], columns: dict[str, Any], truth: Any
+) -> None:
+    exact = RewardSpec(name="exact", function="m:f")
+    check = row_check([exact, reward(**sandbox)])
+    with pytest.raises(SpecProblem) as caught:
+        check(columns, "code", truth, "row 3 of /data/train.jsonl")
+    assert caught.value.reason == Reason.TEST_CASES_INVALID
+    assert caught.value.field == "spec.rewards[1].sandbox.format"
+    assert "Row 3 of /data/train.jsonl" in caught.value.message
+    check(columns, "math", truth, "row 3 of /data/train.jsonl")
+
+
+def test_rows_with_test_cases_are_fine_and_long_ones_are_not_parsed() -> None:
+    check = row_check([reward()])
+    check({}, "code", PRIME, "row 0")
+    check({"private_test_cases": packed(PUBLIC), "public_test_cases": PUBLIC}, "code", None, "row 0")
+    check({"input_output": '{"inputs": [' + "1" * 10_000}, "code", None, "row 0")

@@ -1,0 +1,172 @@
+"""What hostile responses do to graders that have no sandbox, for comparison: each runs as the graders' user, in a directory of its own.
+
+Run as `python -m tests.reward.unprotected DIRECTORY [NAME...]`: prints what harm each response did, as JSON; null if it did none. Its own processes
+end with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from longboat_runtime import prctl
+from longboat_runtime.reward.graders.leftovers import remove_tree
+from longboat_runtime.reward.graders.process_tree import descendants
+from tests.reward.hostile_neighbours import SECRET
+from tests.reward.hostile_responses import OUTPUT_BYTES, RESPONSES, TESTS, Harm, Response
+
+# What a program gets that prints HARM when it is done, and one that is to go on for ever, in seconds.
+PATIENCE, SHORT = 30.0, 2.0
+
+# Judges as one might write them. The first runs the response in its own process and keeps what it returns.
+_TAKES_VALUES = """
+import json, pickle
+scope = {}
+exec(open('../program.py').read(), scope)
+try:
+    value = scope['square'](3)
+except Exception as error:
+    print('graded', str(error))
+    raise SystemExit
+print(json.dumps(pickle.loads(pickle.dumps(value))))
+print('graded')
+"""
+# The second reads the file that the response was to write, and cleans up.
+_READS_FILES = """
+import shutil
+answer = open('answer').read()
+assert len(answer) < 2**20 and 'SECRET' not in answer
+shutil.rmtree('.')
+print('graded')
+"""
+
+
+def main(directory: str, names: list[str]) -> None:
+    prctl.adopt_orphans()
+    arguments = own_arguments()
+    victim = subprocess.Popen(["sleep", arguments[0]])
+    try:
+        found = {}
+        for name in names or RESPONSES:
+            if victim.poll() is not None:
+                victim = subprocess.Popen(["sleep", arguments[0]])
+            found[name] = harm(RESPONSES[name].aimed(*arguments), Path(tempfile.mkdtemp(dir=directory)), victim.pid)
+        print(json.dumps(found))
+    finally:
+        victim.send_signal(signal.SIGCONT)
+        victim.kill()
+
+
+def harm(response: Response, directory: Path, victim: int) -> str | None:
+    """What it did, or None. Whatever it has left is ended."""
+    place = directory / "run"
+    place.mkdir()
+    for name in ("secret", "secret.copy"):
+        (directory / name).write_text(SECRET + secrets.token_hex(8))
+    # Also what this process has in its environment, in its memory and in an open file is a secret.
+    os.environ["ANSWERS"] = SECRET + secrets.token_hex(8)
+    end = f"{TESTS}\ncheck(square)\n" if response.harm is Harm.FORGES else ""
+    (directory / "program.py").write_text(f"{response.text}\n{end}")
+    try:
+        with (directory / "secret").open(), (directory / "out").open("w+b") as output:
+            return _seen(response, place, output.fileno())
+    finally:
+        for pid in _others(victim):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        _reap(victim)
+        remove_tree(str(directory))
+        for stray in (*Path("/tmp").glob("harm-*"), *Path("/var/tmp").glob("harm-*"), *Path("/dev/shm").glob("harm-*")):
+            with suppress(OSError):
+                stray.rmdir() if stray.is_dir() and not stray.is_symlink() else stray.unlink()
+
+
+def _seen(response: Response, place: Path, output: int) -> str | None:
+    if response.harm is Harm.CONFUSES:
+        (place / "judge.py").write_text(_TAKES_VALUES)
+        return _failed_judge(place, output)
+    process = _started(["../program.py"], place, output)
+    try:
+        code = process.wait(SHORT if response.harm is Harm.RUNS_ON else PATIENCE)
+    except subprocess.TimeoutExpired:
+        return "it goes on" if response.harm is Harm.RUNS_ON else None
+    printed = os.pread(output, 64, max(os.fstat(output).st_size - 64, 0))
+    match response.harm:
+        case Harm.PRINTS:
+            return "it did what it wanted" if b"HARM\n" in printed else None
+        case Harm.PRINTS_MUCH:
+            return "much output" if os.fstat(output).st_size > OUTPUT_BYTES else None
+        case Harm.LEAVES:
+            return "a process" if _leaves(own_arguments()[1]) else None
+        case Harm.FORGES:
+            return "the tests pass" if code == 0 else None
+        case Harm.TRAPS:
+            (place.parent / "judge.py").write_text(_READS_FILES)
+            return _failed_judge(place, output, "../judge.py")
+    return None
+
+
+def _leaves(argument: str) -> bool:
+    """Whether such a process is there, as soon as it is."""
+    end = time.monotonic() + SHORT
+    while not (found := list(left(argument))) and time.monotonic() < end:
+        time.sleep(0.01)
+    return bool(found)
+
+
+def _failed_judge(place: Path, output: int, judge: str = "judge.py") -> str | None:
+    os.truncate(output, 0)
+    judging = _started([judge], place, output)
+    try:
+        code: int | None = judging.wait(SHORT * 2)
+    except subprocess.TimeoutExpired:
+        return "its judge hangs"
+    size = os.fstat(output).st_size
+    if code != 0 or size > OUTPUT_BYTES or not os.pread(output, size, 0).rstrip().endswith(b"graded"):
+        return "its judge fails"
+    return None
+
+
+def _started(arguments: list[str], place: Path, output: int) -> subprocess.Popen[bytes]:
+    """Started by a shell, so that its parent has a secret in what /proc shows of its environment."""
+    script = f"{shlex.join([sys.executable, *arguments])}; exit $?"
+    return subprocess.Popen(["sh", "-c", script], cwd=place, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+
+
+def own_arguments() -> tuple[str, str]:
+    """Of `sleep`: of a process that this process' programs may try to harm, and of one that they leave."""
+    return f"7777.{os.getpid()}", f"1000.{os.getpid()}"
+
+
+def left(argument: str) -> Iterator[int]:
+    """Processes that programs have left on this machine."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                if (entry / "cmdline").read_bytes() == f"sleep\x00{argument}\x00".encode():
+                    yield int(entry.name)
+
+
+def _others(victim: int) -> list[int]:
+    return [pid for pid in descendants().pids if pid != victim]
+
+
+def _reap(victim: int) -> None:
+    while others := _others(victim):
+        for pid in others:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
