@@ -15,7 +15,8 @@ from longboat_crds.rewards import MAX_POOLS
 RECENT_ROUNDS = 10
 RECENT_RESHAPES = 5
 RECENT_CPU_MOVES = 10
-CPU_REFUSALS = 16
+# Of pods that keep their CPUs for a while; at most as many resizes are under way at once, so that none is forgotten.
+CPU_REFUSALS = 64
 # More than any limit of spec.failurePolicy, so that dropping the oldest changes no decision.
 INCIDENTS = 1024
 # Of one role.
@@ -403,7 +404,7 @@ class CpuRefusal(ApiModel):
     outcome: Line = Field(
         description="`Refused` by the API server, `Deferred` or `Infeasible` on its node, `Error`, or `Silent`: its node said nothing."
     )
-    message: str = Field("", max_length=FAILURE_LENGTH, description="What the server or the node said.")
+    message: Line = Field("", description="What the server or the node said.")
     source: Line | None = Field(None, description="Pool that the CPUs had come from, and went back to.")
     times: Count = Field(description="How often in a row.")
     until: Timestamp = Field(description="It is not tried again before.")

@@ -84,7 +84,13 @@ def test_sums_of_cpus_are_exact(millis: list[int]) -> None:
 
 
 def test_quantities_of_cpus() -> None:
-    assert [cpu_quantity(millicores(q)) for q in ("2", "0.5", "1500m", "1k", "1n")] == ["2", "500m", "1500m", "1000", "1m"]
+    assert [cpu_quantity(millicores(q)) for q in ("2", "0.5", "1500m", "1k", "1n")] == [
+        "2",
+        "500m",
+        "1500m",
+        "1000",
+        "1m",
+    ]
     assert cpu_limits([{"spec": {"containers": [{"name": "graders"}]}}], "graders") is None
 
 

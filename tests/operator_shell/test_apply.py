@@ -142,7 +142,7 @@ REJECTED = ForbiddenError(403, "Forbidden", "exceeded quota")
 
 
 async def test_actions_are_done_in_order(bench: Bench) -> None:
-    applied = await bench.apply(SERVICE, *PODS[:2], DELETE, ResizePod("p9", "graders", "2"), STATUS, EVENT)
+    applied = await bench.apply(SERVICE, *PODS[:2], DELETE, ResizePod("p9", "graders", "2", "2", "7"), STATUS, EVENT)
     assert bench.server.writes == [
         "make Service x",
         "create Pod p0",

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from longboat_crds.base import Role
 from longboat_crds.quantities import cpu_quantity, millicores
-from longboat_crds.status import PoolStatus, RolesStatus, RoleStatus
+from longboat_crds.status import PoolStatus, RewardCpuStatus, RolesStatus, RoleStatus
 from longboat_operator.model import Object
 from longboat_operator.plan.losses import Loss
 from longboat_operator.plan.places import Places
@@ -117,13 +117,21 @@ def first_unscheduled(roles: Survey) -> PodProblem | None:
     return next((problem for pod in pods if (problem := scheduling_problem(pod))), None)
 
 
-def roles_status(roles: Survey, counts: Mapping[Role, RoleCount]) -> RolesStatus:
+def roles_status(
+    roles: Survey, counts: Mapping[Role, RoleCount], reward_cpu: RewardCpuStatus | None = None
+) -> RolesStatus:
     """The roles as the status shows them."""
-    return RolesStatus(**{str(role): role_status(found, counts[role]) for role, found in roles.items()})
+    return RolesStatus(
+        **{
+            str(role): role_status(found, counts[role], reward_cpu if role is Role.REWARD else None)
+            for role, found in roles.items()
+        }
+    )
 
 
-def role_status(found: RoleSurvey, count: RoleCount) -> RoleStatus:
+def role_status(found: RoleSurvey, count: RoleCount, reward_cpu: RewardCpuStatus | None = None) -> RoleStatus:
     """One role as the status shows it."""
+    cpu = _cpu(found)
     return RoleStatus(
         desired=found.desired,
         ready=found.ready,
@@ -138,7 +146,8 @@ def role_status(found: RoleSurvey, count: RoleCount) -> RoleStatus:
         ]
         or None,
         pods=[count.records[place] for place in sorted(count.records)] or None,
-        cpu=_cpu(found),
+        cpu=cpu,
+        cpu_text=f"{reward_cpu.used}/{reward_cpu.total}" if reward_cpu else cpu,
     )
 
 
