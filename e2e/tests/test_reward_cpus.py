@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from threading import Thread
 from typing import Any
@@ -50,6 +50,12 @@ class Watched:
         self._pods: dict[str, dict[str, Any]] = {}
         self._first: dict[str, int] = {}
 
+    def follow(self, lines: Iterable[str]) -> None:
+        """Events of a watch, a line each; the last line may be cut off."""
+        for line in lines:
+            if line.endswith("\n"):
+                self.see(json.loads(line))
+
     def see(self, event: dict[str, Any]) -> None:
         """One event of the watch, in the order of the API server's writes."""
         pod = event["object"]
@@ -88,8 +94,7 @@ def watching(job: Job) -> Iterator[Watched]:
     with subprocess.Popen(argv, env=job.cluster.environment, stdout=subprocess.PIPE, text=True) as following:
         lines = following.stdout
         assert lines is not None
-        whole = (line for line in lines if line.endswith("\n"))  # the last one may be cut off
-        reader = Thread(target=lambda: [seen.see(json.loads(line)) for line in whole], daemon=True)
+        reader = Thread(target=seen.follow, args=(lines,), daemon=True)
         reader.start()
         try:
             yield seen
