@@ -288,3 +288,19 @@ def test_a_demand_of_another_incarnation_moves_nothing() -> None:
     cluster.swing()
     assert cluster.shares() == {"code": 1000, "math": 2000}
     assert cluster.planned(KEY.pool)[1].empty
+
+
+def test_what_somebody_else_takes_from_a_pod_is_free_once_its_node_says_so() -> None:
+    cluster = two_pools()
+    donors = ("sums-reward-math-0-a0", "sums-reward-math-1-a0")
+    cluster.refused = dict.fromkeys(donors, "forbidden: minimum cpu usage per Container is 1")
+    cluster.ask_cpus(code="2", math="1")
+    cluster.swing()
+    resources = graders(cluster.children["Pod"][donors[0]]["spec"]["containers"])["resources"]
+    resources["limits"]["cpu"] = resources["requests"]["cpu"] = "600m"
+    cluster.children["Pod"][donors[0]]["metadata"]["generation"] += 1
+    cluster.settle()
+    assert cluster.asks()["code-0-a0"] == 1000
+    cluster.node(donors[0])
+    cluster.settle()
+    assert cluster.asks()["code-0-a0"] == 1400
