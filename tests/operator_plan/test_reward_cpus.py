@@ -198,6 +198,20 @@ def test_a_former_leaders_patch_is_counted_until_it_can_come_no_more() -> None:
     assert cluster.asks() == {"code-0-a0": 1000, "math-0-a0": 1000, "math-1-a0": 1000}
 
 
+def test_a_patch_that_a_changed_pod_refuses_is_counted_no_more() -> None:
+    cluster = two_pools()
+    cluster.ask_cpus(code="2", math="1")
+    cluster.settle()
+    cluster.nodes()
+    late = cluster.late(cluster.planned()[1])
+    cluster.children["Pod"][CODE]["status"]["message"] = "it has another resourceVersion now"
+    cluster.ask_cpus(code="1", math="2")
+    cluster.swing()
+    cluster.resize(late[0])
+    assert cluster.asks() == {"code-0-a0": 1000, "math-0-a0": 1000, "math-1-a0": 1000}
+    assert CODE not in [action.name for action in cluster.resized]
+
+
 def test_pods_on_the_node_of_one_that_lacks_cpus_give_first() -> None:
     pools = [{"name": "code"}, {"name": "math"}, {"name": "style"}]
     cluster = RewardCluster(reward_spec("3", pools))
