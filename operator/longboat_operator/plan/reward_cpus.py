@@ -228,6 +228,8 @@ class _Look:
         idle = {n: c for n, c in self._staying.items() if c.settled and not (n in self._resizes or n in self._pinned)}
         lacking = {n: targets[n] - cpu.spec for n, cpu in idle.items() if targets[n] > cpu.spec}
         vacant = {n: self._share(place.pool) for n, place in self._vacant.items() if n not in self._resizes}
+        if not lacking and not vacant:
+            return
         free = self._total - self._used()
         coming = sum(
             max(0, millicores(record.before or "0") - millicores(record.cpu))

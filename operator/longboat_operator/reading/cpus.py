@@ -91,12 +91,17 @@ def _trouble(pending: Mapping[str, Any], ongoing: Mapping[str, Any]) -> tuple[st
 
 
 def _named(containers: Any) -> Mapping[str, Any]:
-    return next((each for each in containers or () if each["name"] == GRADERS), {})
+    for each in containers or ():
+        if each["name"] == GRADERS:
+            found: Mapping[str, Any] = each
+            return found
+    return {}
 
 
 def _cpus(resources: Any) -> dict[str, int]:
     """Millicores of `limits` and `requests`, where they are given."""
-    found = resources or {}
-    return {
-        kind: millicores(str(found[kind]["cpu"])) for kind in ("limits", "requests") if "cpu" in (found.get(kind) or {})
-    }
+    found: dict[str, int] = {}
+    for kind in ("limits", "requests") if resources else ():
+        if cpu := (resources.get(kind) or {}).get("cpu"):
+            found[kind] = millicores(str(cpu))
+    return found
