@@ -1,4 +1,4 @@
-"""CPU of one plan: of a converged job of 20 pods, and of its pool."""
+"""CPU of one plan: of a converged job of 20 pods, of its pool, and of a job whose 32 reward pods share CPUs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from statistics import median
 
 from longboat_operator.model import Key
 from longboat_operator.planner import plan
+from tests.operator_plan.reward_cluster import RewardCluster, reward_spec
 from tests.operator_plan.simulated_cluster import KEY, SimulatedCluster, spec_of
 
 PODS = 20
@@ -24,11 +25,25 @@ def plan_costs(repeats: int) -> dict[str, float]:
     cluster.settle()
     if len(cluster.pods()) != PODS:
         raise RuntimeError(f"the job has {len(cluster.pods())} pods, not {PODS}")
+    reward = _with_reward_pools()
     return {
         "job_ms": _cost(cluster, KEY, repeats),
+        "reward_job_ms": _cost(reward, KEY, repeats),
+        "reward_pool_ms": _cost(reward, KEY.pool, repeats),
         "pool_ms": _cost(cluster, KEY.pool, repeats),
         "loop_ms": median(_loop_seconds() for _ in range(repeats)) * 1e3,
     }
+
+
+def _with_reward_pools() -> RewardCluster:
+    """A converged job of one rollout and one trainer pod, whose four reward pools of eight pods each share CPUs that have moved."""
+    pools = [{"name": name, "replicas": 8} for name in ("code", "math", "style", "tools")]
+    cluster = RewardCluster(reward_spec("32", pools, rollout={"replicas": 1}, trainer={"replicas": 1}))
+    cluster.up()
+    cluster.train(5)
+    cluster.ask_cpus(code="16", math="8", style="4", tools="4")
+    cluster.swing()
+    return cluster
 
 
 def _loop_seconds() -> float:

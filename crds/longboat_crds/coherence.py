@@ -10,21 +10,27 @@ from longboat_crds.expressions import (
     both,
     choose,
     constant,
+    cores,
     either,
     empty,
     equals,
     every,
     field,
+    floating,
     if_present,
     less_than,
     negation,
     one_of,
+    plus,
     present,
     product,
     size,
     some,
+    sum_over,
 )
+from longboat_crds.quantities import cpu_quantity, millicores
 from longboat_crds.reward_kinds import RewardKind
+from longboat_crds.rewards import POD_MIN_MILLICORES, RewardPoolSpec
 from longboat_crds.rounds import OFF_POLICY, OvercommitMode, RoundPolicyName
 from longboat_crds.rules import FieldError, Rule
 
@@ -62,6 +68,28 @@ _CHOOSES = both(
 )
 _ONE_POOL = at_most(size(field("rewardPools")), constant(1))
 _NAMES_A_POOL = some("rewardPools", "p", equals(field("name", of="p"), field("pool", of="r")))
+_POD_MIN = product(constant(POD_MIN_MILLICORES / 1000), floating(field("replicas", of="p")))
+_LEAST_CPU = choose(
+    present("cpu.min", of="p"),
+    cores(field("cpu.min", of="p")),
+    choose(
+        both(present("cpu.max", of="p"), less_than(cores(field("cpu.max", of="p")), _POD_MIN)),
+        cores(field("cpu.max", of="p")),
+        _POD_MIN,
+    ),
+)
+# Sums of fractions are not exact, but every quantity is a whole number of millicores.
+_HALF_A_MILLICORE = 0.0005
+_MORE_THAN_NOTHING = [
+    either(
+        negation(present(f"cpu.{bound}", of="p")),
+        less_than(
+            product(constant(0.001), floating(field("replicas", of="p"))),
+            plus(cores(field(f"cpu.{bound}", of="p")), constant(_HALF_A_MILLICORE)),
+        ),
+    )
+    for bound in ("min", "max")
+]
 _POLICY = field("rounds.policy")
 _OFF_POLICY = [policy.value for policy in OFF_POLICY]
 _AGAINST_BEHAVIOUR = choose(
@@ -99,6 +127,15 @@ def _idle_pool(spec: Mapping[str, Any]) -> str:
     used = {reward.get("pool") for reward in spec["rewards"]}
     name = next(pool["name"] for pool in spec["rewardPools"] if pool["name"] not in used)
     return f"no reward names pool {name}: remove it, or set the pool of a reward to it"
+
+
+def _too_little_cpu(spec: Mapping[str, Any]) -> str:
+    total = millicores(spec["rewardCpu"]["total"])
+    least = sum(RewardPoolSpec.model_validate(pool).cpu_bounds(10**9)[0] for pool in spec["rewardPools"])
+    return (
+        f"{cpu_quantity(total)} is less than what rewardPools need at least, {cpu_quantity(least)} (the sum of cpu.min, or 100m a pod): "
+        "raise it, or lower these"
+    )
 
 
 COHERENCE = (
@@ -186,6 +223,28 @@ COHERENCE = (
         "each of several pools needs a reward that names it: remove it, or set the pool of a reward to it",
         "rewardPools",
         closer=_idle_pool,
+    ),
+    Rule(
+        either(present("rewardCpu"), every("rewardPools", "p", negation(present("cpu", of="p")))),
+        "cpu bounds a pool's part of rewardCpu.total: give rewardCpu, or leave cpu out",
+        "rewardPools",
+        FieldError.FORBIDDEN,
+    ),
+    Rule(
+        every("rewardPools", "p", both(*_MORE_THAN_NOTHING)),
+        "cpu is for all pods of a pool together, and each of them needs 1m or more: raise cpu.min and cpu.max, or lower replicas",
+        "rewardPools",
+    ),
+    Rule(
+        if_present(
+            "rewardCpu.total",
+            lambda total: at_most(
+                sum_over("rewardPools", "p", _LEAST_CPU), plus(cores(total), constant(_HALF_A_MILLICORE))
+            ),
+        ),
+        "is less than what rewardPools need at least (the sum of cpu.min, or 100m a pod): raise it, or lower these",
+        "rewardCpu.total",
+        closer=_too_little_cpu,
     ),
     Rule(
         either(

@@ -36,7 +36,7 @@ JOB_COLUMNS = (
     Column("Reward", ".status.training.reward", "Mean reward of the last step."),
     Column("Rollout", ".status.roles.rollout.readyText", "Rollout pods ready and desired."),
     Column("TP", ".status.training.tensorParallel", "Devices of an engine.", "integer"),
-    Column("Reward-CPU", ".status.roles.reward.cpu", "CPUs of the graders."),
+    Column("Reward-CPU", ".status.roles.reward.cpuText", "CPUs of the graders: used/total with spec.rewardCpu."),
     Column("Tok/s", ".status.training.tokensPerSecond", "Response tokens per second.", "integer"),
     AGE,
     Column("Version", ".status.training.weightVersion", "Step whose weights the engines serve.", "integer", wide=True),

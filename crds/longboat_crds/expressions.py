@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from longboat_crds.quantities import millicores
+
 Scope = Mapping[str, Any]
 
 
@@ -76,6 +78,23 @@ def one_of(left: Expression, values: Sequence[str]) -> Expression:
 def product(left: Expression, right: Expression) -> Expression:
     """left x right."""
     return _binary("*", left, right, lambda a, b: a * b)
+
+
+def plus(left: Expression, right: Expression) -> Expression:
+    """left + right."""
+    return _binary("+", left, right, lambda a, b: a + b)
+
+
+def cores(quantity: Expression) -> Expression:
+    """Cores of a CPU quantity, as a number."""
+    return Expression(
+        f"quantity({quantity.cel}).asApproximateFloat()", lambda s: millicores(quantity.evaluate(s)) / 1000
+    )
+
+
+def floating(number: Expression) -> Expression:
+    """The whole number as one that may have a fraction: CEL calculates with numbers of one kind only."""
+    return Expression(f"double({number.cel})", lambda s: float(number.evaluate(s)))
 
 
 def empty(items: Expression) -> Expression:
@@ -151,6 +170,15 @@ def total(path: str, name: str) -> Expression:
     """The sum of the numbers `name` of the items of the list at the path."""
     items = field(path)
     return Expression(f"{items.cel}.map(i, i.{name}).sum()", lambda s: sum(item[name] for item in items.evaluate(s)))
+
+
+def sum_over(path: str, variable: str, body: Expression) -> Expression:
+    """The sum of `body`, which reads the item as `variable`, over the items of the list at the path."""
+    items = field(path)
+    return Expression(
+        f"{items.cel}.map({variable}, {body.cel}).sum()",
+        lambda s: sum(body.evaluate({**s, variable: item}) for item in items.evaluate(s)),
+    )
 
 
 def _binary(operator: str, left: Expression, right: Expression, meaning: Callable[[Any, Any], Any]) -> Expression:

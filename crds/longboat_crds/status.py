@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from longboat_crds.base import ApiModel, Timestamp, list_map
+from longboat_crds.base import ApiModel, CpuQuantity, Timestamp, list_map
 from longboat_crds.rewards import MAX_POOLS
 
 # As many as `kubectl describe` shows without hiding the rest.
@@ -16,6 +16,9 @@ RECENT_ROUNDS = 10
 RECENT_RESHAPES = 5
 # Domains of each reward of which learned limits are told.
 MOST_LEARNED_LIMITS = 8
+RECENT_CPU_MOVES = 10
+# Of pods that keep their CPUs for a while; at most as many resizes are under way at once, so that none is forgotten.
+CPU_REFUSALS = 64
 # More than any limit of spec.failurePolicy, so that dropping the oldest changes no decision.
 INCIDENTS = 1024
 # Of one role.
@@ -229,6 +232,30 @@ class RolloutDemand(ApiModel):
     reason: Line | None = Field(None, description="Why, for people.")
 
 
+class PoolCpuDemand(ApiModel):
+    """CPUs that a reward pool could use now."""
+
+    name: Line = Field(description="Its name.")
+    cpu: CpuQuantity = Field(description="CPUs that all its pods together could use.")
+    reason: Line | None = Field(None, description="Why, for people.")
+
+
+class RewardDemand(ApiModel):
+    """CPUs that reward pools could use now."""
+
+    incarnation: Count = Field(
+        description="Incarnation of the driver that asks; what another one asked for doesn't count."
+    )
+    number: Count = Field(description="Of the demand within its incarnation, from 1; each one is answered by a grant.")
+    pools: list[PoolCpuDemand] | None = Field(
+        None,
+        max_length=MAX_POOLS,
+        description="Each pool; one that isn't named asks for no more than it has.",
+        json_schema_extra=list_map("name"),
+    )
+    reason: Line | None = Field(None, description="Why, for people.")
+
+
 class Demand(ApiModel):
     """What the driver could use now."""
 
@@ -241,6 +268,7 @@ class Demand(ApiModel):
         description="How the previous start failed, if its container kept running.",
     )
     rollout: RolloutDemand | None = None
+    reward: RewardDemand | None = None
 
 
 class CheckpointStatus(ApiModel):
@@ -291,10 +319,29 @@ class RolloutGrant(ApiModel):
     )
 
 
+class PoolCpu(ApiModel):
+    """CPUs of one reward pool."""
+
+    name: Line = Field(description="Its name.")
+    cpu: CpuQuantity = Field(description="CPUs of all its pods together.")
+
+
+class RewardGrant(ApiModel):
+    """CPUs that reward pools may have in the end."""
+
+    answers: Count | None = Field(
+        None, description="Number of the demand that it answers; none while the current driver has not asked."
+    )
+    pools: list[PoolCpu] | None = Field(
+        None, max_length=MAX_POOLS, description="Each pool.", json_schema_extra=list_map("name")
+    )
+
+
 class Grant(ApiModel):
     """What the job gets of what jobs share. Written by the plan of the pool, with a field manager of its own."""
 
     rollout: RolloutGrant | None = None
+    reward: RewardGrant | None = None
 
 
 class Allocation(ApiModel):
@@ -344,6 +391,87 @@ class PoolStatus(ApiModel):
     cpu: Line | None = Field(None, description="Sum of CPU limits of its graders.")
 
 
+class CpuMoveOutcome(StrEnum):
+    """How a move of CPUs between reward pools stands."""
+
+    UNDER_WAY = "UnderWay"
+    DONE = "Done"
+    INCOMPLETE = "Incomplete"
+    SUPERSEDED = "Superseded"
+
+
+class CpuMove(ApiModel):
+    """CPUs that the grant moves from one reward pool to another."""
+
+    source: Line | None = Field(None, description="Pool that they come from; none: nobody had them.")
+    target: Line = Field(description="Pool that they go to.")
+    cpu: CpuQuantity = Field(description="How many.")
+    reason: Line | None = Field(None, description="Why.")
+    outcome: CpuMoveOutcome = Field(
+        description="`Done`: all pods of the pool have their share. `Incomplete`: some of its pods could not be given it (refusals). "
+        "`Superseded`: the next move came before the end of this one."
+    )
+    seconds: Line | None = Field(None, description="From the grant to the last pod's word that it has its share.")
+    time: Timestamp = Field(description="When it began.")
+
+
+class CpuRefusal(ApiModel):
+    """A reward pod whose CPUs could not be changed, and keeps what it has for a while."""
+
+    pod: Line = Field(description="Its name.")
+    node: Line | None = Field(None, description="Its node.")
+    cpu: CpuQuantity = Field(description="What it was to have.")
+    outcome: Line = Field(
+        description="`Refused` by the API server, `Deferred` or `Infeasible` on its node, `Error`, or `Silent`: its node said nothing."
+    )
+    message: Line = Field("", description="What the server or the node said.")
+    source: Line | None = Field(None, description="Pool that the CPUs had come from, and went back to.")
+    times: Count = Field(description="How often in a row.")
+    until: Timestamp = Field(description="It is not tried again before.")
+
+
+class CpuResize(ApiModel):
+    """A reward pod's CPUs that are being changed, or those of a pod about to be created."""
+
+    pod: Line = Field(description="Its name.")
+    before: CpuQuantity | None = Field(None, description="What it had; none: it is about to be created.")
+    cpu: CpuQuantity = Field(description="What it is to have.")
+    version: Line | None = Field(
+        None, description="resourceVersion of the pod that the change is for: of no later one."
+    )
+    time: Timestamp = Field(description="When it was decided.")
+
+
+class RewardCpuStatus(ApiModel):
+    """With spec.rewardCpu: the graders' CPUs, and how they move."""
+
+    total: CpuQuantity = Field(description="spec.rewardCpu.total.")
+    used: CpuQuantity = Field(
+        description="Sum over all reward pods of the most that each is granted, asks for, has been allocated or has in force, until it is gone."
+    )
+    pools: list[PoolCpu] | None = Field(
+        None, max_length=MAX_POOLS, description="The grant that is followed.", json_schema_extra=list_map("name")
+    )
+    moves: list[CpuMove] | None = Field(
+        None,
+        max_length=RECENT_CPU_MOVES,
+        description="The last moves, oldest first.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+    refusals: list[CpuRefusal] | None = Field(
+        None,
+        max_length=CPU_REFUSALS,
+        description="Pods whose CPUs could not be changed.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+    resizes: list[CpuResize] | None = Field(
+        None,
+        max_length=MAX_PODS,
+        description="What is under way: recorded before it is asked for, so that it counts whoever asks.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+
+
 class RoleStatus(ApiModel):
     """Pods of one role."""
 
@@ -378,6 +506,9 @@ class RoleStatus(ApiModel):
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     cpu: Line | None = Field(None, description="Sum of CPU limits of the role's work containers.")
+    cpu_text: Line | None = Field(
+        None, description="The same for the printer column; with spec.rewardCpu `used/total` of status.rewardCpu."
+    )
 
 
 class RolesStatus(ApiModel):
@@ -451,6 +582,7 @@ class RLJobStatus(ApiModel):
     )
     roles: RolesStatus | None = None
     allocation: Allocation | None = None
+    reward_cpu: RewardCpuStatus | None = None
     reported: Reported | None = None
     restarts: Count | None = Field(None, description="Restarts of all roles since the job started.")
     restart_history: list[RestartRecord] | None = Field(

@@ -5,7 +5,8 @@
   resizes, events and the status are still carried out.
 * The dry runs a plan asks for are made together, right before its first create that asks for one. If one is rejected, the
   plan creates and applies nothing more.
-* Events report what the status written before them says: if that write comes too late (the job has changed), the plan
+* A resize of a pod that has changed meanwhile (409) is not a rejection: the key is planned again.
+* Resizes and events follow what the status written before them says: if that write comes too late (the job has changed), the plan
   ends there.
 * A write without an answer (silence, 5xx, 429) ends the plan: nobody knows whether it was done. The job is planned again
   after a wait.
@@ -47,7 +48,10 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The outcome of a plan: what the cache is to show, the write that got no answer, whether the job had changed meanwhile."""
+    """The outcome of a plan: what the cache is to show, and the write that got no answer.
+
+    `stale`: the job, or a pod that was to be resized, had changed meanwhile.
+    """
 
     expectations: tuple[Expectation, ...]
     unanswered: KubeError | None = None
@@ -79,6 +83,7 @@ class _Run:
         self._building = True
         self._dry_runs_made = False
         self._stale = False
+        self._outdated = False
 
     async def execute(self) -> Applied:
         self._rejections.keep_only({*map(target_of, self._plan.actions), *self._plan.look_up})
@@ -93,7 +98,7 @@ class _Run:
                 break
             if self._stale:
                 break
-        return Applied(tuple(self._writes.expectations), unanswered, self._stale)
+        return Applied(tuple(self._writes.expectations), unanswered, self._stale or self._outdated)
 
     async def _one(self, action: Action) -> None:
         if isinstance(action, CreateObject) and action.dry_run and not self._dry_runs_made:
@@ -112,7 +117,11 @@ class _Run:
         except KubeError as error:
             if not is_rejection(error):
                 raise
-            self._rejected(action, error)
+            if isinstance(action, ResizePod) and isinstance(error, ConflictError):
+                self._outdated = True
+                self._count(action, "outdated")
+            else:
+                self._rejected(action, error)
         else:
             self._rejections.clear(target_of(action))
             self._count(action, outcome)

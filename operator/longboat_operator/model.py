@@ -185,12 +185,16 @@ class DeleteObject:
 
 @dataclass(frozen=True, slots=True)
 class ResizePod:
-    """Strategic merge patch on `pods/NAME/resize`."""
+    """Strategic merge patch on `pods/NAME/resize`, of the pod as of `version` (its resourceVersion).
+
+    If the pod has another one by then nothing is changed, and the key is planned again.
+    """
 
     name: str
     container: str
     cpu_limit: str
-    cpu_request: str | None = None
+    cpu_request: str
+    version: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +230,7 @@ Action = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Actions in order: creates and applies, deletes, status, events.
+    """Actions in order: creates and applies, deletes, status, resizes (which the status has to tell of first), events.
 
     `look_again_seconds` is when to plan again, from `now`, if nothing happens before. `look_up` names what the plan has to
     know and no watch reports (objects that lack the job's label): the plan is made again, from the same snapshot with the

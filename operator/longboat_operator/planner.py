@@ -9,9 +9,9 @@ from datetime import datetime
 from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.status import Phase, RLJobStatus
-from longboat_operator.model import Action, DeleteObject, Object, Observed, Plan, PoolKey, PublishStatus
+from longboat_operator.model import Action, DeleteObject, Object, Observed, Plan, PoolKey, PublishStatus, ResizePod
 from longboat_operator.plan import deadline
-from longboat_operator.plan.creation import Creation, creation_of
+from longboat_operator.plan.creation import Creation, creation_of, pods_to_create, vacancies
 from longboat_operator.plan.failures import over_the_limit, said_by_driver, stopped_short
 from longboat_operator.plan.incarnations import failure_before
 from longboat_operator.plan.leaving import Departure, Leaving, leaving_of
@@ -20,6 +20,7 @@ from longboat_operator.plan.places import Places, places_of
 from longboat_operator.plan.pool import plan_pool
 from longboat_operator.plan.records import RoleCount, count, dismissed, released, remembered
 from longboat_operator.plan.removal import Removal, condemned, removal_of
+from longboat_operator.plan.reward_cpus import reward_cpus_of
 from longboat_operator.plan.starts import HeldUp, held_up
 from longboat_operator.plan.suspension import Suspension, grace_left, suspension_of
 from longboat_operator.pods.roles import ROLES
@@ -38,7 +39,7 @@ Counts = Mapping[Role, RoleCount]
 def plan(observed: Observed, now: datetime) -> Plan:
     """What to do about a job or a pool, as data; empty if all is as it should be. `now` is an aware time.
 
-    Order: what is missing is created, what is superfluous is deleted, then the status is published. Evidence (a pod with
+    Order: what is missing is created, what is superfluous is deleted, then the status is published; last pods are resized. Evidence (a pod with
     its last words) is destroyed only by a plan that finds it recorded in the status, so a plan may be cut short anywhere
     and be made again.
     """
@@ -58,17 +59,20 @@ def plan(observed: Observed, now: datetime) -> Plan:
     leaving = leaving_of(view, lost.pods, now)
     places = places_of(view, lost.pods, leaving)
     counts = _counts(view, suspension, now, lost, places, leaving)
-    creation = creation_of(view, places, counts, now) if suspension is Suspension.NONE else Creation()
-    held = held_up(view, now) if suspension is Suspension.NONE else HeldUp()
+    runs = suspension is Suspension.NONE
+    vacant = list(vacancies(view, places, counts, now)) if runs and view.grant else []
+    cpus = reward_cpus_of(view, places[Role.REWARD], pods_to_create(view, vacant), now, runs=runs)
+    creation = creation_of(view, vacant, cpus, now) if runs else Creation()
+    held = held_up(view, now) if runs else HeldUp()
     roles = survey(view, NOWHERE if suspension is Suspension.SUSPENDED else places, lost.pods)
-    facts = Facts(suspension, roles, counts, creation, held.problem)
+    facts = Facts(suspension, roles, counts, creation, held.problem, cpus.status)
     if end := _end(view, facts, now):
         return _published(view.status, final_status(view, end, counts, now), counts)
     removal = _removal(view, suspension, now, lost)
     status = status_of(view, facts, now)
-    waits = [creation.wait, removal.wait, lost.wait, leaving.wait, held.wait, *_timers(view, facts, now)]
+    waits = [creation.wait, removal.wait, lost.wait, leaving.wait, held.wait, cpus.wait, *_timers(view, facts, now)]
     actions = (*creation.actions, *removal.actions)
-    made = _published(view.status, status, counts, actions, _soonest(waits), leaving.departures)
+    made = _published(view.status, status, counts, actions, _soonest(waits), leaving.departures, cpus.resizes)
     return replace(made, look_up=(*creation.look_up, *held.look_up))
 
 
@@ -184,12 +188,15 @@ def _published(
     actions: tuple[Action, ...] = (),
     wait: float | None = None,
     departures: Sequence[Departure] = (),
+    resizes: Sequence[ResizePod] = (),
 ) -> Plan:
-    """A plan that ends with the status, if it differs, and the events that report the difference."""
+    """A plan that ends with the status, if it differs, the resizes that it tells of, and the events that report the difference."""
+    events: tuple[Action, ...] = ()
     if old != new and operator_part(old) != (after := operator_part(new)):
         checked = RLJobStatus.model_validate(after)
-        actions = (*actions, PublishStatus(operator_part(checked)), *events_of(old, new, counts, departures))
-    return Plan(actions, wait)
+        actions = (*actions, PublishStatus(operator_part(checked)))
+        events = tuple(events_of(old, new, counts, departures))
+    return Plan((*actions, *resizes, *events), wait)
 
 
 def _soonest(waits: list[float | None]) -> float | None:

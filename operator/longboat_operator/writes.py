@@ -148,10 +148,11 @@ class Writes:
         return "done"
 
     async def _resize(self, action: ResizePod) -> str:
-        resources: dict[str, Any] = {"limits": {"cpu": action.cpu_limit}}
-        if action.cpu_request is not None:
-            resources["requests"] = {"cpu": action.cpu_request}
-        patch = {"spec": {"containers": [{"name": action.container, "resources": resources}]}}
+        resources = {"limits": {"cpu": action.cpu_limit}, "requests": {"cpu": action.cpu_request}}
+        patch = {
+            "metadata": {"resourceVersion": action.version},
+            "spec": {"containers": [{"name": action.container, "resources": resources}]},
+        }
         try:
             resized = await self._client.patch(
                 POD, self._namespace, action.name, patch, STRATEGIC_MERGE_PATCH, subresource="resize"

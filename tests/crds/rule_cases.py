@@ -41,6 +41,17 @@ def pools(*names: str, **pool_of: str | None) -> dict[str, Any]:
     return {"spec.rewards": rewards} | ({"spec.rewardPools": [{"name": name} for name in names]} if names else {})
 
 
+def reward_cpu(total: str | None, *bounds: dict[str, str] | None, replicas: int = 1) -> dict[str, Any]:
+    """rewardCpu of so much, if any, and two pools with these bounds."""
+    given = [*bounds, None, None][:2]
+    made = [
+        {"name": name, "replicas": replicas} | ({"cpu": cpu} if cpu is not None else {})
+        for name, cpu in zip(("code", "math"), given, strict=True)
+    ]
+    changes = pools("code", "math", one="code", two="math") | {"spec.rewardPools": made}
+    return changes | ({"spec.rewardCpu": {"total": total}} if total else {})
+
+
 CASES: list[tuple[dict[str, Any], str | None]] = [
     ({}, None),
     ({"spec.dataset.files": None}, "spec.dataset.files"),
@@ -94,6 +105,22 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     (pools("code", "math", one="code", two="math", three="code"), None),
     (pools("code", "math", one="code", two="math", three="maths"), "spec.rewards"),
     (pools("code", "math", one="code", two="math", three=None), "spec.rewards"),
+    (reward_cpu("4"), None),
+    (reward_cpu("200m"), None),
+    (reward_cpu("199m"), "spec.rewardCpu.total"),
+    (reward_cpu("0.6", replicas=3), None),
+    (reward_cpu("0.599", replicas=3), "spec.rewardCpu.total"),
+    (reward_cpu("300m", {"max": "50m"}, {"min": "0.25"}), None),
+    (reward_cpu("299m", {"max": "50m"}, {"min": "0.25"}), "spec.rewardCpu.total"),
+    (reward_cpu("4", {"min": "300m", "max": "0.3"}), None),
+    (reward_cpu("4", {"min": "0.301", "max": "300m"}), "spec.rewardPools[0].cpu.max"),
+    (reward_cpu("4", {"min": "1m"}, replicas=2), "spec.rewardPools"),
+    (reward_cpu("4", {"min": "3m", "max": "3m"}, {"min": "3m"}, replicas=3), None),
+    (reward_cpu("4", {"max": "0"}), "spec.rewardPools"),
+    (reward_cpu("4", {"min": "100u"}), "spec.rewardPools[0].cpu.min"),
+    (reward_cpu("4Gi"), "spec.rewardCpu.total"),
+    (reward_cpu(None, {}), "spec.rewardPools"),
+    (reward_cpu(None, None, {"min": "1"}), "spec.rewardPools"),
     (pools("code", "math", one="code"), "spec.rewardPools"),
     (pools("code", "code", one="code"), "spec.rewardPools[1]"),
     (pools("twelve-chars", one=None), None),
@@ -280,6 +307,7 @@ CHANGES: dict[str, Any] = {
     "dataset.shuffleSeed": 1,
     "dataset.tooLongPrompts": "Skip",
     "model": {"path": "/models/other"},
+    "rewardCpu": {"total": "4"},
     "rewardPools": [{"name": "default", "replicas": 2}],
     "rewards": [{"name": "other", "function": "rewards:other"}],
     "rollout.deviceMemory": "8Gi",

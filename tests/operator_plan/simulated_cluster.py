@@ -35,6 +35,7 @@ from longboat_operator.model import (
     Plan,
     PublishGrant,
     PublishStatus,
+    ResizePod,
     Target,
     belongs_to,
 )
@@ -204,6 +205,8 @@ class SimulatedCluster:
                     self._patch(action)
                 case DeleteObject():
                     self._delete(action)
+                case ResizePod():
+                    self.resize(action)
                 case PublishStatus(status=status):
                     if self.job is None or self.version != version:
                         return
@@ -277,6 +280,10 @@ class SimulatedCluster:
                 metadata[key] = [r for r in metadata[key] if r["uid"] != value[0]["uid"]]
             else:
                 metadata[key] = [*metadata.get(key, []), *value]
+
+    def resize(self, action: ResizePod) -> None:
+        """Not of this cluster: `RewardCluster` has nodes that carry it out."""
+        raise AssertionError(f"resizes {action.name}")
 
     def _tried(self, body: Object, *, uid: str | None = None, dry: bool = False) -> bool:
         """Whether the API server rejected it."""

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longboat_crds.status import LeavingPod, RLJobStatus, RolloutGrant
+from longboat_crds.status import Grant, LeavingPod, RLJobStatus, RolloutGrant
 from longboat_operator.model import Observed, Plan, PublishGrant
-from longboat_operator.plan.pool import LEAVE_SECONDS, grant_of
+from longboat_operator.plan.pool import LEAVE_SECONDS, grant_of, rollout_grant_of
 from longboat_operator.planner import plan
 from longboat_operator.pods.names import JobRef, Place
 from longboat_operator.reading.times import stamp
@@ -60,9 +60,7 @@ def view(
 
 
 def granted(*arguments: Any, **more: Any) -> RolloutGrant:
-    found = grant_of(view(*arguments, **more), NOW)
-    assert found
-    return found
+    return rollout_grant_of(view(*arguments, **more), NOW)
 
 
 def leaving(grant: RolloutGrant) -> list[str]:
@@ -124,7 +122,7 @@ def test_a_pod_stays_named_with_its_first_deadline_until_it_is_gone_and_no_recor
     roles = recorded.status.roles.to_json() if recorded.status.roles else {}
     roles["rollout"]["pods"].insert(1, record)
     status = RLJobStatus.model_validate(recorded.status.to_json() | {"roles": roles})
-    found = grant_of(PoolView(JOB, 4, 0, False, status, tuple(gone)), NOW)
+    found = rollout_grant_of(PoolView(JOB, 4, 0, False, status, tuple(gone)), NOW)
     assert found
     assert found.leaving == old.leaving, "else its end would be counted as a loss"
     assert granted(gone, asked=asked, old=old).leaving is None
@@ -166,8 +164,8 @@ def test_a_job_that_has_ended_or_is_suspended_has_no_grant() -> None:
         assert grant_of(view(four(), old=old, **status), NOW) is None
     assert grant_of(view([], old=old, suspend=True, **condition("Suspended")), NOW) is None
     assert granted([], old=old, **condition("Suspended")).leaving is None, "it is to resume"
-    assert grant_of(view(four(), asked=demand(1), old=old, suspend=True), NOW) == old
-    assert grant_of(view(four(), asked=demand(1), old=old, suspendTime=stamp(NOW)), NOW) == old
+    assert grant_of(view(four(), asked=demand(1), old=old, suspend=True), NOW) == Grant(rollout=old)
+    assert grant_of(view(four(), asked=demand(1), old=old, suspendTime=stamp(NOW)), NOW) == Grant(rollout=old)
 
 
 def test_only_a_new_grant_is_published() -> None:
@@ -230,7 +228,7 @@ def again(pool: PoolView, grant: RolloutGrant) -> PoolView:
 
 @given(pools())
 def test_the_grant_is_within_bounds_names_pods_that_are_there_and_is_stable(pool: PoolView) -> None:
-    grant = grant_of(pool, NOW)
+    grant = rollout_grant_of(pool, NOW)
     assert grant
     assert pool.min_replicas <= grant.replicas <= pool.replicas
     names = leaving(grant)
@@ -250,7 +248,7 @@ def test_the_grant_is_within_bounds_names_pods_that_are_there_and_is_stable(pool
         if each.name in taken_back:
             assert each.deleted_at is None
             assert not (counts and each.name in drained)
-    assert grant_of(again(pool, grant), NOW) == grant
+    assert rollout_grant_of(again(pool, grant), NOW) == grant
 
 
 def _old(pool: PoolView) -> list[LeavingPod]:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from longboat_crds.quantities import cpu_quantity, millicores
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.status import Phase, RLJobStatus
 from longboat_operator.plan.incarnations import granted, revoked
@@ -14,7 +15,7 @@ from longboat_operator.reading.status import read_status
 from longboat_operator.reading.terminations import last_termination
 from longboat_operator.reading.times import moment, seconds_until, stamp
 from longboat_operator.status.conditions import updated
-from longboat_operator.status.roles import cores, cpu_limits, quantity
+from longboat_operator.status.roles import cpu_limits
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -79,11 +80,17 @@ def test_sums_of_cpus_are_exact(millis: list[int]) -> None:
     total = cpu_limits(pods, "graders")
     assert (total is None) == (not millis)
     if total is not None:
-        assert cores(total) * 1000 == sum(millis)
+        assert millicores(total) == sum(millis)
 
 
 def test_quantities_of_cpus() -> None:
-    assert [quantity(cores(q)) for q in ("2", "0.5", "1500m", "1k", "1n")] == ["2", "500m", "1500m", "1000", "1m"]
+    assert [cpu_quantity(millicores(q)) for q in ("2", "0.5", "1500m", "1k", "1n")] == [
+        "2",
+        "500m",
+        "1500m",
+        "1000",
+        "1m",
+    ]
     assert cpu_limits([{"spec": {"containers": [{"name": "graders"}]}}], "graders") is None
 
 

@@ -141,15 +141,52 @@ EVENT = EmitEvent("Normal", "Started", "it started")
 REJECTED = ForbiddenError(403, "Forbidden", "exceeded quota")
 
 
+RESIZE = ResizePod("p9", "graders", "2", "2", "7")
+
+
+async def test_a_resize_is_of_one_version_of_the_pod_and_sets_request_and_limit(bench: Bench) -> None:
+    await bench.apply(RESIZE)
+    assert bench.server.patches == [
+        {
+            "metadata": {"resourceVersion": "7"},
+            "spec": {
+                "containers": [{"name": "graders", "resources": {"limits": {"cpu": "2"}, "requests": {"cpu": "2"}}}]
+            },
+        }
+    ]
+
+
+async def test_a_pod_that_has_changed_is_planned_again_and_was_not_refused(bench: Bench) -> None:
+    bench.server.errors["resize p9"] = ConflictError(409, "Conflict", "the object has been modified")
+    applied = await bench.apply(STATUS, RESIZE, ResizePod("p8", "graders", "1", "1", "5"), EVENT)
+    assert applied.stale
+    assert bench.rejections.by_name() == {}
+    assert bench.server.writes == ["apply RLJob x/status", "resize p9", "resize p8", "create Event"]
+
+
+async def test_a_refused_resize_is_kept_for_the_next_plan(bench: Bench) -> None:
+    bench.server.errors["resize p9"] = REJECTED
+    applied = await bench.apply(RESIZE)
+    assert not applied.stale
+    assert bench.rejections.by_name() == {"p9": "Pod p9: exceeded quota"}
+
+
+async def test_nothing_is_resized_that_the_status_could_not_tell_of(bench: Bench) -> None:
+    bench.server.errors["apply RLJob x/status"] = ConflictError(409, "Conflict", "the job has changed")
+    applied = await bench.apply(STATUS, RESIZE)
+    assert applied.stale
+    assert bench.server.writes == ["apply RLJob x/status"]
+
+
 async def test_actions_are_done_in_order(bench: Bench) -> None:
-    applied = await bench.apply(SERVICE, *PODS[:2], DELETE, ResizePod("p9", "graders", "2"), STATUS, EVENT)
+    applied = await bench.apply(SERVICE, *PODS[:2], DELETE, STATUS, RESIZE, EVENT)
     assert bench.server.writes == [
         "make Service x",
         "create Pod p0",
         "create Pod p1",
         "delete Pod old",
-        "resize p9",
         "apply RLJob x/status",
+        "resize p9",
         "create Event",
     ]
     assert applied.unanswered is None
@@ -160,8 +197,8 @@ async def test_actions_are_done_in_order(bench: Bench) -> None:
         ("Pod", "p0", 9),
         ("Pod", "p1", 9),
         ("Pod", "old", 0),
-        ("Pod", "p9", 9),
         ("RLJob", "x", 9),
+        ("Pod", "p9", 9),
     ]
 
 

@@ -46,6 +46,11 @@ class Driver:
             self._demand = {**self._demand, "rollout": {"incarnation": 1, **rollout}}
         await self._apply({"training": {"incarnation": 1, "state": "Running", "step": 1}, "demand": self._demand})
 
+    async def ask_cpus(self, **reward: Any) -> None:
+        """Publishes a demand for CPUs of reward pods."""
+        self._demand = {**self._demand, "reward": {"incarnation": 1, **reward}}
+        await self.ask()
+
     async def _apply(self, status: dict[str, Any]) -> None:
         metadata = {"namespace": self._bench.namespace, "name": "x"}
         body = {"apiVersion": RL_JOB.api_version, "kind": "RLJob", "metadata": metadata, "status": status}

@@ -129,3 +129,21 @@ def test_of_an_object_that_is_applied_the_digest_of_its_content_is_kept() -> Non
     assert "spec" not in ours
     assert not wakes_job(ours, trim(policy({"podSelector": {}}, resourceVersion="9", managedFields=[1])))
     assert wakes_job(ours, trim(policy({"podSelector": {}, "ingress": [{}]})))
+
+
+def test_each_sign_of_a_resize_that_is_carried_out_wakes_the_job() -> None:
+    before = trim(POD)
+    for path, value in (
+        (("metadata", "generation"), 2),
+        (("status", "observedGeneration"), 2),
+        (("spec", "containers", 0, "resources"), {"limits": {"cpu": "2"}}),
+        (("status", "containerStatuses", 0, "resources"), {"limits": {"cpu": "2"}}),
+        (("status", "containerStatuses", 0, "allocatedResources"), {"cpu": "2"}),
+        (("status", "conditions"), [{"type": "PodResizePending", "status": "True", "reason": "Deferred"}]),
+    ):
+        pod = copy.deepcopy(POD)
+        place: Any = pod
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = value
+        assert wakes_job(before, trim(pod)), path

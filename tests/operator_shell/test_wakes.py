@@ -110,6 +110,9 @@ def test_only_pods_that_the_grant_takes_back_are_drained_for_the_jobs_plan() -> 
         ("spec.suspend", True),
         ("spec.rollout", {"replicas": 3}),
         ("spec.rollout", {"minReplicas": 1}),
+        ("spec.rewardCpu", {"total": "4"}),
+        ("status.demand.reward", {"incarnation": 1, "number": 2}),
+        ("status.demand.reward", {"pools": [{"name": "code", "cpu": "2"}]}),
         ("metadata.deletionTimestamp", "2026-11-21T10:00:00Z"),
         ("metadata.uid", "2"),
     ],
@@ -127,6 +130,7 @@ def test_what_a_pools_plan_looks_at_wakes_it(path: str, value: Any) -> None:
         ("status.checkpoint.step", 4),
         ("status.demand.rollout.drained", ["x-rollout-1-a0"]),
         ("status.demand.rollout.reason", "preemptions"),
+        ("status.rewardCpu", {"total": "4", "used": "2"}),
         ("status.roles.rollout.ready", 1),
         ("status.roles.rollout.pods", [{"index": 0, "attempt": 0, "restarts": 1}]),
         ("status.phase", "Failed"),
@@ -167,3 +171,11 @@ def test_a_first_report_without_a_state_is_progress() -> None:
 def test_no_report_of_progress_wakes(training: dict[str, int]) -> None:
     kept = {key: JOB["status"]["training"][key] for key in ("state", "incarnation", "reshapes")}
     assert not wakes_job(JOB, changed("status.training", {**training, **kept}))
+
+
+def test_a_demand_for_cpus_is_the_pools_affair_and_its_grant_the_jobs() -> None:
+    asked = changed("status.demand.reward", {"incarnation": 1, "number": 2, "pools": [{"name": "code", "cpu": "2"}]})
+    assert not wakes_job(JOB, asked)
+    granted = copy.deepcopy(asked)
+    granted["status"]["allocation"]["grant"]["reward"] = {"answers": 2, "pools": [{"name": "code", "cpu": "2"}]}
+    assert wakes_job(asked, granted)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from longboat_crds.base import Role
 from longboat_crds.failure import FailurePolicySpec
+from longboat_crds.quantities import cpu_quantity
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_operator.model import Action, ApplyObject, CreateObject, PatchMetadata, Target
 from longboat_operator.plan.places import Places
 from longboat_operator.plan.records import RoleCount, remembered
+from longboat_operator.plan.reward_cpus import RewardCpus
 from longboat_operator.plan.starts import says_missing
 from longboat_operator.plan.surroundings import LOOK_AGAIN_SECONDS, ClaimsInUse, claims_in_use, surroundings_of
 from longboat_operator.plan.templates import Template, runtime_revision, template_of
@@ -51,19 +53,20 @@ class Vacancy:
     wait: float
 
 
-def creation_of(view: JobView, places: Places, counts: Mapping[Role, RoleCount], now: datetime) -> Creation:
-    """What is missing, in start order.
+def creation_of(view: JobView, vacant: Sequence[Vacancy], cpus: RewardCpus, now: datetime) -> Creation:
+    """What is missing, in start order; `vacant` are the places without a pod, once the job has a grant.
 
     Rule: account, service, policies, claim and token come before pods, and so does the job's grant; the driver's pod comes
     first, the others follow at once, since they wait for the head themselves. Before the first pod from a template, its
     revision and the first pod
     of each role, and of each reward pool, are checked by a dry run: a job whose template is rejected has no revision, so its next plan
     takes the template as it then is. A role or pool whose pod was rejected asks for no further pods until that one is accepted.
+    With spec.rewardCpu a reward pod is created with the CPUs that the published status promises it; of a job that has no pods from its
+    template yet, with those that it is going to promise.
     """
     template = template_of(view)
     if isinstance(template, Finding):
         return Creation(finding=template)
-    vacant = list(vacancies(view, places, counts, now)) if view.grant else []
     to_fill = [vacancy for vacancy in vacant if vacancy.wait <= 0]
     around = surroundings_of(view)
     claims = claims_in_use(view) if to_fill else ClaimsInUse()
@@ -75,7 +78,7 @@ def creation_of(view: JobView, places: Places, counts: Mapping[Role, RoleCount],
         return Creation(around.actions, finding, template, LOOK_AGAIN_SECONDS, token.name)
     actions: list[Action] = [*around.actions]
     try:
-        pods = list(_pods(view, template, to_fill, token, one_node=claims.one_node)) if token.may_be_used else []
+        pods = list(_pods(view, template, to_fill, token, cpus, one_node=claims.one_node)) if token.may_be_used else []
     except TemplateInvalid as error:
         return Creation(
             finding=Finding(ConditionType.RUNTIME_RESOLVED, False, Reason.POD_TEMPLATE_INVALID, str(error)),
@@ -147,6 +150,15 @@ def vacancies(view: JobView, places: Places, counts: Mapping[Role, RoleCount], n
                 yield Vacancy(role, place, lost.attempt + 1, max(0.0, seconds_until(lost.lost_time, wait, now)))
 
 
+def pods_to_create(view: JobView, vacant: Sequence[Vacancy]) -> dict[str, Place]:
+    """Reward pods that may be created now, by name."""
+    return {
+        view.job.pod(vacancy.role, vacancy.place, vacancy.attempt): vacancy.place
+        for vacancy in vacant
+        if vacancy.role is Role.REWARD and vacancy.wait <= 0
+    }
+
+
 def wait_seconds(losses: int, policy: FailurePolicySpec) -> float:
     """Seconds from a pod's loss to its replacement, after this many `losses` at its place since the last step.
 
@@ -157,7 +169,7 @@ def wait_seconds(losses: int, policy: FailurePolicySpec) -> float:
 
 
 def _pods(
-    view: JobView, template: Template, vacancies: list[Vacancy], token: RayToken, *, one_node: bool
+    view: JobView, template: Template, vacancies: list[Vacancy], token: RayToken, cpus: RewardCpus, *, one_node: bool
 ) -> Iterator[CreateObject]:
     revision = view.job.revision(template.number)
     checked: set[tuple[Role, str]] = set()
@@ -166,6 +178,12 @@ def _pods(
         alike = vacancy.role, vacancy.place.pool
         if alike in rejected:
             continue
+        cpu = None
+        if vacancy.role is Role.REWARD and view.spec.reward_cpu:
+            name = view.job.pod(vacancy.role, vacancy.place, vacancy.attempt)
+            cpu = cpus.promised.get(name) or (cpus.promises.get(name) if template.is_new else None)
+            if cpu is None:
+                continue
         body = build_pod(
             view.job,
             view.spec,
@@ -176,6 +194,7 @@ def _pods(
             vacancy.attempt,
             token=token.name or "",
             one_node=one_node,
+            graders_cpu=cpu_quantity(cpu) if cpu else None,
         )
         yield CreateObject(body, dry_run=template.is_new and alike not in checked)
         checked.add(alike)

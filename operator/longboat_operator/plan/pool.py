@@ -1,4 +1,4 @@
-"""What a pool gives its job: how many rollout pods it may have, and which of them it has to give back. Pure.
+"""What a pool gives its job: rollout pods, which of them it has to give back, and the CPUs of reward pods. Pure.
 
 The pool's plan divides, the job's plan (`places`, `leaving`) spends what it was granted. A pool has one job, so what it may
 give is bounded by the job's spec alone.
@@ -14,7 +14,8 @@ from longboat_crds.status import Grant, LeavingPod, RolloutDemand, RolloutGrant
 from longboat_operator.model import Observed, Plan, PublishGrant
 from longboat_operator.plan.losses import loss_of
 from longboat_operator.plan.records import RoleCount, is_past, remembered
-from longboat_operator.reading.status import rollout_demand, rollout_grant
+from longboat_operator.plan.reward_shares import reward_grant_of
+from longboat_operator.reading.status import reward_demand, reward_grant, rollout_demand, rollout_grant
 from longboat_operator.reading.times import moment, stamp
 from longboat_operator.reading.view import PodView, PoolView, SpecUnreadable, read_pool
 
@@ -33,28 +34,37 @@ def plan_pool(observed: Observed, now: datetime) -> Plan:
         view = read_pool(observed, job)
     except SpecUnreadable:
         return Plan()
-    old = rollout_grant(view.status)
+    allocation = view.status.allocation
     new = grant_of(view, now)
-    if new == old:
+    if new == (allocation.grant if allocation else None):
         return Plan()
-    return Plan((PublishGrant(Grant(rollout=new).to_json() if new else None),))
+    return Plan((PublishGrant(new.to_json() if new else None),))
 
 
-def grant_of(view: PoolView, now: datetime) -> RolloutGrant | None:
-    """The rollout pods that the job gets; None for a job that is suspended or finished.
+def grant_of(view: PoolView, now: datetime) -> Grant | None:
+    """Everything that the job gets; None for a job that is suspended or finished, as it was for one that is being suspended."""
+    if view.finished or (view.suspended and view.suspend):
+        return None
+    if not view.suspended and (view.suspend or view.status.suspend_time):
+        return view.status.allocation.grant if view.status.allocation else None
+    reward = None
+    if view.reward_cpu is not None:
+        reward = reward_grant_of(
+            view.reward_cpu, view.reward_pools, reward_grant(view.status), reward_demand(view.status)
+        )
+    return Grant(rollout=rollout_grant_of(view, now), reward=reward)
+
+
+def rollout_grant_of(view: PoolView, now: datetime) -> RolloutGrant:
+    """The rollout pods that the job gets.
 
     Rule:
     * `replicas` are what the demand of the current incarnation asks for, or spec.rollout.replicas while that has asked for
       nothing; at least spec.rollout.minReplicas and at most spec.rollout.replicas. A demand of another incarnation is ignored;
     * `answers` is the number of the demand that counted;
-    * `leaving` are pods beyond `replicas` (`pods_to_leave`);
-    * while the job is being suspended its grant stays as it is.
+    * `leaving` are pods beyond `replicas` (`pods_to_leave`).
     """
     old = rollout_grant(view.status)
-    if view.finished or (view.suspended and view.suspend):
-        return None
-    if not view.suspended and (view.suspend or view.status.suspend_time):
-        return old
     demand = rollout_demand(view.status)
     asked = demand.replicas if demand else view.replicas
     replicas = max(min(asked, view.replicas), view.min_replicas)

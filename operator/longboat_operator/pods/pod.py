@@ -21,6 +21,7 @@ from longboat_operator.pods.merge import merge
 from longboat_operator.pods.names import JobRef, Place
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.pods.volumes import ray_volumes
+from longboat_operator.pods.workers import GRADERS
 
 CLAIM_USERS = tuple(role for role, traits in ROLES.items() if traits.mounts_checkpoints)
 
@@ -40,12 +41,13 @@ def build_pod(
     *,
     token: str,
     one_node: bool,
+    graders_cpu: str | None = None,
 ) -> Object:
     """The pod of one place of a role, from the template that `revision` stores.
 
     Order: common parts, the role's parts, `runtime.common`, `runtime.roles.ROLE`, the entry of `runtime.rewardTemplates` that the pool of
     a reward pod names; then identity, which no template can change. `token` is the Secret with Ray's token. With `one_node` the pods that mount the checkpoint claim stay together
-    (a ReadWriteOnce claim).
+    (a ReadWriteOnce claim). `graders_cpu` takes the place of what the template says of the graders' CPUs.
 
     Raises:
         TemplateInvalid: the template doesn't have the form of a pod template.
@@ -56,6 +58,8 @@ def build_pod(
         if kind in body:
             grace = body.get("terminationGracePeriodSeconds", TERMINATION_GRACE_SECONDS)
             body[kind] = [_with_grace({"image": runtime.image} | c, role, grace) for c in body[kind]]
+    if graders_cpu:
+        body["containers"] = [_with_cpu(c, graders_cpu) if c["name"] == GRADERS else c for c in body["containers"]]
     body["tolerations"] = _impatient(body.get("tolerations") or [])
     if one_node and role in CLAIM_USERS:
         chooser = _chooser(job, spec, runtime)
@@ -107,6 +111,16 @@ def _with_grace(container: dict[str, Any], role: Role, seconds: Any) -> dict[str
     if container.get("name") not in ROLES[role].containers or args[:1] != ["agent"]:
         return container
     return container | {"args": [*args, "--grace-seconds", str(seconds)]}
+
+
+def _with_cpu(container: dict[str, Any], cpu: str) -> dict[str, Any]:
+    """The container with this CPU request and limit, which change without a restart; its memory stays."""
+    resources = dict(container.get("resources") or {})
+    for kind in ("requests", "limits"):
+        resources[kind] = {**(resources.get(kind) or {}), "cpu": cpu}
+    policies = [policy for policy in container.get("resizePolicy") or () if policy.get("resourceName") != "cpu"]
+    policies.append({"resourceName": "cpu", "restartPolicy": "NotRequired"})
+    return container | {"resources": resources, "resizePolicy": policies}
 
 
 def _for_role(template: Mapping[str, Any], role: Role) -> Mapping[str, Any]:

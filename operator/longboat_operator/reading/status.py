@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from longboat_crds.status import RLJobStatus, RolloutDemand, RolloutGrant
+from longboat_crds.status import RewardDemand, RewardGrant, RLJobStatus, RolloutDemand, RolloutGrant
 
 # What makes a reshape another one; what is measured of it later is progress.
 RESHAPE_IDENTITY = ("step", "kind", "tensorParallel", "reason", "failure")
@@ -48,3 +48,16 @@ def rollout_grant(status: RLJobStatus) -> RolloutGrant | None:
     """The rollout pods that the job was granted."""
     grant = status.allocation.grant if status.allocation else None
     return grant.rollout if grant else None
+
+
+def reward_demand(status: RLJobStatus) -> RewardDemand | None:
+    """The demand for CPUs of reward pods that counts: the current incarnation's."""
+    demand = status.demand.reward if status.demand else None
+    current = status.allocation.incarnation if status.allocation else None
+    return demand if demand and current and demand.incarnation == current.number else None
+
+
+def reward_grant(status: RLJobStatus) -> RewardGrant | None:
+    """The CPUs that reward pools were granted."""
+    grant = status.allocation.grant if status.allocation else None
+    return grant.reward if grant else None

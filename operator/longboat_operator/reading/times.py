@@ -10,6 +10,11 @@ def stamp(time: datetime) -> str:
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def fine_stamp(time: datetime) -> str:
+    """Text of an aware time, with milliseconds: for what takes less than a second."""
+    return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def moment(text: str) -> datetime:
     """The aware time that a text gives."""
     return datetime.fromisoformat(text)

@@ -13,8 +13,10 @@ from pydantic import ValidationError
 
 from longboat_crds.base import Role
 from longboat_crds.job import RLJobSpec
+from longboat_crds.quantities import millicores
 from longboat_crds.reasons import ConditionType
-from longboat_crds.status import Problem, RLJobStatus, RoleStatus, RolloutDemand, RolloutGrant, Training
+from longboat_crds.rewards import RewardCpuSpec, RewardPoolSpec, default_pools
+from longboat_crds.status import Problem, RewardGrant, RLJobStatus, RoleStatus, RolloutDemand, RolloutGrant, Training
 from longboat_operator.model import (
     ANNOTATION_RAY_TOKEN,
     LABEL_ATTEMPT,
@@ -27,7 +29,7 @@ from longboat_operator.model import (
 from longboat_operator.pods.names import JobRef, Place
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import has_ended, holds
-from longboat_operator.reading.status import read_status, rollout_demand, rollout_grant
+from longboat_operator.reading.status import read_status, reward_grant, rollout_demand, rollout_grant
 from longboat_operator.reading.times import moment
 
 _NOTHING: Mapping[str, Any] = {}
@@ -135,6 +137,11 @@ class JobView:
         """Rollout pods that the job may have, and those that it has to give back; None until its pool was planned."""
         return rollout_grant(self.status)
 
+    @property
+    def reward_grant(self) -> RewardGrant | None:
+        """CPUs that reward pools may have; None without spec.rewardCpu, and until the pool was planned."""
+        return reward_grant(self.status)
+
     def published(self, role: Role) -> RoleStatus | None:
         """The role in the status."""
         return getattr(self.status.roles, role) if self.status.roles else None
@@ -162,6 +169,9 @@ class PoolView:
     suspend: bool
     status: RLJobStatus
     pods: tuple[PodView, ...]
+    reward_cpu: int | None = None
+    """Millicores of spec.rewardCpu."""
+    reward_pools: tuple[RewardPoolSpec, ...] = ()
 
     @property
     def finished(self) -> bool:
@@ -188,6 +198,11 @@ def read_pool(observed: Observed, job: Object) -> PoolView:
     replicas, least = rollout.get("replicas", 1), rollout.get("minReplicas", 0)
     if not (isinstance(replicas, int) and isinstance(least, int)):
         raise SpecUnreadable("spec.rollout.replicas and spec.rollout.minReplicas: must be integers")
+    total, pools = (
+        _reward_pools(json.dumps(spec["rewardCpu"]), json.dumps(spec.get("rewardPools")))
+        if "rewardCpu" in spec
+        else (None, ())
+    )
     kept = {name: status[name] for name in _OF_A_POOL if name in status}
     if found := (status.get("roles") or {}).get("rollout"):
         kept["roles"] = {"rollout": found}
@@ -198,7 +213,19 @@ def read_pool(observed: Observed, job: Object) -> PoolView:
         suspend=bool(spec.get("suspend")),
         status=read_status(kept),
         pods=pods_by_role(observed)[Role.ROLLOUT],
+        reward_cpu=total,
+        reward_pools=pools,
     )
+
+
+@lru_cache(maxsize=4096)
+def _reward_pools(cpu: str, pools: str) -> tuple[int, tuple[RewardPoolSpec, ...]]:
+    """Millicores of spec.rewardCpu, and spec.rewardPools, that are written so."""
+    try:
+        total = millicores(RewardCpuSpec.model_validate(json.loads(cpu)).total)
+        return total, tuple(map(RewardPoolSpec.model_validate, json.loads(pools) or default_pools()))
+    except ValidationError as error:
+        raise SpecUnreadable(f"spec.rewardCpu, spec.rewardPools: {error.errors()[0]['msg']}") from error
 
 
 def job_ref(job: Object) -> JobRef:

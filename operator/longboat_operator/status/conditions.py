@@ -8,7 +8,7 @@ from datetime import datetime
 
 from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType, Reason
-from longboat_crds.status import Condition, TrainingState
+from longboat_crds.status import Condition, RewardCpuStatus, TrainingState
 from longboat_operator.plan.creation import Creation
 from longboat_operator.plan.deadline import has_trained
 from longboat_operator.plan.pod_problems import PodProblem
@@ -34,6 +34,7 @@ class Facts:
     counts: Mapping[Role, RoleCount]
     creation: Creation
     held_up: PodProblem | None = None
+    reward_cpu: RewardCpuStatus | None = None
 
 
 def findings_of(view: JobView, facts: Facts) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from longboat_crds.base import Role
 from longboat_crds.explanations import explain
 from longboat_crds.reasons import ConditionType, Reason, ReasonGroup
-from longboat_crds.status import Condition, Phase, RestartRecord, RLJobStatus
+from longboat_crds.status import Condition, CpuMoveOutcome, Phase, RestartRecord, RewardCpuStatus, RLJobStatus
 from longboat_operator.model import EmitEvent
 from longboat_operator.plan.leaving import Departure, Ground
 from longboat_operator.plan.records import RoleCount
@@ -45,7 +45,7 @@ def events_of(
 ) -> Iterator[EmitEvent]:
     """Events that report what has changed between two statuses, and which pods may leave from now on.
 
-    Rule: phases, restarts, scales, pods that leave and reshapes always; a demand for rollout pods when it begins to be
+    Rule: phases, restarts, scales, pods that leave, reshapes and CPUs that moved or were refused always; a demand for rollout pods when it begins to be
     limited; a condition when it says for the first time, or for a new reason, that something
     is wrong (its reason is not of progress) that no other event reports. Counts and times never: they are in the status.
     """
@@ -57,6 +57,7 @@ def events_of(
         kind, reason, text = _DEPARTURES[departure.ground]
         yield EmitEvent(kind, reason, f"Role {Role.ROLLOUT}, pod {departure.pod} {text}")
     yield from _reshaped(old, new)
+    yield from _cpus_moved(old, new)
     yield from _warnings(old, new)
     if new.phase != old.phase:
         yield from _phase(old, new)
@@ -113,6 +114,32 @@ def _reshaped(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:
         else:
             text = f"Engines have tensorParallel {reshape.tensor_parallel} for {place}, in {reshape.seconds} s: {reshape.reason}"
             yield EmitEvent(NORMAL, "Reshaped", text)
+
+
+def _cpus_moved(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:
+    before, after = old.reward_cpu or RewardCpuStatus(total="0", used="0"), new.reward_cpu
+    if after is None:
+        return
+    for held in after.refusals or ():
+        if any((held.pod, held.times) == (told.pod, told.times) for told in before.refusals or ()):
+            continue
+        back = f"; they go back to pool {held.source}" if held.source else ""
+        said = f": {held.message}" if held.message else ""
+        text = (
+            f"Pod {held.pod} on node {held.node or '?'} can't have {held.cpu} CPUs ({held.outcome}{said}) and keeps what it has{back}. "
+            f"Tried again after {held.until}."
+        )
+        yield EmitEvent(WARNING, "CPUsRefused", text)
+    told_moves = {(move.time, move.source, move.target): move.outcome for move in before.moves or ()}
+    for move in after.moves or ():
+        if told_moves.get((move.time, move.source, move.target)) == move.outcome:
+            continue
+        place = f"from reward pool {move.source} to {move.target}" if move.source else f"to reward pool {move.target}"
+        why = f": {move.reason}" if move.reason else "."
+        if move.outcome is CpuMoveOutcome.DONE:
+            yield EmitEvent(NORMAL, "CPUsMoved", f"{move.cpu} CPUs {place} in {move.seconds} s{why}")
+        elif move.outcome is CpuMoveOutcome.INCOMPLETE:
+            yield EmitEvent(WARNING, "CPUsNotMoved", f"Not all of {move.cpu} CPUs could be moved {place}{why}")
 
 
 def _warnings(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:

@@ -21,6 +21,7 @@ from longboat_crds.status import (
 from longboat_operator.plan.failures import stopped_short
 from longboat_operator.plan.incarnations import granted, revoked
 from longboat_operator.plan.records import RoleCount, released
+from longboat_operator.plan.reward_cpus import ended
 from longboat_operator.plan.suspension import Suspension
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding, find
@@ -51,7 +52,8 @@ def status_of(view: JobView, facts: Facts, now: datetime) -> RLJobStatus:
             "runtime": _runtime(view, facts) or old.runtime,
             "ray_token_secret": _ray_token(view, facts),
             "selector": ",".join(f"{k}={v}" for k, v in sorted(view.job.labels(Role.ROLLOUT).items())),
-            "roles": roles_status(facts.roles, facts.counts),
+            "roles": roles_status(facts.roles, facts.counts, facts.reward_cpu),
+            "reward_cpu": facts.reward_cpu,
             "allocation": _allocation(view, facts),
             "reported": reported_of(view),
             "conditions": conditions,
@@ -73,6 +75,7 @@ def final_status(view: JobView, end: Finding, counts: Counts, now: datetime) -> 
             "completion_time": stamp(now),
             "suspend_time": None,
             "roles": roles_status(roles, {role: released(counts[role], view.pods[role]) for role in ROLES}),
+            "reward_cpu": view.status.reward_cpu and ended(view.status.reward_cpu),
             "reported": reported_of(view),
             "conditions": conditions,
             **_restarts(view, counts),

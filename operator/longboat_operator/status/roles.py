@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
 from functools import cached_property
 
 from longboat_crds.base import Role
-from longboat_crds.status import PoolStatus, RolesStatus, RoleStatus
+from longboat_crds.quantities import cpu_quantity, millicores
+from longboat_crds.status import PoolStatus, RewardCpuStatus, RolesStatus, RoleStatus
 from longboat_operator.model import Object
 from longboat_operator.plan.losses import Loss
 from longboat_operator.plan.places import Places
@@ -18,9 +18,6 @@ from longboat_operator.pods.names import Place
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.times import stamp
 from longboat_operator.reading.view import JobView, PodView
-
-# Suffixes of a CPU quantity (apimachinery's resource.Quantity) and what they multiply by.
-_SUFFIXES = {"n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "k": Decimal(1000)}
 
 
 @dataclass(frozen=True)
@@ -120,13 +117,21 @@ def first_unscheduled(roles: Survey) -> PodProblem | None:
     return next((problem for pod in pods if (problem := scheduling_problem(pod))), None)
 
 
-def roles_status(roles: Survey, counts: Mapping[Role, RoleCount]) -> RolesStatus:
+def roles_status(
+    roles: Survey, counts: Mapping[Role, RoleCount], reward_cpu: RewardCpuStatus | None = None
+) -> RolesStatus:
     """The roles as the status shows them."""
-    return RolesStatus(**{str(role): role_status(found, counts[role]) for role, found in roles.items()})
+    return RolesStatus(
+        **{
+            str(role): role_status(found, counts[role], reward_cpu if role is Role.REWARD else None)
+            for role, found in roles.items()
+        }
+    )
 
 
-def role_status(found: RoleSurvey, count: RoleCount) -> RoleStatus:
+def role_status(found: RoleSurvey, count: RoleCount, reward_cpu: RewardCpuStatus | None = None) -> RoleStatus:
     """One role as the status shows it."""
+    cpu = _cpu(found)
     return RoleStatus(
         desired=found.desired,
         ready=found.ready,
@@ -141,25 +146,14 @@ def role_status(found: RoleSurvey, count: RoleCount) -> RoleStatus:
         ]
         or None,
         pods=[count.records[place] for place in sorted(count.records)] or None,
-        cpu=_cpu(found),
+        cpu=cpu,
+        cpu_text=f"{reward_cpu.used}/{reward_cpu.total}" if reward_cpu else cpu,
     )
 
 
 def _cpu(found: RoleSurvey) -> str | None:
     container = ROLES[found.role].cpu_container
     return cpu_limits((pod.raw for pod in found.pods), container) if container else None
-
-
-def cores(text: str) -> Decimal:
-    """Cores of a CPU quantity such as `500m` or `2`."""
-    factor = _SUFFIXES.get(text[-1:])
-    return Decimal(text[:-1]) * factor if factor else Decimal(text)
-
-
-def quantity(number: Decimal) -> str:
-    """Shortest CPU quantity, rounded up to thousandths: `2`, `1500m`."""
-    thousandths = int((number * 1000).to_integral_value(rounding="ROUND_CEILING"))
-    return f"{thousandths}m" if thousandths % 1000 else str(thousandths // 1000)
 
 
 def cpu_limits(pods: Iterable[Object], container: str) -> str | None:
@@ -170,4 +164,4 @@ def cpu_limits(pods: Iterable[Object], container: str) -> str | None:
         for c in pod.get("spec", {}).get("containers") or ()
         if c["name"] == container
     ]
-    return quantity(sum((cores(str(q)) for q in found), Decimal(0))) if found and all(found) else None
+    return cpu_quantity(sum(millicores(str(q)) for q in found)) if found and all(found) else None

@@ -25,7 +25,17 @@ _METADATA = (
     "deletionGracePeriodSeconds",
 )
 _OWNER = ("apiVersion", "kind", "name", "uid", "controller", "blockOwnerDeletion")
-_POD_STATUS = ("phase", "reason", "message", "podIP", "hostIP", "startTime", "qosClass", "nominatedNodeName")
+_POD_STATUS = (
+    "phase",
+    "reason",
+    "message",
+    "podIP",
+    "hostIP",
+    "startTime",
+    "qosClass",
+    "nominatedNodeName",
+    "observedGeneration",
+)
 _CONDITION = ("type", "status", "reason", "message", "lastTransitionTime", "observedGeneration")
 _CONTAINER = ("name", "resources", "restartPolicy")
 _CONTAINER_STATUS = (

@@ -13,6 +13,7 @@ from longboat_operator.reading.status import RESHAPE_IDENTITY
 # All that a job's plan waits for in what a driver reports of its progress: `state` says that it started, ended or gave up,
 # `incarnation` that another driver reports.
 _TRAINING_THAT_MATTERS = ("state", "incarnation")
+_REWARD_DEMAND_OF_A_POOL = ("incarnation", "number", "pools")
 _DEMAND_OF_A_POOL = ("incarnation", "number", "replicas", "giveFirst")
 
 
@@ -22,7 +23,7 @@ def wakes_job(old: Object | None, new: Object | None) -> bool:
     Everything does but: resourceVersion and managed fields, which change with every write; of a job `status.training` beyond
     `state`, `incarnation` and new reshapes, so a job that only reports steps costs no plan; and of its demand for rollout pods
     all but its incarnation and which of the pods that the grant takes back are drained: that is its pool's affair. The rest of
-    `demand`, `checkpoint`, `problem`, the grant, the spec, metadata and the operator's own part of the status, should someone else change it, do.
+    `demand` (but for that of CPUs for reward pods, which its pool answers), `checkpoint`, `problem`, the grant, the spec, metadata and the operator's own part of the status, should someone else change it, do.
     """
     if old is None or new is None:
         return old is not new
@@ -48,7 +49,9 @@ def _of_a_job(obj: Object) -> dict[str, Any]:
     status["training"] = _pick(training, _TRAINING_THAT_MATTERS) | {
         "reshapes": [_pick(reshape, RESHAPE_IDENTITY) for reshape in training.get("reshapes") or ()]
     }
-    if rollout := (status.get("demand") or {}).get("rollout"):
+    if "reward" in (demand := status.get("demand") or {}):
+        status["demand"] = {key: value for key, value in demand.items() if key != "reward"}
+    if rollout := demand.get("rollout"):
         grant = ((status.get("allocation") or {}).get("grant") or {}).get("rollout") or {}
         leaving = [each["pod"] for each in grant.get("leaving") or ()]
         drained = [pod for pod in leaving if pod in (rollout.get("drained") or ())]
@@ -64,7 +67,7 @@ def _of_a_pool(obj: Object) -> dict[str, Any] | None:
     known = _pick(metadata, ("uid", "deletionTimestamp"))
     if obj["kind"] == RL_JOB.kind:
         spec, status = obj.get("spec") or {}, obj.get("status") or {}
-        rollout = spec.get("rollout") or {}
+        rollout, demand = spec.get("rollout") or {}, status.get("demand") or {}
         allocation = status.get("allocation") or {}
         records = ((status.get("roles") or {}).get("rollout") or {}).get("pods") or ()
         return {
@@ -74,7 +77,12 @@ def _of_a_pool(obj: Object) -> dict[str, Any] | None:
             "conditions": [(held["type"], held["status"]) for held in status.get("conditions") or ()],
             "incarnation": (allocation.get("incarnation") or {}).get("number"),
             "grant": allocation.get("grant"),
-            "demand": _pick((status.get("demand") or {}).get("rollout") or {}, _DEMAND_OF_A_POOL),
+            "demand": _pick(demand.get("rollout") or {}, _DEMAND_OF_A_POOL),
+            "reward": [
+                spec.get("rewardCpu"),
+                spec.get("rewardPools") if "rewardCpu" in spec else None,
+                _pick(demand.get("reward") or {}, _REWARD_DEMAND_OF_A_POOL),
+            ],
             "records": [(record["index"], record["attempt"]) for record in records],
         }
     if obj["kind"] == POD.kind and (metadata.get("labels") or {}).get(LABEL_ROLE) == Role.ROLLOUT:

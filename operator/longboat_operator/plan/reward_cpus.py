@@ -1,0 +1,393 @@
+"""How CPUs for grading move between running reward pods, step by step, so that their sum is never exceeded. Pure.
+
+The pool's plan says what each reward pool may have in the end (`reward_shares`); this is the way there. A pod's CPUs are
+changed in place (KEP-1287), and the only thing that stops a node from giving a pod what its spec says is that the spec says less:
+so what a pod may have in force is counted as the most of what is recorded for it, what its spec says, what its node has
+allocated and what is in force, until the pod is gone.
+
+Every change is recorded in the status before it is asked for, and asked for as of one resourceVersion of the pod. So another
+operator counts a change that a former leader has decided, whether it was sent or not; and once the pod has a later
+resourceVersion, a patch of the earlier one that still comes is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from longboat_crds.base import Role
+from longboat_crds.quantities import cpu_quantity, millicores
+from longboat_crds.status import (
+    CPU_REFUSALS,
+    LINE_LENGTH,
+    RECENT_CPU_MOVES,
+    CpuMove,
+    CpuMoveOutcome,
+    CpuRefusal,
+    CpuResize,
+    PoolCpu,
+    RewardCpuStatus,
+)
+from longboat_operator.model import ResizePod
+from longboat_operator.plan.losses import loss_of
+from longboat_operator.pods.names import Place
+from longboat_operator.pods.workers import GRADERS
+from longboat_operator.reading.cpus import PodCpu, pod_cpu
+from longboat_operator.reading.status import reward_demand
+from longboat_operator.reading.times import fine_stamp, moment, seconds_until
+from longboat_operator.reading.view import JobView
+
+# How long a pod may take before its change is taken back, by what its node says. A node that has no room answers at once, and what
+# would make room is unknown; one that says nothing may be busy.
+PATIENCE = {"Infeasible": 0.0, "Deferred": 5.0, "Error": 5.0}
+SILENT_SECONDS = 60.0
+# No write is under way longer than this; the longest of the transport's timeouts is shorter.
+REQUEST_SECONDS = 15.0
+# How long a pod keeps what it has once a change has failed: doubled with each failure in a row.
+FIRST_PIN_SECONDS = 30.0
+LONGEST_PIN_SECONDS = 1800.0
+# A pod isn't created with less of its share than this, nor raised by less than the second, while there will be more.
+LEAST_START = 100
+LEAST_RAISE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class RewardCpus:
+    """What to do about reward pods' CPUs; nothing without spec.rewardCpu.
+
+    `resizes` are asked for once `status` is published. `promised` are millicores of pods that may be created now, by name, as
+    published; `promises` those that this look adds.
+    """
+
+    status: RewardCpuStatus | None = None
+    resizes: tuple[ResizePod, ...] = ()
+    promised: Mapping[str, int] = field(default_factory=dict)
+    promises: Mapping[str, int] = field(default_factory=dict)
+    wait: float | None = None
+
+
+def reward_cpus_of(
+    view: JobView, places: Sequence[Place], vacant: Mapping[str, Place], now: datetime, *, runs: bool
+) -> RewardCpus:
+    """A look at all reward pods. `places` are those that should have one; `vacant` are pods that are to be created now, by name.
+
+    Rules:
+    * CPUs are taken from pods above their share only as far as pods below theirs, and places without a pod, lack them; first from
+      pods on a node of one that lacks them, since there they are the same CPUs;
+    * a pod gets what lies free of the total, by the count above: one that is to be created first, those on a node that others leave
+      CPUs on next. It gets its share in one step, or what there is once nothing more will come;
+    * only a pod that is settled is changed, so what it had before is known;
+    * a change that the API server refuses, or whose node defers it for too long, can't carry it out or says nothing (`PATIENCE`), is
+      taken back, and the pod keeps what it has (is pinned) for a while that doubles. What it was to get goes back to the pool
+      it came from for as long;
+    * unless the job `runs`, CPUs are only counted.
+    """
+    if view.spec.reward_cpu is None:
+        return RewardCpus()
+    look = _Look(view, places, vacant, now)
+    if runs and view.reward_grant:
+        look.judge()
+        look.move()
+    return look.result()
+
+
+def ended(status: RewardCpuStatus) -> RewardCpuStatus:
+    """What stays of it when the job has ended, and its pods are deleted."""
+    return status.model_copy(update={"used": "0", "pools": None, "refusals": None, "resizes": None})
+
+
+class _Look:
+    """One look: records are read, judged and added to; what has to be sent follows from them."""
+
+    def __init__(self, view: JobView, places: Sequence[Place], vacant: Mapping[str, Place], now: datetime) -> None:
+        spec = view.spec.reward_cpu
+        assert spec is not None
+        self._view, self._vacant, self._now = view, vacant, now
+        self._total = millicores(spec.total)
+        self._old = view.status.reward_cpu or RewardCpuStatus(total=spec.total, used="0")
+        self._replicas = {pool.name: pool.replicas for pool in view.spec.reward_pools}
+        self._granted = {
+            pool.name: millicores(pool.cpu) for pool in (view.reward_grant.pools if view.reward_grant else None) or ()
+        }
+        self._pods = {cpu.name: cpu for pod in view.pods[Role.REWARD] if (cpu := pod_cpu(pod))}
+        newest = {cpu.pod.place: cpu for cpu in self._pods.values()}  # by attempt, of which the last is the newest
+        wanted = set(places)
+        self._staying = {cpu.name: cpu for place, cpu in newest.items() if place in wanted and loss_of(cpu.pod) is None}
+        self._resizes = {
+            record.pod: record
+            for record in self._old.resizes or ()
+            if record.pod in (self._pods if record.before else vacant)
+        }
+        self._refusals = {held.pod: held for held in self._old.refusals or () if held.pod in self._pods}
+        self._pinned = {name for name, held in self._refusals.items() if moment(held.until) > now}
+        self._waits = [seconds_until(self._refusals[name].until, 0.0, now) for name in self._pinned]
+        self._send: list[str] = []
+        self._promises: dict[str, int] = {}
+
+    # What is under way.
+
+    def judge(self) -> None:
+        """Ends, takes back or continues what is recorded; records what somebody else has asked for."""
+        for name, record in list(self._resizes.items()):
+            cpu = self._staying.get(name)
+            if record.before is None or cpu is None:
+                continue  # counted until the pod is there, or gone
+            if cpu.spec == millicores(record.cpu):
+                self._judge_applied(cpu, record)
+            elif millicores(record.cpu) < cpu.spec:
+                self._judge_lowering(cpu)
+            else:
+                self._judge_raise(cpu, record)
+        for name, cpu in self._staying.items():
+            unknown = name not in self._resizes and name not in self._pinned and not cpu.settled
+            if unknown and cpu.actual not in {0, cpu.spec}:
+                self._record(cpu, cpu.actual, cpu.spec)
+
+    def _judge_applied(self, cpu: PodCpu, record: CpuResize) -> None:
+        """The pod asks for what it is to have."""
+        if cpu.settled:
+            del self._resizes[cpu.name]
+            if cpu.name not in self._pinned:
+                self._refusals.pop(cpu.name, None)
+        elif cpu.name not in self._pinned:
+            patience = PATIENCE.get(cpu.trouble or "", SILENT_SECONDS)
+            left = seconds_until(record.time, patience, self._now)
+            if left > 0:
+                self._waits.append(left)
+            else:
+                self._pin(cpu, millicores(record.cpu), cpu.trouble or "Silent", cpu.message)
+                self._record(cpu, millicores(record.cpu), millicores(record.before or "0"))
+                self._send.append(cpu.name)
+
+    def _judge_lowering(self, cpu: PodCpu) -> None:
+        """The pod is to ask for less: whenever that arrives, it harms nothing."""
+        if (answer := self._answer(cpu)) is None:
+            self._send.append(cpu.name)
+            return
+        if cpu.name not in self._pinned:
+            self._pin(cpu, millicores(self._resizes[cpu.name].cpu), "Refused", answer)
+        del self._resizes[cpu.name]
+
+    def _judge_raise(self, cpu: PodCpu, record: CpuResize) -> None:
+        """The pod is to ask for more, by a patch of the recorded version or, if it has a later one, by none."""
+        passed = cpu.version > int(record.version or 0)
+        pinned = cpu.name in self._pinned
+        if passed and (cpu.settled or not pinned):
+            del self._resizes[cpu.name]
+        elif pinned and (cpu.settled or self._answer(cpu) is not None):
+            # It was refused; a former leader's patch may still be under way.
+            left = seconds_until(record.time, REQUEST_SECONDS, self._now)
+            if left > 0:
+                self._waits.append(left)
+            else:
+                del self._resizes[cpu.name]
+        elif (answer := self._answer(cpu)) is not None:
+            self._pin(cpu, millicores(record.cpu), "Refused", answer)
+            self._waits.append(REQUEST_SECONDS)
+        else:
+            if passed:
+                self._record(cpu, millicores(record.before or "0"), millicores(record.cpu))
+            self._send.append(cpu.name)
+
+    def _answer(self, cpu: PodCpu) -> str | None:
+        return self._view.observed.rejections.get(cpu.name)
+
+    def _pin(self, cpu: PodCpu, wanted: int, outcome: str, message: str) -> None:
+        before = self._refusals.get(cpu.name)
+        times = before.times + 1 if before else 1
+        seconds = min(FIRST_PIN_SECONDS * 2.0 ** min(times - 1, 32), LONGEST_PIN_SECONDS)
+        came_from = [move.source for move in self._old.moves or () if move.target == cpu.pool]
+        self._refusals[cpu.name] = CpuRefusal(
+            pod=cpu.name,
+            node=cpu.pod.node,
+            cpu=cpu_quantity(wanted),
+            outcome=outcome,
+            message=message[:LINE_LENGTH],
+            source=came_from[-1] if came_from else None,
+            times=times,
+            until=fine_stamp(self._now + timedelta(seconds=seconds)),
+        )
+        self._pinned.add(cpu.name)
+        self._waits.append(seconds)
+
+    def _record(self, cpu: PodCpu, before: int, wanted: int) -> None:
+        self._resizes[cpu.name] = CpuResize(
+            pod=cpu.name,
+            before=cpu_quantity(before),
+            cpu=cpu_quantity(wanted),
+            version=str(cpu.version),
+            time=fine_stamp(self._now),
+        )
+
+    # What comes next.
+
+    def move(self) -> None:
+        """Takes CPUs from pods above their share for those below, and gives what is free."""
+        targets = self._targets()
+        idle = {n: c for n, c in self._staying.items() if c.settled and not (n in self._resizes or n in self._pinned)}
+        lacking = {n: targets[n] - cpu.spec for n, cpu in idle.items() if targets[n] > cpu.spec}
+        vacant = {n: self._share(place.pool) for n, place in self._vacant.items() if n not in self._resizes}
+        if not lacking and not vacant:
+            return
+        free = self._total - self._used()
+        coming = sum(
+            max(0, millicores(record.before or "0") - millicores(record.cpu))
+            for name, record in self._resizes.items()
+            if name in self._staying
+        )
+        coming += self._take(idle, targets, sum(lacking.values()) + sum(vacant.values()) - free - coming, lacking)
+        for name, share in vacant.items():
+            given = min(share, free)
+            if given == share or (given >= min(share, LEAST_START) and not coming):
+                self._promises[name] = given
+                self._resizes[name] = CpuResize(pod=name, cpu=cpu_quantity(given), time=fine_stamp(self._now))
+                free -= given
+            else:
+                free = 0  # what is free is for it
+        leaving = {cpu.pod.node for n, cpu in idle.items() if cpu.pool in self._sources() and n not in lacking}
+        for name in sorted(lacking, key=lambda n: (idle[n].pod.node not in leaving, -lacking[n], n)):
+            given = min(lacking[name], free)
+            enough = given == lacking[name] or (given >= LEAST_RAISE and not coming)
+            if enough and self._may_begin():
+                self._record(idle[name], idle[name].spec, idle[name].spec + given)
+                self._send.append(name)
+                free -= given
+
+    def _take(
+        self, idle: Mapping[str, PodCpu], targets: Mapping[str, int], lack: int, lacking: Mapping[str, int]
+    ) -> int:
+        """Lowers pods that are above their share by what is lacking; how much that is."""
+        near = {idle[name].pod.node for name in lacking}
+        donors = sorted(
+            (name for name, cpu in idle.items() if cpu.spec > targets[name]),
+            key=lambda n: (idle[n].pod.node not in near, targets[n] - idle[n].spec, n),
+        )
+        taken = 0
+        for name in donors:
+            given = min(idle[name].spec - targets[name], lack - taken)
+            if given <= 0 or not self._may_begin():
+                break
+            self._record(idle[name], idle[name].spec, idle[name].spec - given)
+            self._send.append(name)
+            taken += given
+        return taken
+
+    def _may_begin(self) -> bool:
+        """Whether all that is under way would find room in the memory of refusals."""
+        begun = {name for name, record in self._resizes.items() if record.before}
+        return len(begun | self._pinned) < CPU_REFUSALS
+
+    def _targets(self) -> dict[str, int]:
+        """What each pod may have: its share, and of what pinned pods can't be given, what had come from its pool."""
+        back: dict[str, int] = {}
+        for name in self._pinned & self._staying.keys():
+            cpu, record, source = self._staying[name], self._resizes.get(name), self._refusals[name].source
+            short = self._share(cpu.pool) - max(cpu.spec, millicores(record.cpu) if record else 0)
+            if source and source in self._replicas and short > 0:
+                back[source] = back.get(source, 0) + short
+        return {
+            name: self._share(cpu.pool) + back.get(cpu.pool, 0) // self._replicas.get(cpu.pool, 1)
+            for name, cpu in self._staying.items()
+        }
+
+    def _share(self, pool: str) -> int:
+        return max(1, self._granted.get(pool, 0) // self._replicas.get(pool, 1))
+
+    def _counted(self, name: str) -> int:
+        record, cpu = self._resizes.get(name), self._pods.get(name)
+        recorded = max(millicores(record.before or "0"), millicores(record.cpu)) if record else 0
+        return max(recorded, cpu.counted if cpu else 0)
+
+    def _used(self) -> int:
+        return sum(self._counted(name) for name in self._pods.keys() | self._resizes.keys())
+
+    def _sources(self) -> set[str]:
+        moves = self._old.moves or ()
+        return {move.source for move in moves if move.source and move.outcome is CpuMoveOutcome.UNDER_WAY}
+
+    # What is told.
+
+    def result(self) -> RewardCpus:
+        """The plan's part."""
+        granted = [PoolCpu(name=name, cpu=cpu_quantity(cpu)) for name, cpu in self._granted.items()]
+        refusals = sorted(self._refusals.values(), key=lambda held: held.until)[-CPU_REFUSALS:]
+        status = RewardCpuStatus(
+            total=cpu_quantity(self._total),
+            used=cpu_quantity(self._used()),
+            pools=granted or None,
+            moves=self._moves(granted) or None,
+            refusals=refusals or None,
+            resizes=[self._resizes[name] for name in sorted(self._resizes)] or None,
+        )
+        return RewardCpus(
+            status=status,
+            resizes=tuple(map(self._resize, sorted(self._send, key=self._raises))),
+            promised={
+                record.pod: millicores(record.cpu) for record in self._old.resizes or () if record.before is None
+            },
+            promises=self._promises,
+            wait=min(self._waits, default=None),
+        )
+
+    def _raises(self, name: str) -> bool:
+        return millicores(self._resizes[name].cpu) > self._pods[name].spec
+
+    def _resize(self, name: str) -> ResizePod:
+        cpu = self._resizes[name].cpu
+        return ResizePod(name, GRADERS, cpu, cpu, version=str(self._pods[name].version))
+
+    def _moves(self, granted: Sequence[PoolCpu]) -> list[CpuMove]:
+        moves = list(self._old.moves or ())
+        if list(self._old.pools or ()) != list(granted):
+            over = {"outcome": CpuMoveOutcome.SUPERSEDED}
+            moves = [m.model_copy(update=over) if m.outcome is CpuMoveOutcome.UNDER_WAY else m for m in moves]
+            moves += self._new_moves(granted)
+        else:
+            last = moves[-1].time if moves else None
+            moves = [self._judged(move) if move.time == last else move for move in moves]
+        return moves[-RECENT_CPU_MOVES:]
+
+    def _new_moves(self, granted: Sequence[PoolCpu]) -> list[CpuMove]:
+        """What the grant moves, in pairs of pools: what is gained is taken from those that lose, then from what was free."""
+        old = {pool.name: millicores(pool.cpu) for pool in self._old.pools or ()}
+        change = {pool.name: millicores(pool.cpu) - old.get(pool.name, 0) for pool in granted} if old else {}
+        losses = {name: -cpu for name, cpu in change.items() if cpu < 0}
+        demand = reward_demand(self._view.status)
+        reasons = {pool.name: pool.reason for pool in (demand.pools if demand else None) or ()}
+        made = []
+        for target, gain in change.items():
+            left = gain
+            for source in [*losses, None] if gain > 0 else []:
+                given = left if source is None else min(left, losses[source])
+                if given > 0:
+                    reason = reasons.get(target) or (demand.reason if demand else None)
+                    made.append(
+                        CpuMove(
+                            source=source,
+                            target=target,
+                            cpu=cpu_quantity(given),
+                            reason=reason,
+                            outcome=CpuMoveOutcome.UNDER_WAY,
+                            time=fine_stamp(self._now),
+                        )
+                    )
+                    left -= given
+                    if source is not None:
+                        losses[source] -= given
+        return made
+
+    def _judged(self, move: CpuMove) -> CpuMove:
+        """A move of the newest grant: done when each of the pool's pods has its share, incomplete while one can't be given it."""
+        if move.outcome not in {CpuMoveOutcome.UNDER_WAY, CpuMoveOutcome.INCOMPLETE}:
+            return move
+        pods = [cpu for cpu in self._staying.values() if cpu.pool == move.target]
+        share = self._share(move.target)
+        if len(pods) == self._replicas.get(move.target) and all(cpu.settled and cpu.spec >= share for cpu in pods):
+            seconds = (self._now - moment(move.time)).total_seconds()
+            return move.model_copy(update={"outcome": CpuMoveOutcome.DONE, "seconds": f"{max(0.0, seconds):.2f}"})
+        of_both = {cpu.name for cpu in self._pods.values() if cpu.pool in {move.source, move.target}}
+        under_way = of_both & (self._resizes.keys() - self._pinned)
+        if of_both & self._pinned and not under_way:
+            return move.model_copy(update={"outcome": CpuMoveOutcome.INCOMPLETE})
+        return move

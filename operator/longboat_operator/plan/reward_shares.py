@@ -1,0 +1,116 @@
+"""How a job's CPUs for grading are divided: what each reward pool may have in the end. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from longboat_crds.quantities import cpu_quantity, millicores
+from longboat_crds.rewards import RewardPoolSpec
+from longboat_crds.status import PoolCpu, RewardDemand, RewardGrant
+
+# A move of less brings less than it costs: every move holds CPUs back from both pools for a moment.
+LEAST_CHANGE = 250
+
+Millicores = Mapping[str, int]
+
+
+def reward_grant_of(
+    total: int, pools: Sequence[RewardPoolSpec], old: RewardGrant | None, demand: RewardDemand | None
+) -> RewardGrant:
+    """Each pool's millicores of `total`; `demand` is that of the current incarnation, `old` what was granted last.
+
+    Rule:
+    * before any demand `total` is divided by graders (`by_graders`); so it is when the last grant doesn't fit the spec;
+    * a demand moves CPUs to the pools that ask for more from those that ask for less (`moved`), its asks brought within each
+      pool's bounds and, together, within `total` (`within`);
+    * without a demand of the current incarnation everything stays where it is.
+    """
+    bounds = {pool.name: pool.cpu_bounds(total) for pool in pools}
+    held = {pool.name: millicores(pool.cpu) for pool in (old.pools if old else None) or ()}
+    fits = (
+        held.keys() == bounds.keys()
+        and all(bounds[name][0] <= cpu <= bounds[name][1] for name, cpu in held.items())
+        and sum(held.values()) <= total
+    )
+    if not fits:
+        held = by_graders(total, pools)
+    if demand:
+        asked = {pool.name: millicores(pool.cpu) for pool in demand.pools or ()}
+        held = moved(total, held, within(total, bounds, held | {n: cpu for n, cpu in asked.items() if n in bounds}))
+    shares = [PoolCpu(name=name, cpu=cpu_quantity(held[name])) for name in bounds]
+    return RewardGrant(answers=demand.number if demand else None, pools=shares)
+
+
+def by_graders(total: int, pools: Sequence[RewardPoolSpec]) -> dict[str, int]:
+    """`total` in proportion to the graders of each pool, as far as its bounds allow."""
+    graders = {pool.name: pool.replicas * pool.graders_per_pod for pool in pools}
+    return proportional(total, graders, {pool.name: pool.cpu_bounds(total) for pool in pools})
+
+
+def within(total: int, bounds: Mapping[str, tuple[int, int]], asked: Millicores) -> dict[str, int]:
+    """Asks within their pools' bounds; those that add up to more than `total` are cut in proportion."""
+    wanted = {name: min(max(asked[name], least), most) for name, (least, most) in bounds.items()}
+    if sum(wanted.values()) <= total:
+        return wanted
+    return proportional(total, wanted, {name: (bounds[name][0], wanted[name]) for name in wanted})
+
+
+def proportional(total: int, weights: Millicores, bounds: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+    """`total` in proportion to `weights`, each part within its bounds, together as much of `total` as these allow.
+
+    Rule: parts beyond a bound are set to it, those of the side that is further off in sum first, and the others share the
+    rest anew (the algorithm of CSS Flexible Box Layout, section 9.7). The lowest bounds together are at most `total`.
+    """
+    fixed: dict[str, int] = {}
+    while free := [name for name in weights if name not in fixed]:
+        rest, weight = total - sum(fixed.values()), sum(weights[name] for name in free)
+        ideal = {name: rest * weights[name] // weight if weight else rest // len(free) for name in free}
+        low = {name: bounds[name][0] - ideal[name] for name in free if ideal[name] < bounds[name][0]}
+        high = {name: ideal[name] - bounds[name][1] for name in free if ideal[name] > bounds[name][1]}
+        if not low and not high:
+            fixed |= ideal
+        elif sum(low.values()) >= sum(high.values()):
+            fixed |= {name: bounds[name][0] for name in low}
+        else:
+            fixed |= {name: bounds[name][1] for name in high}
+    left = total - sum(fixed.values())
+    for name in weights:  # what was lost by rounding down
+        more = min(left, bounds[name][1] - fixed[name], 1)
+        fixed[name] += more
+        left -= more
+    return {name: fixed[name] for name in weights}
+
+
+def moved(total: int, held: Millicores, wanted: Millicores) -> dict[str, int]:
+    """What each pool has after CPUs have gone to those that want more than they hold. `wanted` adds up to `total` at most.
+
+    Rule: nobody's CPUs are given first, then those of the pools that hold most beyond what they want. None leaves a pool
+    but for another that wants more, and no pool gains or loses less than `LEAST_CHANGE`.
+    """
+    spare = total - sum(held.values())
+    surplus = {name: held[name] - wanted[name] for name in held if held[name] - wanted[name] >= LEAST_CHANGE}
+    donors = sorted(surplus, key=lambda name: (-surplus[name], name))
+    needs = {name: wanted[name] - held[name] for name in held if wanted[name] - held[name] >= LEAST_CHANGE}
+    gains: dict[str, int] = {}
+    left = spare + sum(surplus.values())
+    for name in sorted(needs, key=lambda name: (-needs[name], name)):
+        gain = min(needs[name], left)
+        if gain >= LEAST_CHANGE:
+            gains[name] = gain
+            left -= gain
+    losses: dict[str, int] = {}
+    while gains:
+        due = max(0, sum(gains.values()) - spare)
+        losses = {}
+        for name in donors:
+            losses[name] = min(surplus[name], due)
+            due -= losses[name]
+        small = next((loss for loss in losses.values() if 0 < loss < LEAST_CHANGE), 0)
+        if not small:
+            break
+        last = list(gains)[-1]
+        gains[last] -= small
+        if gains[last] < LEAST_CHANGE:
+            del gains[last]
+            losses = {}
+    return {name: cpu + gains.get(name, 0) - losses.get(name, 0) for name, cpu in held.items()}

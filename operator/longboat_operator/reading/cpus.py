@@ -1,0 +1,107 @@
+"""What a reward pod has of CPUs for grading: what it asks for, what its node gave it, and what its node says. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from longboat_crds.quantities import millicores
+from longboat_operator.pods.workers import GRADERS
+from longboat_operator.reading.view import PodView
+
+# A node keeps a CPU request as shares of 1024 a core, so what it reports back may be off by this much.
+CONVERSION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PodCpu:
+    """Millicores of a pod's graders.
+
+    `spec` is what they ask for, as request and limit; `actual` the most that its node has allocated or put in force, as it says.
+    `settled`: the node has carried out what `spec` says and nothing is left to do. `trouble` is the node's word for why it has
+    not (`Deferred`, `Infeasible`, `Error`), about this very `spec`.
+    """
+
+    pod: PodView
+    spec: int
+    actual: int
+    settled: bool
+    trouble: str | None = None
+    message: str = ""
+
+    @property
+    def name(self) -> str:
+        """Name of the pod."""
+        return self.pod.name
+
+    @property
+    def pool(self) -> str:
+        """Its pool."""
+        return self.pod.place.pool
+
+    @property
+    def version(self) -> int:
+        """Its resourceVersion; these grow with every write."""
+        return int(self.pod.raw["metadata"].get("resourceVersion") or 0)
+
+    @property
+    def counted(self) -> int:
+        """What it may have in force now."""
+        return self.spec if self.settled else max(self.spec, self.actual)
+
+
+def pod_cpu(pod: PodView) -> PodCpu | None:
+    """Reads a pod; None if its graders have no CPU limit.
+
+    Rule: a pod is settled when its container runs with what `spec` says in `containerStatuses[].resources`, allocated too
+    (`allocatedResources` has requests alone), no condition tells of a resize, and `observedGeneration` has caught up (KEP-1287:
+    what a status says of an earlier generation says nothing about this one).
+    """
+    asked = _cpus(_named(pod.raw.get("spec", {}).get("containers")).get("resources"))
+    if "limits" not in asked:
+        return None
+    spec = max(asked.values())
+    status = pod.raw.get("status") or {}
+    container = _named(status.get("containerStatuses"))
+    given = _cpus(container.get("resources"))
+    allocated = (container.get("allocatedResources") or {}).get("cpu")
+    if allocated is not None:
+        given["allocated"] = millicores(str(allocated))
+    pending, ongoing = pod.condition("PodResizePending"), pod.condition("PodResizeInProgress")
+    busy = "True" in {pending.get("status"), ongoing.get("status")}
+    seen = int(status.get("observedGeneration") or 0) >= int(pod.raw["metadata"].get("generation") or 0)
+    settled = (
+        seen
+        and not busy
+        and pod.phase == "Running"
+        and "limits" in given
+        and all(abs(cpu - spec) <= CONVERSION for cpu in given.values())
+    )
+    trouble, message = _trouble(pending, ongoing) if seen else (None, "")
+    return PodCpu(pod, spec, max(given.values(), default=0), settled, trouble, message)
+
+
+def _trouble(pending: Mapping[str, Any], ongoing: Mapping[str, Any]) -> tuple[str | None, str]:
+    if pending.get("status") == "True" and pending.get("reason"):
+        return str(pending["reason"]), str(pending.get("message", ""))
+    if ongoing.get("status") == "True" and ongoing.get("reason") == "Error":
+        return "Error", str(ongoing.get("message", ""))
+    return None, ""
+
+
+def _named(containers: Any) -> Mapping[str, Any]:
+    for each in containers or ():
+        if each["name"] == GRADERS:
+            found: Mapping[str, Any] = each
+            return found
+    return {}
+
+
+def _cpus(resources: Any) -> dict[str, int]:
+    """Millicores of `limits` and `requests`, where they are given."""
+    found: dict[str, int] = {}
+    for kind in ("limits", "requests") if resources else ():
+        if cpu := (resources.get(kind) or {}).get("cpu"):
+            found[kind] = millicores(str(cpu))
+    return found

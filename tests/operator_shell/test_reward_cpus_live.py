@@ -1,0 +1,134 @@
+"""CPUs that move between reward pods, by the real plans on a real API server; the test plays the driver's and the node's part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from longboat_operator.kube.client import MERGE_PATCH, KubeClient
+from longboat_operator.kube.errors import ConflictError, InvalidError
+from longboat_operator.kube.resources import POD, RL_JOB
+from longboat_operator.model import LABEL_ROLE, JobKey, Observed, ResizePod
+from longboat_operator.watch.cache import Cache
+from longboat_operator.writes import Writes
+from tests.operator_shell.conftest import until
+from tests.operator_shell.small_plan import manifest
+from tests.operator_shell.test_grants_live import Driver, bench
+from tests.operator_shell.test_surroundings_live import Bench
+
+__all__ = ["bench"]
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
+
+CODE, MATH = "x-reward-code-0-a0", "x-reward-math-0-a0"
+
+
+async def submit(bench: Bench, **pool: Any) -> None:
+    """Job `x`, whose two pools of one pod each share two CPUs."""
+    body = manifest(bench.namespace, "x")
+    rewards = [{"name": name, "function": "/data/reward.py:reward", "pool": name} for name in ("code", "math")]
+    body["spec"] |= {
+        "runtimeRef": {"kind": "RLRuntime", "name": "nowhere"},
+        "rewards": rewards,
+        "rewardPools": [{"name": "code", **pool}, {"name": "math"}],
+        "rewardCpu": {"total": "2"},
+    }
+    await bench.admin.create(RL_JOB, body)
+
+
+async def asked(bench: Bench) -> dict[str, str]:
+    """CPUs that reward pods' graders ask for, by pod."""
+    found = {}
+    for name, pod in (await bench.all(POD)).items():
+        if pod["metadata"]["labels"].get(LABEL_ROLE) == "reward":
+            resources = _graders(pod)["resources"]
+            assert resources["limits"] == resources["requests"]
+            found[name] = resources["limits"]["cpu"]
+    return found
+
+
+async def carry_out(bench: Bench, *names: str) -> None:
+    """Says what the node says of pods whose CPUs are as they ask for."""
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    for name in names:
+        pod = await bench.get(POD, name)
+        cpu = _graders(pod)["resources"]["limits"]
+        told = {
+            "name": "graders", "ready": True, "restartCount": 0, "image": "i", "imageID": "i",
+            "resources": {"limits": cpu, "requests": cpu}, "allocatedResources": cpu,
+        }  # fmt: skip
+        status = {"phase": "Running", "conditions": [ready], "containerStatuses": [told]}
+        status["observedGeneration"] = pod["metadata"]["generation"]
+        await bench.admin.patch(POD, bench.namespace, name, {"status": status}, MERGE_PATCH, subresource="status")
+
+
+def _graders(pod: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = next(each for each in pod["spec"]["containers"] if each["name"] == "graders")
+    return found
+
+
+async def is_asked(bench: Bench, cpus: dict[str, str]) -> bool:
+    return await asked(bench) == cpus
+
+
+async def test_cpus_move_by_resizes_that_the_server_takes_and_the_column_shows_them(bench: Bench) -> None:
+    driver = Driver(bench)
+    async with bench.operator():
+        await submit(bench)
+        await until(lambda: is_asked(bench, {CODE: "1", MATH: "1"}))
+        await carry_out(bench, CODE, MATH)
+        await driver.start()
+        ask = [{"name": "code", "cpu": "1500m", "reason": "tests wait"}, {"name": "math", "cpu": "500m"}]
+        await driver.ask_cpus(number=1, pools=ask)
+        await until(lambda: is_asked(bench, {CODE: "1", MATH: "500m"}))
+    async with bench.operator():
+        await carry_out(bench, MATH)
+        await until(lambda: is_asked(bench, {CODE: "1500m", MATH: "500m"}))
+        await carry_out(bench, CODE)
+
+        async def done() -> bool:
+            cpus = (await bench.get(RL_JOB, "x"))["status"]["rewardCpu"]
+            return [move["outcome"] for move in cpus.get("moves", ())] == ["Done"] and "resizes" not in cpus
+
+        await until(done)
+    pods = await bench.all(POD)
+    assert {pods[name]["metadata"]["generation"] for name in (CODE, MATH)} == {2}, "one resize each"
+    table = bench.cluster.kubectl("-n", bench.namespace, "get", "rljobs", "x")
+    assert "REWARD-CPU" in table
+    assert "2/2" in table
+    described = bench.cluster.kubectl("-n", bench.namespace, "describe", "rljob", "x")
+    assert "CPUsMoved" in described
+    assert "tests wait" in described
+
+
+async def test_a_resize_of_a_pod_that_has_changed_is_refused(bench: Bench, admin: KubeClient) -> None:
+    async with bench.operator():
+        await submit(bench)
+        await until(lambda: is_asked(bench, {CODE: "1", MATH: "1"}))
+    old = await bench.get(POD, CODE)
+    await carry_out(bench, CODE)
+    events: Any = None  # no event is written
+    writes = Writes(admin, Cache(), events, Observed(JobKey(bench.namespace, "x"), await bench.get(RL_JOB, "x")))
+    version = old["metadata"]["resourceVersion"]
+    with pytest.raises(ConflictError):
+        await writes.execute(ResizePod(CODE, "graders", "2", "2", version))
+    assert (await asked(bench))[CODE] == "1"
+    newest = (await bench.get(POD, CODE))["metadata"]["resourceVersion"]
+    assert await writes.execute(ResizePod(CODE, "graders", "1500m", "1500m", newest)) == "done"
+    assert (await asked(bench))[CODE] == "1500m"
+
+
+@pytest.mark.parametrize(
+    ("pool", "field"),
+    [
+        ({"cpu": {"min": "3"}}, "spec.rewardCpu.total"),
+        ({"cpu": {"min": "2", "max": "1"}}, "spec.rewardPools[0].cpu.max"),
+    ],
+)
+async def test_the_server_names_the_field_of_a_bound_that_can_not_hold(
+    bench: Bench, pool: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(InvalidError) as caught:
+        await submit(bench, **pool)
+    assert field in {cause.field for cause in caught.value.causes}
