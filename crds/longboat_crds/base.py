@@ -22,6 +22,9 @@ PRESERVE_UNKNOWN = "x-kubernetes-preserve-unknown-fields"
 # A Kubernetes resource.Quantity, written as a string such as "500m", "4" or "2Gi".
 Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$", max_length=32)]
 
+# A CPU quantity in whole millicores, such as "500m", "1.5" or "4".
+CpuQuantity = Annotated[str, Field(pattern=r"^([0-9]+(\.[0-9]{1,3})?|[0-9]+m)$", max_length=16)]
+
 # Names of pods, Services and volumes are built from the job's: a DNS label that begins with a letter.
 JOB_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 # The name of a reward pool is a part of its pods' names.

@@ -12,7 +12,7 @@ from longboat_crds.coherence import COHERENCE
 from longboat_crds.dataset import DatasetSpec
 from longboat_crds.failure import FailurePolicySpec
 from longboat_crds.model import ModelSpec
-from longboat_crds.rewards import MAX_POOLS, RewardPoolSpec, RewardSpec, default_pools
+from longboat_crds.rewards import MAX_POOLS, RewardCpuSpec, RewardPoolSpec, RewardSpec, default_pools
 from longboat_crds.rollout import RolloutSpec
 from longboat_crds.rollouts import RolloutsSpec
 from longboat_crds.rounds import RoundsSpec
@@ -63,6 +63,11 @@ class RLJobSpec(ApiModel):
         description="Reward pods and the graders in them. Several pools are for rewards that can't share a pod: another image, "
         "toolchain, memory or network. A sample is graded by all of them at once.",
         json_schema_extra=list_map("name"),
+    )
+    reward_cpu: Annotated[RewardCpuSpec | None, Changeable.WHILE_SUSPENDED] = Field(
+        None,
+        description="CPUs of the graders of all pools together, which move to the pools that can use them. Default: none move; graders "
+        "have what the runtime template says.",
     )
     trainer: TrainerSpec = Field(default_factory=TrainerSpec)
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)

@@ -5,8 +5,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from longboat_crds.base import LIST_TYPE, ApiModel, ColumnName, ObjectName, Opaque, PoolName, ReferenceName
+from longboat_crds.base import LIST_TYPE, ApiModel, ColumnName, CpuQuantity, ObjectName, Opaque, PoolName, ReferenceName
 from longboat_crds.expressions import both, choose, constant, either, equals, exactly_one, field, negation, present
+from longboat_crds.quantities import millicores
 from longboat_crds.reward_kinds import RewardIsolation, RewardKind, RewardSignature
 from longboat_crds.rules import FieldError, Rule
 
@@ -94,6 +95,30 @@ MAX_POOLS = 8
 MAX_POOL_REPLICAS = 512
 
 
+# What a pool keeps for each of its pods unless it says otherwise.
+POD_MIN_MILLICORES = 100
+
+
+class RewardCpuSpec(ApiModel):
+    """CPUs of the graders of all reward pools together; they move to the pools that can use them."""
+
+    total: CpuQuantity = Field(
+        description="CPUs of all reward pods' `graders` containers together, those of pods that are being deleted included. It is never "
+        "exceeded, not even for a moment."
+    )
+
+
+class PoolCpuSpec(ApiModel):
+    """Bounds of a pool's part of rewardCpu.total, for all of its pods together."""
+
+    min: CpuQuantity | None = Field(
+        None, description="CPUs that the pool keeps, whatever others ask for. Default: 100m a pod, but at most max."
+    )
+    max: CpuQuantity | None = Field(
+        None, description="CPUs that the pool never has more than. Default: no bound of its own."
+    )
+
+
 class RewardPoolSpec(ApiModel):
     """Reward pods with graders in them, for the rewards that name the pool. One queue feeds all pods of a pool."""
 
@@ -105,6 +130,14 @@ class RewardPoolSpec(ApiModel):
         description="Entry of rewardTemplates in the runtime template (runtimeRef) that the pool's pods are made with: image, memory, "
         "network and so on. Default: none, so they are made as roles.reward says.",
     )
+    cpu: PoolCpuSpec | None = Field(None, description="Only with rewardCpu: bounds of the pool's part of its total.")
+
+    def cpu_bounds(self, total: int) -> tuple[int, int]:
+        """Fewest and most millicores of the pool, given the total of rewardCpu."""
+        bounds = self.cpu or PoolCpuSpec()
+        most = min(millicores(bounds.max), total) if bounds.max else total
+        least = millicores(bounds.min) if bounds.min else min(POD_MIN_MILLICORES * self.replicas, most)
+        return least, most
 
 
 def default_pools() -> list[RewardPoolSpec]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from longboat_crds.base import ApiModel, Timestamp, list_map
+from longboat_crds.base import ApiModel, CpuQuantity, Timestamp, list_map
 from longboat_crds.rewards import MAX_POOLS
 
 # As many as `kubectl describe` shows without hiding the rest.
@@ -209,6 +209,30 @@ class RolloutDemand(ApiModel):
     reason: Line | None = Field(None, description="Why, for people.")
 
 
+class PoolCpuDemand(ApiModel):
+    """CPUs that a reward pool could use now."""
+
+    name: Line = Field(description="Its name.")
+    cpu: CpuQuantity = Field(description="CPUs that all its pods together could use.")
+    reason: Line | None = Field(None, description="Why, for people.")
+
+
+class RewardDemand(ApiModel):
+    """CPUs that reward pools could use now."""
+
+    incarnation: Count = Field(
+        description="Incarnation of the driver that asks; what another one asked for doesn't count."
+    )
+    number: Count = Field(description="Of the demand within its incarnation, from 1; each one is answered by a grant.")
+    pools: list[PoolCpuDemand] | None = Field(
+        None,
+        max_length=MAX_POOLS,
+        description="Each pool; one that isn't named asks for no more than it has.",
+        json_schema_extra=list_map("name"),
+    )
+    reason: Line | None = Field(None, description="Why, for people.")
+
+
 class Demand(ApiModel):
     """What the driver could use now."""
 
@@ -221,6 +245,7 @@ class Demand(ApiModel):
         description="How the previous start failed, if its container kept running.",
     )
     rollout: RolloutDemand | None = None
+    reward: RewardDemand | None = None
 
 
 class CheckpointStatus(ApiModel):
@@ -271,10 +296,29 @@ class RolloutGrant(ApiModel):
     )
 
 
+class PoolCpu(ApiModel):
+    """CPUs of one reward pool."""
+
+    name: Line = Field(description="Its name.")
+    cpu: CpuQuantity = Field(description="CPUs of all its pods together.")
+
+
+class RewardGrant(ApiModel):
+    """CPUs that reward pools may have in the end."""
+
+    answers: Count | None = Field(
+        None, description="Number of the demand that it answers; none while the current driver has not asked."
+    )
+    pools: list[PoolCpu] | None = Field(
+        None, max_length=MAX_POOLS, description="Each pool.", json_schema_extra=list_map("name")
+    )
+
+
 class Grant(ApiModel):
     """What the job gets of what jobs share. Written by the plan of the pool, with a field manager of its own."""
 
     rollout: RolloutGrant | None = None
+    reward: RewardGrant | None = None
 
 
 class Allocation(ApiModel):

@@ -1,0 +1,20 @@
+"""CPU quantities as whole millicores. Pure."""
+
+from decimal import ROUND_CEILING, Decimal
+from functools import lru_cache
+
+# Suffixes of a CPU quantity (apimachinery's resource.Quantity) and what they multiply by.
+_SUFFIXES = {"n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "k": Decimal(1000)}
+
+
+@lru_cache(maxsize=4096)
+def millicores(text: str) -> int:
+    """Millicores of a CPU quantity such as `500m` or `2`, rounded up as the API server does."""
+    factor = _SUFFIXES.get(text[-1:])
+    number = Decimal(text[:-1]) * factor if factor else Decimal(text)
+    return int((number * 1000).to_integral_value(rounding=ROUND_CEILING))
+
+
+def cpu_quantity(thousandths: int) -> str:
+    """Shortest CPU quantity of so many millicores: `2`, `1500m`."""
+    return f"{thousandths}m" if thousandths % 1000 else str(thousandths // 1000)
