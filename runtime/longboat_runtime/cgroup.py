@@ -1,7 +1,8 @@
-"""CPUs that this container's control group lets it use."""
+"""CPUs that this container's control group lets it use, and has used."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -26,4 +27,29 @@ def cpu_limit(root: Path = CGROUP_ROOT) -> float | None:
     quota, period = root / "cpu" / "cpu.cfs_quota_us", root / "cpu" / "cpu.cfs_period_us"
     if quota.exists() and period.exists():
         return parse_cfs(quota.read_text(), period.read_text())
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class CpuUse:
+    """CPU seconds that the container has used, and seconds for which CPUs were refused to it because of its limit, over all CPUs."""
+
+    seconds: float
+    refused: float
+
+
+def parse_stat(text: str) -> dict[str, int]:
+    """The numbers of a `cpu.stat`, by name."""
+    return {name: int(value) for name, value in (line.split() for line in text.splitlines())}
+
+
+def cpu_use(root: Path = CGROUP_ROOT) -> CpuUse | None:
+    """What this container has used so far, or None if its cgroup doesn't say."""
+    unified = root / "cpu.stat"
+    if unified.exists():
+        stat = parse_stat(unified.read_text())
+        return CpuUse(stat["usage_usec"] / 1e6, stat.get("throttled_usec", 0) / 1e6)
+    stat_file, usage = root / "cpu" / "cpu.stat", root / "cpuacct" / "cpuacct.usage"
+    if stat_file.exists() and usage.exists():
+        return CpuUse(int(usage.read_text()) / 1e9, parse_stat(stat_file.read_text())["throttled_time"] / 1e9)
     return None
