@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -30,26 +29,26 @@ def cpu_limit(root: Path = CGROUP_ROOT) -> float | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class CpuUse:
-    """CPU seconds that the container has used, and seconds for which CPUs were refused to it because of its limit, over all CPUs."""
-
-    seconds: float
-    refused: float
-
-
-def parse_stat(text: str) -> dict[str, int]:
-    """The numbers of a `cpu.stat`, by name."""
-    return {name: int(value) for name, value in (line.split() for line in text.splitlines())}
+def cpu_seconds(root: Path = CGROUP_ROOT) -> float | None:
+    """CPU seconds that this container has used, or None if its cgroup doesn't say."""
+    stat, usage = root / "cpu.stat", root / "cpuacct" / "cpuacct.usage"
+    if stat.exists():
+        used = dict(line.split() for line in stat.read_text().splitlines())["usage_usec"]
+        return int(used) / 1e6
+    return int(usage.read_text()) / 1e9 if usage.exists() else None
 
 
-def cpu_use(root: Path = CGROUP_ROOT) -> CpuUse | None:
-    """What this container has used so far, or None if its cgroup doesn't say."""
-    unified = root / "cpu.stat"
-    if unified.exists():
-        stat = parse_stat(unified.read_text())
-        return CpuUse(stat["usage_usec"] / 1e6, stat.get("throttled_usec", 0) / 1e6)
-    stat_file, usage = root / "cpu" / "cpu.stat", root / "cpuacct" / "cpuacct.usage"
-    if stat_file.exists() and usage.exists():
-        return CpuUse(int(usage.read_text()) / 1e9, parse_stat(stat_file.read_text())["throttled_time"] / 1e9)
-    return None
+def runnable(root: Path = CGROUP_ROOT, proc: Path = Path("/proc")) -> int:
+    """How many threads of this container run or wait for a CPU, those of this process aside."""
+    unified = root / "cgroup.threads"
+    threads = (unified if unified.exists() else root / "cpu" / "tasks").read_text().split()
+    own = {path.name for path in (proc / "self" / "task").iterdir()}
+    return sum(_state(proc / thread) == "R" for thread in threads if thread not in own)
+
+
+def _state(thread: Path) -> str:
+    try:
+        # The name, in parentheses, may hold anything.
+        return (thread / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""  # It has ended.

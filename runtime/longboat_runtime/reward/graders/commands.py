@@ -14,7 +14,9 @@ from longboat_runtime.reward.function import CONFIG_MAPS
 
 def graders(
     socket: Annotated[Path, typer.Option(help="Unix socket to listen on.")],
-    processes: Annotated[int, typer.Option(min=1, help="Grades that run at once, as far as the container's CPU quota allows.")] = 1,
+    processes: Annotated[
+        int, typer.Option(min=1, help="Grades that run at once, as far as the container's CPU quota allows.")
+    ] = 1,
     config_maps: Annotated[Path, typer.Option(help="Directory with the files of rewards given by ConfigMap.")] = Path(
         CONFIG_MAPS
     ),

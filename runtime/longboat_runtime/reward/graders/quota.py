@@ -7,22 +7,20 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from longboat_runtime.cgroup import CpuUse, cpu_limit, cpu_use
+from longboat_runtime.cgroup import cpu_limit, cpu_seconds, runnable
 
 # How often the quota is read while there is something to grade, in seconds.
 LOOK_SECONDS = 0.5
-# Grades leave CPU unused that use less than this share of the quota,
+# Grades leave CPU unused that use less than this share of the quota.
 _UNUSED = 0.75
-# and are too many if CPUs are refused to them for so many seconds a second, over all CPUs.
-_REFUSED = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class Felt:
-    """Since the last look: how many CPUs were used, for how many seconds a second CPUs were refused, and whether grades wait for others."""
+    """How many CPUs were used since the last look, how many threads run or wait for a CPU now, and whether grades wait for others."""
 
     used: float
-    refused: float
+    runnable: int
     waiting: bool
 
 
@@ -31,18 +29,20 @@ def at_once(processes: int, quota: float | None, before: int, felt: Felt | None)
 
     Without a quota all `processes` do. Otherwise one for each CPU of the quota, or part of one, and one at least: two grades on one CPU
     take twice as long each, which brings both nearer to their limits and nothing else. Grades that sleep or wait need no CPU, so one more
-    runs for every look at which grades wait although those that run leave CPU unused; and one fewer, down to that rule, for every look
-    at which CPUs were refused to them.
+    runs for every look at which grades wait, CPU was left unused and fewer threads could run than there are CPUs (with as many the node
+    is busy); and one fewer, down to that rule, for every look at which more threads could run.
     """
     if quota is None:
         return processes
-    least = min(max(math.ceil(quota), 1), processes)
+    cpus = max(math.ceil(quota), 1)
+    least = min(cpus, processes)
     now = min(max(before, least), processes)
     if felt is None:
         return now
-    if felt.refused > _REFUSED:
+    if felt.runnable > cpus:
         return max(now - 1, least)
-    return min(now + 1, processes) if felt.waiting and felt.used < _UNUSED * quota else now
+    idle = felt.used < _UNUSED * quota and felt.runnable < cpus
+    return min(now + 1, processes) if felt.waiting and idle else now
 
 
 class Quota:
@@ -54,32 +54,25 @@ class Quota:
 
     def __init__(self, processes: int, root: Path | None) -> None:
         self._processes, self._root = processes, root
-        self._before: tuple[float, CpuUse] | None = None
+        self._looked: float | None = None
         self.at_once = processes
         self.cpu_seconds: float | None = None
-        quota = self._read()
-        if quota is not None:
-            self.at_once = at_once(processes, quota, 1, None)
+        self.look(waiting=False)
 
     def look(self, waiting: bool) -> None:
         """Follows a quota that has changed, and what grades made of it. `waiting` says whether grades wait for others."""
-        before = self._before
-        quota = self._read()
+        quota = None if self._root is None else cpu_limit(self._root)
+        if self._root is None or quota is None:
+            self.at_once, self.cpu_seconds, self._looked = self._processes, None, None
+            return
+        before, since = self.cpu_seconds, self._looked
+        self.cpu_seconds, self._looked = cpu_seconds(self._root), time.monotonic()
         felt = None
-        if before is not None and self._before is not None:
-            seconds, use = self._before[0] - before[0], self._before[1]
-            if seconds > 0:
-                used, refused = use.seconds - before[1].seconds, use.refused - before[1].refused
-                felt = Felt(used / seconds, refused / seconds, waiting)
-        self.at_once = at_once(self._processes, quota, self.at_once, felt)
+        if None not in (before, since, self.cpu_seconds) and self._looked > since:
+            used = (self.cpu_seconds - before) / (self._looked - since)
+            felt = Felt(used, runnable(self._root), waiting)
+        self.at_once = at_once(self._processes, quota, self.at_once if since is not None else 1, felt)
 
     def rest(self) -> None:
         """Nothing is graded from now on until the next look, which then says nothing about grades."""
-        self._before = None
-
-    def _read(self) -> float | None:
-        quota = None if self._root is None else cpu_limit(self._root)
-        use = None if self._root is None or quota is None else cpu_use(self._root)
-        self._before = None if use is None else (time.monotonic(), use)
-        self.cpu_seconds = None if use is None else use.seconds
-        return quota
+        self._looked = None

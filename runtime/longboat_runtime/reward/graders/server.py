@@ -73,7 +73,13 @@ class GraderServer:
         """Listens at `path` until `stop` is set. The socket is open to the directory's group."""
         listener = _listen(path)
         server = await asyncio.get_running_loop().create_unix_server(self._connected, sock=listener)
-        log.info("graders listen", socket=str(path), processes=self._processes, at_once=self._quota.at_once, landlock=landlock.version())
+        log.info(
+            "graders listen",
+            socket=str(path),
+            processes=self._processes,
+            at_once=self._quota.at_once,
+            landlock=landlock.version(),
+        )
         try:
             await stop.wait()
         finally:
@@ -296,9 +302,7 @@ async def _run(path: Path, processes: int, config_maps: Path, cgroup: Path | Non
         remove_tree(str(scratch))
 
 
-def main(
-    path: Path, processes: int, config_maps: Path = Path(CONFIG_MAPS), cgroup: Path | None = CGROUP_ROOT
-) -> None:
+def main(path: Path, processes: int, config_maps: Path = Path(CONFIG_MAPS), cgroup: Path | None = CGROUP_ROOT) -> None:
     """Runs until SIGTERM: `longboat graders --socket PATH --processes N`.
 
     `cgroup` is where the container's quota is read; None if the cgroup isn't the graders' own.
