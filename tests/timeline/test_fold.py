@@ -197,20 +197,18 @@ def test_pools_have_the_grades_that_they_had_to_do_and_the_cpus_that_they_might_
     def pool(*asked: tuple[float, int]) -> events.PoolGrading:
         return events.PoolGrading(0, 0, 0.0, 0, 0.0, asked)
 
-    timeline = folded(
-        *start(),
-        (0.5, events.CpusGranted({"code": 1.0, "math": 3.0})),
-        *short_round(),
-        (5, events.RoundGraded(1, {"math": pool((0.0, 0)), "code": pool((0.0, 0), (1.5, 7), (4.0, 0))})),
-        (6.2, events.CpusGranted({"code": 2.0, "math": 2.0})),
-        *start(20, step=1),
-        *long_round(21),
-        (25, events.RoundGraded(2, {"code": pool((0.0, 3))})),
-    )
+    first, second = short_round(), long_round(21)
+    first.insert(-3, (5, events.RoundGraded(1, {"math": pool((0.0, 0)), "code": pool((0.0, 0), (1.5, 7), (4.0, 0))})))
+    second.insert(-3, (25, events.RoundGraded(2, {"code": pool((0.0, 3))})))
+    before = numbered([*start(), (0.5, events.CpusGranted({"code": 1.0, "math": 3.0})), *first])
+    moved = (20, events.CpusGranted({"code": 2.0, "math": 2.0}))
+    log = [*before, *numbered([*start(20, step=1), moved, *second], 2, len(before) + 1)]
+    accepted(log)
+    timeline = fold(log)
     assert [pool.name for pool in timeline.pools] == ["code", "math"]
     code, math = timeline.pools
     assert [(time - EPOCH, asked) for time, asked in code.asked] == [(1, 0), (2.5, 7), (5, 0), (6.5, 0), (21, 3)]
-    assert [(time - EPOCH, cpus) for time, cpus in code.cpus] == [(0.5, 1.0), (6.2, 2.0)]
+    assert [(time - EPOCH, cpus) for time, cpus in code.cpus] == [(0.5, 1.0), (20, 2.0)]
     assert [(time - EPOCH, asked) for time, asked in math.asked] == [(1, 0), (6.5, 0)]
     chosen = choose(timeline, "2").pools[0]
     assert [(time - EPOCH, asked) for time, asked in chosen.asked] == [(21, 3)]

@@ -66,12 +66,12 @@ class Quota:
             self.at_once, self.cpu_seconds, self._looked = self._processes, None, None
             return
         before, since = self.cpu_seconds, self._looked
-        self.cpu_seconds, self._looked = cpu_seconds(self._root), time.monotonic()
+        now, used = time.monotonic(), cpu_seconds(self._root)
         felt = None
-        if None not in (before, since, self.cpu_seconds) and self._looked > since:
-            used = (self.cpu_seconds - before) / (self._looked - since)
-            felt = Felt(used, runnable(self._root), waiting)
-        self.at_once = at_once(self._processes, quota, self.at_once if since is not None else 1, felt)
+        if before is not None and used is not None and since is not None and now > since:
+            felt = Felt((used - before) / (now - since), runnable(self._root), waiting)
+        self.cpu_seconds, self._looked = used, now
+        self.at_once = at_once(self._processes, quota, 1 if since is None else self.at_once, felt)
 
     def rest(self) -> None:
         """Nothing is graded from now on until the next look, which then says nothing about grades."""
