@@ -9,10 +9,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# A division is asked for only if it changes what some pool has by so much,
+# No pool gains or loses less at once,
 LEAST_MOVE = 250
-# and only if it lets some pool be done with what the open rounds ask of it sooner, by so many seconds (a move takes about one) and by
-# this share of the time.
+# and none gets more unless it is done with what the open rounds ask of it sooner, by so many seconds (a move takes about one) and by this
+# share of the time.
 LEAST_GAIN_SECONDS, LEAST_GAIN = 1.0, 0.1
 # The mean cost of a grade is over so many at least, once there are that many; older ones count less and less.
 _REMEMBERED = 200
@@ -112,9 +112,9 @@ def divide(total: int, needs: Mapping[str, PoolNeed], before: Mapping[str, int])
 
     **The way there.** A move costs about a second and frees nothing by itself, so CPU is taken only where another pool waits for it: one
     that could use more this moment, and has less than its best division. It gets the difference, first of what no pool has, then of the
-    pools that have more than their best division, in proportion to what they have too much. A pool that idles while no other waits keeps
-    what it has: its next grades would wait for it to come back. Nothing changes for a gain below LEAST_GAIN and LEAST_GAIN_SECONDS, or
-    if no pool gains or loses LEAST_MOVE; so a load that stays the same, or whose measured cost fluctuates, leads to a division that stays.
+    pools that have most beyond their best division. A pool that idles while no other waits keeps what it has: its next grades would wait
+    for it to come back. No pool gets more for a gain below LEAST_GAIN or LEAST_GAIN_SECONDS, and none gains or loses less than LEAST_MOVE:
+    a load that stays the same, or whose measured cost fluctuates, leads to a division that stays.
     """
     had = _within(total, needs, before)
     work = _work(needs)
@@ -124,17 +124,15 @@ def divide(total: int, needs: Mapping[str, PoolNeed], before: Mapping[str, int])
         goal = min(best[name], need.usable)
         if goal > had[name] and _worth(_seconds(work[name], had[name], need), _seconds(work[name], goal, need)):
             wanted[name] = goal - had[name]
-    spare = {name: had[name] - best[name] for name in needs if had[name] > best[name]}
-    given = _shared(sum(wanted.values()) - (total - sum(had.values())), spare)
-    if max([*wanted.values(), *given.values()], default=0) < LEAST_MOVE:
-        wanted, given = {}, {}
-    pools = {name: had[name] + wanted.get(name, 0) - given.get(name, 0) for name in needs}
-    receivers = " and ".join(wanted)
+    spare = {name: had[name] - best[name] for name in needs}
+    gains, losses = _moves(total - sum(had.values()), wanted, spare)
+    pools = {name: had[name] + gains.get(name, 0) - losses.get(name, 0) for name in needs}
+    receivers = " and ".join(gains)
     reasons = {
-        name: _reason(need, work[name], had[name], pools[name], receivers if given.get(name) else "")
+        name: _reason(need, work[name], had[name], pools[name], receivers if name in losses else "")
         for name, need in needs.items()
     }
-    return Division(pools, reasons, _summary(wanted, {name: cpu for name, cpu in given.items() if cpu}))
+    return Division(pools, reasons, _summary(gains, losses))
 
 
 def differs(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
@@ -195,6 +193,35 @@ def _shared(amount: int, spare: Mapping[str, int]) -> dict[str, int]:
     return shared
 
 
+def _moves(free: int, wanted: Mapping[str, int], spare: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+    """What pools gain and lose, so that those that want most get it first. `free` is what no pool has."""
+    receivers = sorted((name for name in wanted if wanted[name] >= LEAST_MOVE), key=lambda name: (-wanted[name], name))
+    donors = sorted((name for name in spare if spare[name] >= LEAST_MOVE), key=lambda name: (-spare[name], name))
+    gains: dict[str, int] = {}
+    left = free + sum(spare[name] for name in donors)
+    for name in receivers:
+        gain = min(wanted[name], left)
+        if gain >= LEAST_MOVE:
+            gains[name] = gain
+            left -= gain
+    while gains:
+        losses: dict[str, int] = {}
+        due = sum(gains.values()) - free
+        for name in donors:
+            if due > 0:
+                losses[name] = min(spare[name], due)
+                due -= losses[name]
+        small = min(losses.values(), default=LEAST_MOVE)
+        if small >= LEAST_MOVE:
+            return gains, losses
+        # Only the last donor's part can be too small: do without it.
+        last = [*gains][-1]
+        gains[last] -= small
+        if gains[last] < LEAST_MOVE:
+            del gains[last]
+    return {}, {}
+
+
 def _seconds(work: float, cpu: int, need: PoolNeed) -> float:
     """How long the work takes with so many millicores."""
     return 1000 * work / max(min(cpu, need.usable_in_round), 1)
@@ -220,8 +247,8 @@ def _reason(need: PoolNeed, work: float, had: int, has: int, receivers: str) -> 
     return f"{todo}: {after:.0f} s of work"
 
 
-def _summary(wanted: Mapping[str, int], given: Mapping[str, int]) -> str:
-    if not wanted:
+def _summary(gains: Mapping[str, int], losses: Mapping[str, int]) -> str:
+    if not gains:
         return "no pool waits for CPUs that another has too many of"
-    gets = " and ".join(f"{name} gets {cpu}m" for name, cpu in wanted.items())
-    return gets + (" from " + " and ".join(given) if given else " that no pool had")
+    gets = " and ".join(f"{name} gets {cpu}m" for name, cpu in gains.items())
+    return gets + (" from " + " and ".join(losses) if losses else " that no pool had")
