@@ -254,6 +254,7 @@ CHANGES: dict[str, Any] = {
     "dataset.shuffleSeed": 1,
     "dataset.tooLongPrompts": "Skip",
     "model": {"path": "/models/other"},
+    "rewardCpu": {"total": "4"},
     "rewardPools": [{"name": "default", "replicas": 2}],
     "rewards": [{"name": "other", "function": "rewards:other"}],
     "rollout.deviceMemory": "8Gi",
