@@ -19,6 +19,7 @@ from longboat_runtime.interfaces import (
     Urgency,
     WeightPublication,
 )
+from longboat_runtime.reward.cpus import PoolLoad
 from longboat_runtime.reward.result import IsolationInForce
 from longboat_runtime.rollout.load import Load, PodLoad
 from longboat_runtime.sample_files.contents import SampleFileRequest
@@ -131,6 +132,7 @@ class Rewards:
 
     unserved: Sequence[str] = ()
     isolation: Mapping[str, IsolationInForce] = {}
+    loads: Mapping[str, PoolLoad] = {}
 
     async def grade(
         self,

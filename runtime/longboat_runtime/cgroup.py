@@ -1,4 +1,4 @@
-"""CPUs that this container's control group lets it use."""
+"""CPUs that this container's control group lets it use, and has used."""
 
 from __future__ import annotations
 
@@ -27,3 +27,28 @@ def cpu_limit(root: Path = CGROUP_ROOT) -> float | None:
     if quota.exists() and period.exists():
         return parse_cfs(quota.read_text(), period.read_text())
     return None
+
+
+def cpu_seconds(root: Path = CGROUP_ROOT) -> float | None:
+    """CPU seconds that this container has used, or None if its cgroup doesn't say."""
+    stat, usage = root / "cpu.stat", root / "cpuacct" / "cpuacct.usage"
+    if stat.exists():
+        used = dict(line.split() for line in stat.read_text().splitlines())["usage_usec"]
+        return int(used) / 1e6
+    return int(usage.read_text()) / 1e9 if usage.exists() else None
+
+
+def runnable(root: Path = CGROUP_ROOT, proc: Path = Path("/proc")) -> int:
+    """How many threads of this container run or wait for a CPU, those of this process aside."""
+    unified = root / "cgroup.threads"
+    threads = (unified if unified.exists() else root / "cpu" / "tasks").read_text().split()
+    own = {path.name for path in (proc / "self" / "task").iterdir()}
+    return sum(_state(proc / thread) == "R" for thread in threads if thread not in own)
+
+
+def _state(thread: Path) -> str:
+    try:
+        # The name, in parentheses, may hold anything.
+        return (thread / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""  # It has ended.

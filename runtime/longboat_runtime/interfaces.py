@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from longboat_runtime.reward.cpus import PoolLoad
 from longboat_runtime.reward.result import IsolationInForce
 from longboat_runtime.rollout.load import Load, PodLoad
 from longboat_runtime.rollout.step_times import StepTimes
@@ -245,6 +246,10 @@ class RewardScheduler(Protocol):
     @property
     def isolation(self) -> Mapping[str, IsolationInForce]:
         """How the grades of each reward are kept apart now, by name of the reward."""
+
+    @property
+    def loads(self) -> Mapping[str, PoolLoad]:
+        """What each pool has to do now, by name."""
 
     async def grade(
         self, sample: SampleId, row: Row, urgency: Urgency = ..., limits: Mapping[str, TimeLimit] | None = None

@@ -18,7 +18,7 @@ import numpy as np
 
 from longboat_crds.checkpoint import ResumeFrom
 from longboat_crds.job import RLJobSpec
-from longboat_crds.status import RolloutGrant
+from longboat_crds.status import RewardGrant, RolloutGrant
 from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.driver.assembly import AdoptingStore
 from longboat_runtime.driver.broker import LocalBroker
@@ -42,6 +42,7 @@ from longboat_runtime.interfaces import (
 )
 from longboat_runtime.metrics.record import JsonLines
 from longboat_runtime.metrics.reports import Reports
+from longboat_runtime.reward.cpus import PoolLoad
 from longboat_runtime.reward.result import IsolationInForce
 from longboat_runtime.rollout.load import Load, PodLoad
 from longboat_runtime.rounds.policies import open_policy
@@ -271,6 +272,7 @@ class FakeRewards:
     unserved: tuple[str, ...] = ()
     graded: Counter = field(default_factory=Counter)
     isolation: dict[str, IsolationInForce] = field(default_factory=dict)
+    loads: dict[str, PoolLoad] = field(default_factory=dict)
     asked: dict[SampleId, Urgency] = field(default_factory=dict)
     held: set[SampleId] = field(default_factory=set)
     given_up: set[SampleId] = field(default_factory=set)
@@ -472,6 +474,8 @@ class EditedBroker(LocalBroker):
         self._spec = spec
         self._news = asyncio.Event()
         self._fixed: RolloutGrant | None = None
+        self._cpus: RewardGrant | None = None
+        self._cpu_news = asyncio.Event()
 
     def edit(self, **sections: Any) -> None:
         """Overrides these fields in sections of the spec, or sections as a whole."""
@@ -492,6 +496,17 @@ class EditedBroker(LocalBroker):
         """Grants this from now on, whatever is asked for."""
         self._fixed = grant
         self._asked.set()
+
+    def grant_cpus(self, grant: RewardGrant) -> None:
+        """Grants this from now on, whatever is asked for."""
+        self._cpus = grant
+        self._cpu_news.set()
+
+    async def granted_cpus(self, known: RewardGrant | None) -> RewardGrant:
+        while self._cpus is None or self._cpus == known:
+            self._cpu_news.clear()
+            await self._cpu_news.wait()
+        return self._cpus
 
     async def granted(self, known: RolloutGrant | None) -> RolloutGrant:
         while self._fixed is None or self._fixed == known:

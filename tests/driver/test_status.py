@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longboat_crds.status import CheckpointStatus, Demand, Problem, RolloutDemand, Training, TrainingState
+from longboat_crds.status import CheckpointStatus, Demand, Problem, RewardDemand, RolloutDemand, Training, TrainingState
 from longboat_runtime.driver.status import DEMAND_INTERVAL, DriverStatus, asks_anew, due
 
 
@@ -61,6 +61,16 @@ def test_the_first_change_of_the_demand_is_written_at_once_and_further_ones_ever
     assert due(asking(1), asking(3), 2.0, 2.0) == 0.0
     assert due(asking(1), asking(2), 59.5, 0.5) == 0.5, "it goes with what is written anyway"
     assert due(asking(1), replace(asking(2), training=status(step=4).training), 0.1, 0.1) == 0.0
+
+
+def test_another_division_of_cpus_is_a_change_of_the_demand() -> None:
+    one, other = (
+        replace(status(), demand=Demand(reward=RewardDemand(incarnation=1, number=number))) for number in (1, 2)
+    )
+    assert due(status(), one, 0.5, 1e9) == 0.0
+    assert due(one, other, 0.5, 0.5) == 1.5
+    assert asks_anew(one, other)
+    assert not asks_anew(one, one)
 
 
 def test_another_order_of_pods_is_no_reason_to_ask_again() -> None:

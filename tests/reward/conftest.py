@@ -13,7 +13,7 @@ _PROGRAM = """
 import sys
 from pathlib import Path
 from longboat_runtime.reward.graders.server import main
-main(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+main(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]) if sys.argv[4] else None)
 """
 
 
@@ -28,16 +28,31 @@ def as_graders_user() -> list[str]:
 
 
 @contextmanager
-def running_graders(directory: Path, processes: int = 2) -> Iterator[Path]:
-    """Graders as a reward pod runs them: not as root. Yields their socket; ConfigMaps are looked for in `directory`."""
+def running_graders(
+    directory: Path, processes: int = 2, cgroup: Path | None = None, started: Callable[[int], None] = lambda pid: None
+) -> Iterator[Path]:
+    """Graders as a reward pod runs them: not as root. Yields their socket; ConfigMaps are looked for in `directory`.
+
+    They follow the quota below `cgroup`; `started` gets the id of their process.
+    """
     if os.getuid() == 0:
         os.chown(directory, GRADERS_UID, GRADERS_UID)
     socket = directory / "graders.sock"
     environment = {**os.environ, "TMPDIR": str(directory)}
     process = subprocess.Popen(
-        [*as_graders_user(), sys.executable, "-c", _PROGRAM, str(socket), str(processes), str(directory)],
+        [
+            *as_graders_user(),
+            sys.executable,
+            "-c",
+            _PROGRAM,
+            str(socket),
+            str(processes),
+            str(directory),
+            str(cgroup or ""),
+        ],
         env=environment,
     )
+    started(process.pid)
     try:
         yield socket
     finally:

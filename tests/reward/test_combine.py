@@ -109,8 +109,8 @@ def test_domains_select_functions() -> None:
     assert "no reward function applies" in grade.message
 
 
-def worker(node: str, processes: int, share: float, seconds: float | None) -> Slots:
-    one = Slots(node, processes, seconds=seconds)
+def worker(node: str, at_once: int, share: float, seconds: float | None) -> Slots:
+    one = Slots(node, at_once, seconds=seconds)
     one.running = round(one.slots * share)
     return one
 
@@ -122,13 +122,11 @@ workers = st.lists(st.tuples(st.integers(1, 8), st.floats(0, 1), times), max_siz
 
 
 @given(st.integers(1, 256), times)
-def test_a_worker_has_so_much_work_ahead_that_its_processes_are_never_idle(
-    processes: int, seconds: float | None
-) -> None:
-    slots = Slots("n0", processes, seconds=seconds).slots
-    assert LEAST_AHEAD * processes <= slots <= MOST_AHEAD * processes
-    if seconds is not None and LEAST_AHEAD * processes < slots < MOST_AHEAD * processes:
-        assert AHEAD_SECONDS <= slots / processes * seconds < AHEAD_SECONDS + seconds + 1e-9
+def test_a_worker_has_so_much_work_ahead_that_its_processes_are_never_idle(at_once: int, seconds: float | None) -> None:
+    slots = Slots("n0", at_once, seconds=seconds).slots
+    assert LEAST_AHEAD * at_once <= slots <= MOST_AHEAD * at_once
+    if seconds is not None and LEAST_AHEAD * at_once < slots < MOST_AHEAD * at_once:
+        assert AHEAD_SECONDS <= slots / at_once * seconds < AHEAD_SECONDS + seconds + 1e-9
 
 
 def test_grading_times_are_learned() -> None:

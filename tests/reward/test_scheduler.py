@@ -271,7 +271,12 @@ def waiting_row(row: int, until: Path | None, domain: str = "", *, index: int = 
 
 @asynccontextmanager
 async def pools_of(
-    directory: Path, start_graders: StartGraders, *names: str, processes: int = 1, **domains: str
+    directory: Path,
+    start_graders: StartGraders,
+    *names: str,
+    processes: int = 1,
+    cgroup: Path | None = None,
+    **domains: str,
 ) -> AsyncIterator[tuple[RayRewardScheduler, dict[str, Path]]]:
     """A scheduler of these pools, each with graders of its own, and their sockets; a reward of each pool's name, for a domain if given."""
     directory.mkdir()  # noqa: ASYNC240 - no other task waits
@@ -291,7 +296,7 @@ async def pools_of(
         sockets = {}
         for name in names:
             (directory / name).mkdir()
-            sockets[name] = stack.enter_context(start_graders(directory / name, processes))
+            sockets[name] = stack.enter_context(start_graders(directory / name, processes, cgroup))
         scheduler = RayRewardScheduler(spec, AnyText(), sockets)  # type: ignore[arg-type]
         await scheduler.start()
         yield scheduler, sockets
@@ -368,6 +373,37 @@ async def test_grades_that_decide_something_sooner_are_asked_for_first(
         go.touch()
         await asyncio.gather(*first, *others)
         assert ended == [*reversed(asked)]
+
+
+async def test_a_pool_gives_its_workers_as_much_as_their_quota_lets_them_grade(
+    cluster: None, start_graders: StartGraders, graders_directory: Path
+) -> None:
+    """The quota rises while grades run, and before any of them has an answer; what can't run yet waits in the pool."""
+    go, cgroup = graders_directory / "go-within", graders_directory / "quota"
+    cgroup.mkdir()
+    (cgroup / "cpu.max").write_text("50000 100000")
+    directory = graders_directory / "within"
+    async with pools_of(directory, start_graders, "code", processes=4, cgroup=cgroup) as (scheduler, sockets):
+        (worker,) = scheduler._pools["code"]._workers.values()
+        assert worker.at_once == 1
+        few = worker.slots
+        grading = [asyncio.create_task(scheduler.grade(*waiting_row(i, go))) for i in range(100)]
+        await running_in(sockets["code"], 1)
+        while worker.running < few:  # noqa: ASYNC110 - nothing says so
+            await asyncio.sleep(0.01)
+        load = scheduler.loads["code"]
+        assert (load.asked, load.at_once, load.waiting, load.arrived, load.graded) == (100, 1, 99, 100, 0)
+        assert load.queue_seconds > 0
+        (cgroup / "cpu.max").write_text("300000 100000")
+        await running_in(sockets["code"], 3)
+        while worker.running < 3 * few:  # noqa: ASYNC110 - nothing says so
+            await asyncio.sleep(0.01)
+        assert scheduler.loads["code"].at_once == 3
+        go.touch()
+        assert {grade.score for grade in await asyncio.gather(*grading)} == {1.0}
+        load = scheduler.loads["code"]
+        assert (load.asked, load.queue_seconds, load.graded) == (0, 0.0, 100)
+        assert load.cpu_seconds > 0
 
 
 @pytest.mark.parametrize("count", [1, 100], ids=["running", "running and waiting"])

@@ -72,6 +72,28 @@ def test_files_may_be_named(root: Path, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(PNG)
 
 
+@pytest.mark.parametrize("count", [1, 8])
+async def test_pools_are_drawn_below_the_engines(tmp_path: Path, count: int) -> None:
+    """Each in a lane of its own, so that the picture becomes higher by that and no wider."""
+    names = [f"pool-{i}" for i in range(count)]
+    graded = events.PoolGrading(7, 7, 1.0, 3, 0.5, ((0.0, 0), (1.5, 7), (4.0, 0)))
+    moments = [
+        *start(),
+        *short_round(),
+        (6, events.CpusGranted(dict.fromkeys(names, 1.5))),
+        (6, events.RoundGraded(1, dict.fromkeys(names, graded))),
+    ]
+    await write(tmp_path, 1, numbered(moments))
+    assert show(tmp_path, None, None, None) == 0
+    (tmp_path / "plain").mkdir()
+    await write(tmp_path / "plain", 1, numbered([*start(), *short_round()]))
+    assert show(tmp_path / "plain", None, None, None) == 0
+    shown, plain = (
+        int.from_bytes((path / "timeline.png").read_bytes()[20:24], "big") for path in (tmp_path, tmp_path / "plain")
+    )
+    assert shown - plain > 20 * count
+
+
 async def test_a_round_without_a_sample_is_drawn(tmp_path: Path) -> None:
     await write(tmp_path, 1, numbered([*start(), (1, events.RoundOpened(1, RoundKind.SHORT, 0))]))
     assert show(tmp_path, None, None, tmp_path / "trace.json") == 0

@@ -5,7 +5,7 @@ from dataclasses import replace
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DropReason, RoundKind
 from longboat_runtime.samples import PromptId, VersionSpan
-from longboat_runtime.timeline.bars import Bar, Fate, Round, Timeline, Work
+from longboat_runtime.timeline.bars import Bar, Fate, Round, Timeline, Work, choose
 from longboat_runtime.timeline.fold import fold
 from tests.timeline.history import (
     EPOCH,
@@ -191,3 +191,25 @@ def test_a_pod_that_is_given_back_is_drained_until_the_event() -> None:
     timeline = folded(*start(), *short_round(), (20, events.PodDrained("pod-1", 1.5)))
     drains = [span for span in timeline.spans if span.work is Work.DRAIN]
     assert [(span.step, span.start - EPOCH, span.end - EPOCH, span.done) for span in drains] == [(1, 18.5, 20, True)]
+
+
+def test_pools_have_the_grades_that_they_had_to_do_and_the_cpus_that_they_might_have() -> None:
+    def pool(*asked: tuple[float, int]) -> events.PoolGrading:
+        return events.PoolGrading(0, 0, 0.0, 0, 0.0, asked)
+
+    first, second = short_round(), long_round(21)
+    first.insert(-3, (5, events.RoundGraded(1, {"math": pool((0.0, 0)), "code": pool((0.0, 0), (1.5, 7), (4.0, 0))})))
+    second.insert(-3, (25, events.RoundGraded(2, {"code": pool((0.0, 3))})))
+    before = numbered([*start(), (0.5, events.CpusGranted({"code": 1.0, "math": 3.0})), *first])
+    moved = (20, events.CpusGranted({"code": 2.0, "math": 2.0}))
+    log = [*before, *numbered([*start(20, step=1), moved, *second], 2, len(before) + 1)]
+    accepted(log)
+    timeline = fold(log)
+    assert [pool.name for pool in timeline.pools] == ["code", "math"]
+    code, math = timeline.pools
+    assert [(time - EPOCH, asked) for time, asked in code.asked] == [(1, 0), (2.5, 7), (5, 0), (6.5, 0), (21, 3)]
+    assert [(time - EPOCH, cpus) for time, cpus in code.cpus] == [(0.5, 1.0), (20, 2.0)]
+    assert [(time - EPOCH, asked) for time, asked in math.asked] == [(1, 0), (6.5, 0)]
+    chosen = choose(timeline, "2").pools[0]
+    assert [(time - EPOCH, asked) for time, asked in chosen.asked] == [(21, 3)]
+    assert [(time - EPOCH, cpus) for time, cpus in chosen.cpus] == [(21, 2.0)]

@@ -5,9 +5,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longboat_runtime.timeline.bars import Gap
+from longboat_runtime.timeline.bars import Gap, Pool
 from longboat_runtime.timeline.fold import fold
-from longboat_runtime.timeline.layout import Axis, lanes, stack
+from longboat_runtime.timeline.layout import Axis, lanes, pool_name, stack, steps
 from tests.timeline.history import long_round, numbered, short_round, start
 
 MOMENTS = st.integers(0, 20)
@@ -39,3 +39,14 @@ def test_engines_are_in_order_and_unfinished_samples_come_last() -> None:
 def test_the_axis_leaves_out_the_time_without_a_driver() -> None:
     axis = Axis(10.0, (Gap(15.0, 115.0), Gap(120.0, 121.0)))
     assert [axis.at(time) for time in (10, 15, 60, 115, 118, 120.5, 130)] == [0, 5, 5, 5, 8, 10, 19]
+
+
+def test_a_line_keeps_each_value_until_the_next_one() -> None:
+    assert steps([(1, 5), (3, 7)], 9) == ([1, 3, 3, 9], [5, 5, 7, 7])
+    assert steps([], 9) == ([], [])
+
+
+def test_a_pool_s_name_tells_its_cpus_if_they_move() -> None:
+    assert pool_name(Pool("code", ())) == "code"
+    assert pool_name(Pool("code", (), ((0.0, 2.0), (5.0, 2.0)))) == "code (2 CPU)"
+    assert pool_name(Pool("code", (), ((0.0, 2.0), (5.0, 0.5)))) == "code (0.5 to 2 CPU)"

@@ -84,3 +84,16 @@ def test_the_driver_shows_rounds_training_and_publication(made: dict[str, Any]) 
         ("publish", "publish 2", 11, 0.5),
     ]
     assert complete(made, "round")[0]["args"]["deferred"] == 1
+
+
+def test_pools_are_counters_of_the_driver() -> None:
+    graded = events.PoolGrading(7, 7, 1.0, 3, 0.5, ((0.0, 0), (1.5, 7), (4.0, 0)))
+    moments = [*start(), (0.5, events.CpusGranted({"code": 1.5})), *short_round()]
+    timeline = choose(fold(numbered([*moments, (5, events.RoundGraded(1, {"code": graded}))])), "1")
+    found = [event for event in trace(timeline)["traceEvents"] if event["ph"] == "C"]
+    assert [(event["name"], event["ts"] / 1e6, list(event["args"].values())) for event in found] == [
+        ("code: grades to do", 0, [0]),
+        ("code: grades to do", 1.5, [7]),
+        ("code: grades to do", 4, [0]),
+        ("code: CPUs", 0, [1.5]),
+    ]

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.rollout import RolloutSpec
-from longboat_crds.status import RolloutDemand, RolloutGrant
+from longboat_crds.status import RewardGrant, RolloutDemand, RolloutGrant
 from longboat_runtime.driver.status import DriverStatus
 
 
@@ -35,6 +35,9 @@ class Broker(Protocol):
     async def granted(self, known: RolloutGrant | None) -> RolloutGrant:
         """Waits until the grant of rollout pods differs from `known`, and returns it. Raises Superseded."""
 
+    async def granted_cpus(self, known: RewardGrant | None) -> RewardGrant:
+        """Waits until the grant of reward pools' CPUs differs from `known`, and returns it. Raises Superseded."""
+
     def publish(self, status: DriverStatus) -> None:
         """Sets the driver's status. Returns at once; it is written when the change is worth a request."""
 
@@ -46,6 +49,8 @@ class Broker(Protocol):
 
 class LocalBroker:
     """The broker of a job without Kubernetes: grants what is asked for within the bounds of `rollout`. The spec is never edited.
+
+    CPUs of reward pools are never granted: all pools share those of the machine, of which any pool may use any.
 
     `suspend` is called on Ctrl-C; `shown` gets every status.
     """
@@ -77,6 +82,10 @@ class LocalBroker:
             self._asked.clear()
             await self._asked.wait()
         return self._grant
+
+    async def granted_cpus(self, known: RewardGrant | None) -> RewardGrant:
+        await asyncio.Event().wait()
+        return RewardGrant()
 
     def suspend(self) -> None:
         """Suspends the job at the next step boundary."""

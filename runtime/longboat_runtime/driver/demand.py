@@ -1,11 +1,16 @@
-"""What the driver asks for: how many rollout pods, and which it would give back first. Pure."""
+"""What the driver asks for: how many rollout pods, and which it would give back first; and CPUs of reward pools. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from longboat_crds.status import LINE_LENGTH, RolloutDemand
+from longboat_crds.quantities import cpu_quantity, millicores
+from longboat_crds.status import LINE_LENGTH, PoolCpuDemand, RewardDemand, RewardGrant, RolloutDemand
+from longboat_runtime.reward.cpus import Division, differs
 from longboat_runtime.rollout.load import PodLoad
+from longboat_runtime.rounds.records import SampleState
+from longboat_runtime.rounds.view import View
+from longboat_runtime.samples import PromptId
 
 
 def give_first(pods: Mapping[str, PodLoad]) -> list[str]:
@@ -40,3 +45,49 @@ def next_demand(
         drained=ask[1],
         reason=f"rollout.replicas is {replicas}"[:LINE_LENGTH],
     )
+
+
+def next_cpu_demand(
+    before: RewardDemand | None, incarnation: int, granted: Mapping[str, int], division: Division
+) -> RewardDemand | None:
+    """The demand of this incarnation that follows `before`, for this division of CPUs, which are `granted` as long as nobody has asked.
+
+    The rule: it gets another number if some pool asks for `cpus.LEAST_MOVE` more or less than it did, and is the same demand otherwise.
+    """
+    asked = granted if before is None else asked_cpus(before)
+    if not differs(asked, division.pools):
+        return before
+    return RewardDemand(
+        incarnation=incarnation,
+        number=(before.number if before else 0) + 1,
+        pools=[
+            PoolCpuDemand(name=name, cpu=cpu_quantity(cpu), reason=division.reasons[name][:LINE_LENGTH])
+            for name, cpu in division.pools.items()
+        ],
+        reason=division.reason[:LINE_LENGTH],
+    )
+
+
+def asked_cpus(asked: RewardDemand | RewardGrant) -> dict[str, int]:
+    """Millicores of each pool, by name."""
+    return {pool.name: millicores(pool.cpu) for pool in asked.pools or ()}
+
+
+def expected_grades(view: View, prompts: int, pools_of: Callable[[PromptId], Collection[str]]) -> dict[str, float]:
+    """How many responses that engines are making now each pool, by name, will have to grade, as far as that is known.
+
+    `prompts` are those of a round; `pools_of` are the pools that grade the responses to a prompt. Of a group only the first `groupSize`
+    responses are graded, and of a racing round only as many groups as it trains: which ones nobody knows, so each counts in part.
+    """
+    found: dict[str, float] = {}
+    for round_ in view.open_rounds():
+        unfinished = [prompt for prompt in round_.groups if prompt not in round_.completed]
+        left = max(0, prompts - len(round_.completed))
+        share = min(1.0, left / len(unfinished)) if round_.racing and unfinished else 1.0
+        for prompt in unfinished:
+            group = view.groups[prompt]
+            running = sum(sample.state is SampleState.RUNNING for sample in group.samples)
+            due = share * min(running, view.group_size - len(group.counted))
+            for pool in pools_of(prompt):
+                found[pool] = found.get(pool, 0.0) + due
+    return found

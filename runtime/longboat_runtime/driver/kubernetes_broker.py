@@ -7,18 +7,20 @@ import random
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 from pydantic import ValidationError
 
 from longboat_crds.job import RLJobSpec
-from longboat_crds.status import FAILURE_LENGTH, Demand, RolloutGrant
+from longboat_crds.status import FAILURE_LENGTH, Demand, RewardGrant, RolloutGrant
 from longboat_runtime.driver.broker import Superseded
 from longboat_runtime.driver.own_job import NoAnswer, OwnJob, Rejected
 from longboat_runtime.driver.status import DriverStatus, asks_anew, due
 
 log = structlog.get_logger()
+
+Granted = TypeVar("Granted", RolloutGrant, RewardGrant)
 
 # Waits between tries of a request that fails, in seconds: doubling from the first to the second.
 BACKOFF = (0.5, 30.0)
@@ -86,14 +88,18 @@ class KubernetesBroker:
         return found
 
     async def granted(self, known: RolloutGrant | None) -> RolloutGrant:
-        while (found := _grant_in(self._job)) is None or found == known:
-            job = self._job
-            await self._until(lambda job=job: self._job is not job)  # type: ignore[misc]
+        while (found := _grant_in(self._job, "rollout", RolloutGrant)) is None or found == known:
+            await self._another_job()
+        return found
+
+    async def granted_cpus(self, known: RewardGrant | None) -> RewardGrant:
+        while (found := _grant_in(self._job, "reward", RewardGrant)) is None or found == known:
+            await self._another_job()
         return found
 
     def publish(self, status: DriverStatus) -> None:
-        rollout = status.demand and status.demand.rollout
-        demand = self._demand.model_copy(update={"rollout": rollout})
+        asked = status.demand or Demand()
+        demand = self._demand.model_copy(update={"rollout": asked.rollout, "reward": asked.reward})
         self._wanted = DriverStatus(status.training, demand, status.checkpoint, status.problem)
         self._notify()
 
@@ -130,6 +136,11 @@ class KubernetesBroker:
             if self._superseded:
                 raise Superseded(self._superseded)
             await self._signal.wait()
+
+    async def _another_job(self) -> None:
+        """Waits for another state of the job."""
+        job = self._job
+        await self._until(lambda: self._job is not job)
 
     def _granted(self) -> int | None:
         """Our number once the operator has answered our request, else None."""
@@ -234,11 +245,11 @@ def _read(spec: dict[str, Any], known: RLJobSpec) -> RLJobSpec:
         return known
 
 
-def _grant_in(job: dict[str, Any]) -> RolloutGrant | None:
-    """The rollout pods that are granted in the job's status; None if there is no grant that this version understands."""
-    grant = job.get("status", {}).get("allocation", {}).get("grant", {}).get("rollout")
+def _grant_in(job: dict[str, Any], kind: str, model: type[Granted]) -> Granted | None:
+    """What of this kind is granted in the job's status; None if there is no grant that this version understands."""
+    grant = job.get("status", {}).get("allocation", {}).get("grant", {}).get(kind)
     try:
-        return None if grant is None else RolloutGrant.model_validate(grant)
+        return None if grant is None else model.model_validate(grant)
     except ValidationError as error:
-        log.warning("the grant can't be read, so it is ignored", error=str(error))
+        log.warning("a grant can't be read, so it is ignored", kind=kind, error=str(error))
         return None

@@ -23,6 +23,7 @@ from longboat_runtime.driver.job import Job, spec_changed
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.reshapes import Reshapes
 from longboat_runtime.driver.resume import Restored, restore
+from longboat_runtime.driver.reward_pools import RewardPools
 from longboat_runtime.driver.rollout_pods import RolloutPods
 from longboat_runtime.driver.rollouts import Rollouts
 from longboat_runtime.driver.stages import Stage
@@ -73,6 +74,7 @@ class Driver:
         inbox = self._inbox.put_nowait
         self._rollouts = Rollouts(job, components, reporter, self._spawn)
         self._reshapes = Reshapes(job, components, reporter, inbox, self._spawn)
+        self._reward_pools = RewardPools(job, components, reporter, broker, inbox)
         self._steps = Steps(
             job,
             components,
@@ -100,6 +102,7 @@ class Driver:
                 self._watchdog.run(),
                 self._engines.run(),
                 self._pods.run(),
+                self._reward_pools.run(),
                 self._suspension(),
                 self._edits(),
             ):
@@ -140,6 +143,7 @@ class Driver:
         self._flow.identity = self._boundary.identity
         self._steps.resume(self._run_state, restored.saved, restored.evaluated, restored.model)
         self._rollouts.resume(self._view)
+        self._reward_pools.resume(self._view)
         await self._reshapes.resume(self._run_state.lengths, restored.parallelism)
         self._reporter.set_attention(restored.model.attention)
         self._reporter.set_skipped_prompts(self._components.source.skipped)
@@ -229,12 +233,14 @@ class Driver:
                 self._components.source.forget([body.prompt])
             case events.RoundOpened(round=number, kind=kind):
                 self._steps.begin_round(number, kind)
+                self._reward_pools.begin_round(number)
             case events.RoundMeasured() as measured:
                 left = self._view.steps - self._view.step - 1
                 self._reshapes.measured(measured, upcoming_kind(self._policy, self._view), left)
             case events.Reshaped() as reshaped:
                 self._reshapes.happened(reshaped)
             case events.StepStarted(step=step, round=number):
+                self._reward_pools.finish(number, step)
                 self._steps.train(step, number)
             case events.StepCommitted() as committed:
                 self._commit(committed)

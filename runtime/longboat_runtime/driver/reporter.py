@@ -18,6 +18,7 @@ from longboat_crds.status import (
     DomainTraining,
     Problem,
     ReshapeSummary,
+    RewardDemand,
     RewardGrading,
     RolloutDemand,
     RoundSummary,
@@ -115,7 +116,7 @@ class Reporter:
         self._rewards = self._before.rewards if self._before else None
         self._metrics: dict[str, float] = {}
         self._tensor_parallel: int | None = None
-        self._demand: Demand | None = None
+        self._demand = Demand()
         before_reshapes = self._before.reshapes if self._before else None
         self._reshapes: deque[ReshapeSummary] = deque(before_reshapes or (), maxlen=RECENT_RESHAPES)
         stages.changed = self.publish
@@ -188,7 +189,12 @@ class Reporter:
 
     def ask(self, demand: RolloutDemand) -> None:
         """Asks for rollout pods."""
-        self._demand = Demand(rollout=demand)
+        self._demand = self._demand.model_copy(update={"rollout": demand})
+        self.publish()
+
+    def ask_cpus(self, demand: RewardDemand) -> None:
+        """Asks for CPUs of reward pools."""
+        self._demand = self._demand.model_copy(update={"reward": demand})
         self.publish()
 
     def gained(self, kind: RoundKind, reason: str, gain: float, rounds: int) -> None:
@@ -266,7 +272,7 @@ class Reporter:
         self._broker.publish(
             DriverStatus(
                 training=self._training(),
-                demand=self._demand,
+                demand=self._demand if self._demand.to_json() else None,
                 checkpoint=self._checkpoint,
                 problem=self._fatal or self.problems.foremost,
             )

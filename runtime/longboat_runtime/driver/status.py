@@ -57,8 +57,8 @@ def _read(model: type[Part], value: Any) -> Part | None:
 def due(stored: DriverStatus | None, wanted: DriverStatus, seconds: float, since_demand: float) -> float | None:
     """Seconds until `wanted` should be written, `seconds` after `stored` was written; None if nothing changed.
 
-    Immediately if state, step, incarnation, accuracy, checkpoint or problem changed. Immediately, too, if another number of pods is asked
-    for or others have been drained, but not within DEMAND_INTERVAL of the last such write, `since_demand` seconds ago. Other changes, the
+    Immediately if state, step, incarnation, accuracy, checkpoint or problem changed. Immediately, too, if another number of pods or
+    another division of CPUs is asked for or other pods have been drained, but not within DEMAND_INTERVAL of the last such write, `since_demand` seconds ago. Other changes, the
     order in which pods would be given back among them, once a minute at most. Whatever is written has all that has changed until then.
     """
     if stored is None:
@@ -72,13 +72,13 @@ def due(stored: DriverStatus | None, wanted: DriverStatus, seconds: float, since
 
 
 def asks_anew(stored: DriverStatus | None, wanted: DriverStatus) -> bool:
-    """Whether `wanted` has another demand for rollout pods."""
-    return (stored and _number(stored)) != _number(wanted)
+    """Whether `wanted` has another demand, for rollout pods or for CPUs of reward pools."""
+    return (stored and _numbers(stored)) != _numbers(wanted)
 
 
-def _number(status: DriverStatus) -> tuple[int, int] | None:
-    rollout = status.demand and status.demand.rollout
-    return (rollout.incarnation, rollout.number) if rollout else None
+def _numbers(status: DriverStatus) -> list[tuple[int, int] | None]:
+    demand = status.demand or Demand()
+    return [(asked.incarnation, asked.number) if asked else None for asked in (demand.rollout, demand.reward)]
 
 
 def _without_time(status: DriverStatus) -> DriverStatus:

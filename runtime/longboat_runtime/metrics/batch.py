@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from longboat_runtime.rounds.events import DropReason, RoundKind, RoundMeasured
+from longboat_runtime.rounds.events import DropReason, RoundGraded, RoundKind, RoundMeasured
 from longboat_runtime.rounds.records import RoundRecord, SampleRecord
 from longboat_runtime.samples import FinishReason, GradeKind
 
@@ -138,6 +138,22 @@ def load_metrics(measured: RoundMeasured) -> dict[str, float]:
         "rollout/kv_usage/max": measured.kv_usage,
         "rollout/step_seconds/mean": measured.step_seconds,
     }
+
+
+def grading_metrics(graded: RoundGraded) -> dict[str, float]:
+    """What each reward pool did in a round. A pool that graded nothing has no `cpu_seconds/mean`."""
+    found: dict[str, float] = {}
+    for name, pool in graded.pools.items():
+        prefix = f"reward/pools/{name}"
+        found |= {
+            f"{prefix}/arrived": float(pool.arrived),
+            f"{prefix}/graded": float(pool.graded),
+            f"{prefix}/waiting/max": float(pool.waiting),
+            f"{prefix}/queue_seconds/max": pool.queue_seconds,
+        }
+        if pool.graded:
+            found[f"{prefix}/cpu_seconds/mean"] = pool.cpu_seconds / pool.graded
+    return found
 
 
 def percentile(values: Sequence[float], share: float) -> float:

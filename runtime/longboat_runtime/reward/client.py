@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.function import RewardFunction
 from longboat_runtime.reward.graders.channel import Channel
 from longboat_runtime.reward.graders.frames import FrameError, to_json
-from longboat_runtime.reward.result import FunctionOutcome, IsolationInForce, OutcomeKind, RewardSample
+from longboat_runtime.reward.result import FunctionOutcome, GradersCapacity, IsolationInForce, OutcomeKind, RewardSample
 
 # Where the reward pod's two containers meet.
 SOCKET = Path("/run/longboat/graders.sock")
@@ -34,10 +34,14 @@ class GradersGone(ConnectionError):
 
 
 class GraderClient:
-    """Asks graders over their Unix socket, many requests at a time. A lost connection is reopened by the next request."""
+    """Asks graders over their Unix socket, many requests at a time. A lost connection is reopened by the next request.
 
-    def __init__(self, path: Path = SOCKET) -> None:
-        self._path = path
+    `changed` is called when another number of grades runs at once than before.
+    """
+
+    def __init__(self, path: Path = SOCKET, changed: Callable[[], None] = lambda: None) -> None:
+        self._path, self._changed = path, changed
+        self._capacity: GradersCapacity | None = None
         self._connecting = asyncio.Lock()
         self._channel: Channel | None = None
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
@@ -56,6 +60,10 @@ class GraderClient:
     def isolation(self) -> Mapping[str, IsolationInForce]:
         """How grades are kept apart now, by name of the reward, for those that are loaded. Changes while they are graded."""
         return MappingProxyType(self._isolation)
+
+    @property
+    def capacity(self) -> GradersCapacity | None:
+        return self._capacity
 
     async def load(self, reward: RewardSpec, field: str, per_grade: str | None = None) -> SpecProblem | None:
         """Loads the function; `field` is the spec path of `reward`. Raises GradersGone.
@@ -124,9 +132,11 @@ class GraderClient:
         return FunctionOutcome.from_json(answer["outcome"])
 
     async def state(self) -> Mapping[str, Any]:
-        """`processes`, `running`, `landlock` (version, 0 for none), `unenforced` (lines), `rewards` by name. Raises GradersGone.
+        """`processes`, `running`, `landlock` (version, 0 for none), `unenforced` (lines), `rewards` by name, `at_once`, `cpu_seconds`.
 
-        Of a reward it says `isolation` and `reason`, `footprint` (see `zygote.footprint`), and how often its processes were `replaced`
+        Raises GradersGone.
+
+        The last two are those of `GradersCapacity`. Of a reward it says `isolation` and `reason`, `footprint` (see `zygote.footprint`), and how often its processes were `replaced`
         by what the last grade left in them.
         """
         await self._connect()
@@ -178,6 +188,7 @@ class GraderClient:
         )
         if answer["problem"] is not None:
             return SpecProblem(*answer["problem"])
+        self._learn(answer)
         self._isolation[reward.name] = IsolationInForce(RewardIsolation(answer["isolation"]), answer["reason"])
         return None
 
@@ -199,6 +210,9 @@ class GraderClient:
             self._begun.discard(identity)
 
     def _receive(self, message: dict[str, Any], _: bytes) -> None:
+        if "at_once" in message and "id" not in message:
+            self._learn(message)
+            return
         if "id" not in message:
             in_force = IsolationInForce(RewardIsolation(message["isolation"]), message["reason"])
             self._isolation[message["reward"]] = in_force
@@ -208,6 +222,11 @@ class GraderClient:
             self._begun.add(message["id"])
         elif future is not None and not future.done():
             future.set_result(message)
+
+    def _learn(self, message: Mapping[str, Any]) -> None:
+        before, self._capacity = self._capacity, GradersCapacity(message["at_once"], message["cpu_seconds"])
+        if before is not None and before.at_once != self._capacity.at_once:
+            self._changed()
 
     def _lost(self, reason: str) -> None:
         self._gone.set()

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.problems import SpecProblem
-from longboat_runtime.reward.result import FunctionOutcome, IsolationInForce, RewardSample
+from longboat_runtime.reward.result import FunctionOutcome, GradersCapacity, IsolationInForce, RewardSample
 
 
 class Grader(Protocol):
@@ -19,6 +19,10 @@ class Grader(Protocol):
     @property
     def isolation(self) -> Mapping[str, IsolationInForce]:
         """How the grades of each loaded reward are kept apart now, by name. It may change while they are graded."""
+
+    @property
+    def capacity(self) -> GradersCapacity | None:
+        """What it last said about how many grades run at once. None before a reward is loaded."""
 
     async def load(self, reward: RewardSpec, field: str, per_grade: str | None = None) -> SpecProblem | None:
         """Prepares for this reward, and returns what is wrong with it. `field` is its spec path. Raises GradersGone.

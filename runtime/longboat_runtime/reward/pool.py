@@ -20,8 +20,9 @@ from longboat_runtime.interfaces import SampleStore
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.attempts import Attempts, settled
 from longboat_runtime.reward.combine import own_seconds
+from longboat_runtime.reward.cpus import PoolLoad
 from longboat_runtime.reward.queue import GradeQueue, Group
-from longboat_runtime.reward.result import FunctionOutcome, IsolationInForce, RewardSample
+from longboat_runtime.reward.result import FunctionOutcome, GradersCapacity, IsolationInForce, RewardSample
 from longboat_runtime.reward.slots import Slots, choose, resource
 from longboat_runtime.reward.worker import GATHER_SECONDS, GradeAnswer, GradeAnswers, GradeRequest, RewardWorker
 from longboat_runtime.samples import SampleId, TimeLimit
@@ -34,12 +35,16 @@ _RETRY_SECONDS = 30.0
 
 @dataclass(slots=True)
 class _Asked:
-    """A request that waits for a worker that isn't one of `tried`, or for its answer: outcomes by function, and the worker's node."""
+    """A request that waits for a worker that isn't one of `tried`, or for its answer: outcomes by function, and the worker's node.
+
+    It was asked for at `since` (loop time).
+    """
 
     request: GradeRequest
     group: Group
     tried: set[str]
     answer: asyncio.Future[tuple[dict[str, FunctionOutcome], str]]
+    since: float
 
 
 @dataclass(slots=True)
@@ -47,7 +52,8 @@ class _Worker(Slots):
     """`asked` are the requests that it has, by number, and those of its `share`, which have yet to be sent.
 
     `exchange` sends and takes answers; it waits for an answer while `listening`. The last call began at `called` (loop time); the next
-    one waits for company unless it is told to `hurry`. `given_up` are requests that it is about to be told to cancel.
+    one waits for company unless it is told to `hurry`. `given_up` are requests that it is about to be told to cancel. Its graders' container
+    had used so many `cpu_seconds` when it last told them; None if it doesn't.
     """
 
     actor: Any = None
@@ -58,6 +64,7 @@ class _Worker(Slots):
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
     listening: bool = False
     called: float = 0.0
+    cpu_seconds: float | None = None
     sending: asyncio.TimerHandle | None = None
     exchange: asyncio.Task[None] | None = None
 
@@ -87,6 +94,10 @@ class RewardPool:
         self._workers: dict[str, _Worker] = {}
         self._changed = asyncio.Condition()
         self._queue: GradeQueue[_Asked] = GradeQueue()
+        # What is in the queue, by number.
+        self._queued: dict[int, _Asked] = {}
+        self._arrived = self._graded = 0
+        self._cpu_seconds = 0.0
         self._numbers = count()
         self._assigning: asyncio.Handle | None = None
         self._problem: SpecProblem | None = None
@@ -98,6 +109,21 @@ class RewardPool:
     def serving(self) -> bool:
         """Whether there is a worker to grade samples."""
         return bool(self._workers)
+
+    @property
+    def load(self) -> PoolLoad:
+        """What it has to do now, and has done. An attempt at a grade counts as a grade."""
+        workers, now = self._workers.values(), asyncio.get_running_loop().time()
+        oldest = min((asked.since for asked in self._queued.values()), default=now)
+        asked = len(self._queued) + sum(len(worker.asked) for worker in workers)
+        return PoolLoad(
+            asked=asked,
+            at_once=sum(worker.at_once for worker in workers),
+            queue_seconds=now - oldest,
+            arrived=self._arrived,
+            graded=self._graded,
+            cpu_seconds=self._cpu_seconds,
+        )
 
     async def ready(self) -> None:
         """Waits for the first worker that has loaded all functions. Raises SpecProblem if one can't be found or imported."""
@@ -130,10 +156,11 @@ class RewardPool:
             )
             if not functions:
                 break
-            number = next(self._numbers)
+            number, loop = next(self._numbers), asyncio.get_running_loop()
             request = GradeRequest(number, sample, told, functions, own_seconds(rewards, limits), attempts.alone)
-            asked = _Asked(request, group, tried, asyncio.get_running_loop().create_future())
-            self._queue.put(group, request.number, asked)
+            asked = _Asked(request, group, tried, loop.create_future(), loop.time())
+            self._arrived += 1
+            self._put(asked)
             self._assign_soon()
             try:
                 answered, node = await asked.answer
@@ -185,6 +212,10 @@ class RewardPool:
 
     # --- Requests --------------------------------------------------------------------------------------------------
 
+    def _put(self, asked: _Asked) -> None:
+        self._queue.put(asked.group, asked.request.number, asked)
+        self._queued[asked.request.number] = asked
+
     def _assign_soon(self) -> None:
         """Assigns once what happens at the same time has happened, so that a worker gets it in one call."""
         if self._assigning is None:
@@ -206,11 +237,12 @@ class RewardPool:
             else:
                 self._ask(self._workers[chosen.node], asked)
         for asked in passed:
-            self._queue.put(asked.group, asked.request.number, asked)
+            self._put(asked)
 
     def _ask(self, worker: _Worker, asked: _Asked) -> None:
         """Adds the request to the worker's share, which the next call takes along: at most one in GATHER_SECONDS."""
         worker.running += 1
+        del self._queued[asked.request.number]
         worker.asked[asked.request.number] = asked
         worker.share.append(asked.request)
         worker.asked_something.set()
@@ -230,6 +262,7 @@ class RewardPool:
         """Nobody waits for the answer any more: it isn't asked for, or no longer."""
         number = asked.request.number
         self._queue.remove(asked.group, number)
+        self._queued.pop(number, None)
         for worker in self._workers.values():
             if worker.asked.pop(number, None) is None:
                 continue
@@ -260,6 +293,7 @@ class RewardPool:
                 worker.listening = True
                 found: GradeAnswers = await worker.actor.answers.remote(worker.take_share(loop.time()))
                 self._learn(found.isolation)
+                self._follow_capacity(worker, found.capacity)
                 for answer in found.answers:
                     self._take(worker, answer)
                 worker.listening = False
@@ -281,12 +315,26 @@ class RewardPool:
             if found.reason or name not in self._isolation:
                 self._isolation[name] = found
 
+    def _follow_capacity(self, worker: _Worker, capacity: GradersCapacity | None) -> None:
+        """A worker says how many grades run at once there, and what its graders' container has used, which was restarted if that is less."""
+        if capacity is None:
+            return
+        worker.at_once = capacity.at_once
+        if worker.cpu_seconds is not None and capacity.cpu_seconds is not None:
+            used = capacity.cpu_seconds - worker.cpu_seconds
+            self._cpu_seconds += used if used >= 0 else capacity.cpu_seconds
+        worker.cpu_seconds = capacity.cpu_seconds
+
     def _take(self, worker: _Worker, answer: GradeAnswer) -> None:
         asked = worker.asked.pop(answer.number, None)
         if asked is None:
             return  # given up
         worker.running -= 1
+        self._graded += 1
         if not isinstance(answer.outcomes, Exception):
+            if worker.cpu_seconds is None:
+                # What its container uses isn't known; programs that a function starts are not in this.
+                self._cpu_seconds += sum(outcome.cpu_seconds for outcome in answer.outcomes.values())
             worker.learn(sum(outcome.seconds for outcome in answer.outcomes.values()))
         if asked.answer.done():
             return
@@ -303,7 +351,7 @@ class RewardPool:
             log.warning("a reward worker is lost", pool=self.name, node=worker.node, error=str(error))
             del self._workers[worker.node]
             for asked in worker.asked.values():
-                self._queue.put(asked.group, asked.request.number, asked)
+                self._put(asked)
             self._assign_soon()
 
     async def _join(self, node: str, slots: int) -> None:
@@ -319,12 +367,14 @@ class RewardPool:
         )
         try:
             problem = await actor.load.remote(self._rewards, self._isolation)
+            capacity = await actor.capacity.remote()
         except RayActorError as error:
             log.warning("a reward worker didn't start", pool=self.name, node=node, error=str(error))
             return
         async with self._changed:
             if problem is None:
                 worker = self._workers[node] = _Worker(node, slots, actor=actor)
+                self._follow_capacity(worker, capacity)
                 worker.exchange = asyncio.create_task(self._exchange(worker))
                 self._assign_soon()
             else:

@@ -128,3 +128,14 @@ class IsolationInForce:
 
     isolation: RewardIsolation
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GradersCapacity:
+    """How many grades a pod's graders run at once now, and the CPU seconds that their container has used.
+
+    The latter is None if it has no CPU quota: then others may use the same CPUs.
+    """
+
+    at_once: int
+    cpu_seconds: float | None = None

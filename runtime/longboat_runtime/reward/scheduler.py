@@ -17,6 +17,7 @@ from longboat_crds.rewards import RewardSpec, rewards_of
 from longboat_runtime.interfaces import SampleStore, Urgency
 from longboat_runtime.reward.client import SOCKET
 from longboat_runtime.reward.combine import applicable, combine, grade_times
+from longboat_runtime.reward.cpus import PoolLoad
 from longboat_runtime.reward.pool import RewardPool
 from longboat_runtime.reward.queue import Group
 from longboat_runtime.reward.result import FunctionOutcome, IsolationInForce, RewardSample
@@ -51,6 +52,10 @@ class RayRewardScheduler:
     @property
     def unserved(self) -> tuple[str, ...]:
         return tuple(name for name, pool in self._pools.items() if not pool.serving)
+
+    @property
+    def loads(self) -> dict[str, PoolLoad]:
+        return {name: pool.load for name, pool in self._pools.items()}
 
     async def start(self) -> None:
         """Waits until every pool has a worker that has loaded its functions. Raises SpecProblem if one can't be found or imported."""

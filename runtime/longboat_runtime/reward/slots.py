@@ -10,7 +10,7 @@ from typing import Any
 # Work that waits beside a worker's graders, in seconds of grading: more than it takes to answer and to be asked again
 # (`worker.GATHER_SECONDS`, each way).
 AHEAD_SECONDS = 0.3
-# Bounds of what waits there, for each process that grades.
+# Bounds of what waits there, for each grade that runs at once.
 LEAST_AHEAD, MOST_AHEAD = 4, 256
 # Weight of a new grade in the mean of a worker's grading times.
 _NEWEST = 0.1
@@ -18,10 +18,10 @@ _NEWEST = 0.1
 
 @dataclass(slots=True)
 class Slots:
-    """A worker's node, how many grades run there at once, how many requests it has, and the seconds that one takes (a moving mean)."""
+    """A worker's node, how many grades run there `at_once` now, how many requests it has, and the seconds that one takes (a moving mean)."""
 
     node: str
-    processes: int
+    at_once: int
     running: int = 0
     seconds: float | None = None
 
@@ -32,7 +32,7 @@ class Slots:
         Not more, since what waits there can't be graded by another worker that becomes free.
         """
         ahead = LEAST_AHEAD if self.seconds is None else AHEAD_SECONDS / max(self.seconds, 1e-9)
-        return self.processes * math.ceil(min(max(ahead, LEAST_AHEAD), MOST_AHEAD))
+        return self.at_once * math.ceil(min(max(ahead, LEAST_AHEAD), MOST_AHEAD))
 
     def learn(self, seconds: float) -> None:
         """A request has taken so long."""
@@ -40,7 +40,7 @@ class Slots:
 
 
 def resource(pool: str) -> str:
-    """Ray's resource that the nodes of a reward pool offer: as much of it as grades run there at once."""
+    """Ray's resource that the nodes of a reward pool offer: as much of it as grades run there at once at most."""
     return f"longboat-reward-{pool}"
 
 

@@ -14,7 +14,7 @@ from longboat_runtime.interfaces import SampleStore
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.client import GraderClient, GradersGone
 from longboat_runtime.reward.grader import Grader
-from longboat_runtime.reward.result import FunctionOutcome, IsolationInForce, RewardSample
+from longboat_runtime.reward.result import FunctionOutcome, GradersCapacity, IsolationInForce, RewardSample
 from longboat_runtime.rounds.seeds import sample_seed
 from longboat_runtime.samples import Response, SampleId
 
@@ -49,10 +49,14 @@ class GradeAnswer:
 
 @dataclass(frozen=True, slots=True)
 class GradeAnswers:
-    """What a call brings back; `isolation` is how the grades of each reward are kept apart, by name, if that has changed."""
+    """What a call brings back; `isolation` is how the grades of each reward are kept apart, by name, if that has changed.
+
+    `capacity` is the graders', as they last told it.
+    """
 
     answers: list[GradeAnswer]
     isolation: dict[str, IsolationInForce] | None = None
+    capacity: GradersCapacity | None = None
 
 
 class RewardWorker:
@@ -60,13 +64,13 @@ class RewardWorker:
 
     def __init__(self, store: SampleStore, socket: Path) -> None:
         self._store = store
-        self._graders: Grader = GraderClient(socket)
+        self._graders: Grader = GraderClient(socket, self._changed)
         # Requests whose responses are being fetched, and those that are being graded, by number.
         self._fetching: set[int] = set()
         self._running: dict[int, asyncio.Task[None]] = {}
         self._answers: list[GradeAnswer] = []
         self._isolation: dict[str, IsolationInForce] = {}
-        # Set while there are answers; while nothing is being graded.
+        # Set while there are answers, or another number of grades runs at once; while nothing is being graded.
         self._answered, self._idle = asyncio.Event(), asyncio.Event()
 
     async def load(
@@ -87,6 +91,10 @@ class RewardWorker:
         except GradersGone as error:
             return str(error)
         return next((problem for problem in problems if problem is not None), None)
+
+    async def capacity(self) -> GradersCapacity | None:
+        """How many grades run at once here."""
+        return self._graders.capacity
 
     async def submit(self, requests: Sequence[GradeRequest]) -> None:
         """Begins these grades; `answers` has their outcomes, each as soon as it is there."""
@@ -114,7 +122,10 @@ class RewardWorker:
                 self._running[number].cancel()
 
     async def answers(self, requests: Sequence[GradeRequest] = ()) -> GradeAnswers:
-        """Begins these grades, then waits for at least one answer and returns all that there are, each once. One caller at a time."""
+        """Begins these grades, then waits for at least one answer and returns all that there are, each once. One caller at a time.
+
+        It returns without one if another number of grades runs at once.
+        """
         await self.submit(requests)
         await self._answered.wait()
         if self._running:
@@ -124,9 +135,9 @@ class RewardWorker:
         self._answered.clear()
         isolation = dict(self._graders.isolation)
         if isolation == self._isolation:
-            return GradeAnswers(answers)
+            return GradeAnswers(answers, capacity=self._graders.capacity)
         self._isolation = isolation
-        return GradeAnswers(answers, isolation)
+        return GradeAnswers(answers, isolation, self._graders.capacity)
 
     async def grade(self, request: GradeRequest, response: Response) -> dict[str, FunctionOutcome]:
         """Outcomes by function name."""
@@ -153,6 +164,9 @@ class RewardWorker:
 
     def _answer(self, *answers: GradeAnswer) -> None:
         self._answers += answers
+        self._answered.set()
+
+    def _changed(self) -> None:
         self._answered.set()
 
     def _still_wanted(self, requests: Sequence[GradeRequest]) -> list[GradeRequest]:

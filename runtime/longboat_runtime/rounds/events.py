@@ -247,6 +247,45 @@ class PodDrained:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolGrading:
+    """What a reward pool did in a round.
+
+    `arrived` grades were asked for and `graded` made, which took `cpu_seconds` in all. At most `waiting` waited at a time, the longest for
+    `queue_seconds` at least. `asked` is its course: from so many seconds after the round was opened, so many grades had no answer yet.
+    """
+
+    arrived: int
+    graded: int
+    cpu_seconds: float
+    waiting: int
+    queue_seconds: float
+    asked: tuple[tuple[float, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RoundGraded:
+    """What reward pools did, by name, while this round was the newest one. Like what engines felt, it is no matter of policies."""
+
+    round: int
+    pools: Mapping[str, PoolGrading]
+
+
+@dataclass(frozen=True, slots=True)
+class CpusAsked:
+    """Another division of CPUs over reward pools, in CPUs by name, was asked for. `reason` is for people."""
+
+    pools: Mapping[str, float]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CpusGranted:
+    """Reward pools, by name, may have so many CPUs from now on."""
+
+    pools: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Relaunched:
     """A lost sample is generated again, with the same seed, after the tokens that the store has; on-policy, on the same weights."""
 
@@ -419,6 +458,9 @@ Body = (
     | RoundMeasured
     | Reshaped
     | PodDrained
+    | RoundGraded
+    | CpusAsked
+    | CpusGranted
     | Relaunched
     | Graded
     | Aborted
@@ -439,7 +481,7 @@ Body = (
 )
 
 # Events that policies aren't asked about: they change nothing about any sample.
-OBSERVATIONS = (Moved, RoundMeasured, Reshaped, PodDrained)
+OBSERVATIONS = (Moved, RoundMeasured, Reshaped, PodDrained, RoundGraded, CpusAsked, CpusGranted)
 
 _BODIES: dict[str, TypeAdapter[Body]] = {body.__name__: TypeAdapter(body) for body in Body.__args__}
 

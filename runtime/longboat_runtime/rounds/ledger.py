@@ -194,11 +194,11 @@ class Ledger(LedgerState):
         return True
 
     @_fold.register
-    def _(self, body: events.RoundMeasured, seq: int) -> bool:
+    def _(self, body: events.RoundMeasured | events.RoundGraded, seq: int) -> bool:
         return body.round in self.rounds
 
     @_fold.register
-    def _(self, body: events.Reshaped | events.PodDrained, seq: int) -> bool:
+    def _(self, body: events.Reshaped | events.PodDrained | events.CpusAsked | events.CpusGranted, seq: int) -> bool:
         return True
 
     @_fold.register

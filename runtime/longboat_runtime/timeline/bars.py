@@ -103,6 +103,24 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Pool:
+    """A reward pool: from each time on, how many grades had no answer (`asked`), and how many CPUs it might have, if they move."""
+
+    name: str
+    asked: tuple[tuple[float, float], ...]
+    cpus: tuple[tuple[float, float], ...] = ()
+
+    def between(self, start: float, end: float) -> Pool:
+        """The part of it from `start`, where it has what it had then, to `end`."""
+        return Pool(self.name, _between(self.asked, start, end), _between(self.cpus, start, end))
+
+
+def _between(course: Sequence[tuple[float, float]], start: float, end: float) -> tuple[tuple[float, float], ...]:
+    before = [(start, value) for time, value in course if time <= start][-1:]
+    return (*before, *(point for point in course if start < point[0] <= end))
+
+
+@dataclass(frozen=True, slots=True)
 class Gap:
     """No driver whose work survived ran: from the last event of an incarnation to the start of the next one."""
 
@@ -112,12 +130,13 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Rounds in the order of their numbers, spans and gaps by start; `end` is the last moment of all of them."""
+    """Rounds in the order of their numbers, spans and gaps by start, pools by name; `end` is the last moment of all of them."""
 
     rounds: tuple[Round, ...]
     spans: tuple[Span, ...]
     gaps: tuple[Gap, ...]
     end: float
+    pools: tuple[Pool, ...] = ()
 
     @property
     def start(self) -> float:
@@ -167,4 +186,5 @@ def _cut(timeline: Timeline, rounds: Sequence[Round]) -> Timeline:
     ends = [bar.end for round_ in rounds for bar in round_.bars] + [span.end for span in spans]
     end = max([*ends, *(round_.closed or round_.opened for round_ in rounds)])
     gaps = tuple(gap for gap in timeline.gaps if start <= gap.start and gap.end <= end)
-    return Timeline(tuple(rounds), spans, gaps, end)
+    pools = tuple(pool.between(start, end) for pool in timeline.pools)
+    return Timeline(tuple(rounds), spans, gaps, end, pools)

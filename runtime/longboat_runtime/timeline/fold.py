@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import Event
 from longboat_runtime.samples import PromptId, SampleId
-from longboat_runtime.timeline.bars import Bar, Fate, Gap, Round, Span, Timeline, Work
+from longboat_runtime.timeline.bars import Bar, Fate, Gap, Pool, Round, Span, Timeline, Work
 
 
 def fold(log: Iterable[Event]) -> Timeline:
@@ -27,6 +27,8 @@ class _Fold:
         self._working: dict[Work, tuple[int, float]] = {}
         self._spans: list[Span] = []
         self._gaps: list[Gap] = []
+        self._asked: dict[str, list[tuple[float, float]]] = {}
+        self._cpus: dict[str, list[tuple[float, float]]] = {}
         self._now: float | None = None
 
     def take(self, event: Event) -> None:
@@ -58,6 +60,13 @@ class _Fold:
                 self._spans.append(Span(Work.RESHAPE, self._step, time - sum(seconds.values()), time, not failure))
             case events.PodDrained(seconds=took):
                 self._spans.append(Span(Work.DRAIN, self._step, time - took, time, done=True))
+            case events.RoundGraded(round=number, pools=pools):
+                if round_ := self._rounds.get(number):
+                    for name, pool in pools.items():
+                        self._asked.setdefault(name, []).extend((round_.opened + at, asked) for at, asked in pool.asked)
+            case events.CpusGranted(pools=granted):
+                for name, cpus in granted.items():
+                    self._cpus.setdefault(name, []).append((time, cpus))
             case events.Graded(sample=sample):
                 if group := self._groups.get((sample.prompt, sample.attempt)):
                     group.seats.add(sample.index)
@@ -108,7 +117,12 @@ class _Fold:
         for work in tuple(self._working):
             self._end(work, now, done=False)
         rounds = tuple(round_.frozen(now) for round_ in self._rounds.values())
-        return Timeline(rounds, tuple(sorted(self._spans, key=lambda span: span.start)), tuple(self._gaps), now)
+        spans = tuple(sorted(self._spans, key=lambda span: span.start))
+        pools = tuple(
+            Pool(name, tuple(sorted(asked)), tuple(self._cpus.get(name, ())))
+            for name, asked in sorted(self._asked.items())
+        )
+        return Timeline(rounds, spans, tuple(self._gaps), now, pools)
 
     @property
     def _step(self) -> int:
@@ -126,6 +140,8 @@ class _Fold:
                 paused = one.fate is Fate.CARRIED and one.engine is None
                 if one.end is None or paused:
                     one.fate, one.end = Fate.LOST, self._now if one.end is None else one.end
+        for asked in self._asked.values():
+            asked.append((self._now, 0))
         self._gaps.append(Gap(self._now, time))
 
     def _launch(self, body: events.Launched, time: float) -> None:

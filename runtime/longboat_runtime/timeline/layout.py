@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from longboat_runtime.timeline.bars import Bar, Gap, Round, Timeline
+from longboat_runtime.timeline.bars import Bar, Gap, Pool, Round, Timeline
 
 # Inches that a caption of 8 points and its short form take.
 FULL, SHORT = 1.4, 0.45
@@ -101,6 +101,21 @@ def caption(round_: Round, inches: float = FULL) -> str:
 def lane_name(lane: Lane) -> str:
     """The engine's name, or that the log doesn't name one."""
     return f"engine {lane.engine}" if lane.engine else "not finished\n(engine not recorded)"
+
+
+def steps(course: Sequence[tuple[float, float]], end: float) -> tuple[list[float], list[float]]:
+    """Times and values of a line that has each value from its time to the next one, and the last one to `end`."""
+    times, values = [time for time, _ in course for _ in range(2)], [value for _, value in course for _ in range(2)]
+    return [*times[1:], end] if times else [], values
+
+
+def pool_name(pool: Pool) -> str:
+    """The pool's name, and what it might have of CPUs if they move."""
+    cpus = [cpus for _, cpus in pool.cpus]
+    if not cpus:
+        return pool.name
+    least, most = min(cpus), max(cpus)
+    return f"{pool.name} ({least:g} CPU)" if least == most else f"{pool.name} ({least:g} to {most:g} CPU)"
 
 
 def duration(seconds: float) -> str:

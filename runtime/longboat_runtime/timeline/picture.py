@@ -15,12 +15,23 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from longboat_runtime.timeline.bars import Fate, Timeline, Work
-from longboat_runtime.timeline.layout import FULL, Axis, Lane, caption, duration, lane_name, lanes, title
+from longboat_runtime.timeline.layout import (
+    FULL,
+    Axis,
+    Lane,
+    caption,
+    duration,
+    lane_name,
+    lanes,
+    pool_name,
+    steps,
+    title,
+)
 
 PICTURE = "timeline.png"
 _DPI = 110
-# Inches that a row of samples, a lane and the trainer's part are high.
-_ROW, _LANE, _TRAINER = 0.016, 0.3, 0.5
+# Inches that a row of samples, a lane, the trainer's part and a reward pool are high.
+_ROW, _LANE, _TRAINER, _POOL = 0.016, 0.3, 0.5, 0.32
 # Inches around the panels: names of lanes, and captions, axis and legend.
 _BESIDE, _AROUND = 1.5, 1.8
 _WIDTHS, _HEIGHTS = (8.0, 40.0), (2.5, 16.0)
@@ -41,6 +52,9 @@ _FATES = {
 _WORKS = {Work.TRAIN: "#0072B2", Work.PUBLISH: "#D55E00", Work.RESHAPE: "#882255", Work.DRAIN: "#999933"}
 _UNDONE: dict[str, Any] = {"hatch": "////", "edgecolor": "white", "linewidth": 0}
 _LINE = "#222222"
+_GRADES, _CPUS = "#A9BCD0", "#B2182B"
+# Share of a pool's height that the largest value takes.
+_LARGEST = 0.85
 # Shares of the height of all rows: the free space around all lanes, what a lane takes at least so that its name fits, and
 # what all lanes may take for that.
 _SPACE, _LEAST, _ALL = 0.08, 0.05, 0.5
@@ -51,7 +65,10 @@ _APART, _THICKNESS = 120, 0.85
 
 
 def draw(timeline: Timeline, file: Path, job: str) -> None:
-    """Draws rounds (at least one) of the job named `job`: a lane of samples for each engine, the trainer below. Raises OSError."""
+    """Draws rounds (at least one) of the job named `job`. Raises OSError.
+
+    A lane of samples for each engine, below them one for each reward pool, if the log has what they did, and the trainer.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -59,15 +76,19 @@ def draw(timeline: Timeline, file: Path, job: str) -> None:
 
     axis, found = Axis.of(timeline), lanes(timeline.rounds)
     width, height = _width(timeline, axis), _height(found)
-    size = width + _BESIDE, height + _TRAINER + _AROUND
-    heights = height, _TRAINER
-    figure, panels = pyplot.subplots(2, 1, figsize=size, sharex=True, layout="constrained", height_ratios=heights)
-    handles = _draw_samples(panels[0], found, axis, height) + _draw_works(panels[1], timeline, axis)
+    heights = [height, *([_POOL * len(timeline.pools)] if timeline.pools else []), _TRAINER]
+    size = width + _BESIDE, sum(heights) + _AROUND
+    figure, panels = pyplot.subplots(
+        len(heights), 1, figsize=size, sharex=True, layout="constrained", height_ratios=heights
+    )
+    handles = _draw_samples(panels[0], found, axis, height)
+    handles += _draw_pools(panels[1], timeline, axis) if timeline.pools else []
+    handles += _draw_works(panels[-1], timeline, axis)
     handles += _draw_rounds(panels, timeline, axis, width) + _draw_gaps(panels, timeline, axis)
-    panels[1].set_xlim(0, max(axis.at(timeline.end), 1e-3))
+    panels[-1].set_xlim(0, max(axis.at(timeline.end), 1e-3))
     opened = datetime.fromtimestamp(timeline.start, UTC)
     first = timeline.rounds[0].number
-    panels[1].set_xlabel(f"seconds since round {first} was opened ({opened:%Y-%m-%d %H:%M:%S} UTC)")
+    panels[-1].set_xlabel(f"seconds since round {first} was opened ({opened:%Y-%m-%d %H:%M:%S} UTC)")
     figure.suptitle(title(job, timeline.rounds), x=0.01, ha="left", fontweight="bold")
     figure.legend(handles=handles, loc="outside lower left", ncols=5, frameon=False, fontsize=9)
     try:
@@ -118,6 +139,28 @@ def _draw_samples(panel: Any, found: Sequence[Lane], axis: Axis, inches: float) 
     panel.tick_params(length=0)
     counts = Counter(bar.fate for lane in found for _, bar in lane.bars)
     return [Patch(color=_FATES[fate], label=f"{fate} ({counts[fate]:,})") for fate in Fate if counts[fate]]
+
+
+def _draw_pools(panel: Any, timeline: Timeline, axis: Axis) -> list[Any]:
+    """A lane for each reward pool: an area for grades without an answer, a line for CPUs; both to the scale of all pools."""
+    most_asked = max((asked for pool in timeline.pools for _, asked in pool.asked), default=0) or 1
+    most_cpus = max((cpus for pool in timeline.pools for _, cpus in pool.cpus), default=0.0) or 1.0
+    for place, pool in enumerate(timeline.pools):
+        bottom = place + 1.0
+        times, asked = steps(pool.asked, timeline.end)
+        heights = [bottom - _LARGEST * value / most_asked for value in asked]
+        panel.fill_between([axis.at(time) for time in times], heights, bottom, color=_GRADES, linewidth=0)
+        times, cpus = steps(pool.cpus, timeline.end)
+        heights = [bottom - _LARGEST * value / most_cpus for value in cpus]
+        panel.plot([axis.at(time) for time in times], heights, color=_CPUS, linewidth=1.2)
+        panel.axhline(bottom, color=_LINE, linewidth=0.6)
+    panel.set_ylim(len(timeline.pools), 0)
+    panel.set_yticks([place + 0.5 for place in range(len(timeline.pools))], [pool_name(p) for p in timeline.pools])
+    panel.tick_params(axis="y", length=0)
+    handles: list[Any] = [Patch(color=_GRADES, label=f"grades to do (at most {most_asked:,})")]
+    if any(pool.cpus for pool in timeline.pools):
+        handles.append(Line2D([], [], color=_CPUS, linewidth=1.2, label=f"CPUs of a pool (at most {most_cpus:g})"))
+    return handles
 
 
 def _draw_works(panel: Any, timeline: Timeline, axis: Axis) -> list[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from longboat_runtime.timeline.bars import Bar, Round, Span, Timeline, Work
+from longboat_runtime.timeline.bars import Bar, Pool, Round, Span, Timeline, Work
 from longboat_runtime.timeline.layout import lanes, stack
 
 _DRIVER = 1
@@ -16,7 +16,7 @@ UNFINISHED = "not finished (engine not recorded)"
 
 
 def trace(timeline: Timeline) -> dict[str, Any]:
-    """JSON values: a process for each engine with a thread for each row of samples, and one of the driver.
+    """JSON values: a process for each engine with a thread for each row of samples, one of the driver, and counters of reward pools.
 
     Times are whole microseconds since the first round was opened; `otherData.start` is that moment in Unix seconds.
     Events of samples are named and coloured by fate.
@@ -27,6 +27,8 @@ def trace(timeline: Timeline) -> dict[str, Any]:
         found.append(_named("process_name", pid, 0, lane.engine or UNFINISHED))
         found += [_named("thread_name", pid, row + 1, f"slot {row + 1}") for row in range(lane.rows)]
         found += [_sample(bar, pid, row + 1, begin) for row, bar in lane.bars]
+    for pool in timeline.pools:
+        found += _counters(pool, begin)
     return {"traceEvents": found, "displayTimeUnit": "ms", "otherData": {"start": begin}}
 
 
@@ -58,6 +60,23 @@ def _span(span: Span, tid: int, begin: float) -> dict[str, Any]:
     args = {"step": span.step, "done": span.done}
     name = f"{span.work} {span.step}"
     return _complete(name, span.work.value, _DRIVER, tid, span.start - begin, span.end - begin, args)
+
+
+def _counters(pool: Pool, begin: float) -> list[dict[str, Any]]:
+    """The driver's, since pools have no process of their own there."""
+    of = (("grades to do", pool.asked), ("CPUs", pool.cpus))
+    return [
+        {
+            "name": f"{pool.name}: {what}",
+            "ph": "C",
+            "ts": round((time - begin) * 1e6),
+            "pid": _DRIVER,
+            "tid": 0,
+            "args": {what: value},
+        }
+        for what, course in of
+        for time, value in course
+    ]
 
 
 def _about(round_: Round) -> dict[str, Any]:

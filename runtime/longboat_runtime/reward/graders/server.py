@@ -1,12 +1,13 @@
 """The graders' Unix socket: what a reward worker asks, and how many grades run at once.
 
 Requests are {id, op, ...}; each is answered by {id, ...}:
-    load  {function, field, isolation, reason}    -> {problem: null | [reason, field, message, fatal], isolation, reason}
+    load  {function, field, isolation, reason}    -> {problem: null | [reason, field, message, fatal], isolation, reason}, capacity
     grade {reward: name, timeout, seed, own} + sample  -> {outcome}; `own` is a learned limit of own seconds, or isn't there
-    state {}                                      -> {processes, running, landlock, unenforced, rewards: {name: ...}}
+    state {}                                      -> {processes, running, landlock, unenforced, rewards: {name: ...}}, capacity
 A grade that nobody wants any more is ended by {id, op: cancel} with its id; neither is answered then.
 That a grade begins is told by {id, begun}: should these graders end, it may be the cause.
-A reward that falls back to PerGrade is told of without being asked: {reward, isolation, reason}.
+A reward that falls back to PerGrade is told of without being asked: {reward, isolation, reason}; and, every so often while there is
+something to grade, the capacity: {at_once, cpu_seconds}, see `quota.Quota`.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ import structlog
 
 from longboat_crds.reward_kinds import RewardIsolation
 from longboat_runtime import prctl
+from longboat_runtime.cgroup import CGROUP_ROOT
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.function import CONFIG_MAPS
 from longboat_runtime.reward.graders import landlock
 from longboat_runtime.reward.graders.channel import Channel
 from longboat_runtime.reward.graders.leftovers import remove_tree
 from longboat_runtime.reward.graders.loaded_function import LoadedFunction
+from longboat_runtime.reward.graders.quota import LOOK_SECONDS, Quota
 from longboat_runtime.reward.graders.supervised import Grading
 from longboat_runtime.reward.graders.times import waiting_is_counted
 from longboat_runtime.reward.graders.unenforced import unenforced
@@ -46,10 +49,21 @@ _GATHER_SECONDS = 0.005
 
 
 class GraderServer:
-    """At most `processes` grades run at once; others wait in the order they came. `scratch` is the grades' directory."""
+    """At most `processes` grades run at once, fewer if the quota of the `cgroup` says so; others wait in the order they came.
 
-    def __init__(self, processes: int, scratch: Path, config_maps: Path = Path(CONFIG_MAPS)) -> None:
+    `scratch` is the grades' directory.
+    """
+
+    def __init__(
+        self,
+        processes: int,
+        scratch: Path,
+        config_maps: Path = Path(CONFIG_MAPS),
+        cgroup: Path | None = CGROUP_ROOT,
+    ) -> None:
         self._processes, self._scratch, self._config_maps = processes, scratch, config_maps
+        self._quota = Quota(processes, cgroup)
+        self._looking: asyncio.TimerHandle | None = None
         self._running = 0
         self._waiting: deque[tuple[LoadedFunction, Grading]] = deque()
         self._loaded: dict[str, LoadedFunction] = {}
@@ -66,6 +80,7 @@ class GraderServer:
             "graders listen",
             socket=str(path),
             processes=self._processes,
+            at_once=self._quota.at_once,
             landlock=landlock.version(),
             waiting_is_counted=waiting_is_counted(),
         )
@@ -125,7 +140,8 @@ class GraderServer:
             memory_mib=loaded.footprint["resident"] >> 20,
             fork_ms=round(1e3 * loaded.footprint["fork"], 2),
         )
-        return {"problem": None, "isolation": loaded.isolation, "reason": loaded.reason, "footprint": loaded.footprint}
+        in_force = {"isolation": loaded.isolation, "reason": loaded.reason, "footprint": loaded.footprint}
+        return {"problem": None, **in_force, **self._capacity}
 
     def grade(self, request: Mapping[str, Any], sample: bytes, connection: _Connection) -> None:
         """Answers by `connection`, now or later."""
@@ -149,6 +165,8 @@ class GraderServer:
         grading.done = partial(self._done, connection, request["id"], answer)
         connection.waiting[request["id"]] = loaded, grading
         self._waiting.append((loaded, grading))
+        if self._looking is None:
+            self._look()
         self._start()
 
     def cancel(self, identity: int, connection: _Connection) -> None:
@@ -181,10 +199,27 @@ class GraderServer:
             "landlock": landlock.version(),
             "unenforced": unenforced(),
             "rewards": rewards,
+            **self._capacity,
         }
 
+    @property
+    def _capacity(self) -> dict[str, Any]:
+        return {"at_once": self._quota.at_once, "cpu_seconds": self._quota.cpu_seconds}
+
+    def _look(self) -> None:
+        """Follows the quota from now on, until there is nothing to grade."""
+        if not self._waiting and not self._running:
+            self._quota.rest()
+            self._looking = None
+            return
+        self._quota.look(bool(self._waiting) and self._running >= self._quota.at_once)
+        self._looking = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+        for connection in self._connections:
+            connection.channel.send(self._capacity)
+        self._start()
+
     def _start(self) -> None:
-        while self._waiting and self._running < self._processes:
+        while self._waiting and self._running < self._quota.at_once:
             loaded, grading = self._waiting.popleft()
             self._running += 1
             grading.begun()
@@ -270,13 +305,13 @@ def _listen(path: Path) -> socket.socket:
     return listener
 
 
-async def _run(path: Path, processes: int, config_maps: Path) -> None:
+async def _run(path: Path, processes: int, config_maps: Path, cgroup: Path | None) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     scratch = Path(tempfile.mkdtemp(prefix="longboat-graders-"))
-    server = GraderServer(processes, scratch, config_maps)
+    server = GraderServer(processes, scratch, config_maps, cgroup)
     reaping = asyncio.create_task(reap_orphans(server.zygotes))
     try:
         await server.serve(path, stop)
@@ -285,8 +320,11 @@ async def _run(path: Path, processes: int, config_maps: Path) -> None:
         remove_tree(str(scratch))
 
 
-def main(path: Path, processes: int, config_maps: Path = Path(CONFIG_MAPS)) -> None:
-    """Runs until SIGTERM: `longboat graders --socket PATH --processes N`."""
+def main(path: Path, processes: int, config_maps: Path = Path(CONFIG_MAPS), cgroup: Path | None = CGROUP_ROOT) -> None:
+    """Runs until SIGTERM: `longboat graders --socket PATH --processes N`.
+
+    `cgroup` is where the container's quota is read; None if the cgroup isn't the graders' own.
+    """
     prctl.hide_memory()
     prctl.adopt_orphans()
-    asyncio.run(_run(path, processes, config_maps))
+    asyncio.run(_run(path, processes, config_maps, cgroup))

@@ -1,0 +1,160 @@
+"""The job's reward pools: what they do in each round, and the division of CPUs over them that the driver asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping
+
+import structlog
+
+from longboat_crds.quantities import millicores
+from longboat_crds.status import RewardDemand, RewardGrant
+from longboat_runtime.driver.broker import Broker
+from longboat_runtime.driver.components import Components
+from longboat_runtime.driver.demand import asked_cpus, expected_grades, next_cpu_demand
+from longboat_runtime.driver.job import Job
+from longboat_runtime.driver.pool_loads import PoolLoads
+from longboat_runtime.driver.reporter import Reporter
+from longboat_runtime.metrics.batch import grading_metrics
+from longboat_runtime.reward.combine import applicable
+from longboat_runtime.reward.cpus import GradeCost, PoolLoad, PoolNeed, divide
+from longboat_runtime.rounds import events
+from longboat_runtime.rounds.view import View
+from longboat_runtime.samples import PromptId
+
+log = structlog.get_logger()
+
+# How often it is considered whether to ask for something else, and the least time between two demands, in seconds.
+LOOK_SECONDS, ASK_SECONDS = 1.0, 5.0
+
+
+class RewardPools:
+    """Asks for CPUs if the spec has `rewardCpu`, starting from what is granted. `happened` gets every demand and grant.
+
+    Without a grant, which there is none of outside Kubernetes, it asks for nothing.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        components: Components,
+        reporter: Reporter,
+        broker: Broker,
+        happened: Callable[[events.Body], None],
+    ) -> None:
+        self._incarnation, self._spec, self._components = job.incarnation, job.spec, components
+        self._reporter, self._broker, self._happened = reporter, broker, happened
+        self._course = PoolLoads(components.rewards, time.monotonic)
+        self._view: View | None = None
+        self._granted: RewardGrant | None = None
+        self._demand: RewardDemand | None = None
+        self._asked_at = float("-inf")
+        self._costs = {pool.name: GradeCost() for pool in job.spec.reward_pools}
+        self._loads: dict[str, PoolLoad] = {}
+        self._changes = dict.fromkeys(self._costs, 0)
+        self._pools: dict[str, frozenset[str]] = {}
+
+    def resume(self, view: View) -> None:
+        """The job runs from now on."""
+        self._view = view
+
+    def begin_round(self, number: int) -> None:
+        """From now on what pools do belongs to this round."""
+        self._course.begin(number)
+
+    def finish(self, number: int, step: int) -> None:
+        """The round, which feeds this step, is over: logs and reports what pools did in it, if they say so, and their CPUs."""
+        if graded := self._course.finish(number):
+            self._happened(graded)
+            self._reporter.reports.add(step, grading_metrics(graded))
+        self._reporter.reports.add(step, self._cpu_metrics())
+
+    async def run(self) -> None:
+        """Looks at pools, asks, and follows grants, forever. Raises Superseded."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._course.run())
+            if self._spec.reward_cpu is not None:
+                tasks.create_task(self._follow_grants())
+                tasks.create_task(self._follow_needs(millicores(self._spec.reward_cpu.total)))
+
+    async def _follow_grants(self) -> None:
+        while True:
+            before = self._granted
+            self._granted = await self._broker.granted_cpus(before)
+            granted = asked_cpus(self._granted)
+            if before is None or asked_cpus(before) != granted:
+                log.info("CPUs are granted to reward pools", **granted)
+                self._happened(events.CpusGranted(_in_cpus(granted)))
+
+    async def _follow_needs(self, total: int) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            needs = self._needs(total)
+            if self._granted is not None and loop.time() >= self._asked_at + ASK_SECONDS:
+                self._ask(total, needs, loop.time())
+
+    def _needs(self, total: int) -> dict[str, PoolNeed]:
+        """What each pool has to do now; learns what grades cost."""
+        loads, before = self._components.rewards.loads, self._loads
+        self._loads = dict(loads)
+        prompts = self._spec.rounds.prompts_per_round
+        expected = {} if self._view is None else expected_grades(self._view, prompts, self._pools_of)
+        needs = {}
+        for pool in self._spec.reward_pools:
+            load, known = loads.get(pool.name, PoolLoad()), before.get(pool.name, PoolLoad())
+            self._costs[pool.name].learn(load.graded - known.graded, load.cpu_seconds - known.cpu_seconds)
+            least, most = pool.cpu_bounds(total)
+            needs[pool.name] = PoolNeed(
+                asked=load.asked,
+                expected=expected.get(pool.name, 0.0),
+                cpu_seconds=self._costs[pool.name].mean,
+                processes=pool.replicas * pool.graders_per_pod,
+                # A pod has one millicore at least.
+                least=max(least, pool.replicas),
+                most=most,
+                queue_seconds=load.queue_seconds,
+            )
+        return needs
+
+    def _ask(self, total: int, needs: dict[str, PoolNeed], now: float) -> None:
+        granted = self._granted
+        assert granted is not None
+        # While a demand has no answer, pools are going to have what was asked for.
+        answered = self._demand is None or granted.answers == self._demand.number
+        has = asked_cpus(granted if answered or self._demand is None else self._demand)
+        asked = asked_cpus(granted if self._demand is None else self._demand)
+        division = divide(total, needs, has)
+        demand = next_cpu_demand(self._demand, self._incarnation, asked_cpus(granted), division)
+        if demand is None or demand == self._demand:
+            return
+        self._demand, self._asked_at = demand, now
+        for name, cpu in division.pools.items():
+            self._changes[name] += cpu != asked.get(name)
+        log.info("other CPUs are asked for reward pools", reason=demand.reason, **division.pools)
+        self._happened(events.CpusAsked(_in_cpus(division.pools), demand.reason or ""))
+        self._reporter.ask_cpus(demand)
+
+    def _cpu_metrics(self) -> dict[str, float]:
+        """CPUs that each pool may have, and how often other ones were asked for it."""
+        if self._granted is None:
+            return {}
+        granted = asked_cpus(self._granted)
+        return {
+            **{f"reward/pools/{name}/cpus": cpu / 1000 for name, cpu in granted.items()},
+            **{f"reward/pools/{name}/changes_asked": float(count) for name, count in self._changes.items()},
+        }
+
+    def _pools_of(self, prompt: PromptId) -> Collection[str]:
+        """The pools that grade responses to this prompt."""
+        domain = self._components.source.domain(prompt.row)
+        if domain not in self._pools:
+            only = self._spec.reward_pools[0].name
+            rewards = applicable(self._spec.rewards, domain)
+            self._pools[domain] = frozenset(reward.pool or only for reward in rewards)
+        return self._pools[domain]
+
+
+def _in_cpus(pools: Mapping[str, int]) -> dict[str, float]:
+    return {name: cpu / 1000 for name, cpu in pools.items()}
