@@ -217,7 +217,9 @@ class Supervised:
         if own is None or limit is None or limit >= grading.timeout:
             return False
         before, grading.over = grading.over, None
-        now, taken = time.monotonic(), own.look()
+        now = time.monotonic()
+        own.look()
+        taken = own.certain
         if taken <= limit or not own.may_wait:
             return taken > limit
         grading.over = now, own.ran
@@ -227,7 +229,8 @@ class Supervised:
         """Seconds until it could reach its learned limit at the earliest; it is first looked at early, to see how many threads it has."""
         if grading.own is None or now <= grading.started:
             return limit * _FIRST_LOOK
-        left = limit - grading.own.look()
+        grading.own.look()
+        left = limit - grading.own.certain
         return left if grading.own.tasks == 1 else min(left / _CPUS, limit * _TREE_LOOK)
 
     def _send(self, data: bytes) -> None:

@@ -58,8 +58,9 @@ class OwnTime:
     """Measures one grade of process `pid`, from now on. One that is `alone` can't start other processes.
 
     How long threads wait is what the kernel says at each `look`. What those of ended processes had waited since the look before is their CPU
-    seconds since then times what the node's `slowdown` adds. Where waiting isn't `counted` at all, the slowdown alone tells. `tasks` is how
-    many threads there were at the last look, `ran` how many nanoseconds all have run that were seen.
+    seconds since then times what the node's `slowdown` adds: an estimate. `certain` is what it has taken at least, as of the last look: its CPU
+    seconds up to the last end of a process, and all but waiting since then. Where waiting isn't `counted` at all, the slowdown alone
+    tells. `tasks` is how many threads there were at the last look, `ran` how many nanoseconds all have run that were seen.
     """
 
     def __init__(self, pid: int, slowdown: Slowdown, *, alone: bool, counted: bool) -> None:
@@ -70,6 +71,9 @@ class OwnTime:
         self.tasks, self.ran = 1, 0
         self._begun_wait = self._waited() if counted else 0.0
         self._begun, self._begun_cpu, self._begun_children = time.monotonic(), *self._cpu()
+        # When a process last ended, and what had been waited and used, and used by those that have ended.
+        self._since = self._begun, self._begun_wait, self._begun_cpu, self._begun_children
+        self.certain = 0.0
 
     @property
     def cpu_seconds(self) -> float:
@@ -80,12 +84,17 @@ class OwnTime:
         """Its own seconds so far: at least its CPU seconds."""
         seconds = time.monotonic() - self._begun
         if not self._counted:
-            return max(seconds / self._slowdown.factor, self.cpu_seconds)
-        waited = self._waited() - self._begun_wait
+            self.certain = max(seconds / self._slowdown.factor, self.cpu_seconds)
+            return self.certain
+        waited = self._waited()
         total, children = self._cpu()
+        if children > self._since[3]:
+            self._since = self._begun + seconds, waited, total, children
+        at, before, used, _ = self._since
+        exact = max(self._begun + seconds - at - (waited - before), 0.0)
+        self.certain = max(used - self._begun_cpu + exact, total - self._begun_cpu)
         unseen = max(children - self._begun_children - 1e-9 * self._ended[0], 0.0)
-        waited += unseen * (self._slowdown.factor - 1)
-        return max(seconds - waited, total - self._begun_cpu)
+        return max(seconds - (waited - self._begun_wait) - unseen * (self._slowdown.factor - 1), self.certain)
 
     @property
     def may_wait(self) -> bool:
