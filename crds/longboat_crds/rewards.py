@@ -127,7 +127,7 @@ class LearnedTimeout(ApiModel):
     min_seconds: float = Field(2.0, gt=0.0, le=3600.0, description="No limit is lower.")
     audit_fraction: float = Field(
         0.02,
-        ge=0.001,
+        gt=0.0,
         le=1.0,
         description="Share of grades that run to the hard limit all the same: by them is known how many kills are wrong.",
     )

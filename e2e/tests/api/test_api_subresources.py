@@ -67,7 +67,7 @@ def test_columns(server: Cluster, new_job: NewJob) -> None:
         "restarts": 1,
         "training": training | {"tokensPerSecond": 9000, "weightVersion": 7, "tensorParallel": 2},
         "checkpoint": {"incarnation": 1, "step": 5},
-        "roles": {"rollout": role, "reward": role | {"cpu": "4"}},
+        "roles": {"rollout": role, "reward": role | {"cpu": "4", "cpuText": "3/4"}},
     }
     name = new_job(status=status)
     head, row = server.kubectl("-n", NAMESPACE, "get", "rlj", name, "-o", "wide").splitlines()
@@ -75,7 +75,7 @@ def test_columns(server: Cluster, new_job: NewJob) -> None:
     assert head.split() == columns.split()
     values = dict(zip(head.split(), row.split(), strict=True))
     del values["AGE"]
-    assert " ".join(values.values()) == "job Running Short 7 0.52 2/3 2 4 9000 7 1 5 cpu Training"
+    assert " ".join(values.values()) == "job Running Short 7 0.52 2/3 2 3/4 9000 7 1 5 cpu Training"
 
 
 def test_kubectl_waits_for_a_condition(server: Cluster, jobs: Jobs, new_job: NewJob) -> None:
