@@ -1,4 +1,7 @@
-"""A reward function, loaded and ready to be called: its zygote's process, and the children that grade for it."""
+"""A reward function, loaded and ready to be called: its zygote's process, and the children that grade for it.
+
+Over 400 lines: children are forked, given samples, ended and replaced by one object, since each of these may cross any other.
+"""
 
 from __future__ import annotations
 
