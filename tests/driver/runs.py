@@ -1,10 +1,11 @@
-"""What tests of the driver check after a run."""
+"""Runs that tests of the driver hold or repeat, and what they check afterwards."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from longboat_runtime.driver.status import DriverStatus
 from longboat_runtime.interfaces import TrainReport, TrainRequest
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rounds import events
-from longboat_runtime.samples import SampleId
+from longboat_runtime.samples import LostSample, SampleId
 from tests.driver.fakes import Crash, Site, make_spec
 
 
@@ -74,3 +75,27 @@ async def until(condition: Callable[[], bool], driver_task: asyncio.Task) -> Non
     while not condition():
         assert not driver_task.done(), driver_task.exception()
         await asyncio.sleep(0)
+
+
+# The response that hangs in `held`.
+SLOW = SampleId(0, 0, 0, 0)
+
+
+@asynccontextmanager
+async def held(site: Site) -> AsyncIterator[Callable[[Callable[[], bool]], Awaitable[None]]]:
+    """A job in whose first round a response hangs until the block ends; the job then runs to its end."""
+    driver = site.driver()
+    site.fleet.hang = {SLOW}
+    job = asyncio.create_task(driver.run())
+
+    async def until(true: Callable[[], bool]) -> None:
+        while not true():
+            assert not job.done(), job.result()
+            await asyncio.sleep(0)
+
+    await until(lambda: site.fleet.running.keys() == site.fleet.hang)
+    yield until
+    site.fleet.hang.clear()
+    site.rewards.loads = {}
+    site.fleet.done.put_nowait(LostSample(SLOW, "its engine is gone"))
+    assert await job is RunOutcome.DONE

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,11 +25,10 @@ from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.records import RoundState, SampleState
 from longboat_runtime.rounds.snapshot import to_snapshot
 from longboat_runtime.rounds.view import View
-from longboat_runtime.samples import LostSample, PromptId, SampleId
+from longboat_runtime.samples import PromptId
 from tests.driver.fakes import FakeRewards, FakeStore, Site, make_spec
-from tests.driver.runs import finished, history, trained
+from tests.driver.runs import finished, held, history, trained
 
-SLOW = SampleId(0, 0, 0, 0)
 BUSY, IDLE = PoolLoad(asked=40, at_once=2, queue_seconds=9.0), PoolLoad()
 
 
@@ -62,26 +59,6 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes seconds takes none: every turn of the event loop is one."""
     monkeypatch.setattr(reward_pools, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(reward_pools, "ASK_SECONDS", 0.0)
-
-
-@asynccontextmanager
-async def held(site: Site) -> AsyncIterator[Callable[[Callable[[], bool]], Awaitable[None]]]:
-    """A job in whose first round a response hangs until the block ends; the job then runs to its end."""
-    driver = site.driver()
-    site.fleet.hang = {SLOW}
-    job = asyncio.create_task(driver.run())
-
-    async def until(true: Callable[[], bool]) -> None:
-        while not true():
-            assert not job.done(), job.result()
-            await asyncio.sleep(0)
-
-    await until(lambda: site.fleet.running.keys() == site.fleet.hang)
-    yield until
-    site.fleet.hang.clear()
-    site.rewards.loads = {}
-    site.fleet.done.put_nowait(LostSample(SLOW, "its engine is gone"))
-    assert await job is RunOutcome.DONE
 
 
 @pytest.mark.usefixtures("quickly")

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from longboat_crds.status import Demand, LeavingPod, RolloutDemand, RolloutGrant
 from longboat_runtime.driver.broker import LocalBroker, granted
-from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.driver.status import DriverStatus
 from longboat_runtime.interfaces import FleetState
 from longboat_runtime.rollout.load import PodLoad
 from longboat_runtime.rounds import events
-from longboat_runtime.samples import LostSample, SampleId
 from tests.driver.fakes import Site, make_spec
-from tests.driver.runs import history
-
-SLOW = SampleId(0, 0, 0, 0)
+from tests.driver.runs import held, history
 
 
 def demand(site: Site) -> RolloutDemand:
@@ -27,25 +21,6 @@ def demand(site: Site) -> RolloutDemand:
     assert found is not None
     assert found.rollout is not None
     return found.rollout
-
-
-@asynccontextmanager
-async def held(site: Site) -> AsyncIterator[Callable[[Callable[[], bool]], Awaitable[None]]]:
-    """A job in whose first round a response hangs until the block ends; the job then runs to its end."""
-    driver = site.driver()
-    site.fleet.hang = {SLOW}
-    job = asyncio.create_task(driver.run())
-
-    async def until(true: Callable[[], bool]) -> None:
-        while not true():
-            assert not job.done(), job.result()
-            await asyncio.sleep(0)
-
-    await until(lambda: site.fleet.running.keys() == site.fleet.hang)
-    yield until
-    site.fleet.hang.clear()
-    site.fleet.done.put_nowait(LostSample(SLOW, "its engine is gone"))
-    assert await job is RunOutcome.DONE
 
 
 def leaving(*pods: str) -> RolloutGrant:

@@ -134,10 +134,8 @@ class GraderClient:
     async def state(self) -> Mapping[str, Any]:
         """`processes`, `running`, `landlock` (version, 0 for none), `unenforced` (lines), `rewards` by name, `at_once`, `cpu_seconds`.
 
-        Raises GradersGone.
-
-        The last two are those of `GradersCapacity`. Of a reward it says `isolation` and `reason`, `footprint` (see `zygote.footprint`), and how often its processes were `replaced`
-        by what the last grade left in them.
+        The last two are those of `GradersCapacity`. Of a reward it says `isolation` and `reason`, `footprint` (see `zygote.footprint`), and
+        how often its processes were `replaced` by what the last grade left in them. Raises GradersGone.
         """
         await self._connect()
         return await self._ask({"op": "state"})
