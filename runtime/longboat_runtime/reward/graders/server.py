@@ -35,6 +35,7 @@ from longboat_runtime.reward.graders import landlock
 from longboat_runtime.reward.graders.channel import Channel
 from longboat_runtime.reward.graders.leftovers import remove_tree
 from longboat_runtime.reward.graders.loaded_function import LoadedFunction
+from longboat_runtime.reward.graders.process_tree import children
 from longboat_runtime.reward.graders.quota import LOOK_SECONDS, Quota
 from longboat_runtime.reward.graders.supervised import Grading
 from longboat_runtime.reward.graders.times import waiting_is_counted
@@ -280,18 +281,12 @@ async def reap_orphans(known: Collection[int]) -> None:
     """
     while True:
         await asyncio.sleep(_REAP_INTERVAL)
-        for pid in _children().difference(known):
+        for pid in set(children()).difference(known):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             # If it hasn't ended by now, the next round reaps it.
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - it doesn't wait
-
-
-def _children() -> set[int]:
-    """Children of all threads of this process, adopted ones included."""
-    tasks = Path("/proc/self/task")
-    return {int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()}
 
 
 def _listen(path: Path) -> socket.socket:

@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
+from longboat_runtime.reward.graders.process_tree import children
+
 # Linux' number of the CPU clock of a process: its inverted id above three bits, which say "of all its threads, as scheduled".
 _SCHEDULED_CLOCK = 2
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
@@ -87,13 +89,13 @@ class OwnTime:
             self.certain = max(seconds / self._slowdown.factor, self.cpu_seconds)
             return self.certain
         waited = self._waited()
-        total, children = self._cpu()
-        if children > self._since[3]:
-            self._since = self._begun + seconds, waited, total, children
+        total, ended = self._cpu()
+        if ended > self._since[3]:
+            self._since = self._begun + seconds, waited, total, ended
         at, before, used, _ = self._since
         exact = max(self._begun + seconds - at - (waited - before), 0.0)
         self.certain = max(used - self._begun_cpu + exact, total - self._begun_cpu)
-        unseen = max(children - self._begun_children - 1e-9 * self._ended[0], 0.0)
+        unseen = max(ended - self._begun_children - 1e-9 * self._ended[0], 0.0)
         return max(seconds - (waited - self._begun_wait) - unseen * (self._slowdown.factor - 1), self.certain)
 
     @property
@@ -120,12 +122,12 @@ class OwnTime:
 
     def _cpu(self) -> tuple[float, float]:
         """CPU seconds of all, and those of processes among them that have ended."""
-        cpu, children = cpu_clock(self._pid), 0.0
+        cpu, ended = cpu_clock(self._pid), 0.0
         if not self._alone:
             for pid in self._processes():
                 cpu += cpu_clock(pid) if pid != self._pid else 0.0
-                children += _TICK * sum(map(int, _stat(f"/proc/{pid}/stat")[_OF_CHILDREN]))
-        return cpu + children, children
+                ended += _TICK * sum(map(int, _stat(f"/proc/{pid}/stat")[_OF_CHILDREN]))
+        return cpu + ended, ended
 
     def _threads(self) -> Iterator[str]:
         for pid in self._processes():
@@ -139,8 +141,7 @@ class OwnTime:
             pid = waiting.pop()
             yield pid
             if not self._alone:
-                for task in _listed(f"/proc/{pid}/task"):
-                    waiting += map(int, _read(f"/proc/{pid}/task/{task}/children").split())
+                waiting += children(pid)
 
 
 def _stat(path: str) -> list[bytes]:
