@@ -12,16 +12,26 @@ import structlog
 
 from longboat_operator.apply import Applied, Applier
 from longboat_operator.kube.errors import KubeError
-from longboat_operator.kube.resources import CLUSTER_RL_RUNTIME
+from longboat_operator.kube.resources import CLUSTER_RL_RUNTIME, RL_JOB
 from longboat_operator.lease import LeadershipLostError
 from longboat_operator.lookups import LookUps
 from longboat_operator.metrics import RECONCILE_SECONDS
-from longboat_operator.model import JobKey, Key, Object, Observed, Plan, Target
+from longboat_operator.model import (
+    EmitEvent,
+    JobKey,
+    Key,
+    Object,
+    Observed,
+    Plan,
+    PoolKey,
+    PublishStatus,
+    Target,
+)
 from longboat_operator.queue import WorkQueue
 from longboat_operator.rejections import Rejections
-from longboat_operator.watch.cache import RUNTIME_KINDS, Cache, Change, job_of
+from longboat_operator.watch.cache import RUNTIME_KINDS, Cache, Change, job_of, version_of
 from longboat_operator.watch.expectations import Expectations
-from longboat_operator.watch.wakes import wakes_job, wakes_pool
+from longboat_operator.watch.wakes import wakes_its_writer, wakes_job, wakes_pool
 
 # A held key is woken by what it waits for or, should that go unseen, after this time.
 HELD_SECONDS = 10.0
@@ -58,6 +68,8 @@ class Controller:
         self._clock = clock
         self._rejections: dict[Key, Rejections] = {}
         self._held: set[Key] = set()
+        # Versions of jobs that a plan made which did nothing but publish the status and report it.
+        self._told_as: dict[JobKey, int] = {}
         self._leading = False
 
     def changed(self, change: Change) -> None:
@@ -66,6 +78,8 @@ class Controller:
             return
         job_woken, pool_woken = wakes_job(change.old, change.new), wakes_pool(change.old, change.new)
         for job in self._concerned(change):
+            if job_woken and self._told(job, change):
+                job_woken = wakes_its_writer(change.old, change.new)
             for key, woken in ((job, job_woken), (job.pool, pool_woken)):
                 if woken or (key in self._held and self.expectations.met(key)):
                     if isinstance(key, JobKey):
@@ -120,7 +134,7 @@ class Controller:
             log.exception("reconcile failed", key=str(key))
             self._queue.add_after(key, self._queue.failed(key))
             return "error"
-        self.expectations.expect(key, applied.expectations)
+        self._expect(key, plan, applied)
         again = [plan.look_again_seconds, rejections.next_seconds()]
         if applied.unanswered is not None or applied.stale:
             retry_after = (applied.unanswered.retry_after_seconds if applied.unanswered else None) or 0.0
@@ -129,6 +143,19 @@ class Controller:
             self._queue.succeeded(key)
         self._queue.add_after(key, min((seconds for seconds in again if seconds is not None), default=None))
         return _word(plan, applied)
+
+    def _expect(self, key: Key, plan: Plan, applied: Applied) -> None:
+        """A pool's writes are expected by its job too: its plan would be one of a status that is outdated already."""
+        self.expectations.expect(key, applied.expectations)
+        if isinstance(key, PoolKey):
+            self.expectations.expect(key.job, applied.expectations)
+        elif applied.expectations and all(isinstance(action, (PublishStatus, EmitEvent)) for action in plan.actions):
+            self._told_as[key] = applied.expectations[-1].version
+
+    def _told(self, job: JobKey, change: Change) -> bool:
+        """Whether the change is what the job's last plan published, and that plan did nothing else."""
+        new = change.new
+        return new is not None and new["kind"] == RL_JOB.kind and self._told_as.get(job) == version_of(new)
 
     async def _informed(self, observed: Observed, rejections: Rejections) -> tuple[Observed, Plan]:
         """A plan that has the answers it asked for, and its snapshot; answers that the server refuses are left out."""
@@ -146,6 +173,8 @@ class Controller:
 
     def _forget(self, key: Key) -> None:
         self._rejections.pop(key, None)
+        if isinstance(key, JobKey):
+            self._told_as.pop(key, None)
         self._queue.succeeded(key)
         self._queue.add_after(key, None)
 

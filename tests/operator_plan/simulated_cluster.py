@@ -45,6 +45,7 @@ from longboat_operator.reading.status import rollout_grant
 from longboat_operator.reading.times import stamp
 from longboat_operator.rejections import OF_SOMETHING_ELSE
 from longboat_operator.watch.trim import trim
+from longboat_operator.watch.wakes import wakes_its_writer
 
 KEY = JobKey("research", "sums")
 KINDS = (
@@ -172,8 +173,22 @@ class SimulatedCluster:
         """A plan of the job, carried out after one of its pool; `cut` stops after so many actions, as a crash does."""
         self.grant()
         _, made = self.planned()
+        told = (
+            cut is None and made.actions and all(isinstance(each, (PublishStatus, EmitEvent)) for each in made.actions)
+        )
+        before = copy.deepcopy(self.job)
         self.carry_out(made, cut)
+        if told and not wakes_its_writer(before, self.job):
+            self._assert_settled(made)
         return made
+
+    def _assert_settled(self, made: Plan) -> None:
+        """The controller makes no plan of what a plan has only published, so that would have to be an empty one."""
+        _, next_one = self.planned()
+        assert next_one.empty
+        if next_one.look_again_seconds is not None:
+            assert made.look_again_seconds is not None
+            assert made.look_again_seconds <= next_one.look_again_seconds
 
     def grant(self) -> Plan:
         """A plan of the job's pool, carried out."""

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_operator.reading.conditions import Finding, find
-from longboat_operator.reading.times import moment, seconds_until
+from longboat_operator.reading.times import moment, seconds_until, stamp
 from longboat_operator.reading.view import JobView
 
 # Reasons of the condition Running that only a job has that has trained since it was started or resumed.
@@ -20,10 +20,10 @@ def has_trained(view: JobView) -> bool:
 
 
 def seconds_left(view: JobView, now: datetime) -> float | None:
-    """Seconds until roles that are not ready fail the job; None when there is no deadline.
+    """Seconds until roles, which are not ready, fail the job; None when there is no deadline.
 
     Rule: `startDeadlineSeconds` run while the job has not trained since its start or resume, from that time, or from
-    when roles that were ready ceased to be so. Later it may wait for nodes as long as it takes: it has something to lose.
+    when roles that were ready ceased to be so, which is now if the status still says they are. Later it may wait for nodes as long as it takes: it has something to lose.
     """
     if view.status.start_time is None or view.suspended or has_trained(view):
         return None
@@ -33,6 +33,8 @@ def seconds_left(view: JobView, now: datetime) -> float | None:
         found = find(conditions, kind)
         if found and found.status == "False":
             since.append(found.last_transition_time)
+        elif found and kind is ConditionType.ROLES_READY:
+            since.append(stamp(now))
     return seconds_until(max(since, key=moment), view.spec.failure_policy.start_deadline_seconds, now)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from longboat_crds.base import Role
+from longboat_crds.reasons import ConditionType
 from longboat_operator.kube.resources import POD, RL_JOB
 from longboat_operator.model import LABEL_ROLE, Object
 from longboat_operator.reading.status import RESHAPE_IDENTITY
@@ -13,6 +14,12 @@ from longboat_operator.reading.status import RESHAPE_IDENTITY
 # All that a job's plan waits for in what a driver reports of its progress: `state` says that it started, ended or gave up,
 # `incarnation` that another driver reports.
 _TRAINING_THAT_MATTERS = ("state", "incarnation")
+# What a job's plan publishes and doesn't read, or reads only to compare it with what it sees at the same time.
+_SHOWN = ("phase", "reason", "observedGeneration", "selector", "reported")
+_SHOWN_OF_A_ROLE = ("desired", "ready", "readyText", "pools")
+_SEEN_OF_A_POD = ("node", "wasReady")
+_CONDITIONS_READ_BACK = (ConditionType.RUNNING, ConditionType.SUSPENDED, ConditionType.SUCCEEDED, ConditionType.FAILED)
+_OF_A_CONDITION = ("type", "status", "reason")
 _REWARD_DEMAND_OF_A_POOL = ("incarnation", "number", "pools")
 _DEMAND_OF_A_POOL = ("incarnation", "number", "replicas", "giveFirst")
 
@@ -23,11 +30,23 @@ def wakes_job(old: Object | None, new: Object | None) -> bool:
     Everything does but: resourceVersion and managed fields, which change with every write; of a job `status.training` beyond
     `state`, `incarnation` and new reshapes, so a job that only reports steps costs no plan; and of its demand for rollout pods
     all but its incarnation and which of the pods that the grant takes back are drained: that is its pool's affair. The rest of
-    `demand` (but for that of CPUs for reward pods, which its pool answers), `checkpoint`, `problem`, the grant, the spec, metadata and the operator's own part of the status, should someone else change it, do.
+    `demand` (but for that of CPUs for reward pods, which its pool answers), `checkpoint`, `problem`, the grant, the spec,
+    metadata and the operator's own part of the status, should someone else change it, do.
     """
     if old is None or new is None:
         return old is not new
     return _of_a_job(old) != _of_a_job(new)
+
+
+def wakes_its_writer(old: Object | None, new: Object | None) -> bool:
+    """Whether a change of a job that is nothing but the status that a plan has published calls for another plan.
+
+    Rule: it does if the change is of anything that rules read back, such as which pods are known, or that the job has ended.
+    What is only shown (phase, counts, the text and time of conditions) follows from what that plan has seen, and so would again.
+    """
+    if old is None or new is None:
+        return True
+    return _read_back(old.get("status") or {}) != _read_back(new.get("status") or {})
 
 
 def wakes_pool(old: Object | None, new: Object | None) -> bool:
@@ -60,6 +79,22 @@ def _of_a_job(obj: Object) -> dict[str, Any]:
             "rollout": {"incarnation": rollout.get("incarnation"), "drained": drained},
         }
     return {**obj, "metadata": metadata, "status": status}
+
+
+def _read_back(status: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in status.items() if key not in _SHOWN}
+    kept["allocation"] = {k: v for k, v in (status.get("allocation") or {}).items() if k != "rolloutReplicas"}
+    held = status.get("conditions") or ()
+    kept["conditions"] = [_pick(each, _OF_A_CONDITION) for each in held if each["type"] in _CONDITIONS_READ_BACK]
+    kept["roles"] = {name: _role_read_back(role) for name, role in (status.get("roles") or {}).items()}
+    return kept
+
+
+def _role_read_back(role: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in role.items() if key not in _SHOWN_OF_A_ROLE}
+    records = role.get("pods") or ()
+    kept["pods"] = [{k: v for k, v in record.items() if k not in _SEEN_OF_A_POD} for record in records]
+    return kept
 
 
 def _of_a_pool(obj: Object) -> dict[str, Any] | None:
