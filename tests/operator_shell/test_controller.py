@@ -12,7 +12,17 @@ from longboat_operator.apply import Applied
 from longboat_operator.controller import BURST_SECONDS, HELD_SECONDS, Controller
 from longboat_operator.kube.errors import TooManyRequestsError, TransportError
 from longboat_operator.lease import LeadershipLostError
-from longboat_operator.model import EmitEvent, JobKey, Key, Observed, Plan, PoolKey, Target
+from longboat_operator.model import (
+    DeleteObject,
+    EmitEvent,
+    JobKey,
+    Key,
+    Observed,
+    Plan,
+    PoolKey,
+    PublishStatus,
+    Target,
+)
 from longboat_operator.queue import WorkQueue
 from longboat_operator.rejections import Rejections
 from longboat_operator.watch.cache import Cache, Change, ObjectKey, Source
@@ -163,19 +173,54 @@ async def test_a_burst_of_changes_costs_a_job_one_plan_and_its_pool_none_of_the_
     assert schedule.take(bench.now) == X, "what changes meanwhile outlives the timer that the work sets"
 
 
-async def test_a_pool_waits_for_its_own_writes_alone(bench: Bench) -> None:
-    """A second plan from a snapshot without the first one's grant would answer a demand twice, or take a pod back again."""
+async def test_a_pool_waits_for_its_own_writes_and_its_job_for_both(bench: Bench) -> None:
+    """A second plan from a snapshot without the first one's grant would answer a demand twice, or take a pod back again.
+
+    The job's would publish a status of a version that is outdated already.
+    """
     bench.plan = SOMETHING
+    bench.outcome = Applied((Expectation(ObjectKey("Pod", "a", "p"), 6),))
+    assert await bench.controller.reconcile(X) == "applied"
     bench.outcome = Applied((Expectation(ObjectKey("RLJob", "a", "x"), 7),))
-    assert await bench.controller.reconcile(X.pool) == "applied"
+    assert await bench.controller.reconcile(X.pool) == "applied", "it has nothing to do with the job's pod"
     bench.outcome = Applied(())
     assert await bench.controller.reconcile(X.pool) == "held"
-    assert await bench.controller.reconcile(X) == "applied"
+    assert await bench.controller.reconcile(X) == "held"
     bench.all_due()
     bench.put(job("x", 7))
     assert bench.all_due() == [X.pool], "nothing of it has changed, but it waited for this"
     assert await bench.controller.reconcile(X.pool) == "applied"
-    assert bench.applied == [X.pool, X, X.pool]
+    assert await bench.controller.reconcile(X) == "held"
+    bench.put(pod("p", 6))
+    assert bench.all_due() == [X]
+    assert await bench.controller.reconcile(X) == "applied"
+    assert bench.applied == [X, X.pool, X.pool, X]
+
+
+PHASE: dict[str, Any] = {"phase": "Running"}
+RECORDS: dict[str, Any] = {"roles": {"trainer": {"pods": [{"index": 0, "attempt": 1}]}}}
+
+
+@pytest.mark.parametrize(
+    ("actions", "status", "woken"),
+    [
+        ((PublishStatus(PHASE),), PHASE, False),
+        ((PublishStatus(PHASE), EmitEvent("Normal", "Reason", "message")), PHASE, False),
+        ((PublishStatus(RECORDS),), RECORDS, True),
+        ((DeleteObject("Pod", "p", "uid-p"), PublishStatus(PHASE)), PHASE, True),
+    ],
+    ids=["shown", "shown and told", "read back", "not only published"],
+)
+async def test_a_plan_that_only_published_what_is_shown_is_not_made_again(
+    bench: Bench, actions: tuple[Any, ...], status: dict[str, Any], woken: bool
+) -> None:
+    bench.plan = Plan(actions)
+    bench.outcome = Applied((Expectation(ObjectKey("RLJob", "a", "x"), 7),))
+    await bench.controller.reconcile(X)
+    bench.put(job("x", 7) | {"status": status})
+    assert bench.due() == [X] * woken
+    bench.put(job("x", 8) | {"status": status | {"phase": "Failed"}})
+    assert bench.due() == [X], "somebody else has written it"
 
 
 async def test_a_standby_queues_nothing_and_a_new_leader_plans_for_all() -> None:
