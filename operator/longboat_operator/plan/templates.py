@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 
 from pydantic import ValidationError
+from pydantic_core import from_json, to_json
 
 from longboat_crds.job import RuntimeKind
 from longboat_crds.reasons import ConditionType, Reason
@@ -66,13 +66,13 @@ def _kept(view: JobView) -> Template | None:
     if not revisions:
         return None
     newest = max(revisions, key=lambda r: int(r["revision"]))
-    return Template(int(newest["revision"]), _runtime(json.dumps(newest["data"])), is_new=False)
+    return Template(int(newest["revision"]), _runtime(to_json(newest["data"])), is_new=False)
 
 
 @lru_cache(maxsize=4096)
-def _runtime(text: str) -> RLRuntimeSpec:
+def _runtime(text: bytes) -> RLRuntimeSpec:
     """The template that is written so: a revision never changes."""
-    return RLRuntimeSpec.model_validate(json.loads(text))
+    return RLRuntimeSpec.model_validate(from_json(text))
 
 
 def _live(view: JobView) -> RLRuntimeSpec | Finding:

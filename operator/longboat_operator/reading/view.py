@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,6 +9,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import from_json, to_json
 
 from longboat_crds.base import Role
 from longboat_crds.job import RLJobSpec
@@ -199,7 +199,7 @@ def read_pool(observed: Observed, job: Object) -> PoolView:
     if not (isinstance(replicas, int) and isinstance(least, int)):
         raise SpecUnreadable("spec.rollout.replicas and spec.rollout.minReplicas: must be integers")
     total, pools = (
-        _reward_pools(json.dumps(spec["rewardCpu"]), json.dumps(spec.get("rewardPools")))
+        _reward_pools(to_json(spec["rewardCpu"]), to_json(spec.get("rewardPools")))
         if "rewardCpu" in spec
         else (None, ())
     )
@@ -219,11 +219,11 @@ def read_pool(observed: Observed, job: Object) -> PoolView:
 
 
 @lru_cache(maxsize=4096)
-def _reward_pools(cpu: str, pools: str) -> tuple[int, tuple[RewardPoolSpec, ...]]:
+def _reward_pools(cpu: bytes, pools: bytes) -> tuple[int, tuple[RewardPoolSpec, ...]]:
     """Millicores of spec.rewardCpu, and spec.rewardPools, that are written so."""
     try:
-        total = millicores(RewardCpuSpec.model_validate(json.loads(cpu)).total)
-        return total, tuple(map(RewardPoolSpec.model_validate, json.loads(pools) or default_pools()))
+        total = millicores(RewardCpuSpec.model_validate(from_json(cpu)).total)
+        return total, tuple(map(RewardPoolSpec.model_validate, from_json(pools) or default_pools()))
     except ValidationError as error:
         raise SpecUnreadable(f"spec.rewardCpu, spec.rewardPools: {error.errors()[0]['msg']}") from error
 
@@ -241,7 +241,7 @@ def read(observed: Observed, job: Object) -> JobView:
         SpecUnreadable: the spec is of another version.
     """
     try:
-        spec = _spec(json.dumps(job["spec"]))
+        spec = _spec(to_json(job["spec"]))
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in ("spec", *first["loc"]))
@@ -257,9 +257,9 @@ def read(observed: Observed, job: Object) -> JobView:
 
 
 @lru_cache(maxsize=4096)
-def _spec(text: str) -> RLJobSpec:
+def _spec(text: bytes) -> RLJobSpec:
     """The spec that is written so. Specs rarely change, and checking one takes longer than any other part of a plan."""
-    return RLJobSpec.model_validate(json.loads(text))
+    return RLJobSpec.model_validate(from_json(text))
 
 
 def pods_by_role(observed: Observed) -> Mapping[Role, tuple[PodView, ...]]:
