@@ -293,6 +293,11 @@ class RewardPoolSpec(ApiModel):
     )
     cpu: PoolCpuSpec | None = Field(None, description="Only with rewardCpu: bounds of the pool's part of its total.")
 
+    @property
+    def processes(self) -> int:
+        """Grades that run at once in all of its pods."""
+        return self.replicas * self.graders_per_pod
+
     def cpu_bounds(self, total: int) -> tuple[int, int]:
         """Fewest and most millicores of the pool, given the total of rewardCpu."""
         bounds = self.cpu or PoolCpuSpec()

@@ -353,7 +353,7 @@ class _Look:
         old = {pool.name: millicores(pool.cpu) for pool in self._old.pools or ()}
         change = {pool.name: millicores(pool.cpu) - old.get(pool.name, 0) for pool in granted} if old else {}
         losses = {name: -cpu for name, cpu in change.items() if cpu < 0}
-        demand = reward_demand(self._view.status)
+        demand, grant = reward_demand(self._view.status), self._view.reward_grant
         reasons = {pool.name: pool.reason for pool in (demand.pools if demand else None) or ()}
         made = []
         for target, gain in change.items():
@@ -368,6 +368,7 @@ class _Look:
                             target=target,
                             cpu=cpu_quantity(given),
                             reason=reason,
+                            demand=grant.answers if grant else None,
                             outcome=CpuMoveOutcome.UNDER_WAY,
                             time=fine_stamp(self._now),
                         )

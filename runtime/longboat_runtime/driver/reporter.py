@@ -11,9 +11,11 @@ from longboat_crds.reasons import Reason
 from longboat_crds.status import (
     LINE_LENGTH,
     PLACE_LENGTH,
+    RECENT_CPU_MOVES,
     RECENT_RESHAPES,
     RECENT_ROUNDS,
     CheckpointStatus,
+    CpuMoveSummary,
     Demand,
     DomainTraining,
     Problem,
@@ -119,6 +121,8 @@ class Reporter:
         self._demand = Demand()
         before_reshapes = self._before.reshapes if self._before else None
         self._reshapes: deque[ReshapeSummary] = deque(before_reshapes or (), maxlen=RECENT_RESHAPES)
+        before_moves = self._before.cpu_moves if self._before else None
+        self._cpu_moves: deque[CpuMoveSummary] = deque(before_moves or (), maxlen=RECENT_CPU_MOVES)
         stages.changed = self.publish
 
     def resume(self, view: View, saved: Manifest | None) -> None:
@@ -197,9 +201,23 @@ class Reporter:
         self._demand = self._demand.model_copy(update={"reward": demand})
         self.publish()
 
+    def cpus_moved(self, demand: int, reason: str, expected: float) -> None:
+        """Reports that CPUs of reward pools move as the demand of this number asked for, and what that is expected to gain."""
+        self._cpu_moves.append(
+            CpuMoveSummary(
+                step=self.step, demand=demand, reason=reason[:LINE_LENGTH], gain_expected=format(expected, ".1%")
+            )
+        )
+        self.publish()
+
+    def cpus_gained(self, gain: float, rounds: int) -> None:
+        """Reports what the last such move has gained in its first rounds."""
+        self._cpu_moves[-1] = self._cpu_moves[-1].model_copy(update={"gain_measured": _gain(gain, rounds)})
+        self.publish()
+
     def gained(self, kind: RoundKind, reason: str, gain: float, rounds: int) -> None:
         """Reports what the change for rounds of this kind that was made for this reason has gained in its first rounds."""
-        line = f"{gain:.1%} ({rounds} round{'s' * (rounds > 1)})"
+        line = _gain(gain, rounds)
         self._reshapes = deque(
             (
                 one.model_copy(update={"gain_measured": line})
@@ -305,6 +323,7 @@ class Reporter:
             recent_rounds=list(self._rounds) or None,
             tensor_parallel=self._tensor_parallel,
             reshapes=list(self._reshapes) or None,
+            cpu_moves=list(self._cpu_moves) or None,
             tracking=self._tracking if self._tracking.to_json() else None,
             updated=self._now(),
             **({"round_kind": str(kinds[-1])} if kinds else {}),
@@ -326,6 +345,11 @@ class Reporter:
     def _now(self) -> str:
         moment = datetime.datetime.fromtimestamp(self._clock(), tz=datetime.UTC)
         return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _gain(share: float, rounds: int) -> str:
+    """A gain that was measured over so many rounds. Pure."""
+    return f"{share:.1%} ({rounds} round{'s' * (rounds > 1)})"
 
 
 def _summary(step: int, metrics: Mapping[str, float]) -> RoundSummary:

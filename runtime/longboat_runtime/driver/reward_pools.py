@@ -12,20 +12,20 @@ from longboat_crds.quantities import millicores
 from longboat_crds.status import RewardDemand, RewardGrant
 from longboat_runtime.driver.broker import Broker
 from longboat_runtime.driver.components import Components
-from longboat_runtime.driver.demand import asked_cpus, expected_grades, next_cpu_demand
+from longboat_runtime.driver.demand import asked_cpus, awaits_grades, expected_grades, next_cpu_demand
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.pool_loads import PoolLoads
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.metrics.batch import grading_metrics
 from longboat_runtime.reward.combine import applicable
-from longboat_runtime.reward.cpus import GradeCost, PoolLoad, PoolNeed, divide
+from longboat_runtime.reward.cpus import GradeCost, MeasuredGain, PoolLoad, PoolNeed, divide, expected_gain
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import PromptId
 
 log = structlog.get_logger()
 
-# How often it is considered whether to ask for something else, and the least time between two demands, in seconds.
+# How often pools are looked at, and the least time between two demands, in seconds.
 LOOK_SECONDS, ASK_SECONDS = 1.0, 5.0
 
 
@@ -50,6 +50,12 @@ class RewardPools:
         self._granted: RewardGrant | None = None
         self._demand: RewardDemand | None = None
         self._asked_at = float("-inf")
+        # By which share of its time the slowest pool is to be done sooner: by the demand, and by the last move, if that was asked for.
+        self._expected = 0.0
+        self._gain_expected: float | None = None
+        self._gain = MeasuredGain()
+        # The time of the last look, and the CPU seconds used until then, if grades alone were waited for.
+        self._waiting: tuple[float, dict[str, float]] | None = None
         self._costs = {pool.name: GradeCost() for pool in job.spec.reward_pools}
         self._loads: dict[str, PoolLoad] = {}
         self._changes = dict.fromkeys(self._costs, 0)
@@ -68,6 +74,10 @@ class RewardPools:
         if graded := self._course.finish(number):
             self._happened(graded)
             self._reporter.reports.add(step, grading_metrics(graded))
+        self._gain.end_round()
+        self._waiting = None  # the next round may be waited for by the next look
+        if self._gain_expected is not None and self._gain.share is not None:
+            self._reporter.cpus_gained(self._gain.share, self._gain.rounds)
         self._reporter.reports.add(step, self._cpu_metrics())
 
     async def run(self) -> None:
@@ -81,22 +91,43 @@ class RewardPools:
     async def _follow_grants(self) -> None:
         while True:
             before = self._granted
-            self._granted = await self._broker.granted_cpus(before)
-            granted = asked_cpus(self._granted)
-            if before is None or asked_cpus(before) != granted:
-                log.info("CPUs are granted to reward pools", **granted)
-                self._happened(events.CpusGranted(_in_cpus(granted)))
+            granted = await self._broker.granted_cpus(before)
+            self._look()  # until now pools had what was granted before
+            self._granted, cpus = granted, asked_cpus(granted)
+            if before is None or asked_cpus(before) != cpus:
+                log.info("CPUs are granted to reward pools", **cpus)
+                self._happened(events.CpusGranted(_in_cpus(cpus)))
+                self._moved(granted.answers, cpus)
+
+    def _moved(self, answers: int | None, cpus: Mapping[str, int]) -> None:
+        """CPUs move as was asked for by the demand of this number, or in an order of the operator's own."""
+        pools = self._spec.reward_pools
+        self._gain.moved({pool.name: min(cpus.get(pool.name, 0), 1000 * pool.processes) for pool in pools})
+        asked, self._gain_expected = self._demand, None
+        if asked is not None and asked.number == answers:
+            self._gain_expected = self._expected
+            self._reporter.cpus_moved(asked.number, asked.reason or "", self._expected)
 
     async def _follow_needs(self, total: int) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            needs = self._needs(total)
+            self._look()
             if self._granted is not None and loop.time() >= self._asked_at + ASK_SECONDS:
-                self._ask(total, needs, loop.time())
+                self._ask(total, self._needs(total), loop.time())
+
+    def _look(self) -> None:
+        """Adds the time since the last look to what is waited for grades alone, if they were waited for then and are now."""
+        now, loads, view = time.monotonic(), self._components.rewards.loads, self._view
+        used = {name: load.cpu_seconds for name, load in loads.items()}
+        waits = view is not None and any(load.asked for load in loads.values()) and awaits_grades(view)
+        if waits and self._waiting is not None:
+            since, before = self._waiting
+            self._gain.waited(now - since, {name: cpu - before.get(name, 0.0) for name, cpu in used.items()})
+        self._waiting = (now, used) if waits else None
 
     def _needs(self, total: int) -> dict[str, PoolNeed]:
-        """What each pool has to do now; learns what grades cost."""
+        """What each pool has to do now; learns what grades have cost since the last call."""
         loads, before = self._components.rewards.loads, self._loads
         self._loads = dict(loads)
         prompts = self._spec.rounds.prompts_per_round
@@ -110,7 +141,7 @@ class RewardPools:
                 asked=load.asked,
                 expected=expected.get(pool.name, 0.0),
                 cpu_seconds=self._costs[pool.name].mean,
-                processes=pool.replicas * pool.graders_per_pod,
+                processes=pool.processes,
                 # A pod has one millicore at least.
                 least=max(least, pool.replicas),
                 most=most,
@@ -130,6 +161,7 @@ class RewardPools:
         if demand is None or demand == self._demand:
             return
         self._demand, self._asked_at = demand, now
+        self._expected = expected_gain(needs, asked_cpus(granted), division.pools)
         for name, cpu in division.pools.items():
             self._changes[name] += cpu != asked.get(name)
         log.info("other CPUs are asked for reward pools", reason=demand.reason, **division.pools)
@@ -137,13 +169,18 @@ class RewardPools:
         self._reporter.ask_cpus(demand)
 
     def _cpu_metrics(self) -> dict[str, float]:
-        """CPUs that each pool may have, and how often other ones were asked for it."""
+        """CPUs that each pool may have, how often other ones were asked for it, and what the last move gains."""
         if self._granted is None:
             return {}
         granted = asked_cpus(self._granted)
+        gains = {
+            "expected": self._gain_expected,
+            "measured": self._gain.share if self._gain_expected is not None else None,
+        }
         return {
             **{f"reward/pools/{name}/cpus": cpu / 1000 for name, cpu in granted.items()},
             **{f"reward/pools/{name}/changes_asked": float(count) for name, count in self._changes.items()},
+            **{f"reward/pools/gain_{name}": gain for name, gain in gains.items() if gain is not None},
         }
 
     def _pools_of(self, prompt: PromptId) -> Collection[str]:
