@@ -113,6 +113,15 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _SCHEDULED,
         _READY,
     ),
+    Reason.GRADERS_MEMORY_TOO_SMALL: _configuration(
+        "The graders' container of a reward pool has a memory limit below gradersPerPod times rewards[].sandbox.memory: the kernel would end "
+        "programs that stay within theirs.",
+        "Lower rewardPools[].gradersPerPod or rewards[].sandbox.memory, name another template in rewardPools[].template, or raise the limit in "
+        "the runtime template; the job starts as soon as it has room. gradersPerPod and template may be edited while the job is suspended.",
+        _RESOLVED,
+        _SCHEDULED,
+        _READY,
+    ),
     Reason.NAME_TAKEN: _configuration(
         "An object that belongs to something else has a name the job needs; the message names it. It is left untouched.",
         "Delete that object, or create the job under another name; the job starts automatically once the name is free.",

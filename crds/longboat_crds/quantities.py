@@ -1,10 +1,16 @@
-"""CPU quantities as whole millicores. Pure."""
+"""Quantities of the API: of CPUs as whole millicores, of memory as whole bytes. Pure."""
 
 from decimal import ROUND_CEILING, Decimal
 from functools import lru_cache
 
 # Suffixes of a CPU quantity (apimachinery's resource.Quantity) and what they multiply by.
 _SUFFIXES = {"n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "k": Decimal(1000)}
+# The same of a quantity of bytes, the two-letter ones first.
+_BYTES = {
+    **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", 1)},
+    **{letter: Decimal(1000) ** power for power, letter in enumerate("kMGTPE", 1)},
+    "m": Decimal("1e-3"),
+}
 
 
 @lru_cache(maxsize=4096)
@@ -18,3 +24,12 @@ def millicores(text: str) -> int:
 def cpu_quantity(thousandths: int) -> str:
     """Shortest CPU quantity of so many millicores: `2`, `1500m`."""
     return f"{thousandths}m" if thousandths % 1000 else str(thousandths // 1000)
+
+
+@lru_cache(maxsize=4096)
+def in_bytes(text: str) -> int:
+    """Whole bytes of a quantity such as `64Mi`, rounded down. Raises decimal.InvalidOperation if it isn't one."""
+    for suffix, factor in _BYTES.items():
+        if text.endswith(suffix):
+            return int(Decimal(text.removesuffix(suffix)) * factor)
+    return int(Decimal(text))

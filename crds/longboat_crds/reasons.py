@@ -39,6 +39,7 @@ class Reason(StrEnum):
     CLUSTER_RUNTIME_NOT_SERVED = "ClusterRuntimeNotServed"
     POD_TEMPLATE_INVALID = "PodTemplateInvalid"
     REWARD_TEMPLATE_NOT_FOUND = "RewardTemplateNotFound"
+    GRADERS_MEMORY_TOO_SMALL = "GradersMemoryTooSmall"
     NAME_TAKEN = "NameTaken"
     SPEC_INVALID = "SpecInvalid"
     MODEL_NOT_FOUND = "ModelNotFound"

@@ -170,6 +170,54 @@ def test_a_template_that_the_runtime_lacks_keeps_the_job_from_starting_until_it_
     }
 
 
+def runs_programs(**code: Any) -> SimulatedCluster:
+    """Two programs of 512 MiB at most may run at once in a pod of pool `code`."""
+    pools = [{"name": "code", "gradersPerPod": 2, **code}, {"name": "math"}]
+    rewards = [
+        {"name": "small", "pool": "code", "kind": "Sandbox", "sandbox": {"memory": "64Mi"}},
+        {"name": "tests", "pool": "code", "kind": "Sandbox", "sandbox": {"memory": "512Mi"}},
+        in_config_map("exact", "math"),
+    ]
+    return SimulatedCluster(spec_of(rewardPools=pools, rewards=rewards))
+
+
+def allowed(memory: Any) -> dict[str, Any]:
+    return {"template": {"spec": {"containers": [{"name": "graders", "resources": {"limits": {"memory": memory}}}]}}}
+
+
+def test_graders_without_room_for_their_programs_keep_the_job_from_starting_until_they_have_it() -> None:
+    cluster = runs_programs()
+    cluster.runtime = runtime_of(common=allowed("8Gi"), roles={"reward": allowed("1023Mi")})
+    cluster.settle()
+    assert not cluster.pods()
+    assert message(cluster, ConditionType.RUNTIME_RESOLVED) == (
+        "False GradersMemoryTooSmall: spec.rewardPools[0].gradersPerPod: 2 programs at once may hold 512Mi each "
+        "(spec.rewards[1].sandbox.memory), 1024Mi in all, but ClusterRLRuntime cpu allows the pool's container `graders` 1023Mi; "
+        "lower it to 1, lower sandbox.memory, or choose a template with more memory"
+    )
+    assert (cluster.status.phase, cluster.status.reason) == (Phase.PENDING, Reason.GRADERS_MEMORY_TOO_SMALL)
+    cluster.runtime = runtime_of(common=allowed("8Gi"), roles={"reward": allowed("1Gi")})
+    cluster.up()
+    assert cluster.status.phase is Phase.RUNNING
+
+
+@pytest.mark.parametrize("memory", [None, 2**30, "1073741824", "1.1e9", "not a quantity"])
+def test_graders_without_a_memory_limit_or_with_room_start(memory: Any) -> None:
+    """What is no quantity at all the API server refuses in its own words."""
+    cluster = runs_programs()
+    cluster.runtime = runtime_of(roles={"reward": allowed(memory)})
+    cluster.up()
+    assert cluster.status.phase is Phase.RUNNING
+
+
+def test_the_template_that_a_pool_names_decides_about_its_memory() -> None:
+    cluster = runs_programs(template="large")
+    small, large = {"reward": allowed("100Mi")}, [{"name": "large", **allowed("2Gi")}]
+    cluster.runtime = runtime_of(roles=small, rewardTemplates=large)
+    cluster.up()
+    assert cluster.status.phase is Phase.RUNNING, "pool math runs no programs"
+
+
 def test_a_template_that_came_later_is_known_to_a_job_that_renews_its_runtime() -> None:
     cluster = two_pools()
     cluster.up()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longboat_crds.quantities import cpu_quantity, millicores
+from longboat_crds.quantities import cpu_quantity, in_bytes, millicores
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.status import Phase, RLJobStatus
 from longboat_operator.plan.incarnations import granted, revoked
@@ -81,6 +81,22 @@ def test_sums_of_cpus_are_exact(millis: list[int]) -> None:
     assert (total is None) == (not millis)
     if total is not None:
         assert millicores(total) == sum(millis)
+
+
+@pytest.mark.parametrize(
+    ("quantity", "expected"),
+    [
+        ("64Mi", 64 * 2**20),
+        ("1.5Gi", 3 * 2**29),
+        ("2G", 2 * 10**9),
+        ("1000", 1000),
+        ("1500m", 1),
+        ("1e3", 1000),
+        ("1E", 10**18),
+    ],
+)
+def test_quantities_of_memory(quantity: str, expected: int) -> None:
+    assert in_bytes(quantity) == expected
 
 
 def test_quantities_of_cpus() -> None:

@@ -11,7 +11,6 @@ from longboat_runtime.rollout.engine import (
     EngineConfig,
     check_cache,
     check_parallelism,
-    in_bytes,
     kv_token_bytes,
     parallelism_problem,
     rank_weight_bytes,
@@ -26,14 +25,6 @@ MODEL = {
     "num_hidden_layers": 3,
 }
 CONFIG = EngineConfig(name="e", model="/models/m", dtype="bfloat16")
-
-
-@pytest.mark.parametrize(
-    ("quantity", "expected"),
-    [("64Mi", 64 * 2**20), ("1.5Gi", 3 * 2**29), ("2G", 2 * 10**9), ("1000", 1000), ("1500m", 1)],
-)
-def test_quantities(quantity: str, expected: int) -> None:
-    assert in_bytes(quantity) == expected
 
 
 def test_heads_must_divide() -> None:

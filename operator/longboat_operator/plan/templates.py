@@ -10,10 +10,13 @@ from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
 from longboat_crds.job import RuntimeKind
+from longboat_crds.quantities import in_bytes
 from longboat_crds.reasons import ConditionType, Reason
+from longboat_crds.rewards import rewards_of
 from longboat_crds.runtime import RLRuntimeSpec
 from longboat_operator.model import Object
 from longboat_operator.pods.names import JobRef
+from longboat_operator.pods.pod import graders_memory
 from longboat_operator.reading.conditions import Finding
 from longboat_operator.reading.view import JobView
 
@@ -32,10 +35,10 @@ def template_of(view: JobView) -> Template | Finding:
 
     Rule: the newest ControllerRevision of the job, whatever happened to the live template since. The live one is taken by
     a job that has none yet, and by one that resumes with `runtimeRef.renewOnResume`, if it differs from the kept one. It has to have
-    the entries of `rewardTemplates` that the job's reward pools name.
+    the entries of `rewardTemplates` that the job's reward pools name, and room for their programs.
     """
     found = _in_force(view)
-    return found if isinstance(found, Finding) else _lacking(view, found) or found
+    return found if isinstance(found, Finding) else _lacking(view, found) or _too_small(view, found) or found
 
 
 def _in_force(view: JobView) -> Template | Finding:
@@ -106,6 +109,32 @@ def _lacking(view: JobView, template: Template) -> Finding | None:
             f"spec.rewardTemplates; {cure}"
         )
         return _unresolved(Reason.REWARD_TEMPLATE_NOT_FOUND, message)
+    return None
+
+
+def _too_small(view: JobView, template: Template) -> Finding | None:
+    """Which pool's graders have less memory than all programs that may run at once there. A container without a limit has room."""
+    for place, pool in enumerate(view.spec.reward_pools):
+        sandboxes = {
+            number: reward.sandbox.memory
+            for number, reward in rewards_of(view.spec.rewards, pool.name).items()
+            if reward.sandbox
+        }
+        if not sandboxes:
+            continue
+        number, memory = max(sandboxes.items(), key=lambda item: in_bytes(item[1]))
+        limit = graders_memory(view.spec, template.runtime, pool.name)
+        needed = pool.graders_per_pod * in_bytes(memory)
+        if limit is None or needed <= limit:
+            continue
+        reference, fit = view.spec.runtime_ref, limit // max(in_bytes(memory), 1)
+        lower = f"lower it to {fit}, " if fit else ""
+        message = (
+            f"spec.rewardPools[{place}].gradersPerPod: {pool.graders_per_pod} programs at once may hold {memory} each "
+            f"(spec.rewards[{number}].sandbox.memory), {needed >> 20}Mi in all, but {reference.kind} {reference.name} allows the pool's container "
+            f"`graders` {limit >> 20}Mi; {lower}lower sandbox.memory, or choose a template with more memory"
+        )
+        return _unresolved(Reason.GRADERS_MEMORY_TOO_SMALL, message)
     return None
 
 

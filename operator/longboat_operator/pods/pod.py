@@ -7,6 +7,7 @@ from typing import Any
 
 from longboat_crds.base import Role
 from longboat_crds.job import RLJobSpec
+from longboat_crds.quantities import in_bytes
 from longboat_crds.runtime import RLRuntimeSpec
 from longboat_operator.model import (
     ANNOTATION_RAY_TOKEN,
@@ -17,7 +18,7 @@ from longboat_operator.model import (
     Object,
 )
 from longboat_operator.pods import container as parts
-from longboat_operator.pods.merge import merge
+from longboat_operator.pods.merge import TemplateInvalid, merge
 from longboat_operator.pods.names import JobRef, Place
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.pods.volumes import ray_volumes
@@ -86,6 +87,21 @@ def _merged(
         if entry.name == named:
             pod = merge(pod, entry.template, f"rewardTemplates[{place}].template")
     return pod
+
+
+def graders_memory(spec: RLJobSpec, runtime: RLRuntimeSpec, pool: str) -> int | None:
+    """Bytes that the templates allow the graders' container of this pool's pods; None if they set no limit, or none that can be read."""
+    named = next((one.template for one in spec.reward_pools if one.name == pool), None)
+    own = [entry.template for entry in runtime.reward_templates if entry.name == named]
+    graders: dict[str, Any] = {}
+    try:
+        for template in (runtime.common.template, runtime.roles.reward.template, *own):
+            for container in (template.get("spec") or {}).get("containers") or ():
+                if container["name"] == GRADERS:
+                    graders = merge(graders, container)
+        return in_bytes(str(graders["resources"]["limits"]["memory"]))
+    except (TemplateInvalid, ArithmeticError, AttributeError, KeyError, TypeError):
+        return None  # whoever makes the pods says what is wrong with them
 
 
 def _common(token: str) -> dict[str, Any]:

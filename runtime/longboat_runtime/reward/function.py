@@ -57,7 +57,7 @@ class SandboxSettings:
     @classmethod
     def of(cls, spec: SandboxSpec) -> SandboxSettings:
         """The settings of a spec."""
-        from longboat_runtime.rollout.engine import in_bytes
+        from longboat_crds.quantities import in_bytes
 
         return cls(
             spec.format,

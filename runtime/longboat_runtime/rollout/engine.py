@@ -5,28 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from typing import Any
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.model import DType
+from longboat_crds.quantities import in_bytes
 from longboat_crds.reasons import Reason
 from longboat_runtime.problems import SpecProblem
-
-# Bytes of the units of Kubernetes.
-UNITS = {
-    "Ki": 2**10,
-    "Mi": 2**20,
-    "Gi": 2**30,
-    "Ti": 2**40,
-    "Pi": 2**50,
-    "k": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "T": 10**12,
-    "P": 10**15,
-}
-
 
 TORCH_NAMES = {DType.FLOAT32: "float32", DType.BFLOAT16: "bfloat16", DType.FLOAT16: "float16"}
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -187,13 +172,3 @@ def kv_tokens(
         cache = with_cache(replace(config, devices=tuple(range(size))), model, shapes).kv_cache_bytes or 0
         held[size] = max(1, cache // kv_token_bytes(model, config.dtype, size))
     return held
-
-
-def in_bytes(quantity: str) -> int:
-    """Whole bytes of a quantity such as `64Mi`, rounded down. The API has checked its form."""
-    for suffix, factor in UNITS.items():
-        if quantity.endswith(suffix):
-            return int(Decimal(quantity.removesuffix(suffix)) * factor)
-    if quantity.endswith("m"):
-        return int(Decimal(quantity.removesuffix("m")) / 1000)
-    return int(Decimal(quantity))
