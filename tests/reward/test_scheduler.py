@@ -22,8 +22,10 @@ from longboat_runtime.agent.ray_node import bare_nodes
 from longboat_runtime.interfaces import Urgency
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.client import GraderClient
+from longboat_runtime.reward.result import RewardSample
 from longboat_runtime.reward.scheduler import RayRewardScheduler
 from longboat_runtime.reward.slots import resource
+from longboat_runtime.reward.worker import GradeRequest
 from longboat_runtime.samples import FinishReason, Grade, GradeKind, PromptId, Response, Row, SampleId, TimeLimit
 
 pytestmark = pytest.mark.slow
@@ -422,6 +424,27 @@ async def test_a_grade_that_is_given_up_makes_room_for_the_next(
             grading.cancel()
         assert (await scheduler.grade(*waiting_row(count, None))).score == 1.0
         assert all(grading.cancelled() for grading in asked)
+        await running_in(sockets["code"], 0)
+
+
+async def test_a_grade_whose_cancellation_overtakes_it_never_runs(
+    cluster: None, start_graders: StartGraders, graders_directory: Path
+) -> None:
+    """The graders' one process would be taken for ever. The worker is asked as the pool does, whose calls may overtake each other."""
+    never = graders_directory / "never-at-all"
+    async with pools_of(graders_directory / "overtaken", start_graders, "code") as (scheduler, sockets):
+        (worker,) = scheduler._pools["code"]._workers.values()
+        identity, row = waiting_row(0, never)
+        told = RewardSample("", row.columns["prompt"], ground_truth=row.ground_truth)
+        late = [GradeRequest(number, identity, told, (("code", 3600.0),)) for number in (10**6, 10**6 + 1)]
+        await worker.actor.cancel.remote([request.number for request in late])
+        await worker.actor.submit.remote(late)
+        assert (await scheduler.grade(*waiting_row(1, None))).score == 1.0
+        await running_in(sockets["code"], 0)
+        # What isn't cancelled beforehand does take it, until it is cancelled.
+        await worker.actor.submit.remote(late[:1])
+        await running_in(sockets["code"], 1)
+        await worker.actor.cancel.remote([late[0].number])
         await running_in(sockets["code"], 0)
 
 

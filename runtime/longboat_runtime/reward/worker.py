@@ -21,6 +21,8 @@ from longboat_runtime.samples import Response, SampleId
 # How long requests and answers wait for others on their way between driver and worker, in seconds: one call of Ray costs both about a
 # millisecond or two of CPU (measured), several times as much as a short grade.
 GATHER_SECONDS = 0.2
+# How many cancelled requests that it doesn't know a worker remembers, the newest ones: most had been answered when they were cancelled.
+_MOST_CANCELLED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class RewardWorker:
         # Requests whose responses are being fetched, and those that are being graded, by number.
         self._fetching: set[int] = set()
         self._running: dict[int, asyncio.Task[None]] = {}
+        # Those that were cancelled while they weren't here, since calls may overtake each other: they don't begin any more.
+        self._cancelled: dict[int, None] = {}
         self._answers: list[GradeAnswer] = []
         self._isolation: dict[str, IsolationInForce] = {}
         # Set while there are answers, or another number of grades runs at once; while nothing is being graded.
@@ -97,7 +101,11 @@ class RewardWorker:
         return self._graders.capacity
 
     async def submit(self, requests: Sequence[GradeRequest]) -> None:
-        """Begins these grades; `answers` has their outcomes, each as soon as it is there."""
+        """Begins these grades, but none that was cancelled before; `answers` has their outcomes, each as soon as it is there."""
+        overtaken = self._cancelled.keys() & {request.number for request in requests}
+        requests = [request for request in requests if request.number not in overtaken]
+        for number in overtaken:
+            del self._cancelled[number]  # a request comes once
         if not requests:
             return
         self._idle.clear()
@@ -115,11 +123,16 @@ class RewardWorker:
             task.add_done_callback(partial(self._ended, request.number))
 
     async def cancel(self, numbers: Sequence[int]) -> None:
-        """Ends these grades without an answer, wherever they are; one that has ended already has been answered."""
-        self._fetching.difference_update(numbers)
+        """Ends these grades without an answer, wherever they are, also on their way here; one that has ended already has been answered."""
         for number in numbers:
             if number in self._running:
                 self._running[number].cancel()
+            elif number in self._fetching:
+                self._fetching.remove(number)
+            else:
+                self._cancelled[number] = None
+        while len(self._cancelled) > _MOST_CANCELLED:
+            del self._cancelled[next(iter(self._cancelled))]
 
     async def answers(self, requests: Sequence[GradeRequest] = ()) -> GradeAnswers:
         """Begins these grades, then waits for at least one answer and returns all that there are, each once. One caller at a time.
