@@ -27,7 +27,7 @@ from longboat_crds.rules import FieldError, Rule
 from longboat_crds.status import MAX_PODS
 from longboat_crds.yaml_text import dump
 from tests.crds.manifests import changed
-from tests.crds.rule_cases import CASES
+from tests.crds.rule_cases import CASES, pools, reward_cpu, sandboxed
 
 
 def refused_at(changes: dict[str, Any]) -> str | None:
@@ -59,6 +59,32 @@ def test_a_pool_that_is_not_there_is_named_with_the_nearest_and_its_reward() -> 
         load_job(dump(body))
     (problem,) = caught.value.problems
     assert problem == "spec.rewards: reward b names pool 'mth', which is not in rewardPools; did you mean math?"
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "cure"),
+    [
+        (
+            reward_cpu("199m"),
+            "spec.rewardCpu.total",
+            "199m is less than what rewardPools need at least, 200m (the sum of cpu.min, or 100m a pod): raise it, or lower these",
+        ),
+        (
+            pools("code", "math", one="code", two="math", three=None),
+            "spec.rewards",
+            "reward three names no pool, which it has to with several rewardPools: set its pool to one of code, math",
+        ),
+        (
+            {"spec.rewards": [sandboxed(format="LCB")]},
+            "spec.rewards[0].sandbox.format",
+            "must be 'Auto', 'PrimeCode', 'APPS', 'LiveCodeBench', 'HumanEval' or 'Pytest', not 'LCB'",
+        ),
+    ],
+)
+def test_what_is_wrong_with_grading_is_told_with_its_cure(changes: dict[str, Any], field: str, cure: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        load_job(dump(changed(changes)))
+    assert caught.value.problems == [f"{field}: {cure}"]
 
 
 @given(

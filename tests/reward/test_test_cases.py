@@ -127,17 +127,17 @@ def reward(**sandbox: Any) -> RewardSpec:
 
 
 @pytest.mark.parametrize(
-    ("sandbox", "columns", "truth"),
+    ("sandbox", "columns", "truth", "cure"),
     [
-        ({}, {"question": "?"}, None),
-        ({"format": "APPS"}, {"test": "def test(): pass"}, PRIME),
-        ({}, {}, {"inputs": [], "outputs": []}),
-        ({"runCommand": ["node"]}, {}, CALLED),
-        ({"runCommand": ["node"]}, {"test": "def test(): pass"}, None),
+        ({}, {"question": "?"}, None, "Name the column by dataset.columns.groundTruth, or set sandbox.format"),
+        ({"format": "APPS"}, {"test": "def test(): pass"}, PRIME, "Set another format, or Auto"),
+        ({}, {}, {"inputs": [], "outputs": []}, "remove the row"),
+        ({"runCommand": ["node"]}, {}, CALLED, "leave that out for such rows"),
+        ({"runCommand": ["node"]}, {"test": "def test(): pass"}, None, "leave that out for such rows"),
     ],
 )
 def test_a_row_that_cannot_be_graded_fails_the_job_at_the_start(
-    sandbox: dict[str, Any], columns: dict[str, Any], truth: Any
+    sandbox: dict[str, Any], columns: dict[str, Any], truth: Any, cure: str
 ) -> None:
     exact = RewardSpec(name="exact", function="m:f")
     check = row_check([exact, reward(**sandbox)])
@@ -146,6 +146,7 @@ def test_a_row_that_cannot_be_graded_fails_the_job_at_the_start(
     assert caught.value.reason == Reason.TEST_CASES_INVALID
     assert caught.value.field == "spec.rewards[1].sandbox.format"
     assert "Row 3 of /data/train.jsonl" in caught.value.message
+    assert cure in caught.value.message
     check(columns, "math", truth, "row 3 of /data/train.jsonl")
 
 

@@ -128,7 +128,9 @@ def _recognise(form: TestCaseFormat, truth: Any, columns: Mapping[str, Any]) -> 
             f"it has no test cases in any format that is known ({'; '.join(_NEEDS.values())}). {has} Name the column by "
             "dataset.columns.groundTruth, or set sandbox.format"
         )
-    raise CasesError(f"it has no test cases of the format {form.value}, which are {_NEEDS[form]}. {has}")
+    raise CasesError(
+        f"it has no test cases of the format {form.value}, which are {_NEEDS[form]}. {has} Set another format, or Auto"
+    )
 
 
 def _prime_code(truth: Any, columns: Mapping[str, Any]) -> Any:
