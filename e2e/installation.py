@@ -7,6 +7,7 @@ from pathlib import Path
 from e2e.cluster.binaries import KUBEBOX
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.errors import ClusterError
+from e2e.cluster.waiting import wait_until
 from e2e.host_runtime import REPOSITORY
 
 CHART = REPOSITORY / "charts" / "longboat"
@@ -45,6 +46,14 @@ def helm(kubeconfig: Path, *argv: str) -> str:
     if done.returncode != 0:
         raise ClusterError(f"helm {argv[0]} failed: {(done.stderr or done.stdout).strip()[-3000:]}")
     return done.stdout
+
+
+def scale_operator(cluster: Cluster, replicas: int) -> None:
+    """So many operators; returns when no other is left if there are to be none, else at once."""
+    selected = ("-n", NAMESPACE, "-l", f"app.kubernetes.io/instance={RELEASE}")
+    cluster.kubectl("scale", "deployment", *selected, f"--replicas={replicas}")
+    if not replicas:
+        wait_until(lambda: not operator_pods(cluster), "the operator is not gone", seconds=120)
 
 
 def operator_pods(cluster: Cluster) -> list[str]:

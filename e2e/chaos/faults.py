@@ -108,10 +108,15 @@ def _delete_operator(cluster: Cluster, fault: Fault) -> str:
 
 
 def _kill_operator(cluster: Cluster, fault: Fault) -> str:
+    kill_operator(cluster)
+    return "its container"
+
+
+def kill_operator(cluster: Cluster) -> None:
+    """SIGKILL the operator's container, which its node then restarts."""
     found = cluster.api.get(f"/api/v1/namespaces/{installation.NAMESPACE}/pods") or {}
     pids = set().union(*(pids for _, pids in _containers(cluster, found.get("items", []))))
     _kill(pid for pid in pids if _parent(pid) not in pids)
-    return "its container"
 
 
 def _power_off(cluster: Cluster, fault: Fault) -> str:

@@ -101,6 +101,23 @@ def find(group: str, name: str) -> str | None:
     return next((f"/{folder.relative_to(hierarchy)}" for folder in found), None)
 
 
+def cpu_quota(group: str) -> int | None:
+    """Millicores that a group may use by the quota in its own files; None without a quota, or if there is no such group."""
+    for hierarchy in hierarchies():
+        folder = _folder(hierarchy, group)
+        try:
+            if (folder / "cpu.max").exists():
+                quota, period = (folder / "cpu.max").read_text().split()
+                return None if quota == "max" else int(quota) * 1000 // int(period)
+            if (folder / "cpu.cfs_quota_us").exists():
+                quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+                return None if int(quota) < 0 else int(quota) * 1000 // int(period)
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
+    return None
+
+
 def kill(group: str, patience: float = 120) -> None:
     """Kill every process in a group and below it, frozen ones too, and wait (seconds) until they are gone.
 

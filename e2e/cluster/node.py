@@ -1,5 +1,7 @@
 """A node: one containerd and one kubelet. All nodes of a cluster share its network namespace and address."""
 
+import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,6 +90,11 @@ class Node:
         for pid in process.find(self._kubelet, self.system_group):
             process.kill(pid)
 
+    def signal_kubelet(self, number: signal.Signals) -> None:
+        """Send the kubelet a signal; SIGSTOP freezes it where it is until SIGCONT, while its containers run on."""
+        for pid in process.find(self._kubelet, self.system_group):
+            os.kill(pid, number)
+
     def power_off(self) -> None:
         """Kill everything on the node at once: kubelet, containerd and all containers."""
         cgroups.kill(self.group)
@@ -98,9 +105,13 @@ class Node:
         self.start_containerd()
         self.start_kubelet()
 
+    def group_of(self, container: str) -> str | None:
+        """The control group of a container with containerd's id `container`; None if there is none."""
+        return cgroups.find(self.group, container)
+
     def processes(self, container: str) -> set[int]:
         """Ids, as this machine counts, of the processes of a container with containerd's id `container`; none if it is gone."""
-        group = cgroups.find(self.group, container)
+        group = self.group_of(container)
         return cgroups.processes(group) if group else set()
 
     def load(self, archive: Path) -> None:

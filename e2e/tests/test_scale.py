@@ -10,8 +10,7 @@ import pytest
 
 from e2e import small_job
 from e2e.harm import delete_at_once, signal_process
-from e2e.installation import NAMESPACE as SYSTEM
-from e2e.installation import RELEASE, operator_pods
+from e2e.installation import scale_operator
 from e2e.jobs import Job
 from e2e.prompts import fates_in
 from e2e.volumes import folder
@@ -153,24 +152,11 @@ def operator_away(job: Job) -> Iterator[Callable[[], None]]:
     """The operator is gone; what is returned brings it back."""
     away = [True]
 
-    def to(replicas: int) -> None:
-        options = (
-            "-n",
-            SYSTEM,
-            "scale",
-            "deployment",
-            "-l",
-            f"app.kubernetes.io/instance={RELEASE}",
-            f"--replicas={replicas}",
-        )
-        job.cluster.kubectl(*options)
-
     def back() -> None:
         away.clear()
-        to(1)
+        scale_operator(job.cluster, 1)
 
-    to(0)
-    job.wait("the operator is gone", lambda: not operator_pods(job.cluster), 120)
+    scale_operator(job.cluster, 0)
     yield back
     if away:
         back()

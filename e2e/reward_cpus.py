@@ -1,0 +1,187 @@
+"""Jobs whose CPUs for grading move between two reward pods, and a watcher that sees every state of them, in the API and on the nodes."""
+
+import json
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+from urllib.parse import quote
+
+from e2e import small_job
+from e2e.cluster import cgroups
+from e2e.cluster.binaries import KUBEBOX
+from e2e.jobs import Job
+from longboat_crds.quantities import millicores
+
+TOTAL = 1200
+POOLS = ("code", "math")
+
+# Between two looks at the nodes' control groups.
+LOOK_SECONDS = 0.05
+
+# The pool that the file names has grades that compute, and the other's cost nothing.
+BURN = '''"""Grades that compute for a while, if the file `heavy` names their pool."""
+
+import pathlib
+import time
+
+
+def reward(sample, pool):
+    if pathlib.Path("/data/heavy").read_text() == pool:
+        end = time.process_time() + 0.2
+        while time.process_time() < end:
+            pass
+    letters = [c for c in sample.text if c.isalpha()]
+    return sum(c in "aeiou" for c in letters) / max(1, len(letters))
+'''
+
+
+def write_data(folder: Path, heavy: str) -> None:
+    """The reward function of `spec`, and the pool whose grades compute."""
+    (folder / "burn.py").write_text(BURN)
+    (folder / "burn.py").chmod(0o644)
+    load(folder, heavy)
+
+
+def load(folder: Path, heavy: str) -> None:
+    """From now on the grades of another pool compute."""
+    part = folder / "heavy.part"
+    part.write_text(heavy)
+    part.chmod(0o644)
+    part.replace(folder / "heavy")
+
+
+def spec(runtime: str = "host") -> dict[str, Any]:
+    """A job of two pools of one pod each, which trains until it is deleted."""
+    rewards = [
+        {"name": name, "function": "/data/burn.py:reward", "pool": name, "parameters": {"pool": name}} for name in POOLS
+    ]
+    pools = [{"name": name, "gradersPerPod": 2, "cpu": {"min": "200m"}} for name in POOLS]
+    rounds = {"steps": 100_000, "promptsPerRound": 4}
+    return small_job.spec(runtime, rounds=rounds, rewards=rewards, rewardPools=pools, rewardCpu={"total": f"{TOTAL}m"})
+
+
+def reward_cpu(job: Job) -> dict[str, Any]:
+    """status.rewardCpu."""
+    found: dict[str, Any] = job.status().get("rewardCpu", {})
+    return found
+
+
+def moved(job: Job, target: str) -> bool:
+    """Whether the newest move that ended gave this pool CPUs, and the pool's pod has most of the total now."""
+    status = reward_cpu(job)
+    ended = [move for move in status.get("moves", ()) if move["outcome"] == "Done"]
+    pools = {pool["name"]: millicores(pool["cpu"]) for pool in status.get("pools", ())}
+    return bool(ended) and ended[-1]["target"] == target and pools[target] > TOTAL // 2
+
+
+class Watched:
+    """Every state that a job's reward pods have been in.
+
+    `sums` are millicores of all of them, each with the most that it might have in force by what the API says, after each event;
+    `quotas` those that the nodes' control groups allowed all graders together, at each look; `restarts` is the most often that a
+    container was restarted. `resized` are uids of pods whose count has changed, `allowed` the quotas that a pod's graders had, by uid.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.sums: list[int] = []
+        self.quotas: list[int] = []
+        self.restarts = 0
+        self.resized: set[str] = set()
+        self.allowed: dict[str, set[int]] = defaultdict(set)
+        self.version = ""
+        self._job = job
+        self._pods: dict[str, dict[str, Any]] = {}
+        self._first: dict[str, int] = {}
+        self._containers: dict[str, tuple[str, str]] = {}
+        self._groups: dict[str, str] = {}
+
+    def see(self, event: dict[str, Any]) -> None:
+        """One event of a watch, in the order of the API server's writes."""
+        assert event["type"] in {"ADDED", "MODIFIED", "DELETED"}, event
+        pod = event["object"]
+        uid = pod["metadata"]["uid"]
+        self.version = pod["metadata"]["resourceVersion"]
+        if event["type"] == "DELETED":
+            self._pods.pop(uid, None)
+        else:
+            self._pods[uid] = pod
+            cpu = counted(pod)
+            if self._first.setdefault(uid, cpu) != cpu:
+                self.resized.add(uid)
+            statuses = pod["status"].get("containerStatuses", ())
+            self.restarts = max(self.restarts, *(status["restartCount"] for status in statuses), 0)
+            for status in statuses:
+                if status["name"] == "graders" and "containerID" in status:
+                    self._containers[status["containerID"].partition("//")[2]] = (pod["spec"]["nodeName"], uid)
+        self.sums.append(sum(map(counted, self._pods.values())))
+
+    def look(self) -> None:
+        """Reads the quotas of all graders, twice: what has changed between tells nothing of any one moment."""
+        for container, (node, uid) in list(self._containers.items()):
+            found = container not in self._groups and uid in self._pods
+            if found and (group := self._job.cluster.node(node).group_of(container)):
+                self._groups[container] = group
+        first = self._quotas()
+        if first and first == self._quotas():
+            self.quotas.append(sum(first.values()))
+            for container, quota in first.items():
+                self.allowed[self._containers[container][1]].add(quota)
+
+    def _quotas(self) -> dict[str, int]:
+        found = {container: cgroups.cpu_quota(group) for container, group in self._groups.items()}
+        return {container: quota for container, quota in found.items() if quota is not None}
+
+
+def counted(pod: dict[str, Any]) -> int:
+    """Most of what a pod's graders ask for, have been allocated and have in force, in millicores."""
+    containers = [*pod["spec"]["containers"], *pod["status"].get("containerStatuses", ())]
+    found = [0]
+    for container in containers:
+        if container["name"] == "graders":
+            resources = container.get("resources") or {}
+            told = [*(resources.values()), container.get("allocatedResources") or {}]
+            found += [millicores(each["cpu"]) for each in told if isinstance(each, dict) and "cpu" in each]
+    return max(found)
+
+
+@contextmanager
+def watching(job: Job) -> Iterator[Watched]:
+    """Follows the job's reward pods from before they exist. A watch that breaks is taken up again where it was."""
+    seen, over = Watched(job), Event()
+    with ThreadPoolExecutor(2) as pool:
+        doing = [pool.submit(_follow, job, seen, over), pool.submit(_look, seen, over)]
+        try:
+            yield seen
+        finally:
+            over.set()
+        for each in doing:
+            each.result()
+
+
+def _follow(job: Job, seen: Watched, over: Event) -> None:
+    selector = quote(f"longboat.dev/job={job.name},longboat.dev/role=reward")
+    path = f"/api/v1/namespaces/{job.namespace}/pods?watch=1&labelSelector={selector}"
+    while not over.is_set():
+        argv = [str(KUBEBOX.path), "kubectl", "get", "--raw", f"{path}&resourceVersion={seen.version}"]
+        with subprocess.Popen(argv, env=job.cluster.environment, stdout=subprocess.PIPE, text=True) as following:
+            ending = Thread(target=_end, args=(following, over), daemon=True)
+            ending.start()
+            for line in following.stdout or ():
+                if line.endswith("\n"):  # else it was cut off
+                    seen.see(json.loads(line))
+        over.wait(0.2)
+
+
+def _end(following: "subprocess.Popen[str]", over: Event) -> None:
+    over.wait()
+    following.kill()
+
+
+def _look(seen: Watched, over: Event) -> None:
+    while not over.wait(LOOK_SECONDS):
+        seen.look()

@@ -1,0 +1,306 @@
+"""Faults in the middle of a move of CPUs between reward pods, on a real node: it converges, the sum holds, nothing is lost, the loss is shown."""
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import pytest
+
+from e2e import host_runtime, reward_cpus
+from e2e.chaos.faults import kill_operator
+from e2e.cluster.images import pause
+from e2e.cluster.node import Node
+from e2e.installation import NAMESPACE as SYSTEM
+from e2e.installation import RELEASE, scale_operator
+from e2e.jobs import Job, Object
+from e2e.prompts import fates_in
+from e2e.reward_cpus import POOLS, TOTAL, Watched, reward_cpu, watching
+from e2e.site import Site
+from e2e.volumes import apply
+from longboat_crds.quantities import millicores
+
+pytestmark = [pytest.mark.cluster, pytest.mark.faults, pytest.mark.timeout(1800)]
+
+HOSTNAME = "kubernetes.io/hostname"
+# How long the API server is gone, in seconds.
+OUTAGE = 30.0
+# Left free on a node that another owner's pod has filled.
+SPARE = 50
+
+
+class Phase(StrEnum):
+    """How far a move has come."""
+
+    LOWERED = "lowered"
+    """The donor asks for less, and its node has not said that it has less."""
+    CONFIRMED = "confirmed"
+    """Its node has said so, and the receiver doesn't ask for more yet."""
+    RAISED = "raised"
+    """The receiver asks for more, and its node has not said that it has more."""
+
+
+@dataclass(frozen=True)
+class Cpus:
+    """Millicores of a reward pod's graders."""
+
+    pool: str
+    asked: int
+    in_force: int
+    ready: bool
+
+
+@dataclass
+class Moving:
+    """A job that trains while tests move its CPUs. Its reward pods are alone on `node`; `heavy` is the pool that waits for CPUs."""
+
+    site: Site
+    job: Job
+    node: Node
+    seen: Watched
+    heavy: str
+
+    def cpus(self) -> dict[str, Cpus]:
+        """Of all reward pods, by name."""
+        return {
+            name: _cpus(pod)
+            for name, pod in self.job.pods().items()
+            if pod["metadata"]["labels"]["longboat.dev/role"] == "reward"
+        }
+
+    def turn(self) -> tuple[str, str]:
+        """The other pool waits for CPUs from now on; the pods of the pool that has them and of the one that is to get them."""
+        pods = {cpus.pool: name for name, cpus in self.cpus().items()}
+        donor, self.heavy = self.heavy, next(pool for pool in POOLS if pool != self.heavy)
+        reward_cpus.load(self.site.data, self.heavy)
+        return pods[donor], pods[self.heavy]
+
+    @contextmanager
+    def held(self, phase: Phase) -> Iterator[tuple[str, str]]:
+        """A move stays in this phase until the end of the block; donor and receiver.
+
+        Nothing comes out of LOWERED and RAISED while the node's kubelet is frozen, nor out of CONFIRMED while there is no operator.
+        """
+        self.node.signal_kubelet(signal.SIGSTOP)
+        away = False
+        try:
+            donor, receiver = self.turn()
+            self.job.wait("the donor asks for less", lambda: self._differs(donor, -1), 300)
+            if phase is not Phase.LOWERED:
+                scale_operator(self.job.cluster, 0)
+                away = True
+                self.node.signal_kubelet(signal.SIGCONT)
+                self.job.wait("it has less", lambda: self._differs(donor, 0), 120)
+                assert self._differs(receiver, 0), "its turn has not come"
+            if phase is Phase.RAISED:
+                self.node.signal_kubelet(signal.SIGSTOP)
+                scale_operator(self.job.cluster, 1)
+                away = False
+                self.job.wait("the receiver asks for more", lambda: self._differs(receiver, 1), 120)
+            yield donor, receiver
+        finally:
+            self.node.signal_kubelet(signal.SIGCONT)
+            if away:
+                scale_operator(self.job.cluster, 1)
+
+    def _differs(self, pod: str, sign: int) -> bool:
+        """Whether it asks for less than it has in force (-1), as much (0) or more (1)."""
+        cpus = self.cpus()[pod]
+        return ((cpus.asked > cpus.in_force) - (cpus.asked < cpus.in_force)) == sign
+
+    def settle(self) -> None:
+        """Waits until the pool that waited has most of the total, and all is as the status says; nothing is lost, the sum has held."""
+        self.job.wait(f"CPUs for {self.heavy}", self._rests, 300)
+        self.job.wait_for_step(self.job.step() + 2)
+        found = fates_in(self.job)
+        assert (found["lost"], found["doubled"], found["uncovered"]) == ([], [], [])
+        assert max(self.seen.sums) <= TOTAL
+        assert max(self.seen.quotas) <= TOTAL
+
+    def _rests(self) -> bool:
+        status = reward_cpu(self.job)
+        granted = {pool["name"]: millicores(pool["cpu"]) for pool in status.get("pools", ())}
+        wanted = [Cpus(name, granted.get(name, 0), granted.get(name, 0), True) for name in POOLS]
+        return (
+            granted.get(self.heavy, 0) > TOTAL // 2
+            and sorted(self.cpus().values(), key=lambda cpus: cpus.pool) == wanted
+            and "resizes" not in status
+            and all(move["outcome"] != "UnderWay" for move in status["moves"])
+        )
+
+    def refusal(self, outcome: str, pod: str) -> dict[str, Any]:
+        """Waits until the status and events tell that this pod could not be given its CPUs, and that the move is not complete."""
+
+        def found() -> dict[str, Any]:
+            refusals = reward_cpu(self.job).get("refusals", ())
+            return next((held for held in refusals if (held["pod"], held["outcome"]) == (pod, outcome)), {})
+
+        refused: dict[str, Any] = self.job.wait(f"{pod} is {outcome}", found, 300)
+        self.job.wait("the move is over", lambda: reward_cpu(self.job)["moves"][-1]["outcome"] == "Incomplete", 120)
+        (other,) = set(POOLS) - {self.heavy}
+        for reason, words in {
+            "CPUsRefused": f"Pod {pod} on node {self.node.name} can't have {refused['cpu']} CPUs ({outcome}",
+            "CPUsNotMoved": f"CPUs could be moved from reward pool {other} to {self.heavy}",
+        }.items():
+            self.job.wait(f"event {reason}", lambda r=reason, w=words: self._told(r, w), 60)  # type: ignore[misc]
+        assert refused["node"] == self.node.name
+        assert refused["source"] == other
+        return refused
+
+    def _told(self, reason: str, words: str) -> bool:
+        """Whether there is an event on the job with these words."""
+        selector = f"involvedObject.name={self.job.name},reason={reason}"
+        path = f"/api/v1/namespaces/{self.job.namespace}/events?fieldSelector={selector}"
+        return any(words in event["message"] for event in (self.job.cluster.api.get(path) or {})["items"])
+
+
+def _cpus(pod: Object) -> Cpus:
+    (asked,) = (c["resources"] for c in pod["spec"]["containers"] if c["name"] == "graders")
+    statuses = [s for s in pod["status"].get("containerStatuses", ()) if s["name"] == "graders"]
+    given = [s["resources"]["limits"]["cpu"] for s in statuses if "limits" in s.get("resources", {})]
+    ready = bool(statuses) and all(s["ready"] for s in statuses) and "deletionTimestamp" not in pod["metadata"]
+    assert asked["limits"]["cpu"] == asked["requests"]["cpu"]
+    pool = pod["metadata"]["labels"]["longboat.dev/reward-pool"]
+    return Cpus(pool, millicores(asked["limits"]["cpu"]), millicores(given[0]) if given else 0, ready)
+
+
+@pytest.fixture(scope="module")
+def node(site: Site) -> Iterator[Node]:
+    """A node without an operator, which goes on while this one's kubelet is frozen."""
+    kept, apart = site.cluster.nodes
+    _keep_operator(site, {HOSTNAME: kept.name})
+    yield apart
+    _keep_operator(site, {HOSTNAME: None})
+
+
+def _keep_operator(site: Site, selector: dict[str, str | None]) -> None:
+    patch = {"spec": {"template": {"spec": {"nodeSelector": selector}}}}
+    site.cluster.kubectl("-n", SYSTEM, "patch", "deployment", RELEASE, "-p", json.dumps(patch))
+    site.cluster.kubectl("-n", SYSTEM, "rollout", "status", "deployment", RELEASE, "--timeout=120s")
+
+
+@pytest.fixture(scope="module")
+def moving(site: Site, node: Node) -> Iterator[Moving]:
+    """One job for all tests, each of which leaves it settled: what they share is the minute of its start."""
+
+    def separate(specs: dict[str, Any]) -> None:
+        (other,) = (each.name for each in site.cluster.nodes if each is not node)
+        for role in host_runtime.CONTAINERS:
+            specs[role]["nodeSelector"] = {HOSTNAME: node.name if role == "reward" else other}
+
+    runtime = site.apply_runtime("rewards-apart", separate)
+    reward_cpus.write_data(site.data, heavy=POOLS[0])
+    job = Job(site.cluster, site.namespace, "cpu-faults")
+    with watching(job) as seen:
+        try:
+            job.apply(reward_cpus.spec(runtime))
+            job.wait_for("Running", 300)
+            made = Moving(site, job, node, seen, heavy=POOLS[0])
+            made.settle()
+            yield made
+        finally:
+            job.delete()
+
+
+@pytest.mark.parametrize("phase", [Phase.LOWERED, Phase.RAISED])
+def test_the_operator_is_killed(moving: Moving, phase: Phase) -> None:
+    with moving.held(phase):
+        kill_operator(moving.job.cluster)
+    moving.settle()
+
+
+@pytest.mark.parametrize("victim", ["donor", "receiver"])
+@pytest.mark.parametrize("phase", Phase)
+def test_a_reward_pod_is_killed(moving: Moving, phase: Phase, victim: str) -> None:
+    """Its successor gets the share, of which nothing is given away as long as the pod is there."""
+    with moving.held(phase) as (donor, receiver):
+        gone = donor if victim == "donor" else receiver
+        options = ("--grace-period=1", "--wait=false")
+        moving.job.cluster.kubectl("-n", moving.job.namespace, "delete", "pod", gone, *options)
+    moving.settle()
+    assert gone not in moving.cpus()
+
+
+def test_the_api_server_is_gone_in_the_middle_of_a_move(moving: Moving) -> None:
+    api = moving.job.cluster.control_plane
+    with moving.held(Phase.LOWERED):
+        api.signal("kube-apiserver", signal.SIGSTOP)
+        try:
+            moving.node.signal_kubelet(signal.SIGCONT)
+            time.sleep(OUTAGE)
+        finally:
+            api.signal("kube-apiserver", signal.SIGCONT)
+    moving.settle()
+
+
+@pytest.fixture
+def no_more_cpus(moving: Moving) -> Iterator[Callable[[], None]]:
+    """A quota of the namespace that no pod's CPUs may grow under, in force; what is returned takes it away."""
+    job = moving.job
+    metadata = {"name": "no-more-cpus", "namespace": job.namespace}
+    spec = {"hard": {"requests.cpu": "1m"}}
+    apply(job.cluster, [{"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": spec}])
+    path = f"/api/v1/namespaces/{job.namespace}/resourcequotas/no-more-cpus"
+    job.wait("the quota", lambda: (job.cluster.api.get(path) or {}).get("status", {}).get("used"), 60)
+
+    def remove() -> None:
+        job.cluster.kubectl("-n", job.namespace, "delete", "resourcequota", "no-more-cpus", "--ignore-not-found")
+
+    yield remove
+    remove()
+
+
+def test_the_api_server_refuses(moving: Moving, no_more_cpus: Callable[[], None]) -> None:
+    _, receiver = moving.turn()
+    refused = moving.refusal("Refused", receiver)
+    assert "exceeded quota: no-more-cpus" in refused["message"]
+    no_more_cpus()
+    moving.settle()
+
+
+@pytest.fixture
+def filler(moving: Moving) -> Iterator[Callable[[bool], None]]:
+    """Puts another owner's pod on the node that takes all but SPARE of what is left of it, or takes that away."""
+    cluster = moving.job.cluster
+
+    def fill(full: bool) -> None:
+        if not full:
+            cluster.kubectl("-n", "default", "delete", "pod", "filler", "--ignore-not-found")
+            return
+        listed = cluster.api.get(f"/api/v1/pods?fieldSelector=spec.nodeName={moving.node.name}") or {}
+        held = sum(
+            millicores(container.get("resources", {}).get("requests", {}).get("cpu", "0"))
+            for pod in listed["items"]
+            for container in pod["spec"]["containers"]
+        )
+        there = cluster.api.get(f"/api/v1/nodes/{moving.node.name}") or {}
+        cpu = f"{millicores(there['status']['allocatable']['cpu']) - held - SPARE}m"
+        container = {
+            "name": "pause", "image": pause.NAME, "imagePullPolicy": "Never", "resources": {"requests": {"cpu": cpu}},
+        }  # fmt: skip
+        spec = {
+            "nodeSelector": {HOSTNAME: moving.node.name},
+            "containers": [container],
+            "terminationGracePeriodSeconds": 0,
+        }
+        metadata = {"name": "filler", "namespace": "default"}
+        apply(cluster, [{"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}])
+        cluster.kubectl("-n", "default", "wait", "--for=condition=Ready", "pod/filler", "--timeout=120s")
+
+    yield fill
+    fill(False)
+
+
+def test_the_node_has_no_room_for_now(moving: Moving, filler: Callable[[bool], None]) -> None:
+    """Somebody else has taken what the donor has given: the receiver can't have it, and neither can the donor have it back."""
+    with moving.held(Phase.CONFIRMED) as (_, receiver):
+        filler(True)
+    refused = moving.refusal("Deferred", receiver)
+    assert "Insufficient" in refused["message"] or "cpu" in refused["message"].lower()
+    moving.job.wait("it has and asks for what it had", lambda: moving.cpus()[receiver].asked <= TOTAL // 2, 60)
+    filler(False)
+    moving.settle()
