@@ -103,7 +103,7 @@ interleavings: setup ## Run COUNT random interleavings of what can happen to a j
 	$(PYTHON) -m tests.rounds.interleavings $(or $(COUNT),10000)
 
 .PHONY: test-elastic
-test-elastic: binaries images bytecode ## Run COUNT jobs whose pods come and go and whose engines are reshaped and killed at any moment, then faults during reshapes on a test cluster
+test-elastic: binaries images bytecode ## Run COUNT jobs whose pods come and go and whose engines are reshaped and killed at any moment, then faults on a test cluster while jobs scale, reshape and move CPUs
 	$(PYTHON) -m tests.driver.moving $(or $(COUNT),10000)
 	$(PYTHON) -m pytest -m faults e2e $(if $(CLUSTER),--cluster $(CLUSTER))
 

@@ -43,3 +43,19 @@ def test_a_frozen_process_is_killed(asleep: subprocess.Popen[bytes]) -> None:
     """What a node leaves behind whose container was being signalled when its power went."""
     cgroups.kill(f"/longboat-frozen-{os.getpid()}")
     assert asleep.wait() == -signal.SIGKILL
+
+
+def test_a_quota_is_told_in_millicores() -> None:
+    group = f"/longboat-quota-{os.getpid()}"
+    cgroups.create(group)
+    try:
+        assert cgroups.cpu_quota(group) is None, "it has none"
+        for folder in (file.parent for file in cgroups.process_files(group)):
+            if (folder / "cpu.max").exists():
+                (folder / "cpu.max").write_text("25000 100000")
+            elif (folder / "cpu.cfs_quota_us").exists():
+                (folder / "cpu.cfs_quota_us").write_text("25000")
+        assert cgroups.cpu_quota(group) == 250
+    finally:
+        cgroups.remove(group)
+    assert cgroups.cpu_quota(group) is None, "it is gone"
