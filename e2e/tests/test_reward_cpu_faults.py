@@ -19,7 +19,7 @@ from e2e.installation import NAMESPACE as SYSTEM
 from e2e.installation import RELEASE, scale_operator
 from e2e.jobs import Job, Object
 from e2e.prompts import fates_in
-from e2e.reward_cpus import POOLS, TOTAL, Watched, reward_cpu, watching
+from e2e.reward_cpus import POOLS, TOTAL, Watched, moved, reward_cpu, watching
 from e2e.site import Site
 from e2e.volumes import apply
 from longboat_crds.quantities import millicores
@@ -133,7 +133,7 @@ class Moving:
             and sum(granted.values()) == TOTAL
             and sorted(self.cpus().values(), key=lambda cpus: cpus.pool) == wanted
             and "resizes" not in status
-            and all(move["outcome"] != "UnderWay" for move in status["moves"])
+            and all(move["outcome"] != "UnderWay" for move in status.get("moves", ()))
         )
 
     def refused(self, outcome: str, pod: str) -> dict[str, Any]:
@@ -208,9 +208,8 @@ def moving(site: Site, node: Node) -> Iterator[Moving]:
         try:
             job.apply(reward_cpus.spec(runtime))
             job.wait_for("Running", 300)
-            made = Moving(site, job, node, seen, heavy=POOLS[0])
-            made.settle()
-            yield made
+            job.wait(f"CPUs for {POOLS[0]}", lambda: moved(job, POOLS[0]), 300)
+            yield Moving(site, job, node, seen, heavy=POOLS[0])
         finally:
             job.delete()
 
