@@ -13,8 +13,10 @@ def reward(sample):
 '''
 
 
-# What a tiny model writes is no program. So the command that runs it says whether it is of even length: one of the cases passes.
-CASES = {"tests": {"inputs": ["", ""], "outputs": ["0", "1"]}}
+# What a tiny model writes is no program. So the command that runs it says whether it is of even length: one of the cases passes. Another one
+# only prints what it reads: both pass, and what correct programs take is learned.
+CASES = {"tests": {"inputs": ["0", "1"], "outputs": ["0", "1"]}}
+ECHO = ["cat"]
 PARITY = ["python3", "-c", "import sys; print(len(open(sys.argv[1]).read()) % 2)", "{file}"]
 
 
@@ -49,17 +51,25 @@ def spec(runtime: str = "host", **changes: Any) -> dict[str, Any]:
 
 
 def code_spec(**sandbox: Any) -> dict[str, Any]:
-    """One whose responses are programs: each is worth a half."""
+    """One whose responses are programs: each is worth a half, and one for another reward, whose limits are learned. `sandbox` is of the former."""
     return spec(
         dataset={"files": {"paths": ["/data/code.jsonl"]}, "columns": {"groundTruth": "tests"}},
         # All are worth the same, and are trained all the same.
-        algorithm={"name": "ReinforcePlusPlus", "groupSize": 2},
+        # The first two responses to each prompt have the hard limit.
+        algorithm={"name": "ReinforcePlusPlus", "groupSize": 4},
         rewards=[
             {
                 "name": "cases",
                 "kind": "Sandbox",
                 "timeoutSeconds": 30,
                 "sandbox": {"credit": "Fraction", "runCommand": PARITY, **sandbox},
-            }
+            },
+            {
+                "name": "echo",
+                "kind": "Sandbox",
+                "timeoutSeconds": 30,
+                "learnedTimeout": {"minSeconds": 5},
+                "sandbox": {"runCommand": ECHO},
+            },
         ],
     )

@@ -120,7 +120,8 @@ class LearnedTimeout(ApiModel):
     """Grades are killed earlier than at the hard limit, after a time that is learned from what correct responses took.
 
     A limit is `factor` times what 39 of 40 correct runs of a problem (a row of the dataset) are expected to stay below, between
-    `minSeconds` and `timeoutSeconds`. A response is correct if the reward gives it more than 0.
+    `minSeconds` and `timeoutSeconds`. A response is correct if the reward gives it more than 0. With kind Sandbox the limit is of each
+    test case, and a response is correct if it passes all.
     """
 
     factor: float = Field(1.5, ge=1.0, le=100.0, description="Limit over what a problem's correct runs take.")
@@ -161,12 +162,6 @@ class RewardSpec(ApiModel):
             ),
             "no limit exceeds timeoutSeconds: lower learnedTimeout.minSeconds, or raise timeoutSeconds",
             "learnedTimeout.minSeconds",
-        ),
-        Rule(
-            implies(_SANDBOX, negation(present("learnedTimeout"))),
-            "kind Sandbox has the limit timeoutSeconds for each test case, and learns none: leave out learnedTimeout",
-            "learnedTimeout",
-            FieldError.FORBIDDEN,
         ),
         Rule(
             implies(_SANDBOX, both(negation(present("function")), negation(present("configMap")))),

@@ -1,5 +1,6 @@
 """A job whose responses are programs, which reward pods run against test cases."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -17,4 +18,8 @@ def test_programs_are_graded_by_their_cases(new_job: Callable[[str], Job]) -> No
     job.wait_for("Succeeded")
     root = volumes.folder(job.cluster, job.namespace, f"{job.name}-checkpoint")
     scores = [record.metrics["critic/score/mean"] for record in read_records(root) if record.step]
-    assert scores == [0.5] * 4
+    assert scores == [1.5] * 4
+    described = job.cluster.kubectl("-n", job.namespace, "describe", "rljob", job.name)
+    # All programs of this job are quicker than minSeconds.
+    assert "5 s in the middle, 5 s for a new problem" in described
+    assert re.search(r"0 of [1-9]\d* grades", described)

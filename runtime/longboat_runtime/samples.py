@@ -275,7 +275,7 @@ class GradeTime:
     """What one reward function took, where timeouts are learned; if a grade has several test cases, the one that took longest.
 
     `seconds` are its own: those on the wall without those that it waited for a CPU, or its CPU seconds if they are more. `limit` and
-    `audit` are those of its `TimeLimit`; `killed` says that the limit ended it.
+    `audit` are those of its `TimeLimit`; `killed` says that the limit ended it, or a test case.
     """
 
     seconds: float

@@ -130,7 +130,7 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     ({"spec.rewards.0.learnedTimeout": {"factor": 0.5}}, "spec.rewards[0].learnedTimeout.factor"),
     ({"spec.rewards.0.learnedTimeout": {"auditFraction": 0}}, "spec.rewards[0].learnedTimeout.auditFraction"),
     ({"spec.rewards.0.learnedTimeout": {"minSeconds": 30}}, None),
-    ({"spec.rewards": [{**sandboxed(), "learnedTimeout": {}}]}, "spec.rewards[0].learnedTimeout"),
+    ({"spec.rewards": [{**sandboxed(), "learnedTimeout": {}}]}, None),
     ({"spec.rewards.0.learnedTimeout": {"minSeconds": 31}}, "spec.rewards[0].learnedTimeout.minSeconds"),
     (
         {"spec.rewards.0.learnedTimeout": {}, "spec.rewards.0.timeoutSeconds": 1},

@@ -107,6 +107,40 @@ def test_wrong_responses_say_nothing_about_how_long_correct_ones_take() -> None:
     assert limit(timeouts, sample(3, 7, attempt=3), 2).seconds == before
 
 
+def cased(credit: str) -> RewardSpec:
+    fields = {"name": "tests", "kind": "Sandbox", "timeoutSeconds": HARD_LIMIT, "sandbox": {"credit": credit}}
+    return RewardSpec.model_validate({**fields, "learnedTimeout": {}})
+
+
+@given(
+    st.sampled_from(["Fraction", "AllOrNothing"]),
+    st.lists(
+        st.tuples(st.integers(0, 19), st.floats(0.0, 0.999), st.floats(0.0, HARD_LIMIT), st.booleans()), max_size=40
+    ),
+)
+def test_programs_that_pass_a_part_of_the_cases_move_no_limit(
+    credit: str, partial: list[tuple[int, float, float, bool]]
+) -> None:
+    """Neither those that hang in the others, nor those that are quick because they solve the small cases alone, nor those that are cut off."""
+    timeouts = LearnedTimeouts([cased(credit)], lambda row: "")
+    timeouts.fold(opened(1))
+    assert limit(timeouts, sample(3, 7)) == TimeLimit()
+    for number, (row, score, seconds, cut_off) in enumerate(partial):
+        timeouts.fold(graded(sample(row, 0, number), seconds, TimeLimit(2.0), score=score, killed=cut_off))
+    timeouts.fold(opened(2))
+    assert limit(timeouts, sample(3, 7), 2) == TimeLimit()
+    for row in range(20):
+        timeouts.fold(graded(sample(row, 1, 1000), 1.0))
+    timeouts.fold(opened(3))
+    bare = LearnedTimeouts([cased(credit)], lambda row: "")
+    for row in range(20):
+        bare.fold(graded(sample(row, 1, 1000), 1.0))
+    bare.fold(opened(3))
+    assert [limit(timeouts, sample(row, 7, 2000), 3) for row in range(21)] == [
+        limit(bare, sample(row, 7, 2000), 3) for row in range(21)
+    ]
+
+
 def test_limits_change_between_rounds_only() -> None:
     timeouts = taught(range(20))
     before = limit(timeouts, sample(3, 7, attempt=1))

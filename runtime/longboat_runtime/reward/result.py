@@ -88,7 +88,8 @@ class FunctionOutcome:
     whether it was being graded.
 
     `own_seconds` is there if its time is learned from: the wall time without what it waited for a CPU, or `cpu_seconds` if that is more.
-    `limited` says that a learned limit ended it.
+    `limited` says that a learned limit ended it. Where there are test cases, `own_seconds` are of the one that took longest, and `limited`
+    says that one failed because of its limit: with partial credit such a grade may be SCORED.
     """
 
     kind: OutcomeKind

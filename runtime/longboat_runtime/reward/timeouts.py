@@ -1,7 +1,8 @@
 """Learned timeouts: how long a grade may take, by what correct responses to the same problem took. Pure.
 
 A limit is clamp(factor x anchor, minSeconds, timeoutSeconds), of a grade's own seconds (`result.FunctionOutcome`); where a grade has
-several test cases, of each. The form is RollPacker's (arXiv:2509.21009), whose anchor is the longest correct run so far. Such a maximum
+several test cases, of each, and what the grade took is what its longest case took: a limit that lets this one through lets all through.
+The form is RollPacker's (arXiv:2509.21009), whose anchor is the longest correct run so far. Such a maximum
 never forgets one odd run, says nothing of problems that were solved twice, and knows no more of what limits have cut off. So here the
 logarithms of correct times are normal, each problem with its location and its spread, both drawn towards those of its domain by how little
 is known of it (the random-effects model of one-way classification), and the anchor is what 39 of 40 correct runs of the problem are
@@ -15,6 +16,10 @@ What keeps limits from feeding on themselves:
 * Every correct run counts one over the probability that it was allowed to take so long (Horvitz and Thompson 1952): an audit that took
   longer than its limit stands for all those that were killed.
 * A kill tells nothing: whether it was wrong is known from audits alone. A grade that was cancelled is no grade: it has no event.
+* A correct run has a score above 0; of kind Sandbox the score of 1, whatever the credit: all test cases passed. A program that passes a
+  part, often the small cases alone, says nothing of how long the whole takes: its times would narrow the limit until it cuts off correct
+  programs, and those of the cases in which it hangs would widen it. So a kill that costs such a program a part of its credit isn't counted
+  as wrong, and a problem of which no program has passed all cases has its domain's limit.
 
 Limits change between rounds only: those of a round are frozen when it opens. All that is learned is a fold of events, so that it
 belongs to a checkpoint as the ledger does.
@@ -28,6 +33,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+from longboat_crds.reward_kinds import RewardKind
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.rounds import events
 from longboat_runtime.samples import GradeTime, SampleId, TimeLimit
@@ -51,21 +57,32 @@ _LEAST_SECONDS = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`rewards[].learnedTimeout` of one reward; `hard` is its `timeoutSeconds`."""
+    """`rewards[].learnedTimeout` of one reward; `hard` is its `timeoutSeconds`. With `cases` only a score of 1 is that of a correct run."""
 
     factor: float
     least: float
     hard: float
     audits: float
+    cases: bool = False
 
     @classmethod
     def of(cls, rewards: Iterable[RewardSpec]) -> dict[str, Rule]:
         """By name of the reward, for those that have one."""
         return {
-            reward.name: cls(learned.factor, learned.min_seconds, reward.timeout_seconds, learned.audit_fraction)
+            reward.name: cls(
+                learned.factor,
+                learned.min_seconds,
+                reward.timeout_seconds,
+                learned.audit_fraction,
+                reward.kind is RewardKind.SANDBOX,
+            )
             for reward in rewards
             if (learned := reward.learned_timeout) is not None
         }
+
+    def correct(self, score: float | None) -> bool:
+        """Whether a grade with this score was of a correct run; None if it timed out."""
+        return score is not None and (score >= 1.0 if self.cases else score > 0.0)
 
     def limit(self, anchor: float) -> float:
         """Seconds, at most the hard limit."""
@@ -364,6 +381,5 @@ class LearnedTimeouts:
             of = self.rewards.get(name)
             # A grader error has no part: it says nothing about the response.
             if of is not None and name in graded.parts:
-                score = graded.parts[name]
-                of.add(row, self._domain(row), time, correct=score is not None and score > 0)
+                of.add(row, self._domain(row), time, correct=of.rule.correct(graded.parts[name]))
                 self._counted.add(graded.sample)

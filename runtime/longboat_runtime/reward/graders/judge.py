@@ -18,7 +18,15 @@ from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.graders import program as programs
 from longboat_runtime.reward.graders.frames import MAX_FRAME_BYTES
 from longboat_runtime.reward.graders.remote import MODULE, JudgePeer, ProgramGone, Remote
-from longboat_runtime.reward.graders.runner import Ended, Run, Runner, build_directory, paths_outside, run_directory
+from longboat_runtime.reward.graders.runner import (
+    CaseLimit,
+    Ended,
+    Run,
+    Runner,
+    build_directory,
+    paths_outside,
+    run_directory,
+)
 from longboat_runtime.reward.graders.sandbox import Limits
 from longboat_runtime.reward.graders.seccomp import can_ask
 from longboat_runtime.reward.result import OutcomeKind
@@ -91,33 +99,38 @@ class Judge:
         """File descriptor of the connection to its runner, -1 if there is none; the process may move it to RUNNER_FD."""
         return -1 if self._runner is None else self._runner.fileno()
 
-    def outcome(self, sample: RewardSample, seconds: float, seed: int) -> Mapping[str, Any]:
-        """An outcome as children send it, with the CPU seconds of the programs. `seconds` is the limit of a case."""
+    def outcome(
+        self, sample: RewardSample, seconds: float, seed: int, own: Mapping[str, float] | None = None
+    ) -> Mapping[str, Any]:
+        """An outcome as children send it, with the CPU seconds of the programs. `seconds` is the limit of a case.
+
+        With `own`, a CaseLimit as JSON, it has also `own_seconds`, of the case that took longest of those that were run, and `limited`:
+        whether a case failed because that limit ended it.
+        """
         assert self._runner is not None
         self._runner.moved(RUNNER_FD)
-        grade = _Grade(self._runner, self._settings, seconds, seed)
+        limit = None if own is None else CaseLimit(**own)
+        grade = _Grade(self._runner, self._settings, seconds, seed, limit)
         source = program_of(sample.text)
         if not source.strip():
-            return _said(OutcomeKind.WRONG_FORMAT, 0.0, "there is no program", 0.0)
+            return grade.said(OutcomeKind.WRONG_FORMAT, 0.0, "there is no program")
         sys.set_int_max_str_digits(programs.DIGITS)
         try:
             tests = read_tests(self._settings.format, sample.ground_truth, sample.columns)
         except CasesError as error:
-            return _said(OutcomeKind.GRADER_ERROR, 0.0, f"the row can't be graded: {error}", 0.0)
+            return grade.said(OutcomeKind.GRADER_ERROR, 0.0, f"the row can't be graded: {error}")
         if not isinstance(tests, CheckFunction | PytestFile):
             tests = tests[: self._settings.max_cases]
         try:
             results, cases = grade.results(source, tests)
         except CasesError as error:
-            return _said(OutcomeKind.GRADER_ERROR, 0.0, f"the row can't be graded: {error}", grade.cpu_seconds)
+            return grade.said(OutcomeKind.GRADER_ERROR, 0.0, f"the row can't be graded: {error}")
         score = score_of(results, cases, fraction=self._settings.credit is Credit.FRACTION)
         kind = OutcomeKind.TIMEOUT if score.timed_out else OutcomeKind.SCORED
         message = f"{score.message} ({grade.error})" if score.message and grade.error else score.message
-        return _said(kind, 0.0 if score.timed_out else score.score, message, grade.cpu_seconds)
-
-
-def _said(kind: OutcomeKind, score: float, message: str, cpu_seconds: float) -> Mapping[str, Any]:
-    return {"kind": kind.value, "score": score, "message": message, "cpu_seconds": cpu_seconds}
+        if grade.limited and limit is not None:
+            message += f"; killed after {limit.seconds:.3g} s, the limit that was learned"
+        return grade.said(kind, 0.0 if score.timed_out else score.score, message)
 
 
 def _scratch() -> str:
@@ -138,11 +151,21 @@ def _check_command(command: str, field: str) -> None:
 
 
 class _Grade:
-    """The programs of one response. `error` is what the first one that failed said of it; `cpu_seconds` are those of all so far."""
+    """The programs of one response. `error` is what the first one that failed said of it; `cpu_seconds` are those of all so far.
 
-    def __init__(self, runner: Runner, settings: SandboxSettings, seconds: float, seed: int) -> None:
-        self._runner, self._settings, self._seconds, self._seed = runner, settings, seconds, seed
-        self.error, self.cpu_seconds = "", 0.0
+    With `own`, `own_seconds` are the most that a case has taken so far, and `limited` says whether one was ended by that limit.
+    """
+
+    def __init__(
+        self, runner: Runner, settings: SandboxSettings, seconds: float, seed: int, own: CaseLimit | None
+    ) -> None:
+        self._runner, self._settings, self._seconds, self._seed, self._own = runner, settings, seconds, seed, own
+        self.error, self.cpu_seconds, self.own_seconds, self.limited = "", 0.0, 0.0, False
+
+    def said(self, kind: OutcomeKind, score: float, message: str) -> Mapping[str, Any]:
+        """What the judge answers."""
+        outcome = {"kind": kind.value, "score": score, "message": message, "cpu_seconds": self.cpu_seconds}
+        return outcome if self._own is None else outcome | {"own_seconds": self.own_seconds, "limited": self.limited}
 
     def results(self, source: str, tests: Any) -> tuple[list[CaseResult], int]:
         """The results of the cases that were run, and of how many."""
@@ -186,7 +209,7 @@ class _Grade:
     def _printed(self, code: bytes, case: Printed) -> CaseResult:
         command = self._settings.run_command
         kind = programs.SCRIPT if command is None else programs.COMMAND
-        run = Run(kind, self._seconds, self._seed, self._filled(command or ()))
+        run = Run(kind, self._seconds, self._seed, self._filled(command or ()), own=self._own)
         result, printed = self._run(run, code if command is None else b"", case.given.encode(errors="replace"))
         if result is not CaseResult.PASSED:
             return result
@@ -199,13 +222,19 @@ class _Grade:
             result = self._ended(self._runner.ended(), files)
             return result, files.read("stdout", self._settings.output_size)
 
-    def _ended(self, ended: Ended, files: _Files) -> CaseResult:
+    def _count(self, ended: Ended, result: CaseResult) -> CaseResult:
+        """Counts a case that has this result."""
         self.cpu_seconds += ended.cpu_seconds
+        self.own_seconds = max(self.own_seconds, ended.own_seconds or 0.0)
+        self.limited = self.limited or (ended.limited and result is not CaseResult.PASSED)
+        return result
+
+    def _ended(self, ended: Ended, files: _Files) -> CaseResult:
         result = ended.limit or (CaseResult.PASSED if ended.status == 0 else CaseResult.CRASHED)
         if result is CaseResult.CRASHED and not self.error:
             lines = files.end("stderr", _ERROR_BYTES).strip().splitlines() or [f"exit code {ended.status}"]
             self.error = lines[-1]
-        return result
+        return self._count(ended, result)
 
     # --- Programs whose functions are called -----------------------------------------------------------------------
 
@@ -263,7 +292,7 @@ class _Grade:
     def _served(self, code: bytes, judge: Callable[[JudgePeer], CaseResult], *, objects: bool) -> CaseResult:
         """What `judge` says, with a program that does what it is asked until it is done."""
         ours, theirs = socket.socketpair()
-        run = Run(programs.SERVED, self._seconds, self._seed)
+        run = Run(programs.SERVED, self._seconds, self._seed, own=self._own)
         with ours, _Files(run_directory(self._runner.directory), source=code, stdin=b"") as files:
             with theirs:
                 self._runner.start(run, {**files.numbers, "peer": theirs.fileno()})
@@ -287,8 +316,8 @@ class _Grade:
             if raised is not None:
                 judged = self._ended(ended, files)
                 return judged if judged is not CaseResult.PASSED else CaseResult.CRASHED
-            self.cpu_seconds += ended.cpu_seconds
-            return result if result is CaseResult.PASSED or ended.limit is None else ended.limit
+            judged = result if result is CaseResult.PASSED or ended.limit is None else ended.limit
+            return self._count(ended, judged)
 
 
 def _replaced(word: str, values: Mapping[str, str]) -> str:

@@ -98,6 +98,11 @@ class LoadedFunction:
                 self._zygote = await self._start()
         self._provide()
 
+    @property
+    def has_cases(self) -> bool:
+        """Whether a response is run against test cases, with a limit for each."""
+        return self._sandbox is not None
+
     def longest_seconds(self, seconds: float) -> float:
         """After how long a grade is killed, if its timeout is `seconds`: with test cases that is the limit of each."""
         return seconds if self._sandbox is None else self._sandbox.longest_seconds(seconds)

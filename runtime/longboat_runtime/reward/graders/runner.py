@@ -10,6 +10,7 @@ program early. A runner dies with its judge, and its programs with it.
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import signal
@@ -21,8 +22,9 @@ from longboat_runtime import prctl
 from longboat_runtime.reward.graders import landlock
 from longboat_runtime.reward.graders.leftovers import remove_tree
 from longboat_runtime.reward.graders.process_tree import Tree, descendants, end_group, memory, written
-from longboat_runtime.reward.graders.program import Confinement, Started, become
+from longboat_runtime.reward.graders.program import SERVED, Confinement, Started, become
 from longboat_runtime.reward.graders.seccomp import Filter, can_ask, let_start, program_filter
+from longboat_runtime.reward.graders.times import OwnLimit, OwnTime, Slowdown, waiting_is_counted
 from longboat_runtime.reward.verdict import CaseResult
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
@@ -38,14 +40,24 @@ FILES = ("stdin", "stdout", "stderr", "source", "peer")
 _OFTEN, _SELDOM, _SHORT = 0.005, 0.015, 0.1
 # How often it is looked at what it has written.
 _WRITTEN_SECONDS = 0.1
+# How often at least what it has waited for a CPU, where that counts: processes that have ended can't be asked.
+_OWN_SECONDS = 0.1
 _MESSAGE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class CaseLimit:
+    """`seconds` limits the own seconds of a test case (see `times`), where they are learned from. `slowdown` is the node's."""
+
+    seconds: float
+    slowdown: float
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """`kind` is that of a `program.Started`; `seconds` limits the wall clock, and the CPU time of each process.
 
-    `build` lets it write where programs are compiled, instead of its own directory.
+    `build` lets it write where programs are compiled, instead of its own directory. With `own` its own seconds are measured, and limited.
     """
 
     kind: str
@@ -53,19 +65,23 @@ class Run:
     seed: int = 0
     command: tuple[str, ...] = ()
     build: bool = False
+    own: CaseLimit | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
     """How a program ended: `limit` is what it was killed for, `status` its exit code (negative: signal), else None.
 
-    `seconds` are of the wall clock, `cpu_seconds` those of all its processes.
+    `seconds` are of the wall clock, `cpu_seconds` those of all its processes. `own_seconds` are there if they were to be measured; `limited`
+    says that their limit ended it.
     """
 
     limit: CaseResult | None
     status: int | None
     seconds: float
     cpu_seconds: float
+    own_seconds: float | None = None
+    limited: bool = False
 
 
 class Runner:
@@ -152,7 +168,7 @@ def _serve(
             control.detach()
             os.closerange(4, os.sysconf("SC_OPEN_MAX"))
             own = socket.socket(fileno=3)
-            _Programs(own, directory, settings, readable, [*protected, judge, os.getpid()]).serve()
+            _Programs(own, directory, settings, readable, judge, [*protected, judge, os.getpid()]).serve()
     finally:
         # Whatever happened, a runner must never go on as a judge.
         os._exit(1)
@@ -167,9 +183,12 @@ class _Programs:
         directory: str,
         settings: SandboxSettings,
         readable: Sequence[str],
+        judge: int,
         protected: Sequence[int],
     ) -> None:
         self._control, self._directory, self._settings, self._readable = control, directory, settings, readable
+        self._judge, self._counted = judge, waiting_is_counted()
+        self._slowdown: Slowdown | None = None
         scoped = landlock.version() >= landlock.SCOPES_SIGNALS
         self._asks = can_ask()
         self._filter = Filter(program_filter(protected, os.uname().machine, scoped=scoped, asks=self._asks))
@@ -187,7 +206,8 @@ class _Programs:
             if not requests:
                 continue
             [request] = requests
-            run = Run(**{**request, "command": tuple(request["command"])})
+            own = request["own"] and CaseLimit(**request["own"])
+            run = Run(**{**request, "command": tuple(request["command"]), "own": own})
             ended = self._run(run, dict(zip(FILES, files, strict=False)))
             for file in files:
                 os.close(file)
@@ -201,7 +221,9 @@ class _Programs:
         confinement = Confinement(
             self._settings, _cpu_limit(run.seconds), rules, self._filter, theirs if self._asks else None, os.getpid()
         )
-        started = time.monotonic()
+        clock = _Clock(
+            run.seconds, time.monotonic(), None if run.own is None else self._own_limit(run.kind, run.seconds, run.own)
+        )
         pid = os.fork()
         if pid == 0:
             become(Started(run.kind, run.command, run.seed, place, files), confinement)
@@ -210,14 +232,24 @@ class _Programs:
             os.close(rules)
         _lead_group(pid)
         with ours:
-            limit = self._watch(pid, place, ours, _Clock(run.seconds, started), files)
+            limit = self._watch(pid, place, ours, clock, files)
+        # As long as its processes are there.
+        own_seconds = None if clock.own is None else clock.own.own.look()
         cpu, status = end_group(pid)
         code = None if status is None else os.waitstatus_to_exitcode(status)
         if limit is None and code == -signal.SIGXCPU:
             limit = CaseResult.TIMEOUT
         if limit is None and self._printed(files) > self._settings.output_size:
             limit = CaseResult.OUTPUT
-        return Ended(limit, code, time.monotonic() - started, cpu)
+        limited = limit is CaseResult.TIMEOUT and clock.limited
+        return Ended(limit, code, time.monotonic() - clock.started, cpu, own_seconds, limited)
+
+    def _own_limit(self, kind: str, seconds: float, limit: CaseLimit) -> OwnLimit:
+        """Of what is started next. One whose functions are called waits for the judge, which may wait for a CPU."""
+        self._slowdown = self._slowdown or Slowdown(limit.slowdown)
+        partner = self._judge if kind == SERVED else None
+        own = OwnTime(os.getpid(), self._slowdown, counted=self._counted, below=True, partner=partner)
+        return OwnLimit(own, limit.seconds if limit.seconds < seconds else None)
 
     def _watch(
         self, pid: int, place: str, own: socket.socket, clock: _Clock, files: Mapping[str, int]
@@ -231,6 +263,7 @@ class _Programs:
         given = {(found.st_dev, found.st_ino) for found in map(os.fstat, files.values())}
         now = clock.started
         look_at, look_at_files = now, now + _WRITTEN_SECONDS
+        look_at_own = now + min(clock.own.first_look(), _OWN_SECONDS) if clock.own is not None else math.inf
         # How many there are at most: some that have started since they were counted may have ended.
         threads = 1
         try:
@@ -264,6 +297,11 @@ class _Programs:
                 if out_of_time(clock.seconds, now - clock.started, tree.cpu_seconds):
                     return CaseResult.TIMEOUT
                 look_at = min(look_at, clock.started + clock.seconds)
+                if clock.own is not None and now >= look_at_own:
+                    if clock.own.passed():
+                        clock.limited = True
+                        return CaseResult.TIMEOUT
+                    look_at_own = now + min(clock.own.left(), _OWN_SECONDS)
                 if tree.threads > self._settings.processes:
                     return CaseResult.PROCESSES
                 if memory(tree, self._settings.memory) > self._settings.memory:
@@ -289,12 +327,14 @@ class _Programs:
         return CaseResult.FILES if written(place, pids, given) > self._settings.file_size else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Clock:
-    """A case's limit, and when it began, of the monotonic clock."""
+    """A case's limits, and when it began, of the monotonic clock. `limited` is set if its limit of own seconds has ended it."""
 
     seconds: float
     started: float
+    own: OwnLimit | None = None
+    limited: bool = False
 
 
 def out_of_time(seconds: float, wall_seconds: float, cpu_seconds: float) -> bool:

@@ -159,7 +159,7 @@ class GraderServer:
             loaded.longest_seconds(timeout),
             int(request["seed"]),
             answer,
-            timeout,
+            timeout if loaded.has_cases else None,
             begun,
             None if own is None else float(own),
         )

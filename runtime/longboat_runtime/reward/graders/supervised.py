@@ -14,7 +14,7 @@ from typing import Any
 from longboat_runtime.reward.graders.child import MESSAGE_CHARACTERS
 from longboat_runtime.reward.graders.frames import FrameBuffer, FrameError, encode
 from longboat_runtime.reward.graders.sandbox import cpu_limit, limit_cpu
-from longboat_runtime.reward.graders.times import OwnTime, Slowdown, cpu_clock
+from longboat_runtime.reward.graders.times import OwnLimit, OwnTime, Slowdown, cpu_clock
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
 
 _ANSWER_BYTES = 64 * 1024
@@ -24,23 +24,22 @@ _ANSWER_BYTES = 64 * 1024
 class Grading:
     """One grade that was asked for. `sample` is JSON of a RewardSample, `timeout` in wall-clock seconds, `own_limit` in own seconds.
 
-    `case_seconds` is the limit of each test case, where there are any: the process that grades applies it. `alone` is set once it has to be graded by a process of its own. `begun` is called when it begins, `done` once.
+    `case_seconds` is the limit of each test case, None where there are none; then `own_limit` is one of each case, too, and the process that
+    grades applies and measures both. `alone` is set once it has to be graded by a process of its own. `begun` is called when it begins, `done` once.
     """
 
     sample: bytes
     timeout: float
     seed: int
     done: Callable[[FunctionOutcome], None]
-    case_seconds: float
+    case_seconds: float | None
     begun: Callable[[], None]
     own_limit: float | None = None
     alone: bool = False
     # Of the monotonic clock and of the process' CPU clock, when the sample was sent.
     started: float = 0.0
     cpu: float = 0.0
-    own: OwnTime | None = None
-    # When it was last seen to be over its limit, of the monotonic clock, and how many nanoseconds its threads had run.
-    over: tuple[float, int] | None = None
+    own: OwnLimit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +101,12 @@ class Supervised:
         self._token = int.from_bytes(os.urandom(8), "big")
         if not self.stays:
             limit_cpu(self.pid, cpu_limit(grading.timeout))
-        if grading.own_limit is not None:
-            grading.own = OwnTime(self.pid, self.slowdown, alone=self.stays, counted=self.waiting_counted)
-        request = {"token": self._token, "seed": grading.seed, "seconds": grading.case_seconds}
-        if grading.own is not None:
+        request: dict[str, Any] = {"token": self._token, "seed": grading.seed, "seconds": grading.case_seconds}
+        if grading.own_limit is not None and grading.case_seconds is not None:
+            request["own"] = {"seconds": grading.own_limit, "slowdown": self.slowdown.factor}
+        elif grading.own_limit is not None:
+            own = OwnTime(self.pid, self.slowdown, alone=self.stays, counted=self.waiting_counted)
+            grading.own = OwnLimit(own, grading.own_limit if grading.own_limit < grading.timeout else None)
             request["measured"] = True
         self._send(encode(request, grading.sample))
 
@@ -142,7 +143,7 @@ class Supervised:
             return self.outcome(OutcomeKind.TIMEOUT, f"killed after {grading.timeout:g} s")
         if self.cpu() - grading.cpu >= cpu_limit(grading.timeout):
             return self.outcome(OutcomeKind.TIMEOUT, "killed at the CPU limit")
-        if self._over_own_limit(grading):
+        if grading.own is not None and grading.own.passed():
             message = f"killed after {grading.own_limit:.3g} s, the limit that was learned"
             return replace(self.outcome(OutcomeKind.TIMEOUT, message), limited=True)
         return None
@@ -155,8 +156,9 @@ class Supervised:
         used = self.cpu() - grading.cpu if now > grading.started else 0.0
         left = (cpu_limit(grading.timeout) - used) / _CPUS
         at = min(grading.started + grading.timeout, now + max(left, _LOOK_SECONDS))
-        if grading.own_limit is not None and grading.own_limit < grading.timeout:
-            at = min(at, now + max(self._left(grading, grading.own_limit, now), _CLOSE_LOOK_SECONDS))
+        if grading.own is not None:
+            left = grading.own.first_look() if now <= grading.started else grading.own.left()
+            at = min(at, now + max(left, _CLOSE_LOOK_SECONDS))
         return at
 
     def outcome(self, kind: OutcomeKind, message: str) -> FunctionOutcome:
@@ -195,43 +197,22 @@ class Supervised:
         kind, score = OutcomeKind(outcome["kind"]), float(outcome["score"])
         self._used = self.cpu()
         taken = self._taken(self.grading, kind, score, str(outcome["message"]), self._used)
+        if self.grading.case_seconds is not None:
+            # A judge knows what its programs have used, and what they have taken of their own; elsewhere graded code might say it.
+            cpu, own = taken.cpu_seconds + float(outcome.get("cpu_seconds", 0.0)), outcome.get("own_seconds")
+            learned = (None, False) if own is None else (float(own), bool(outcome["limited"]))
+            taken = replace(taken, cpu_seconds=cpu, own_seconds=learned[0], limited=learned[1])
         if not self.waiting_counted:
             self.slowdown.learn(taken.cpu_seconds, max(taken.seconds - taken.cpu_seconds, 0.0))
-        # A judge knows what its programs have used.
-        return replace(taken, cpu_seconds=taken.cpu_seconds + max(float(outcome.get("cpu_seconds", 0.0)), 0.0))
+        return taken
 
     def _taken(self, grading: Grading, kind: OutcomeKind, score: float, message: str, cpu: float) -> FunctionOutcome:
         """An outcome now that its process has used `cpu` seconds of CPU in all."""
         seconds, message = time.monotonic() - grading.started, message[:MESSAGE_CHARACTERS]
         if grading.own is None:
             return FunctionOutcome(kind, score, seconds, message, max(cpu - grading.cpu, 0.0))
-        return FunctionOutcome(kind, score, seconds, message, grading.own.cpu_seconds, grading.own.look())
-
-    def _over_own_limit(self, grading: Grading) -> bool:
-        """Whether it has certainly taken longer than its learned limit.
-
-        A wait that isn't over is missing from what the kernel tells. If a thread may be waiting now, it has waited no longer than since the
-        last look, as long as it has run since then.
-        """
-        own, limit = grading.own, grading.own_limit
-        if own is None or limit is None or limit >= grading.timeout:
-            return False
-        before, grading.over = grading.over, None
-        now = time.monotonic()
-        own.look()
-        taken = own.certain
-        if taken <= limit or not own.may_wait:
-            return taken > limit
-        grading.over = now, own.ran
-        return before is not None and own.ran > before[1] and taken - (now - before[0]) > limit
-
-    def _left(self, grading: Grading, limit: float, now: float) -> float:
-        """Seconds until it could reach its learned limit at the earliest; it is first looked at early, to see how many threads it has."""
-        if grading.own is None or now <= grading.started:
-            return limit * _FIRST_LOOK
-        grading.own.look()
-        left = limit - grading.own.certain
-        return left if grading.own.tasks == 1 else min(left / _CPUS, limit * _TREE_LOOK)
+        own = grading.own.own
+        return FunctionOutcome(kind, score, seconds, message, own.cpu_seconds, own.look())
 
     def _send(self, data: bytes) -> None:
         try:
@@ -251,8 +232,5 @@ class Supervised:
 
 _CPUS = len(os.sched_getaffinity(0))
 _LOOK_SECONDS = 0.05
-# Close to a learned limit, and at what share of it the first look is.
+# Close to a learned limit.
 _CLOSE_LOOK_SECONDS = 0.01
-_FIRST_LOOK = 0.25
-# How often, as a share of a learned limit, the processes of a grade that has several are looked at: what they wait is known only while they are there.
-_TREE_LOOK = 0.05

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 
 from longboat_runtime.reward.graders.process_tree import children
+
+TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # Linux' number of the CPU clock of a process: its inverted id above three bits, which say "of all its threads, as scheduled".
 _SCHEDULED_CLOCK = 2
@@ -21,6 +25,10 @@ _TICK = 1 / os.sysconf("SC_CLK_TCK")
 _OF_CHILDREN = slice(13, 15)
 # What was seen so many CPU seconds ago counts half for the node's slowdown.
 _HALF_SECONDS = 0.5
+_CPUS = len(os.sched_getaffinity(0))
+# At what share of a limit what it is for is looked at first, to see how many threads it has; and how often, as a share of it, if it has
+# several processes: what they wait is known only while they are there.
+_FIRST_LOOK, _TREE_LOOK = 0.25, 0.05
 
 
 def cpu_clock(pid: int) -> float:
@@ -41,10 +49,14 @@ def waiting_is_counted() -> bool:
 
 
 class Slowdown:
-    """How many times as long as its CPU seconds computing takes on this node now. The newest seconds that it has run count most."""
+    """How many times as long as its CPU seconds computing takes on this node now. The newest seconds that it has run count most.
 
-    def __init__(self) -> None:
-        self._ran = self._waited = 0.0
+    `known` is the factor where another process has seen it.
+    """
+
+    def __init__(self, known: float = 1.0) -> None:
+        self._ran = _HALF_SECONDS if known > 1.0 else 0.0
+        self._waited = self._ran * (known - 1.0)
 
     def learn(self, ran: float, waited: float) -> None:
         """Something has run, and waited for a CPU, so many seconds."""
@@ -57,7 +69,10 @@ class Slowdown:
 
 
 class OwnTime:
-    """Measures one grade of process `pid`, from now on. One that is `alone` can't start other processes.
+    """Measures one grade of process `pid`, from now on; with `below` all that it starts from now on, without itself.
+
+    One that is `alone` can't start other processes. What a `partner` waits for a CPU isn't the grade's own either: a process whose answers
+    it waits for.
 
     How long threads wait is what the kernel says at each `look`. What those of ended processes had waited since the look before is their CPU
     seconds since then times what the node's `slowdown` adds: an estimate. `certain` is what it has taken at least, as of the last look: its CPU
@@ -65,10 +80,20 @@ class OwnTime:
     tells. `tasks` is how many threads there were at the last look, `ran` how many nanoseconds all have run that were seen.
     """
 
-    def __init__(self, pid: int, slowdown: Slowdown, *, alone: bool, counted: bool) -> None:
+    def __init__(
+        self,
+        pid: int,
+        slowdown: Slowdown,
+        *,
+        counted: bool,
+        alone: bool = False,
+        below: bool = False,
+        partner: int | None = None,
+    ) -> None:
         self._pid, self._alone, self._slowdown, self._counted = pid, alone, slowdown, counted
-        # Nanoseconds that each thread has run and waited; and those that have ended.
-        self._seen: dict[int, tuple[int, int]] = {}
+        self._below, self._partner = below, partner
+        # Nanoseconds that each thread has run and waited, None before the first look; and those that have ended.
+        self._seen: dict[int, tuple[int, int]] | None = None
         self._ended = (0, 0)
         self.tasks, self.ran = 1, 0
         self._begun_wait = self._waited() if counted else 0.0
@@ -109,11 +134,11 @@ class OwnTime:
         for path in self._threads():
             if len(numbers := _read(f"{path}/schedstat").split()) == 3:
                 task, now = int(path.rpartition("/")[2]), (int(numbers[0]), int(numbers[1]))
-                before = self._seen.get(task, (0, 0) if self._seen else now)
+                before = now if self._seen is None else self._seen.get(task, (0, 0))
                 if before[0] < now[0] and before[1] <= now[1]:
                     self._slowdown.learn(1e-9 * (now[0] - before[0]), 1e-9 * (now[1] - before[1]))
                 found[task] = now
-        for task, (ran, waited) in self._seen.items():
+        for task, (ran, waited) in (self._seen or {}).items():
             if found.get(task, (-1, 0))[0] < ran:  # it has ended, whoever has its number now
                 self._ended = self._ended[0] + ran, self._ended[1] + waited
         self._seen, self.tasks = found, max(len(found), 1)
@@ -122,26 +147,66 @@ class OwnTime:
 
     def _cpu(self) -> tuple[float, float]:
         """CPU seconds of all, and those of processes among them that have ended."""
-        cpu, ended = cpu_clock(self._pid), 0.0
-        if not self._alone:
-            for pid in self._processes():
-                cpu += cpu_clock(pid) if pid != self._pid else 0.0
-                ended += _TICK * sum(map(int, _stat(f"/proc/{pid}/stat")[_OF_CHILDREN]))
+        if self._alone:
+            return cpu_clock(self._pid), 0.0
+        cpu = ended = 0.0
+        for pid in self._processes():
+            cpu += cpu_clock(pid)
+            ended += _TICK * sum(map(int, _stat(f"/proc/{pid}/stat")[_OF_CHILDREN]))
         return cpu + ended, ended
 
     def _threads(self) -> Iterator[str]:
-        for pid in self._processes():
+        """Those whose waiting counts."""
+        for pid in chain(self._processes(), () if self._partner is None else (self._partner,)):
             for task in _listed(f"/proc/{pid}/task"):
                 yield f"/proc/{pid}/task/{task}"
 
     def _processes(self) -> Iterator[int]:
-        """The process, and all below it."""
-        waiting = [self._pid]
+        """Those that are measured."""
+        waiting = children(self._pid) if self._below else [self._pid]
         while waiting:
             pid = waiting.pop()
             yield pid
             if not self._alone:
                 waiting += children(pid)
+
+
+class OwnLimit:
+    """A limit of own seconds, and what it is a limit of. None measures without a limit."""
+
+    def __init__(self, own: OwnTime, seconds: float | None) -> None:
+        self.own, self.seconds = own, seconds
+        # When it was last seen to be over, of the monotonic clock, and how many nanoseconds its threads had run.
+        self._over: tuple[float, int] | None = None
+
+    def passed(self) -> bool:
+        """Looks whether it has certainly taken longer.
+
+        A wait that isn't over is missing from what the kernel tells. If a thread may be waiting now, it has waited no longer than since
+        the last look, as long as it has run since then.
+        """
+        if self.seconds is None:
+            return False
+        own, before, self._over = self.own, self._over, None
+        now = time.monotonic()
+        own.look()
+        taken = own.certain
+        if taken <= self.seconds or not own.may_wait:
+            return taken > self.seconds
+        self._over = now, own.ran
+        return before is not None and own.ran > before[1] and taken - (now - before[0]) > self.seconds
+
+    def first_look(self) -> float:
+        """After how many seconds to look at it first."""
+        return float("inf") if self.seconds is None else self.seconds * _FIRST_LOOK
+
+    def left(self) -> float:
+        """Looks at it; seconds until it could pass at the earliest."""
+        if self.seconds is None:
+            return float("inf")
+        self.own.look()
+        left = self.seconds - self.own.certain
+        return left if self.own.tasks == 1 else min(left / _CPUS, self.seconds * _TREE_LOOK)
 
 
 def _stat(path: str) -> list[bytes]:

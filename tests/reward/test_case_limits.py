@@ -1,0 +1,156 @@
+"""Learned limits of test cases: they are of each case's own seconds, and what a case has taken is measured outside of the program. Real programs."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from longboat_crds.rewards import RewardSpec
+from longboat_runtime.reward.client import GraderClient
+from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
+from tests.reward.test_own_time import BURN, crowded
+
+# The hard limit of a case in seconds, which none of these programs reaches.
+HARD = 120.0
+# Prints what it has read, after what stands before it.
+ECHO = "number = input()\n{}\nprint(number)"
+# Burns, or sleeps, in the cases that are "long".
+LONG_BURN = ECHO.format("if number == 'long':\n    " + BURN.format(60).replace("\n", "\n    "))
+LONG_SLEEP = ECHO.format("import time\nif number == 'long': time.sleep(60)")
+# Four compute at once, each when its parent has ended; the program waits until all have closed a pipe.
+ORPHANS = """
+import os, time
+ends, others = os.pipe()
+for _ in range(4):
+    if os.fork() == 0:
+        if os.fork() == 0:
+            end = time.process_time() + 0.3
+            while time.process_time() < end: pass
+        os._exit(0)
+    os.wait()
+os.close(others); os.read(ends, 1)
+print(input())
+"""
+CALLED = "import time\ndef echo(text):\n    if text == 'long':\n        end = time.process_time() + {}\n        while time.process_time() < end: pass\n    return text"
+
+
+def printed(*inputs: str) -> dict[str, Any]:
+    return {"input_output": json.dumps({"inputs": inputs, "outputs": inputs})}
+
+
+def called(*inputs: str) -> dict[str, Any]:
+    cases = {"inputs": [[text] for text in inputs], "outputs": [[text] for text in inputs], "fn_name": "echo"}
+    return {"input_output": json.dumps(cases)}
+
+
+@pytest_asyncio.fixture
+async def client(graders: Path) -> AsyncIterator[GraderClient]:
+    client = GraderClient(graders)
+    command = ["python3", "-S", "{file}"]
+    for name, sandbox in (
+        ("all", {}),
+        ("part", {"credit": "Fraction"}),
+        ("command", {"runCommand": command}),
+    ):
+        reward = RewardSpec.model_validate({"name": name, "kind": "Sandbox", "sandbox": sandbox, "learnedTimeout": {}})
+        assert await client.load(reward, "spec.rewards[0]") is None
+    yield client
+    await client.close()
+
+
+async def grade(
+    client: GraderClient, name: str, program: str, row: dict[str, Any], own: float | None, hard: float = HARD
+) -> FunctionOutcome:
+    return await client.grade(name, RewardSample(program, "", columns=row), hard, 0, own)
+
+
+@pytest.mark.parametrize(
+    ("name", "program", "row"),
+    [
+        ("all", LONG_BURN, printed("short", "long")),
+        ("all", LONG_SLEEP, printed("short", "long")),
+        ("all", CALLED.format(60), called("short", "long")),
+        ("command", LONG_SLEEP, printed("short", "long")),
+    ],
+    ids=["computes", "sleeps", "is called", "is a command"],
+)
+async def test_a_case_that_takes_longer_fails_as_by_a_timeout(
+    client: GraderClient, name: str, program: str, row: dict[str, Any]
+) -> None:
+    outcome = await grade(client, name, program, row, 1.0)
+    assert (outcome.kind, outcome.score, outcome.limited) == (OutcomeKind.TIMEOUT, 0.0, True), outcome
+    assert outcome.message == "case 2 of 2: timed out; killed after 1 s, the limit that was learned"
+    assert outcome.own_seconds is not None
+    assert outcome.own_seconds > 1.0
+
+
+async def test_with_partial_credit_the_other_cases_count(client: GraderClient) -> None:
+    outcome = await grade(client, "part", LONG_SLEEP, printed("long", "short"), 1.0)
+    assert (outcome.kind, outcome.score, outcome.limited) == (OutcomeKind.SCORED, 0.5, True), outcome
+    assert "the limit that was learned" in outcome.message
+
+
+async def test_the_limit_is_of_each_case_and_the_longest_decides(client: GraderClient) -> None:
+    program = ECHO.format(BURN.format("float(number)"))
+    outcome = await grade(client, "all", program, printed("0.8", "1.0", "0.8"), 2.5)
+    assert (outcome.kind, outcome.score, outcome.limited) == (OutcomeKind.SCORED, 1.0, False), outcome
+    assert outcome.own_seconds is not None
+    assert 1.0 <= outcome.own_seconds <= 2.5
+    assert outcome.cpu_seconds >= 2.6
+
+
+async def test_without_a_limit_in_force_the_times_are_still_told(client: GraderClient) -> None:
+    """So are audits, and the first responses: the hard limit is given for the learned one."""
+    program = ECHO.format("import time; time.sleep(float(number))")
+    outcome = await grade(client, "all", program, printed("0.5"), HARD)
+    assert (outcome.kind, outcome.score, outcome.limited) == (OutcomeKind.SCORED, 1.0, False), outcome
+    assert outcome.own_seconds is not None
+    assert outcome.own_seconds >= 0.5
+    hard = await grade(client, "all", program, printed("60"), 0.5, hard=0.5)
+    assert (hard.kind, hard.limited) == (OutcomeKind.TIMEOUT, False)
+    assert hard.message == "case 1 of 1: timed out"
+    assert (await grade(client, "all", program, printed("0.1"), None)).own_seconds is None
+
+
+@pytest.mark.parametrize(
+    ("program", "row"),
+    [(ECHO.format(BURN.format(0.3)), printed("long")), (CALLED.format(0.3), called("long"))],
+    ids=["printed", "called"],
+)
+async def test_a_busy_node_kills_nobody(client: GraderClient, program: str, row: dict[str, Any]) -> None:
+    idle = await grade(client, "all", program, row, HARD)
+    assert idle.own_seconds is not None
+    limit = 2 * idle.own_seconds
+    with crowded():
+        outcome = await grade(client, "all", program, row, limit)
+    assert (outcome.kind, outcome.score) == (OutcomeKind.SCORED, 1.0), outcome
+    assert outcome.own_seconds is not None
+    assert outcome.own_seconds <= limit < outcome.seconds
+
+
+async def test_a_sleeper_goes_on_a_busy_node_as_well(client: GraderClient) -> None:
+    with crowded():
+        outcome = await grade(client, "all", LONG_SLEEP, printed("long"), 1.0)
+    assert (outcome.kind, outcome.limited) == (OutcomeKind.TIMEOUT, True)
+
+
+async def test_what_a_program_starts_counts_also_without_its_parent(client: GraderClient) -> None:
+    outcome = await grade(client, "all", ORPHANS, printed("x"), HARD)
+    assert (outcome.kind, outcome.score, outcome.limited) == (OutcomeKind.SCORED, 1.0, False), outcome
+    assert outcome.own_seconds is not None
+    assert outcome.own_seconds >= 4 * 0.3
+
+
+async def test_a_program_cannot_seem_shorter_than_it_was(client: GraderClient) -> None:
+    """It says nothing of its time, sets its clocks as it likes, and has what it starts end unseen."""
+    program = (
+        "import os, signal, time\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\ntime.process_time = time.monotonic = lambda: 0.0\n"
+        "for _ in range(5):\n    if os.fork() == 0:\n        time.sleep(0.1); os._exit(0)\n    time.sleep(0.15)\nprint(input())"
+    )
+    outcome = await grade(client, "all", program, printed("x"), HARD)
+    assert (outcome.kind, outcome.score) == (OutcomeKind.SCORED, 1.0), outcome
+    assert outcome.own_seconds is not None
+    assert outcome.own_seconds >= 0.7
