@@ -286,6 +286,24 @@ def test_the_start_deadline_names_what_was_missing() -> None:
     assert "2 Insufficient cpu" in message
 
 
+def test_roles_that_were_ready_for_long_before_the_first_round_get_the_whole_deadline_again() -> None:
+    cluster = SimulatedCluster()
+    cluster.settle()
+    cluster.start_all()
+    cluster.settle()
+    cluster.advance(86_400)
+    cluster.settle()
+    cluster.delete_pod("sums-trainer-0-a0", grace=0)
+    cluster.settle()
+    assert cluster.status.phase is not Phase.FAILED
+    cluster.advance(599)
+    cluster.settle()
+    assert cluster.status.phase is not Phase.FAILED
+    cluster.advance(1)
+    cluster.settle()
+    assert (cluster.status.phase, cluster.status.reason) == (Phase.FAILED, Reason.START_DEADLINE_EXCEEDED)
+
+
 def test_a_job_that_has_trained_waits_for_nodes_as_long_as_it_takes() -> None:
     cluster = SimulatedCluster()
     cluster.up()
