@@ -1,4 +1,7 @@
-"""What each condition type and each reason means, and the cure. Pure. Source of docs/conditions.md."""
+"""What each condition type and each reason means, and the cure. Pure. Source of docs/conditions.md.
+
+Over 400 lines: one table, which is read as one page.
+"""
 
 from dataclasses import dataclass
 
