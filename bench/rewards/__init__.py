@@ -1,1 +1,1 @@
-"""Grading as a service: learned timeouts against the hard limit."""
+"""Grading as a service: learned timeouts against the hard limit, and CPUs that move between reward pods."""

@@ -1,34 +1,69 @@
-"""Tables of the benchmark of learned timeouts."""
+"""Tables and picture of the benchmark of grading."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
-from bench.record import newest_run
-from bench.rewards.measure import ARMS
+from bench.picture import picture
+from bench.record import runs
+from bench.rewards import swaps
+from bench.rewards.timeouts import ARMS
 from longboat_runtime.metrics.timeouts import interval
 
 # How many times less time limits must take than the hard one; wrong kills of all grades and of the slowest tenth of problems; and how
 # often the interval must cover the truth.
 BAR_SAVES, BAR_WRONG, BAR_SLOWEST, BAR_COVERS, BAR_HIGH = 1.5, 0.01, 0.05, (0.93, 0.98), 0.03
+# How many times as fast as fixed halves and as one shared pool rounds must be graded where CPUs move; and the seconds that half of the
+# moves and 99 % of them may take.
+BAR_FIXED, BAR_SHARED, BAR_HALF, BAR_MOST = 1.3, 0.95, 1.0, 3.0
+
+Line = dict[str, Any]
+# Seconds by seed and round.
+Seconds = dict[tuple[int, int], float]
 
 
 def write(raw: Path) -> None:
-    """Writes `rewards.md` beside the raw file, of its newest run."""
-    raw.with_suffix(".md").write_text(page(newest_run(raw)))
+    """Writes `rewards.md` and `rewards.svg` beside the raw file: of each part the newest run that measured it."""
+    recorded = runs(raw)
+    raw.with_suffix(".md").write_text(page(recorded))
+    plot(recorded, raw.with_suffix(".svg"))
 
 
-def page(lines: list[dict[str, Any]]) -> str:
-    """Markdown, of a run that begins with its `run` line."""
+def page(recorded: Sequence[list[Line]]) -> str:
+    """Markdown, of runs that each begin with their `run` line, oldest first."""
+    text = ["# Grading"]
+    for kinds, told in (({"round", "simulated"}, _timeouts), ({"block"}, _cpus), ({"moves"}, _moves)):
+        if lines := _newest(recorded, kinds):
+            text += told(lines)
+    return "\n".join(text) + "\n"
+
+
+def _newest(recorded: Sequence[list[Line]], kinds: Collection[str]) -> list[Line]:
+    """The `run` line of the newest run with lines of these kinds, and those."""
+    for run in reversed(recorded):
+        if lines := [line for line in run if line["kind"] in kinds]:
+            return [run[0], *lines]
+    return []
+
+
+def _where(run: Line) -> str:
+    machine = run["machine"]
+    return f"{machine['processor']}, {machine['cpus']} CPUs, kernel {machine['kernel']}, commit {run['commit']}."
+
+
+def _timeouts(lines: list[Line]) -> list[str]:
     run = lines[0]
     text = [
-        "# Learned timeouts",
+        "",
+        "## Learned timeouts",
         "",
         (
-            f"{run['machine']['processor']}, {run['machine']['cpus']} CPUs, kernel {run['machine']['kernel']}, commit {run['commit']}. The mix of "
-            "responses is in `bench/rewards/mix.py`: correct times of problems spread a hundredfold, one response in twenty hangs."
+            f"{_where(run)} The mix of responses is in `bench/rewards/mix.py`: correct times of problems spread a hundredfold, one response "
+            "in twenty hangs."
         ),
     ]
     rounds = [line for line in lines if line["kind"] == "round"]
@@ -37,7 +72,7 @@ def page(lines: list[dict[str, Any]]) -> str:
         text += _graded(run, rounds)
     if simulated:
         text += _simulated(simulated)
-    return "\n".join(text) + "\n"
+    return text
 
 
 def _graded(run: dict[str, Any], rounds: list[dict[str, Any]]) -> list[str]:
@@ -45,7 +80,7 @@ def _graded(run: dict[str, Any], rounds: list[dict[str, Any]]) -> list[str]:
     hard, learned = ([line for line in rounds if line["arm"] == arm] for arm in ARMS)
     text = [
         "",
-        "## On real graders",
+        "### On real graders",
         "",
         (
             f"{len(hard)} rounds of {hard[0]['grades']} responses to {settings['problems']} problems, graded by both arms in turn, "
@@ -102,7 +137,7 @@ def _simulated(runs: list[dict[str, Any]]) -> list[str]:
     ]
     text = [
         "",
-        "## Simulated",
+        "### Simulated",
         "",
         (
             f"{len(runs)} runs of {runs[0]['grades']} grades of 500 problems, each with another mix. The interval of wrong kills that audits give covers the "
@@ -117,3 +152,158 @@ def _simulated(runs: list[dict[str, Any]]) -> list[str]:
         of = [line[key] for line in runs]
         text.append(f"| {name} | {mean(of):.2%} | {min(of):.2%} | {max(of):.2%} | < {bar:.0%} |")
     return text
+
+
+def seconds_of(blocks: Sequence[Line]) -> dict[str, Seconds]:
+    """Of each arm: seconds of the rounds after the first that every arm has graded, in blocks that aren't void. Pure."""
+    found: dict[str, Seconds] = {arm: {} for arm in swaps.ARMS}
+    for block in blocks:
+        if not block["void"]:
+            found[block["arm"]] |= {
+                (block["seed"], of["round"]): of["seconds"] for of in block["rounds"] if of["round"] > 1
+            }
+    paired = set.intersection(*(set(of) for of in found.values()))
+    return {arm: {key: of[key] for key in sorted(paired)} for arm, of in found.items()}
+
+
+def _cpus(lines: list[Line]) -> list[str]:
+    run, blocks = lines[0], lines[1:]
+    settings, total, work = run["settings"], blocks[0]["total"] / 1000, blocks[0]["work"]
+    seconds = seconds_of(blocks)
+    text = [
+        "",
+        "## The same CPUs, fixed, moving and shared",
+        "",
+        (
+            f"{_where(run)} Two reward pools of a job on a real cluster share {total:g} CPUs, which the cgroups of their graders enforce. "
+            f"The {swaps.GRADES} grades of a round take {work:g} CPU seconds; {swaps.HEAVY} of {swaps.PROMPTS} prompts are of one pool's "
+            f"domain, and every {settings['swap']} rounds of the other's (`bench/rewards/swaps.py`). Each block is a job of its own; the first "
+            "round of each warms up. Seconds are those from the round's last response to its last grade."
+        ),
+        "",
+        "| arm | rounds | mean seconds | after a swap | else | least | most | CPUs used |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for arm, of in seconds.items():
+        if of:
+            text.append(f"| {arm} | {len(of)} | {' | '.join(_row(blocks, arm, of, settings['swap']))} |")
+    fixed, moving, shared = (sum(seconds[arm].values()) for arm in ("fixed", "moving", "shared"))
+    if moving:
+        by_block = ", ".join(f"{value:.2f}" for value in _by_block(seconds))
+        text += [
+            "",
+            (
+                f"Where CPUs move rounds are graded {fixed / moving:.2f} x as fast as with fixed halves (at least {BAR_FIXED} x; by block {by_block}), "
+                f"and {shared / moving:.2f} x as fast as in one shared pool (at least {BAR_SHARED} x)."
+            ),
+        ]
+    text += ["", *_void(blocks)]
+    return text
+
+
+def _row(blocks: Sequence[Line], arm: str, seconds: Seconds, swap: int) -> Iterator[str]:
+    swapped = [value for (_, number), value in seconds.items() if (number - 2) % swap == 0]
+    others = [value for (_, number), value in seconds.items() if (number - 2) % swap]
+    for values in (list(seconds.values()), swapped, others):
+        yield f"{mean(values):.1f}" if values else ""
+    yield f"{min(seconds.values()):.1f}"
+    yield f"{max(seconds.values()):.1f}"
+    cpu = sum(
+        sum(of["cpu"].values())
+        for block in blocks
+        if block["arm"] == arm and not block["void"]
+        for of in block["rounds"]
+        if (block["seed"], of["round"]) in seconds
+    )
+    yield f"{cpu / sum(seconds.values()):.2f}"
+
+
+def _by_block(seconds: dict[str, Seconds]) -> Iterator[float]:
+    """Fixed over moving."""
+    for seed in sorted({seed for seed, _ in seconds["moving"]}):
+        fixed, moving = (
+            sum(value for (of, _), value in seconds[arm].items() if of == seed) for arm in ("fixed", "moving")
+        )
+        yield fixed / moving
+
+
+def _void(lines: Sequence[Line]) -> list[str]:
+    void = [line for line in lines if line["void"]]
+    if not void:
+        return ["None is void."]
+    return [
+        "Void: "
+        + "; ".join(f"{line.get('arm', line['kind'])} {line['seed']} ({', '.join(line['void'])})" for line in void)
+    ]
+
+
+def within(share: float, seconds: Sequence[float]) -> float:
+    """The least number of seconds within which this share of all moves was over. Pure."""
+    return sorted(seconds)[math.ceil(share * len(seconds)) - 1]
+
+
+def _took(line: Line) -> list[float]:
+    """Seconds of each move; infinite if receivers were not seen to have their share before the next one."""
+    return [math.inf if move["seconds"] is None else move["seconds"] for move in line["moves"]]
+
+
+def _moves(lines: list[Line]) -> list[str]:
+    run, line = lines[0], lines[-1]
+    took = _took(line)
+    text = [
+        "",
+        "## How long a move takes",
+        "",
+        (
+            f"{_where(run)} {line['pods']} reward pods in two pools share {line['total'] / 1000:g} CPUs, and the load swaps with every round of "
+            f"{line['work']:g} CPU seconds, while the job trains: {len(took)} moves in {line['wall']:.0f} s, {line['steps']} optimizer steps. Seconds are "
+            "those from the operator's decision, by its record in the status, until a watch says that every pod of the receiving pool has its share "
+            "in force."
+        ),
+        "",
+    ]
+    if not took:
+        return [*text, "Nothing moved.", "", *_void([line])]
+    changed = [move["receivers"] + move["donors"] for move in line["moves"]]
+    outcomes = sorted({move["outcome"] for move in line["moves"]})
+    told = ", ".join(f"{sum(move['outcome'] == outcome for move in line['moves'])} {outcome}" for outcome in outcomes)
+    return [
+        *text,
+        "| moves | pods changed, least and median | p50 s | p90 s | p99 s | longest s |",
+        "|---|---|---|---|---|---|",
+        (
+            f"| {len(took)} | {min(changed)} and {median(changed):g} | {within(0.5, took):.2f} (≤ {BAR_HALF:g}) | {within(0.9, took):.2f} | "
+            f"{within(0.99, took):.2f} (≤ {BAR_MOST:g}) | {max(took):.2f} |"
+        ),
+        "",
+        (
+            f"Outcomes: {told}. {sum(map(math.isinf, took))} moves were not seen to be over before the next one, and count as endless."
+        ),
+        "",
+        *_void([line]),
+    ]
+
+
+def plot(recorded: Sequence[list[Line]], path: Path) -> None:
+    """Seconds of every round by arm, and of all moves in order. Nothing is drawn while neither is measured."""
+    blocks, moves = _newest(recorded, {"block"})[1:], _newest(recorded, {"moves"})[1:]
+    seconds = seconds_of(blocks) if blocks else {}
+    took = sorted(value for value in _took(moves[-1]) if math.isfinite(value)) if moves else []
+    if not (seconds or took):
+        return
+    with picture(path, columns=2, width=6, height=3) as (_, panels):
+        rounds, order = panels[0]
+        for arm, of in seconds.items():
+            rounds.plot(range(1, len(of) + 1), list(of.values()), marker=".", label=arm)
+        rounds.set_xlabel("round, of all blocks")
+        rounds.set_ylabel("s from last response to last grade")
+        rounds.set_ylim(bottom=0)
+        rounds.legend(fontsize=7)
+        shares = [(place + 1) / len(moves[-1]["moves"]) for place in range(len(took))] if moves else []
+        order.plot(took, shares, drawstyle="steps-post")
+        order.plot([BAR_HALF, BAR_MOST], [0.5, 0.99], linestyle="", marker="|", color="black", label="at most")
+        order.set_xlabel("s from decision to receivers")
+        order.set_ylabel("share of moves")
+        order.set_ylim(0, 1.02)
+        order.set_xlim(left=0)
+        order.legend(fontsize=7, loc="lower right")

@@ -1,0 +1,112 @@
+"""From a round's last response to its last grade, with the same CPUs in fixed halves, moving, and in one shared pool."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from bench.rewards import swaps
+from bench.rewards.swaps import ARMS, PROMPTS, Trace
+from e2e import volumes
+from e2e.jobs import Job, Timeout
+from e2e.site import Site
+from longboat_runtime.rounds import events
+from longboat_runtime.rounds.events import Event
+from longboat_runtime.samples import GradeKind
+from longboat_runtime.timeline.log import read_log
+
+# Grading takes twice as long as with all CPUs at most, and a round so much beyond that; a job starts in less than `START_SECONDS`.
+BEYOND_SECONDS, START_SECONDS = 30.0, 300.0
+
+
+@dataclass(slots=True)
+class Graded:
+    """One round. `seconds` are from its last response to its last grade, `generating` those from its opening to its last response.
+
+    `cpu` are the CPU seconds that graders used, by pool. `asked` and `granted` are CPUs by pool, with the seconds after the last response.
+    """
+
+    round: int
+    rows: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    generating: float = 0.0
+    grades: int = 0
+    scored: int = 0
+    cpu: dict[str, float] = field(default_factory=dict)
+    asked: list[tuple[float, dict[str, float]]] = field(default_factory=list)
+    granted: list[tuple[float, dict[str, float]]] = field(default_factory=list)
+
+
+def rounds_of(log: Iterable[Event]) -> list[Graded]:
+    """What became of each round, of a log in which none overlaps with another. Pure."""
+    found: list[Graded] = []
+    opened = generated = graded = 0.0
+    told: list[tuple[str, float, dict[str, float]]] = []
+    for event in log:
+        body, at = event.body, event.time
+        if isinstance(body, events.RoundOpened):
+            found.append(Graded(body.round))
+            opened = generated = graded = at
+            told = []
+        elif not found:
+            continue
+        elif isinstance(body, events.Launched):
+            found[-1].rows.append(body.prompt.row)
+        elif isinstance(body, events.Generated):
+            generated = at
+        elif isinstance(body, events.Graded):
+            graded = at
+            found[-1].grades += 1
+            found[-1].scored += body.kind is GradeKind.SCORED
+        elif isinstance(body, events.CpusAsked):
+            told.append(("asked", at, dict(body.pools)))
+        elif isinstance(body, events.CpusGranted):
+            told.append(("granted", at, dict(body.pools)))
+        elif isinstance(body, events.RoundGraded):
+            of = next(of for of in found if of.round == body.round)
+            of.cpu = {name: pool.cpu_seconds for name, pool in body.pools.items()}
+        elif isinstance(body, events.StepCommitted):
+            last = found[-1]
+            last.seconds, last.generating = round(graded - generated, 3), round(generated - opened, 3)
+            for kind, when, pools in told:
+                (last.asked if kind == "asked" else last.granted).append((round(when - generated, 3), pools))
+    return found
+
+
+def flaws(trace: Trace, graded: list[Graded], incarnations: int) -> Iterator[str]:
+    """What makes a block void: rounds that aren't those of the trace, grades that failed, a driver that started again. Pure."""
+    if len(graded) != trace.rounds:
+        yield f"{len(graded)} rounds"
+    for of in graded:
+        due = range((of.round - 1) * PROMPTS, of.round * PROMPTS)
+        if sorted(of.rows) != list(due):
+            yield f"round {of.round} has rows {sorted(of.rows)}"
+        if of.scored != swaps.GRADES or of.grades != swaps.GRADES:
+            yield f"round {of.round} has {of.scored} scores of {of.grades} grades"
+    if incarnations != 1:
+        yield f"{incarnations} drivers"
+
+
+def block(site: Site, arm: str, trace: Trace, total: int) -> dict[str, Any]:
+    """One arm, from the job's start to its end: all that is recorded of it."""
+    swaps.write(trace, site.data)
+    job = Job(site.cluster, site.namespace, f"{arm}-{trace.seed}")
+    seconds = START_SECONDS + trace.rounds * (2000 * trace.work / total + BEYOND_SECONDS)
+    load = os.getloadavg()[0]
+    values: dict[str, Any] = {"arm": arm, "seed": trace.seed, "load": load, "rounds": []}
+    try:
+        job.apply(dict(swaps.job_spec(trace, ARMS[arm](total), total)))
+        job.wait_for("Succeeded", seconds)
+        log = list(read_log(volumes.folder(site.cluster, site.namespace, f"{job.name}-checkpoint")))
+        restarts = job.status().get("restarts", 0)
+    except Timeout as error:
+        return {**values, "void": [str(error).split("\n", 1)[0]]}
+    finally:
+        job.delete()
+    graded = rounds_of(log)
+    void = list(flaws(trace, graded, len({event.incarnation for event in log})))
+    if restarts:
+        void.append(f"{restarts} restarts")
+    return {**values, "rounds": [asdict(of) for of in graded], "void": void}

@@ -1,0 +1,207 @@
+"""From the operator's decision to move CPUs until the receiving pods have them, as a watch tells."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Thread
+from typing import Any
+from urllib.parse import quote
+
+from bench.rewards import swaps
+from bench.rewards.cpus import BEYOND_SECONDS, START_SECONDS
+from bench.rewards.swaps import Trace
+from e2e.cluster.binaries import KUBEBOX
+from e2e.jobs import Job, Timeout
+from e2e.site import Site
+from longboat_crds.quantities import millicores
+from longboat_operator.model import LABEL_POOL
+from longboat_operator.reading.cpus import CONVERSION
+from longboat_operator.reading.times import moment
+
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PodSeen:
+    """A reward pod as a watch told it `at` a Unix time: `cpu` are the millicores in force, 0 while unknown.
+
+    `settled` says that its node has carried out all that is asked of it.
+    """
+
+    at: float
+    pod: str
+    pool: str
+    cpu: int
+    settled: bool
+    restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A move to a pool, `decided` at a Unix time by the operator's clock; after it each pod of the pool has `share` millicores."""
+
+    decided: float
+    source: str
+    target: str
+    share: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimedMove:
+    """`seconds` until the last receiver had its share, None if that was not seen before the next decision.
+
+    `receivers` and `donors` are how many pods of the target got more, and of the source less.
+    """
+
+    target: str
+    decided: float
+    seconds: float | None
+    receivers: int
+    donors: int
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the watches of a job and its reward pods told: pods in order, and each decision with its newest outcome."""
+
+    pods: list[PodSeen] = field(default_factory=list)
+    decisions: dict[tuple[float, str], Decision] = field(default_factory=dict)
+    outcomes: dict[tuple[float, str], str] = field(default_factory=dict)
+
+    def pod(self, at: float, event: Object) -> None:
+        """One event of the watch of pods."""
+        if event["type"] in {"ADDED", "MODIFIED"}:
+            self.pods.append(pod_seen(at, event["object"]))
+
+    def job(self, at: float, event: Object) -> None:
+        """One event of the watch of the job."""
+        body = event["object"]
+        status = body.get("status", {}).get("rewardCpu", {})
+        pools = {pool["name"]: millicores(pool["cpu"]) for pool in status.get("pools") or ()}
+        replicas = {pool["name"]: pool.get("replicas", 1) for pool in body["spec"]["rewardPools"]}
+        for move in status.get("moves") or ():
+            key = moment(move["time"]).timestamp(), move["target"]
+            self.outcomes[key] = move["outcome"]
+            if key not in self.decisions and "source" in move:
+                share = pools[move["target"]] // replicas[move["target"]]
+                self.decisions[key] = Decision(key[0], move["source"], move["target"], share)
+
+
+def pod_seen(at: float, pod: Object) -> PodSeen:
+    """What a reward pod's graders have in force, and whether its node is done with it."""
+    metadata, status = pod["metadata"], pod.get("status", {})
+    graders = [each for each in status.get("containerStatuses") or () if each["name"] == "graders"]
+    limits = [each.get("resources", {}).get("limits", {}) for each in graders]
+    cpu = [millicores(limit["cpu"]) for limit in limits if "cpu" in limit]
+    resizing = any(each["type"].startswith("PodResize") for each in status.get("conditions") or ())
+    return PodSeen(
+        at,
+        metadata["name"],
+        metadata["labels"][LABEL_POOL],
+        cpu[0] if cpu else 0,
+        not resizing and status.get("observedGeneration", 0) >= metadata.get("generation", 0),
+        max((each["restartCount"] for each in status.get("containerStatuses") or ()), default=0),
+    )
+
+
+def timed(decisions: Iterable[Decision], pods: Sequence[PodSeen]) -> list[TimedMove]:
+    """Each move, oldest first: how long it took and how many pods it changed. Pure."""
+    found = []
+    ordered = sorted(decisions, key=lambda decision: decision.decided)
+    names: dict[str, set[str]] = {}
+    for pod in pods:
+        names.setdefault(pod.pool, set()).add(pod.pod)
+    for place, decision in enumerate(ordered):
+        end = ordered[place + 1].decided if place + 1 < len(ordered) else float("inf")
+        before = {pod.pod: pod.cpu for pod in pods if pod.at < decision.decided}
+        has = dict(before)
+        reached: dict[str, float] = {}
+        for pod in pods:
+            if decision.decided <= pod.at < end:
+                has[pod.pod] = pod.cpu
+                if pod.pool == decision.target and pod.settled and pod.cpu + CONVERSION >= decision.share:
+                    reached.setdefault(pod.pod, pod.at - decision.decided)
+        receivers = names.get(decision.target, set())
+        done = bool(receivers) and reached.keys() >= receivers
+        changed = {name: cpu - before.get(name, 0) for name, cpu in has.items()}
+        found.append(
+            TimedMove(
+                target=decision.target,
+                decided=decision.decided,
+                seconds=round(max(reached.values()), 4) if done else None,
+                receivers=sum(changed.get(name, 0) > 0 for name in receivers),
+                donors=sum(changed.get(name, 0) < 0 for name in names.get(decision.source, ())),
+            )
+        )
+    return found
+
+
+def measured(site: Site, trace: Trace, total: int, replicas: int) -> dict[str, Any]:
+    """The whole trace, in two pools of so many pods each: all that is recorded of it."""
+    swaps.write(trace, site.data)
+    job = Job(site.cluster, site.namespace, f"moves-{trace.seed}")
+    pods = f"/api/v1/namespaces/{job.namespace}/pods?watch=1&labelSelector="
+    pods += quote(f"longboat.dev/job={job.name},longboat.dev/role=reward")
+    jobs = f"/apis/longboat.dev/v1alpha1/namespaces/{job.namespace}/rljobs?watch=1&fieldSelector="
+    jobs += quote(f"metadata.name={job.name}")
+    seen, load, void = Seen(), os.getloadavg()[0], []
+    seconds = START_SECONDS + trace.rounds * (2000 * trace.work / total + BEYOND_SECONDS)
+    try:
+        with _following(job, pods, seen.pod), _following(job, jobs, seen.job):
+            job.apply(dict(swaps.job_spec(trace, swaps.moving(total, replicas), total)))
+            job.wait_for("Succeeded", seconds)
+            step = job.step()
+    except Timeout as error:
+        step = job.step()
+        void.append(str(error).split("\n", 1)[0])
+    finally:
+        job.delete()
+    moves = timed(seen.decisions.values(), seen.pods)
+    if restarts := max((pod.restarts for pod in seen.pods), default=0):
+        void.append(f"{restarts} restarts")
+    return {
+        "seed": trace.seed,
+        "load": load,
+        "steps": step,
+        "pods": 2 * replicas,
+        "moves": [
+            {
+                "target": move.target,
+                "seconds": move.seconds,
+                "receivers": move.receivers,
+                "donors": move.donors,
+                "outcome": seen.outcomes[move.decided, move.target],
+            }
+            for move in moves
+        ],
+        "wall": round(moves[-1].decided - moves[0].decided, 1) if moves else 0.0,
+        "void": void,
+    }
+
+
+@contextmanager
+def _following(job: Job, path: str, tell: Callable[[float, Object], None]) -> Iterator[None]:
+    """Tells of each event of a watch, with the Unix time at which it came, until the end of the block."""
+    argv = [str(KUBEBOX.path), "kubectl", "get", "--raw", path]
+    with subprocess.Popen(argv, env=job.cluster.environment, stdout=subprocess.PIPE, text=True) as following:
+        lines = following.stdout
+        assert lines is not None
+
+        def follow() -> None:
+            for line in lines:
+                if line.endswith("\n"):  # the last one may be cut off
+                    tell(time.time(), json.loads(line))
+
+        reader = Thread(target=follow, daemon=True)
+        reader.start()
+        try:
+            yield
+        finally:
+            following.kill()
+            reader.join()
