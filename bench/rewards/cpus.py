@@ -25,7 +25,8 @@ BEYOND_SECONDS, START_SECONDS = 30.0, 300.0
 class Graded:
     """One round. `seconds` are from its last response to its last grade, `generating` those from its opening to its last response.
 
-    `cpu` are the CPU seconds that graders used, by pool. `asked` and `granted` are CPUs by pool, with the seconds after the last response.
+    `ended` is when each domain had its last grade, in seconds after the last response. `cpu` are the CPU seconds that graders used, by
+    pool. `asked` and `granted` are CPUs by pool, with the seconds after the last response.
     """
 
     round: int
@@ -34,6 +35,7 @@ class Graded:
     generating: float = 0.0
     grades: int = 0
     scored: int = 0
+    ended: dict[str, float] = field(default_factory=dict)
     cpu: dict[str, float] = field(default_factory=dict)
     asked: list[tuple[float, dict[str, float]]] = field(default_factory=list)
     granted: list[tuple[float, dict[str, float]]] = field(default_factory=list)
@@ -58,6 +60,7 @@ def rounds_of(log: Iterable[Event]) -> list[Graded]:
             generated = at
         elif isinstance(body, events.Graded):
             graded = at
+            found[-1].ended |= dict.fromkeys(body.parts, at)
             found[-1].grades += 1
             found[-1].scored += body.kind is GradeKind.SCORED
         elif isinstance(body, events.CpusAsked):
@@ -70,6 +73,7 @@ def rounds_of(log: Iterable[Event]) -> list[Graded]:
         elif isinstance(body, events.StepCommitted):
             last = found[-1]
             last.seconds, last.generating = round(graded - generated, 3), round(generated - opened, 3)
+            last.ended = {domain: round(when - generated, 3) for domain, when in last.ended.items()}
             for kind, when, pools in told:
                 (last.asked if kind == "asked" else last.granted).append((round(when - generated, 3), pools))
     return found

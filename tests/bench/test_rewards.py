@@ -109,7 +109,7 @@ def logged(*bodies: tuple[float, events.Body]) -> list[events.Event]:
 
 
 def graded(row: int, index: int = 0, kind: GradeKind = GradeKind.SCORED) -> events.Graded:
-    return events.Graded(SampleId(0, row, 0, index), kind, 1.0, 0.5)
+    return events.Graded(SampleId(0, row, 0, index), kind, 1.0, 0.5, parts={"math" if row else "code": 1.0})
 
 
 def generated(row: int, index: int = 0) -> events.Generated:
@@ -135,6 +135,7 @@ def test_a_round_lasts_from_its_last_response_to_its_last_grade() -> None:
     first = rounds_of(log)[0]
     assert (first.seconds, first.generating, first.rows) == (30.0, 2.0, [0, 1])
     assert (first.grades, first.scored, first.cpu) == (2, 2, {"code": 7.5})
+    assert first.ended == {"code": -0.5, "math": 30.0}
     assert first.asked == [(2.0, {"code": 0.75, "math": 0.25})]
     assert first.granted == [(3.0, {"code": 0.75, "math": 0.25})]
 
