@@ -124,15 +124,25 @@ def _is_alive(process: int) -> bool:
         return False
 
 
-async def test_a_server_that_is_away_for_a_whole_job_is_said_and_no_step_waits(tmp_path: Path) -> None:
+async def test_a_server_that_is_away_for_a_whole_job_is_said_and_no_step_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, launch = asyncio.Event(), asyncio.create_subprocess_exec
+
+    async def held(*arguments: Any, **options: Any) -> asyncio.subprocess.Process:
+        await ended.wait()
+        return await launch(*arguments, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", held)
     site = Site(tmp_path, tracked_spec(mlflow(AWAY), steps=5))
     driver = site.driver()
     tracked = Trackers(Job("uid", site.spec, tmp_path, 1, "sums"), site.reporter, None)
     tracked.start()
     assert await driver.run() is RunOutcome.DONE
-    # Steps of these components take milliseconds, a process longer than that to start: none has waited for it.
+    # No tracker has been able to start yet: no step has waited for one.
     assert [record.step for record in read_records(tmp_path)] == list(range(6))
     assert problem_of(site.reporter) is None
+    ended.set()
     await until(lambda: problem_of(site.reporter))
     assert site.broker.status.problem is not None
     assert site.broker.status.problem.reason == "TrackingFailed"
