@@ -1,4 +1,4 @@
-"""From the operator's decision to move CPUs until the receiving pods have them, as a watch tells."""
+"""From the operator's decision to move CPUs until the receiving pods have them, as a watch tells; and their sum meanwhile."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from bench.rewards.cpus import BEYOND_SECONDS, START_SECONDS
 from bench.rewards.swaps import Trace
 from e2e.cluster.binaries import KUBEBOX
 from e2e.jobs import Job, Timeout
+from e2e.reward_cpus import watching
 from e2e.site import Site
 from longboat_crds.quantities import millicores
 from longboat_operator.model import LABEL_POOL
@@ -39,7 +40,6 @@ class PodSeen:
     pool: str
     cpu: int
     settled: bool
-    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,6 @@ def pod_seen(at: float, pod: Object) -> PodSeen:
         metadata["labels"][LABEL_POOL],
         cpu[0] if cpu else 0,
         not resizing and status.get("observedGeneration", 0) >= metadata.get("generation", 0),
-        max((each["restartCount"] for each in status.get("containerStatuses") or ()), default=0),
     )
 
 
@@ -153,7 +152,7 @@ def measured(site: Site, trace: Trace, total: int, replicas: int) -> dict[str, A
     seen, load, void = Seen(), os.getloadavg()[0], []
     seconds = START_SECONDS + trace.rounds * (2000 * trace.work / total + BEYOND_SECONDS)
     try:
-        with _following(job, pods, seen.pod), _following(job, jobs, seen.job):
+        with watching(job) as sums, _following(job, pods, seen.pod), _following(job, jobs, seen.job):
             job.apply(dict(swaps.job_spec(trace, swaps.moving(total, replicas), total)))
             job.wait_for("Succeeded", seconds)
             step = job.step()
@@ -163,13 +162,14 @@ def measured(site: Site, trace: Trace, total: int, replicas: int) -> dict[str, A
     finally:
         job.delete()
     moves = timed(seen.decisions.values(), seen.pods)
-    if restarts := max((pod.restarts for pod in seen.pods), default=0):
-        void.append(f"{restarts} restarts")
     return {
         "seed": trace.seed,
         "load": load,
         "steps": step,
         "pods": 2 * replicas,
+        "most": {"counted": max(sums.sums, default=0), "quotas": max(sums.quotas, default=0)},
+        "looks": {"counted": len(sums.sums), "quotas": len(sums.quotas)},
+        "container_restarts": sums.restarts,
         "moves": [
             {
                 "target": move.target,

@@ -264,6 +264,7 @@ def _moves(lines: list[Line]) -> list[str]:
     ]
     if not took:
         return [*text, "Nothing moved.", "", *_void([line])]
+    most, looks = line["most"], line["looks"]
     changed = [move["receivers"] + move["donors"] for move in line["moves"]]
     outcomes = sorted({move["outcome"] for move in line["moves"]})
     told = ", ".join(f"{sum(move['outcome'] == outcome for move in line['moves'])} {outcome}" for outcome in outcomes)
@@ -278,6 +279,12 @@ def _moves(lines: list[Line]) -> list[str]:
         "",
         (
             f"Outcomes: {told}. {sum(map(math.isinf, took))} moves were not seen to be over before the next one, and count as endless."
+        ),
+        "",
+        (
+            f"The most that pods had together was {most['counted'] / 1000:g} CPUs by the API, counting of each what it asks for, has been allocated "
+            f"and has in force, after each of {looks['counted']} events; and {most['quotas'] / 1000:g} by the quotas of their control groups, at "
+            f"{looks['quotas']} looks. Containers were restarted {line['container_restarts']} times."
         ),
         "",
         *_void([line]),

@@ -188,12 +188,12 @@ def test_watches_tell_what_was_decided_and_what_is_in_force() -> None:
         "status": {
             "observedGeneration": 2,
             "containerStatuses": [
-                {"name": "reward", "restartCount": 0, "resources": {"limits": {"cpu": "2"}}},
-                {"name": "graders", "restartCount": 1, "resources": {"limits": {"cpu": "500m"}}},
+                {"name": "reward", "resources": {"limits": {"cpu": "2"}}},
+                {"name": "graders", "resources": {"limits": {"cpu": "500m"}}},
             ],
         },
     }
-    assert pod_seen(1.0, pod) == PodSeen(1.0, "job-reward-code-0", "code", 500, settled=False, restarts=1)
+    assert pod_seen(1.0, pod) == PodSeen(1.0, "job-reward-code-0", "code", 500, settled=False)
     status: Any = pod["status"]
     status["observedGeneration"] = 3
     assert pod_seen(1.0, pod).settled
@@ -266,10 +266,14 @@ def test_moves_that_were_not_seen_to_be_over_count_as_endless(tmp_path: Path) ->
         "wall": 30.0,
         "steps": 9,
         "moves": moves,
+        "most": {"counted": 1200, "quotas": 1150},
+        "looks": {"counted": 70, "quotas": 300},
+        "container_restarts": 0,
         "void": [],
     }
     recorded = [[RUN, line], [RUN, *BLOCKS]]
     assert "| 3 | 4 and 4 | 0.60 (≤ 1) | inf | inf (≤ 3) | inf |" in page(recorded)
+    assert "together was 1.2 CPUs by the API" in page(recorded)
     raw = tmp_path / "rewards.jsonl"
     raw.write_text("".join(json.dumps(line) + "\n" for run in recorded for line in run))
     write(raw)
