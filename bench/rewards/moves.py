@@ -6,9 +6,9 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from threading import Thread
 from typing import Any
 from urllib.parse import quote
@@ -30,7 +30,7 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PodSeen:
-    """A reward pod as a watch told it `at` a Unix time: `cpu` are the millicores in force, 0 while unknown.
+    """A reward pod as a watch told it `at` a Unix time: `spec` are the millicores asked for, `cpu` those in force, 0 while unknown.
 
     `settled` says that its node has carried out all that is asked of it.
     """
@@ -38,6 +38,7 @@ class PodSeen:
     at: float
     pod: str
     pool: str
+    spec: int
     cpu: int
     settled: bool
 
@@ -56,12 +57,16 @@ class Decision:
 class TimedMove:
     """`seconds` until the last receiver had its share, None if that was not seen before the next decision.
 
-    `receivers` and `donors` are how many pods of the target got more, and of the source less.
+    `lowered`, `freed` and `raised` are the seconds until the last donor was asked for less, had less in force, and until the last receiver
+    was given more in its spec. `receivers` and `donors` are how many pods of the target got more, and of the source less.
     """
 
     target: str
     decided: float
     seconds: float | None
+    lowered: float | None
+    freed: float | None
+    raised: float | None
     receivers: int
     donors: int
 
@@ -96,49 +101,56 @@ class Seen:
 def pod_seen(at: float, pod: Object) -> PodSeen:
     """What a reward pod's graders have in force, and whether its node is done with it."""
     metadata, status = pod["metadata"], pod.get("status", {})
-    graders = [each for each in status.get("containerStatuses") or () if each["name"] == "graders"]
-    limits = [each.get("resources", {}).get("limits", {}) for each in graders]
-    cpu = [millicores(limit["cpu"]) for limit in limits if "cpu" in limit]
     resizing = any(each["type"].startswith("PodResize") for each in status.get("conditions") or ())
     return PodSeen(
         at,
         metadata["name"],
         metadata["labels"][LABEL_POOL],
-        cpu[0] if cpu else 0,
+        _cpu(pod["spec"]["containers"]),
+        _cpu(status.get("containerStatuses") or ()),
         not resizing and status.get("observedGeneration", 0) >= metadata.get("generation", 0),
     )
 
 
+def _cpu(containers: Iterable[Object]) -> int:
+    """The graders' limit in millicores; 0 without one."""
+    limits = [each.get("resources", {}).get("limits", {}) for each in containers if each["name"] == "graders"]
+    return next((millicores(limit["cpu"]) for limit in limits if "cpu" in limit), 0)
+
+
 def timed(decisions: Iterable[Decision], pods: Sequence[PodSeen]) -> list[TimedMove]:
     """Each move, oldest first: how long it took and how many pods it changed. Pure."""
-    found = []
     ordered = sorted(decisions, key=lambda decision: decision.decided)
-    names: dict[str, set[str]] = {}
-    for pod in pods:
-        names.setdefault(pod.pool, set()).add(pod.pod)
-    for place, decision in enumerate(ordered):
-        end = ordered[place + 1].decided if place + 1 < len(ordered) else float("inf")
-        before = {pod.pod: pod.cpu for pod in pods if pod.at < decision.decided}
-        has = dict(before)
-        reached: dict[str, float] = {}
-        for pod in pods:
-            if decision.decided <= pod.at < end:
-                has[pod.pod] = pod.cpu
-                if pod.pool == decision.target and pod.settled and pod.cpu + CONVERSION >= decision.share:
-                    reached.setdefault(pod.pod, pod.at - decision.decided)
-        receivers = names.get(decision.target, set())
-        done = bool(receivers) and reached.keys() >= receivers
-        changed = {name: cpu - before.get(name, 0) for name, cpu in has.items()}
-        found.append(
-            TimedMove(
-                target=decision.target,
-                decided=decision.decided,
-                seconds=round(max(reached.values()), 4) if done else None,
-                receivers=sum(changed.get(name, 0) > 0 for name in receivers),
-                donors=sum(changed.get(name, 0) < 0 for name in names.get(decision.source, ())),
-            )
-        )
-    return found
+    ends = [*(decision.decided for decision in ordered[1:]), float("inf")]
+    return [_timed(decision, end, pods) for decision, end in zip(ordered, ends, strict=True)]
+
+
+def _timed(decision: Decision, end: float, pods: Sequence[PodSeen]) -> TimedMove:
+    before = {pod.pod: pod for pod in pods if pod.at < decision.decided}
+    during = [pod for pod in pods if decision.decided <= pod.at < end]
+    receivers = {pod.pod for pod in pods if pod.pool == decision.target}
+    donors = {pod.pod for pod in during if pod.pod in before and pod.spec < before[pod.pod].spec} - receivers
+    more = {pod.pod for pod in during if pod.pod in receivers and pod.pod in before and pod.cpu > before[pod.pod].cpu}
+    share = decision.share - CONVERSION
+
+    def last(names: Collection[str], reached: Callable[[PodSeen], bool]) -> float | None:
+        """When the last of these pods had reached it."""
+        first: dict[str, float] = {}
+        for pod in during:
+            if pod.pod in names and reached(pod):
+                first.setdefault(pod.pod, pod.at)
+        return round(max(first.values()) - decision.decided, 4) if names and len(first) == len(names) else None
+
+    return TimedMove(
+        target=decision.target,
+        decided=decision.decided,
+        seconds=last(receivers, lambda pod: pod.settled and pod.cpu >= share),
+        lowered=last(donors, lambda pod: pod.spec < before[pod.pod].spec),
+        freed=last(donors, lambda pod: pod.settled and pod.spec < before[pod.pod].spec),
+        raised=last(receivers, lambda pod: pod.spec >= share),
+        receivers=len(more),
+        donors=len(donors),
+    )
 
 
 def measured(site: Site, trace: Trace, total: int, replicas: int) -> dict[str, Any]:
@@ -170,16 +182,7 @@ def measured(site: Site, trace: Trace, total: int, replicas: int) -> dict[str, A
         "most": {"counted": max(sums.sums, default=0), "quotas": max(sums.quotas, default=0)},
         "looks": {"counted": len(sums.sums), "quotas": len(sums.quotas)},
         "container_restarts": sums.restarts,
-        "moves": [
-            {
-                "target": move.target,
-                "seconds": move.seconds,
-                "receivers": move.receivers,
-                "donors": move.donors,
-                "outcome": seen.outcomes[move.decided, move.target],
-            }
-            for move in moves
-        ],
+        "moves": [{**asdict(move), "outcome": seen.outcomes[move.decided, move.target]} for move in moves],
         "wall": round(moves[-1].decided - moves[0].decided, 1) if moves else 0.0,
         "void": void,
     }

@@ -156,7 +156,7 @@ def test_a_block_is_void_if_it_is_not_the_trace() -> None:
 
 
 def seen(at: float, pod: str, cpu: int, settled: bool = True) -> PodSeen:
-    return PodSeen(at, pod, pod.split("-", maxsplit=1)[0], cpu, settled)
+    return PodSeen(at, pod, pod.split("-", maxsplit=1)[0], cpu, cpu, settled)
 
 
 def test_a_move_is_over_when_every_receiver_has_its_share_in_force() -> None:
@@ -178,6 +178,7 @@ def test_a_move_is_over_when_every_receiver_has_its_share_in_force() -> None:
     ]
     first, second, third = timed(reversed(decisions), pods)
     assert (first.seconds, first.receivers, first.donors) == (0.5, 2, 2)
+    assert (first.lowered, first.freed, first.raised) == (0.2, 0.2, 0.4)
     assert (second.seconds, second.receivers, second.donors) == (None, 1, 1), "one got it after the next decision"
     assert third.seconds is None
 
@@ -185,6 +186,7 @@ def test_a_move_is_over_when_every_receiver_has_its_share_in_force() -> None:
 def test_watches_tell_what_was_decided_and_what_is_in_force() -> None:
     pod = {
         "metadata": {"name": "job-reward-code-0", "labels": {"longboat.dev/reward-pool": "code"}, "generation": 3},
+        "spec": {"containers": [{"name": "graders", "resources": {"limits": {"cpu": "750m"}}}]},
         "status": {
             "observedGeneration": 2,
             "containerStatuses": [
@@ -193,7 +195,7 @@ def test_watches_tell_what_was_decided_and_what_is_in_force() -> None:
             ],
         },
     }
-    assert pod_seen(1.0, pod) == PodSeen(1.0, "job-reward-code-0", "code", 500, settled=False)
+    assert pod_seen(1.0, pod) == PodSeen(1.0, "job-reward-code-0", "code", 750, 500, settled=False)
     status: Any = pod["status"]
     status["observedGeneration"] = 3
     assert pod_seen(1.0, pod).settled
