@@ -68,7 +68,7 @@ class Controller:
         self._clock = clock
         self._rejections: dict[Key, Rejections] = {}
         self._held: set[Key] = set()
-        # Versions of jobs that a plan made which did nothing but publish the status and report it.
+        # The version that each job had after its last plan that did nothing but publish the status and report it.
         self._told_as: dict[JobKey, int] = {}
         self._leading = False
 
@@ -145,7 +145,10 @@ class Controller:
         return _word(plan, applied)
 
     def _expect(self, key: Key, plan: Plan, applied: Applied) -> None:
-        """A pool's writes are expected by its job too: its plan would be one of a status that is outdated already."""
+        """Notes what the cache is to show before the key is planned again.
+
+        A job waits for its pool's writes too: its plan would publish over a version of the status that is outdated already.
+        """
         self.expectations.expect(key, applied.expectations)
         if isinstance(key, PoolKey):
             self.expectations.expect(key.job, applied.expectations)
