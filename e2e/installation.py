@@ -53,7 +53,7 @@ def scale_operator(cluster: Cluster, replicas: int) -> None:
     selected = ("-n", NAMESPACE, "-l", f"app.kubernetes.io/instance={RELEASE}")
     cluster.kubectl("scale", "deployment", *selected, f"--replicas={replicas}")
     if not replicas:
-        wait_until(lambda: not operator_pods(cluster), "the operator is not gone", seconds=120)
+        wait_until(lambda: not operator_pods(cluster), "the operator is not gone", seconds=300)
 
 
 def operator_pods(cluster: Cluster) -> list[str]:

@@ -97,7 +97,7 @@ class Job:
         """The command lines of all processes of a container."""
         return self.exec(pod, container, "sh", "-c", r"cat /proc/[0-9]*/cmdline 2> /dev/null | tr '\0' ' '")
 
-    def printed(self, pod: str, container: str, what: str, seconds: float = 180) -> re.Match[str]:
+    def printed(self, pod: str, container: str, what: str, seconds: float = 600) -> re.Match[str]:
         """Wait until a container has printed a line in which this regular expression is found, and return the match at once."""
         argv = [str(KUBEBOX.path), "kubectl", "-n", self.namespace, "logs", "-f", pod, "-c", container]
         with subprocess.Popen(argv, env=self.cluster.environment, stdout=subprocess.PIPE, text=True) as following:
@@ -112,7 +112,7 @@ class Job:
                 following.kill()
         raise Timeout(f"{pod} has not printed {what!r} within {seconds:.0f} s, or ended\n{self.describe()}")
 
-    def wait(self, what: str, happened: Callable[[], Any], seconds: float = 180) -> Any:
+    def wait(self, what: str, happened: Callable[[], Any], seconds: float = 600) -> Any:
         """Wait until `happened()` is true and return it. A job that failed meanwhile ends the wait at once."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -124,11 +124,11 @@ class Job:
             time.sleep(0.5)
         raise Timeout(f"{what}: not within {seconds:.0f} s\n{self.describe()}")
 
-    def wait_for(self, condition: str, seconds: float = 300) -> None:
+    def wait_for(self, condition: str, seconds: float = 600) -> None:
         """`kubectl wait --for=condition=…`."""
         self.wait(f"condition {condition}", lambda: self.condition(condition).get("status") == "True", seconds)
 
-    def wait_for_step(self, step: int, seconds: float = 300) -> int:
+    def wait_for_step(self, step: int, seconds: float = 600) -> int:
         """Wait until at least `step` optimizer steps are committed."""
         return int(self.wait(f"step {step}", lambda: (n := self.step()) >= step and n, seconds))
 

@@ -91,7 +91,7 @@ def end(life: Life, diagnosis: Path) -> Object:
         return not left
 
     with suppress(ClusterError):
-        wait_until(gone, "children are left", seconds=120, interval=1)
+        wait_until(gone, "children are left", seconds=300, interval=1)
     found = prompts.fates(claim) if life.step else NOTHING
     audit: Object = {"job": job.name, "policy": life.policy.value, "steps": life.step, "left": left}
     audit |= {name: found[name] for name in NOTHING}

@@ -74,7 +74,7 @@ class Node:
         """Start containerd and wait until it serves."""
         self._spawn("containerd", ["containerd", "--config", str(self.layout.containerd_config)])
         complaint = f"containerd of {self.name} does not serve; see {self.log('containerd')}"
-        wait_until(self.layout.socket.is_socket, complaint, seconds=20)
+        wait_until(self.layout.socket.is_socket, complaint, seconds=120)
         self.ctr("version")
 
     def start_kubelet(self) -> None:

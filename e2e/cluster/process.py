@@ -25,7 +25,7 @@ def find(command: list[str], group: str) -> list[int]:
 def kill(pid: int) -> None:
     """Kill a process and wait until it has ended and let go of its ports."""
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not runs(pid), f"process {pid} does not end after SIGKILL", seconds=20)
+    wait_until(lambda: not runs(pid), f"process {pid} does not end after SIGKILL", seconds=120)
 
 
 def runs(pid: int) -> bool:

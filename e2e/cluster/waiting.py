@@ -18,7 +18,7 @@ def wait_until(condition: Callable[[], bool], complaint: str, seconds: float, in
         time.sleep(interval)
 
 
-def wait_for_process(ready: Callable[[], bool], alive: Callable[[], bool], log: Path, seconds: float = 120) -> None:
+def wait_for_process(ready: Callable[[], bool], alive: Callable[[], bool], log: Path, seconds: float = 300) -> None:
     """Wait until a process is ready; raise ClusterError with the end of its log when it ends or takes too long."""
     try:
         wait_until(lambda: ready() or _ended(alive), f"{log.stem} is not ready", seconds)

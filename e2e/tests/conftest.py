@@ -50,8 +50,8 @@ def long_lived(site: sites.Site) -> Iterator[dict[str, Job]]:
 def finished(long_lived: dict[str, Job]) -> Job:
     """A job of a mixture of experts that has Succeeded; its rounds began while the ones before were trained."""
     job = long_lived["finished"]
-    options = ("--for=condition=Succeeded", f"rljob/{job.name}", "--timeout=420s")
-    job.cluster.kubectl("-n", job.namespace, "wait", *options, timeout=440)
+    options = ("--for=condition=Succeeded", f"rljob/{job.name}", "--timeout=600s")
+    job.cluster.kubectl("-n", job.namespace, "wait", *options, timeout=620)
     return job
 
 
@@ -59,7 +59,7 @@ def finished(long_lived: dict[str, Job]) -> Job:
 def survivor(long_lived: dict[str, Job]) -> Job:
     """A job of short and long rounds that goes on until it is deleted. A test that uses it leaves it running."""
     job = long_lived["survivor"]
-    job.wait_for("Running", 300)
+    job.wait_for("Running")
     job.wait_for_step(3)
     return job
 

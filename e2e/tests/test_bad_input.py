@@ -9,7 +9,7 @@ from e2e import small_job, volumes
 from e2e.jobs import Job
 from e2e.site import Site
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.cluster
 
 Spec = dict[str, Any]
 

@@ -12,7 +12,7 @@ from longboat_runtime.metrics.record import read_records
 # Of a round: of four prompts, by groups of four.
 GRADES = 16
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.cluster
 
 
 def test_programs_are_graded_by_their_cases(new_job: Callable[[str], Job]) -> None:

@@ -10,7 +10,7 @@ from e2e.installation import operator_pods
 from e2e.jobs import Job
 from e2e.site import Site
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.cluster
 
 WRITES = {"create", "apply", "patch", "update", "delete"}
 # Seconds without a write after which the operator has written what it had to.

@@ -19,7 +19,7 @@ from e2e.jobs import Job
 from e2e.prompts import fates_in
 from e2e.tests import trespass
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.cluster
 
 GPU_ROLES = ("rollout", "trainer")
 
@@ -97,7 +97,7 @@ def test_killed_operator_changes_no_pod(survivor: Job) -> None:
     for name in operator_pods(survivor.cluster):
         survivor.cluster.kubectl("-n", SYSTEM, "delete", "pod", name, "--grace-period=0", "--force")
     survivor.wait_for_step(step + 3)
-    survivor.cluster.kubectl("-n", SYSTEM, "rollout", "status", "deployment", "--timeout=90s")
+    survivor.cluster.kubectl("-n", SYSTEM, "rollout", "status", "deployment", "--timeout=300s")
     survivor.wait_for_step(survivor.step() + 2)
     assert survivor.pod_uids() == pods
 

@@ -15,7 +15,7 @@ from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rounds import events
 from longboat_runtime.timeline.log import newest
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.cluster
 
 RATE = 1e-4
 FIRST, SECOND, LAST = 20, 22, 24
@@ -30,7 +30,7 @@ def operator_away(cluster: Cluster) -> Iterator[None]:
         yield
     finally:
         cluster.kubectl("-n", SYSTEM, "scale", "deployment", "--all", f"--replicas={replicas}")
-        cluster.kubectl("-n", SYSTEM, "rollout", "status", "deployment", "--timeout=90s")
+        cluster.kubectl("-n", SYSTEM, "rollout", "status", "deployment", "--timeout=300s")
 
 
 def horizons(job: Job) -> dict[int, int]:

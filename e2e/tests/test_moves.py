@@ -8,7 +8,7 @@ from e2e import small_job
 from e2e.jobs import Job
 from e2e.prompts import fates_in
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.cluster
 
 # How often the job is scaled, until responses have moved.
 TRIES = 5
@@ -30,24 +30,24 @@ def test_responses_of_a_deleted_pod_and_of_a_smaller_scale_continue_elsewhere(ne
         job.cluster.kubectl("-n", job.namespace, "scale", "rljob", job.name, f"--replicas={replicas}")
 
     job.apply(small_job.spec(rounds=rounds, rollout=rollout))
-    job.wait_for("Running", 300)
-    job.wait("both pods serve", lambda: job.status()["roles"]["rollout"].get("readyText") == "2/2", 300)
+    job.wait_for("Running")
+    job.wait("both pods serve", lambda: job.status()["roles"]["rollout"].get("readyText") == "2/2")
     job.wait_for_step(job.step() + 1)
     before = job.pod_uids("rollout")
     gone = min(before)
     job.cluster.kubectl("-n", job.namespace, "delete", "pod", gone)
-    job.wait("another pod", lambda: job.pod_uids("rollout").keys() - before.keys(), 120)
-    job.wait("both pods serve", lambda: job.status()["roles"]["rollout"].get("readyText") == "2/2", 300)
+    job.wait("another pod", lambda: job.pod_uids("rollout").keys() - before.keys())
+    job.wait("both pods serve", lambda: job.status()["roles"]["rollout"].get("readyText") == "2/2")
     for _ in range(TRIES):
         job.wait_for_step(job.step() + 1)
         scale(1)
-        job.wait("one pod", lambda: len(job.pod_uids("rollout")) == 1, 120)
+        job.wait("one pod", lambda: len(job.pod_uids("rollout")) == 1)
         job.wait_for_step(job.step() + 3)
         found = fates_in(job)
         if found["moved_samples"]:
             break
         scale(2)
-        job.wait("both pods serve", lambda: job.status()["roles"]["rollout"].get("readyText") == "2/2", 300)
+        job.wait("both pods serve", lambda: job.status()["roles"]["rollout"].get("readyText") == "2/2")
     assert (found["lost"], found["doubled"], found["uncovered"]) == ([], [], [])
     assert found["lost_samples"] == 0, "nothing had to be drawn again"
     assert found["moved_samples"] > 0

@@ -9,7 +9,7 @@ from e2e.harm import resumes_after, signal_process
 from e2e.jobs import Job
 from e2e.prompts import fates_in
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.cluster
 
 
 @pytest.mark.usefixtures("held_up")
@@ -20,7 +20,7 @@ def test_carried_prompts_survive_a_killed_driver(new_job: Callable[[str], Job]) 
     rollout = {"sampling": {"maxTokens": 40}, "maxSequences": 4, "kvCache": "64Mi", "enforceEager": True}
     job = new_job("carried")
     job.apply(small_job.spec(rounds=rounds, rollout=rollout))
-    job.wait_for("Running", 300)
+    job.wait_for("Running")
     job.wait_for_step(5)
     before = fates_in(job)
     assert before["mixed"] > 0, "responses that went on"

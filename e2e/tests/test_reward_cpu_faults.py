@@ -92,18 +92,18 @@ class Moving:
         away = False
         try:
             donor, receiver = self.turn()
-            self.job.wait("the donor asks for less", lambda: self._differs(donor, -1), 300)
+            self.job.wait("the donor asks for less", lambda: self._differs(donor, -1))
             if phase is not Phase.LOWERED:
                 scale_operator(self.job.cluster, 0)
                 away = True
                 self.node.signal_kubelet(signal.SIGCONT)
-                self.job.wait("it has less", lambda: self._differs(donor, 0), 120)
+                self.job.wait("it has less", lambda: self._differs(donor, 0))
                 assert self._differs(receiver, 0), "its turn has not come"
             if phase is Phase.RAISED:
                 self.node.signal_kubelet(signal.SIGSTOP)
                 scale_operator(self.job.cluster, 1)
                 away = False
-                self.job.wait("the receiver asks for more", lambda: self._differs(receiver, 1), 120)
+                self.job.wait("the receiver asks for more", lambda: self._differs(receiver, 1))
             yield donor, receiver
         finally:
             self.node.signal_kubelet(signal.SIGCONT)
@@ -117,7 +117,7 @@ class Moving:
 
     def settle(self) -> None:
         """Waits until all is as it was granted, with enough for the pool that waits; nothing is lost, and the sum has held."""
-        self.job.wait(f"CPUs for {self.heavy}", self._rests, 300)
+        self.job.wait(f"CPUs for {self.heavy}", self._rests)
         self.job.wait_for_step(self.job.step() + 2)
         found = fates_in(self.job)
         assert (found["lost"], found["doubled"], found["uncovered"]) == ([], [], [])
@@ -143,13 +143,13 @@ class Moving:
             refusals = reward_cpu(self.job).get("refusals", ())
             return next((held for held in refusals if (held["pod"], held["outcome"]) == (pod, outcome)), {})
 
-        told: dict[str, Any] = self.job.wait(f"{pod} is {outcome}", found, 300)
+        told: dict[str, Any] = self.job.wait(f"{pod} is {outcome}", found)
         return told
 
     def not_given(self, outcome: str, receiver: str) -> str:
         """Waits until status and events tell that the receiver could not be given its CPUs; in whose words."""
         refused = self.refused(outcome, receiver)
-        self.job.wait("the move is over", lambda: reward_cpu(self.job)["moves"][-1]["outcome"] == "Incomplete", 120)
+        self.job.wait("the move is over", lambda: reward_cpu(self.job)["moves"][-1]["outcome"] == "Incomplete")
         (other,) = set(POOLS) - {self.heavy}
         for reason, words in {
             "CPUsRefused": f"Pod {receiver} on node {self.node.name} can't have {refused['cpu']} CPUs ({outcome}",
@@ -189,7 +189,7 @@ def node(site: Site) -> Iterator[Node]:
 def _keep_operator(site: Site, selector: dict[str, str | None]) -> None:
     patch = {"spec": {"template": {"spec": {"nodeSelector": selector}}}}
     site.cluster.kubectl("-n", SYSTEM, "patch", "deployment", RELEASE, "-p", json.dumps(patch))
-    site.cluster.kubectl("-n", SYSTEM, "rollout", "status", "deployment", RELEASE, "--timeout=120s")
+    site.cluster.kubectl("-n", SYSTEM, "rollout", "status", "deployment", RELEASE, "--timeout=300s")
 
 
 @pytest.fixture(scope="module")
@@ -207,8 +207,8 @@ def moving(site: Site, node: Node) -> Iterator[Moving]:
     with watching(job) as seen:
         try:
             job.apply(reward_cpus.spec(runtime))
-            job.wait_for("Running", 300)
-            job.wait(f"CPUs for {POOLS[0]}", lambda: moved(job, POOLS[0]), 300)
+            job.wait_for("Running")
+            job.wait(f"CPUs for {POOLS[0]}", lambda: moved(job, POOLS[0]))
             yield Moving(site, job, node, seen, heavy=POOLS[0])
         finally:
             job.delete()
@@ -260,7 +260,7 @@ def no_more_cpus(moving: Moving) -> Iterator[Callable[[], None]]:
     spec = {"hard": {"requests.cpu": "1m"}}
     apply(job.cluster, [{"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": spec}])
     path = f"/api/v1/namespaces/{job.namespace}/resourcequotas/no-more-cpus"
-    job.wait("the quota", lambda: (job.cluster.api.get(path) or {}).get("status", {}).get("used"), 60)
+    job.wait("the quota", lambda: (job.cluster.api.get(path) or {}).get("status", {}).get("used"))
 
     def remove() -> None:
         job.cluster.kubectl("-n", job.namespace, "delete", "resourcequota", "no-more-cpus", "--ignore-not-found")
@@ -303,7 +303,7 @@ def filler(moving: Moving) -> Iterator[Callable[[bool], None]]:
         }
         metadata = {"name": "filler", "namespace": "default"}
         apply(cluster, [{"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}])
-        cluster.kubectl("-n", "default", "wait", "--for=condition=Ready", "pod/filler", "--timeout=120s")
+        cluster.kubectl("-n", "default", "wait", "--for=condition=Ready", "pod/filler", "--timeout=300s")
 
     yield fill
     fill(False)
@@ -316,6 +316,6 @@ def test_the_node_has_no_room_for_now(moving: Moving, filler: Callable[[bool], N
         filler(True)
     assert "enough resource: cpu" in moving.not_given("Deferred", receiver)
     moving.refused("Deferred", donor)
-    moving.job.wait("both are set back", lambda: {name: cpus.asked for name, cpus in moving.cpus().items()} == had, 60)
+    moving.job.wait("both are set back", lambda: {name: cpus.asked for name, cpus in moving.cpus().items()} == had)
     filler(False)
     moving.settle()

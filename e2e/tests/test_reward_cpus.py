@@ -9,7 +9,7 @@ from e2e.jobs import Job
 from e2e.reward_cpus import TOTAL, moved, watching
 from e2e.site import Site
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.cluster
 
 
 def test_cpus_move_to_the_pool_that_waits_and_back_while_the_job_trains(
@@ -19,15 +19,15 @@ def test_cpus_move_to_the_pool_that_waits_and_back_while_the_job_trains(
     job = new_job("reward-cpus")
     with watching(job) as seen:
         job.apply(reward_cpus.spec())
-        job.wait_for("Running", 300)
+        job.wait_for("Running")
         job.wait_for_step(2)
         pods = job.pod_uids("reward")
-        job.wait("CPUs for code", lambda: moved(job, "code"), 300)
+        job.wait("CPUs for code", lambda: moved(job, "code"))
         step = job.step()
         reward_cpus.load(site.data, heavy="math")
-        job.wait("CPUs for math", lambda: moved(job, "math"), 300)
+        job.wait("CPUs for math", lambda: moved(job, "math"))
         reward_cpus.load(site.data, heavy="code")
-        job.wait("CPUs for code again", lambda: moved(job, "code"), 300)
+        job.wait("CPUs for code again", lambda: moved(job, "code"))
         job.wait_for_step(step + 3)
         assert job.pod_uids("reward") == pods
         shown = job.cluster.kubectl("-n", job.namespace, "get", "rljobs", job.name)

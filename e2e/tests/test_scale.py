@@ -36,7 +36,7 @@ def job(new_job: Callable[[str], Job], request: pytest.FixtureRequest) -> Job:
     """
     made = new_job(re.sub("[^a-z0-9]+", "-", request.node.name)[-24:].strip("-0123456789"))
     made.apply(small_job.spec(rounds=ROUNDS, rollout={"replicas": request.param, **ROLLOUT}))
-    made.wait_for("Running", 600)
+    made.wait_for("Running")
     serve(made, request.param)
     made.wait_for_step(made.step() + 2, 600)
     return made
@@ -90,8 +90,8 @@ def logged(job: Job) -> list[events.Body]:
 @pytest.mark.parametrize("job", [1], indirect=True)
 def test_a_running_job_is_scaled_up_and_down(job: Job) -> None:
     scale(job, 3)
-    job.wait("the demand", lambda: demand(job).get("replicas") == 3, 60)
-    job.wait("the grant", lambda: grant(job) == {"answers": demand(job)["number"], "replicas": 3}, 60)
+    job.wait("the demand", lambda: demand(job).get("replicas") == 3)
+    job.wait("the grant", lambda: grant(job) == {"answers": demand(job)["number"], "replicas": 3})
     serve(job, 3)
     pods = job.pod_uids("rollout").keys()
 
@@ -103,7 +103,7 @@ def test_a_running_job_is_scaled_up_and_down(job: Job) -> None:
     gone = set(job.wait("two leave", lambda: len(leaving(job)) == 2 and leaving(job), 60))
     serve(job, 1)
     assert not gone & job.pod_uids("rollout").keys()
-    job.wait("nobody leaves any more", lambda: not leaving(job) and not demand(job).get("drained"), 60)
+    job.wait("nobody leaves any more", lambda: not leaving(job) and not demand(job).get("drained"))
     found = nothing_is_lost(job)
     assert found["lost_samples"] == 0, "nothing had to be drawn again"
     assert {body.pod for body in logged(job) if isinstance(body, events.PodDrained)} == gone
@@ -118,7 +118,7 @@ def test_a_pod_is_killed_while_it_goes(job: Job, word: str) -> None:
     scale(job, 1)
     delete_at_once(job, job.printed(driver, "driver", rf"pod (\S+) {word}")[1])
     serve(job, 1)
-    job.wait("nobody leaves any more", lambda: not leaving(job), 60)
+    job.wait("nobody leaves any more", lambda: not leaving(job))
     nothing_is_lost(job)
 
 
@@ -132,7 +132,7 @@ def test_pods_are_killed_while_they_come(job: Job) -> None:
     def new() -> str:
         return "".join(job.pod_uids("rollout").keys() - before)
 
-    first = job.wait("another pod", new, 60)
+    first = job.wait("another pod", new)
     delete_at_once(job, first)
 
     def engine_starts() -> str:
@@ -166,12 +166,12 @@ def operator_away(job: Job) -> Iterator[Callable[[], None]]:
 @pytest.mark.parametrize("job", [1], indirect=True)
 def test_operator_and_driver_are_killed_between_demand_and_grant(job: Job, operator_away: Callable[[], None]) -> None:
     scale(job, 2)
-    job.wait("the demand", lambda: demand(job).get("replicas") == 2, 60)
+    job.wait("the demand", lambda: demand(job).get("replicas") == 2)
     before = demand(job)
     assert grant(job)["replicas"] == 1
     signal_process(job, job.pod("driver"), "driver", "longboat_runtime.cli driver")
     operator_away()
-    job.wait("a new incarnation asks", lambda: demand(job).get("incarnation", 0) > before["incarnation"], 300)
+    job.wait("a new incarnation asks", lambda: demand(job).get("incarnation", 0) > before["incarnation"])
     job.wait(
         "the grant", lambda: grant(job).get("replicas") == 2 and grant(job)["answers"] == demand(job)["number"], 120
     )
@@ -190,7 +190,7 @@ def test_the_api_server_is_gone_while_a_pod_is_drained(job: Job) -> None:
     finally:
         job.cluster.control_plane.signal("kube-apiserver", signal.SIGCONT)
     serve(job, 1)
-    job.wait("nobody leaves any more", lambda: not leaving(job), 120)
+    job.wait("nobody leaves any more", lambda: not leaving(job))
     found = nothing_is_lost(job)
     assert found["lost_samples"] == 0, "nothing had to be drawn again"
     assert job.step() > step

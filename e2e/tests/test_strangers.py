@@ -11,7 +11,7 @@ from e2e.jobs import Job
 from e2e.site import Site
 from e2e.volumes import apply
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.cluster
 
 PATHS = {"ServiceAccount": "serviceaccounts", "PersistentVolumeClaim": "persistentvolumeclaims"}
 
@@ -52,7 +52,7 @@ def test_a_strangers_object_is_in_the_way_and_stays_as_it_is(
     try:
         job = new_job("spark")
         job.apply(small_job.spec())
-        job.wait("the job says so", lambda: job.condition("Scheduled").get("reason") == "NameTaken", 60)
+        job.wait("the job says so", lambda: job.condition("Scheduled").get("reason") == "NameTaken")
         assert job.status()["phase"] == "Pending"
         assert job.status()["reason"] == "NameTaken"
         message = job.condition("Scheduled")["message"]
@@ -66,7 +66,7 @@ def test_a_strangers_object_is_in_the_way_and_stays_as_it_is(
         probe = copy.deepcopy(account(site))
         probe["metadata"] |= {"name": "probe", "ownerReferences": [owner]}
         apply(site.cluster, [probe])
-        job.wait("the garbage collector has passed", lambda: not found(site, probe), 120)
+        job.wait("the garbage collector has passed", lambda: not found(site, probe))
         assert found(site, body) == before
     finally:
         site.cluster.kubectl("-n", site.namespace, "delete", body["kind"], body["metadata"]["name"], "--wait=false")

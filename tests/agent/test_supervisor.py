@@ -52,7 +52,7 @@ time.sleep(1e6)
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not condition():  # noqa: ASYNC110 - /proc tells nobody
             await asyncio.sleep(0.01)
 
@@ -190,7 +190,7 @@ async def get(port: int, path: str) -> str:
 
 
 async def answers(port: int, path: str, words: str) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while words not in await get(port, path):  # noqa: ASYNC110 - the agent tells nobody
             await asyncio.sleep(0.01)
 

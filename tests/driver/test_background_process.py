@@ -45,5 +45,5 @@ async def test_an_error_in_the_process_is_raised_here(capfd: pytest.CaptureFixtu
 async def test_it_ends_if_its_caller_is_cancelled() -> None:
     began = time.monotonic()
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(in_background(partial(time.sleep, 60)), 1)
-    assert time.monotonic() - began < 30
+        await asyncio.wait_for(in_background(partial(time.sleep, 600)), 1)
+    assert time.monotonic() - began < 300

@@ -141,7 +141,7 @@ def token_of(broker: KubernetesBroker) -> str | None:
     return broker._demand.incarnation_request
 
 
-async def until(true: Callable[[], Any], seconds: float = 60.0) -> None:
+async def until(true: Callable[[], Any], seconds: float = 300.0) -> None:
     async with asyncio.timeout(seconds):
         while not await asyncio.to_thread(true):  # noqa: ASYNC110 - the API server tells us nothing
             await asyncio.sleep(0.05)

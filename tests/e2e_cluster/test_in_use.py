@@ -31,7 +31,7 @@ def busy(cluster: Cluster) -> Iterator[Cluster]:
     cluster.kubectl("create", "namespace", NAMESPACE)
     cluster.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted")
     cluster.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": _web(image)}))
-    cluster.kubectl("-n", NAMESPACE, "rollout", "status", "deployment/web", "--timeout=60s")
+    cluster.kubectl("-n", NAMESPACE, "rollout", "status", "deployment/web", "--timeout=300s")
     yield cluster
     cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
 
@@ -131,7 +131,7 @@ def test_a_lost_node_is_noticed_and_comes_back(busy: Cluster) -> None:
     node.power_off()
     node.power_on()
     wait_until(lambda: node.ready(busy.api), "the node did not come back", seconds=60)
-    busy.kubectl("-n", NAMESPACE, "rollout", "status", "deployment/web", "--timeout=90s")
+    busy.kubectl("-n", NAMESPACE, "rollout", "status", "deployment/web", "--timeout=300s")
     wait_until(lambda: not lost & set(_pods(busy)), "pods of the lost node are still there", seconds=60)
 
 

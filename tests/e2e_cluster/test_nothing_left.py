@@ -75,7 +75,7 @@ def test_up_pod_down_leaves_nothing() -> None:
         cluster.kubectl(
             "apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": [POD, SERVICE]})
         )
-        cluster.kubectl("wait", "--for=condition=Ready", "pod/web", "--timeout=60s")
+        cluster.kubectl("wait", "--for=condition=Ready", "pod/web", "--timeout=300s")
         inside = _processes_of(cluster)
         during = Machine.now()
     finally:

@@ -17,7 +17,7 @@ from longboat_runtime.rollout.factory import read_model_config
 from longboat_runtime.rollout.profile import ProfileFile
 from tests.support.tiny_model import build_tiny_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 # One device, so one size; few sequences and tokens, so few cells.
 JOB = """

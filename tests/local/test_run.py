@@ -23,7 +23,7 @@ from longboat_runtime.sample_files.reading import read_file, read_files
 from tests.support.tiny_model import build_tiny_model
 from tests.tracking.jobs import rows
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 REWARD = """
 def letters(sample):

@@ -20,7 +20,7 @@ from longboat_runtime.sample_files.contents import Fate
 from longboat_runtime.sample_files.reading import Sample, read_file, read_files
 from tests.support.tiny_model import build_tiny_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 _SET_CHILD_SUBREAPER = 36
 # Seconds between two looks at all processes that came from a program: at all of their threads, which are hundreds.

@@ -2,7 +2,6 @@
 
 import copy
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -346,4 +345,4 @@ def all_started(cluster: SimulatedCluster) -> bool:
 JobLife.TestCase.settings = settings(
     max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
-TestJobLife = pytest.mark.timeout(300)(JobLife.TestCase)
+TestJobLife = JobLife.TestCase

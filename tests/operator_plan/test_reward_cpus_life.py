@@ -2,7 +2,6 @@
 
 import copy
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -194,4 +193,4 @@ class CpuLife(RuleBasedStateMachine):
 CpuLife.TestCase.settings = settings(
     max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
-TestCpuLife = pytest.mark.timeout(300)(CpuLife.TestCase)
+TestCpuLife = CpuLife.TestCase

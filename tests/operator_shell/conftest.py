@@ -61,7 +61,7 @@ async def namespace(admin: KubeClient) -> AsyncIterator[str]:
     await admin.delete(NAMESPACE, "", name, created["metadata"]["uid"])
 
 
-async def until(true: Callable[[], Any], seconds: float = 120.0) -> Any:
+async def until(true: Callable[[], Any], seconds: float = 300.0) -> Any:
     """Waits for a condition (plain or awaitable) and gives what it gave; fails after `seconds`."""
     async with asyncio.timeout(seconds):
         while True:

@@ -227,7 +227,6 @@ async def test_without_rights_it_says_what_it_lacks_and_is_not_ready(account: Ac
     assert "pods is forbidden" in log
 
 
-@pytest.mark.timeout(300)
 async def test_a_suspended_leader_ends_and_a_killed_one_is_replaced(
     admin: KubeClient, account: Account, start: Any
 ) -> None:

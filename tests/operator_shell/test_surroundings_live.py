@@ -37,7 +37,7 @@ from tests.operator_shell.conftest import until
 from tests.operator_shell.small_plan import manifest
 from tests.operator_shell.test_shell_live import free_port, requests
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 VOLUME = Resource("PersistentVolume", "persistentvolumes", namespaced=False)
 STORAGE_CLASS = Resource("StorageClass", "storageclasses", "storage.k8s.io", namespaced=False)

@@ -10,7 +10,7 @@ import pytest
 
 from e2e.cluster.images import builder, catalogue
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.cluster
 
 STUB = Path(__file__).with_name("triton_stub.py")
 # Mounts are the namespace's own; the image brings everything but Triton.

@@ -72,7 +72,7 @@ def left_by_grades(directory: Path) -> list[Path]:
         return [directory]  # something in it is being removed
 
 
-def processes_left(patience: float = 3.0) -> list[int]:
+def processes_left(patience: float = 60.0) -> list[int]:
     """Processes of programs, which sleep for ever; killed ones may need a moment to be gone."""
     deadline = time.monotonic() + patience
     while (found := [*sleepers()]) and time.monotonic() < deadline:

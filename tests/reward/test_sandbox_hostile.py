@@ -126,7 +126,7 @@ async def test_no_program_does_harm(client: GraderClient, victim: subprocess.Pop
 async def test_nothing_is_left_in_the_directories(client: GraderClient, graders_directory: Path) -> None:
     for name in [name for name in SAMPLE if RESPONSES[name].harm is Harm.TRAPS]:
         await client.grade("hostile", RewardSample(RESPONSES[name].text, "", columns=HONEST_ROW), HOSTILE_SECONDS, 0)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while in_directories(graders_directory):  # noqa: ASYNC110 - nothing says so
             await asyncio.sleep(0.05)
 

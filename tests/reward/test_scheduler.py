@@ -4,8 +4,6 @@ Over 400 lines: all of it shares one Ray node and its graders.
 """
 
 import asyncio
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from pathlib import Path
@@ -18,8 +16,8 @@ import ray
 from longboat_crds.job import RLJobSpec
 from longboat_crds.reward_kinds import RewardIsolation
 from longboat_crds.rewards import DEFAULT_POOL
-from longboat_runtime.agent.ray_node import bare_nodes
 from longboat_runtime.interfaces import Urgency
+from longboat_runtime.local.ray import start_ray
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.result import RewardSample
@@ -89,21 +87,9 @@ def job(rewards: list[dict[str, Any]], *pools: str) -> RLJobSpec:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    # Short, since Ray puts sockets below it.
-    directory = tempfile.mkdtemp(prefix="ray-")
-    with bare_nodes():
-        ray.init(
-            address="local",
-            _temp_dir=directory,
-            num_cpus=1,
-            resources={resource(pool): 2 for pool in (DEFAULT_POOL, "code", "math")},
-            object_store_memory=80_000_000,
-            namespace="longboat",
-            log_to_driver=False,
-        )
+    start_ray({resource(pool): 2 for pool in (DEFAULT_POOL, "code", "math")}, object_store=80_000_000)
     yield
     ray.shutdown()
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
@@ -162,13 +148,13 @@ async def test_once_nothing_more_is_generated_no_answer_waits_for_others(
     scheduler: RayRewardScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second sample takes long, so that the call under way brings the first one's answer alone."""
-    monkeypatch.setattr("longboat_runtime.reward.pool.GATHER_SECONDS", 60.0)
+    monkeypatch.setattr("longboat_runtime.reward.pool.GATHER_SECONDS", 6000.0)
     grading = asyncio.gather(*(scheduler.grade(*sample(row)) for row in (0, 2)))
     (worker,) = scheduler._pools[DEFAULT_POOL]._workers.values()
     while not worker.listening:  # noqa: ASYNC110 - nothing says so
         await asyncio.sleep(0.01)
     scheduler.flush()
-    async with asyncio.timeout(30.0):
+    async with asyncio.timeout(300):
         assert [grade.kind for grade in await grading] == [GradeKind.SCORED, GradeKind.TIMEOUT]
 
 

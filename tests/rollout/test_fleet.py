@@ -34,7 +34,7 @@ from longboat_runtime.weights.publish import publish
 from tests.rollout.reference import PROBE, ReferenceModel, request
 from tests.support.tiny_model import build_tiny_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 ENGINES = 2
 LONG = 480

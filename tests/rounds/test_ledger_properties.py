@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.rounds.interleavings import Interleavings, interleavings
 
 Interleavings.TestCase.settings = interleavings(100)
-TestInterleavings = pytest.mark.timeout(120)(Interleavings.TestCase)
+TestInterleavings = Interleavings.TestCase

@@ -19,7 +19,7 @@ from tests.rollout.reference import request
 from tests.simulate.vllm_scheduler import Arrival, Case, Scheduled, VllmScheduler
 from tests.support.tiny_model import build_tiny_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 # What a computed token takes; a step takes 1. So the time of an end says in which step it was and how much had been computed.
 TOKEN = 2.0**-20

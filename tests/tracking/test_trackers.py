@@ -59,7 +59,7 @@ def problem_of(reporter: Reporter) -> Problem | None:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(300):
         while not condition():  # noqa: ASYNC110 - it is the process that changes something
             await asyncio.sleep(0.02)
 
@@ -164,7 +164,7 @@ async def test_a_server_that_never_answers_delays_the_end_by_no_more_than_it_may
         began = time.monotonic()
         await tracked.finish("done")
     # The server would be waited for 30 s.
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 25
 
 
 async def test_a_client_that_hangs_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from longboat_crds.reasons import Reason
-from longboat_runtime.agent.ray_node import bare_nodes
+from longboat_runtime.local.ray import start_ray
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
@@ -35,18 +34,9 @@ SAMPLES = make_samples(8)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as directory:
-        with bare_nodes():
-            ray.init(
-                address="local",
-                num_cpus=0,
-                resources={"longboat-store": 1, "longboat-trainer": 2},
-                object_store_memory=80_000_000,
-                namespace="longboat",
-                _temp_dir=directory,
-            )
-        yield
-        ray.shutdown()
+    start_ray({"longboat-store": 1, "longboat-trainer": 2}, object_store=80_000_000)
+    yield
+    ray.shutdown()
 
 
 @pytest.fixture(scope="module")

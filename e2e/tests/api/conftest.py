@@ -34,7 +34,7 @@ def _await_policies(jobs: Jobs) -> None:
     """A policy takes effect some moments after it was created."""
     jobs.create(changed({"metadata.name": "probe", "spec.rewards.0.parameters": {"a": 1}}))
     jobs.merge("probe", {"status": {"startTime": STARTED}}, "status")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     renamed = {"a": None, "b": 1}
     while time.monotonic() < deadline:
         try:
@@ -75,7 +75,7 @@ def restricted(server: Cluster) -> Iterator[str]:
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
     server.kubectl("create", "-f", "-", stdin=json.dumps(body))
-    deadline = time.monotonic() + 60  # the account is made by a controller
+    deadline = time.monotonic() + 300  # the account is made by a controller
     while "default" not in server.kubectl("-n", name, "get", "serviceaccounts", "-o", "name"):
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -110,7 +110,7 @@ def listed(objects: Sequence[Any]) -> dict[str, Any]:
 
 def eventually(call: Callable[[], Any]) -> Any:
     """A new right takes effect some moments after it was given."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while True:
         try:
             return call()

@@ -9,7 +9,7 @@ from e2e.tests.api.objects import STARTED, Jobs, NewJob, Refused
 from longboat_crds.fixed import WHILE_SUSPENDED
 from tests.crds.rule_cases import BEFORE_CHANGE, CHANGES, WITH_CHANGE
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.cluster
 
 
 def _patch(changes: Mapping[str, Any]) -> dict[str, Any]:

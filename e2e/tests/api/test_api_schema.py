@@ -19,7 +19,7 @@ from tests.crds.malformed_jobs import Malformed, malformed
 from tests.crds.manifests import MINIMAL, changed
 from tests.crds.rule_cases import CASES
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.cluster
 
 
 def test_the_kinds_are_served_under_their_names(server: Cluster) -> None:

@@ -8,7 +8,7 @@ from e2e.cluster.cluster import Cluster
 from e2e.cluster.errors import CommandError
 from e2e.tests.api.objects import NAMESPACE, STARTED, Jobs, NewJob
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.cluster
 
 
 def test_scale(server: Cluster, jobs: Jobs, new_job: NewJob) -> None:
@@ -82,4 +82,4 @@ def test_kubectl_waits_for_a_condition(server: Cluster, jobs: Jobs, new_job: New
     name = new_job()
     condition = {"type": "Succeeded", "status": "True", "reason": "JobSucceeded", "message": "All steps are done."}
     jobs.apply_status(name, "longboat-operator", {"conditions": [{**condition, "lastTransitionTime": STARTED}]})
-    server.kubectl("-n", NAMESPACE, "wait", f"rlj/{name}", "--for=condition=Succeeded", "--timeout=60s")
+    server.kubectl("-n", NAMESPACE, "wait", f"rlj/{name}", "--for=condition=Succeeded", "--timeout=300s")

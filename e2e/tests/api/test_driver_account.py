@@ -9,7 +9,7 @@ from e2e.cluster.cluster import Cluster
 from e2e.tests.api.objects import NAMESPACE, STARTED, Jobs, NewJob, Refused, eventually, listed
 from longboat_operator.pods.access import driver_account, driver_role, driver_role_binding
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.cluster
 
 
 TRAINING = {"incarnation": 2, "state": "Running", "step": 1}

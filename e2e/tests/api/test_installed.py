@@ -16,7 +16,7 @@ from longboat_operator.pods.names import JobRef
 from longboat_operator.pods.pod import build_pod
 from longboat_operator.pods.roles import ROLES
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.cluster
 
 
 def test_the_operators_pod_is_let_into_a_restricted_namespace(server: Cluster, restricted: str) -> None:

@@ -18,7 +18,7 @@ from tests.rollout.conformance.hosted import HostedEngine
 from tests.rollout.reference import ReferenceModel, request
 from tests.support.tiny_model import build_tiny_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 RESPONSES, OF_THE_MUTANT = 5000, 2000
 LONGEST = 40
