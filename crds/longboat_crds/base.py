@@ -67,16 +67,23 @@ def list_map(key: str) -> dict[str, Any]:
     return {LIST_TYPE: "map", LIST_MAP_KEYS: [key]}
 
 
-class ApiModel(BaseModel):
-    """Base of all API models. Values are immutable; JSON keys are camelCase; an unknown key is an error."""
+class FieldsModel(BaseModel):
+    """Base of all API models. Values are immutable; JSON keys are camelCase; an unknown key is an error.
+
+    Checks each field alone. Statuses are read in every plan, where each call from pydantic into Python tells.
+    """
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
-
-    rules: ClassVar[tuple[Rule, ...]] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The value as it appears in a manifest: camelCase keys, unset optional fields left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+class ApiModel(FieldsModel):
+    """Base of models that people write, or that have rules across their fields, or lists whose items are told apart."""
+
+    rules: ClassVar[tuple[Rule, ...]] = ()
 
     @model_validator(mode="before")
     @classmethod

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from longboat_crds.base import ApiModel, CpuQuantity, Timestamp, list_map
+from longboat_crds.base import ApiModel, CpuQuantity, FieldsModel, Timestamp, list_map
 from longboat_crds.rewards import MAX_POOLS
 
 # As many as `kubectl describe` shows without hiding the rest.
@@ -56,7 +56,7 @@ class TrainingState(StrEnum):
     FAILED = "Failed"
 
 
-class RoundSummary(ApiModel):
+class RoundSummary(FieldsModel):
     """The outcome of one round, and what it cost."""
 
     round: Count = Field(description="Number of the round, from 1.")
@@ -73,7 +73,7 @@ class RoundSummary(ApiModel):
     kv_usage: Line | None = Field(None, description="Most of its KV cache that an engine had in use, 0 to 1.")
 
 
-class ReshapeSummary(ApiModel):
+class ReshapeSummary(FieldsModel):
     """One change of how rollout pods' devices are grouped into engines."""
 
     step: Count = Field(description="Optimizer steps committed before it.")
@@ -93,7 +93,7 @@ class ReshapeSummary(ApiModel):
     failure: Line | None = Field(None, description="Why engines have the shape that they had before.")
 
 
-class DomainTraining(ApiModel):
+class DomainTraining(FieldsModel):
     """Progress of one domain of rounds.quotas."""
 
     domain: Line = Field(description="Its name.")
@@ -101,7 +101,7 @@ class DomainTraining(ApiModel):
     length_bias: Line | None = Field(None, description="As status.training.lengthBias, for this domain alone.")
 
 
-class CpuMoveSummary(ApiModel):
+class CpuMoveSummary(FieldsModel):
     """What one move of CPUs between reward pools gains. A gain is a share of the time that steps wait for grades alone."""
 
     step: Count = Field(description="Optimizer steps committed before it.")
@@ -119,14 +119,14 @@ class CpuMoveSummary(ApiModel):
     )
 
 
-class TrackingStatus(ApiModel):
+class TrackingStatus(FieldsModel):
     """Where the trackers of spec.tracking show the job: the run's address, or its directory if it is offline."""
 
     weights_and_biases: str | None = Field(None, max_length=PLACE_LENGTH, description="The run in Weights & Biases.")
     mlflow: str | None = Field(None, max_length=PLACE_LENGTH, description="The run in MLflow.")
 
 
-class LearnedLimit(ApiModel):
+class LearnedLimit(FieldsModel):
     """What has been learned of grading times in one domain."""
 
     domain: Line = Field(description="Its name; empty where rows have none.")
@@ -138,7 +138,7 @@ class LearnedLimit(ApiModel):
     saved: Line = Field(description="Grading time saved so far, as far as audits tell.")
 
 
-class RewardGrading(ApiModel):
+class RewardGrading(FieldsModel):
     """How one reward grades."""
 
     name: Line = Field(description="Name of the reward.")
@@ -233,7 +233,7 @@ class Training(ApiModel):
     updated: Timestamp | None = Field(None, description="When this was written.")
 
 
-class RolloutDemand(ApiModel):
+class RolloutDemand(FieldsModel):
     """Rollout pods that the job could use now."""
 
     incarnation: Count = Field(
@@ -256,7 +256,7 @@ class RolloutDemand(ApiModel):
     reason: Line | None = Field(None, description="Why, for people.")
 
 
-class PoolCpuDemand(ApiModel):
+class PoolCpuDemand(FieldsModel):
     """CPUs that a reward pool could use now."""
 
     name: Line = Field(description="Its name.")
@@ -280,7 +280,7 @@ class RewardDemand(ApiModel):
     reason: Line | None = Field(None, description="Why, for people.")
 
 
-class Demand(ApiModel):
+class Demand(FieldsModel):
     """What the driver could use now."""
 
     incarnation_request: str | None = Field(
@@ -295,7 +295,7 @@ class Demand(ApiModel):
     reward: RewardDemand | None = None
 
 
-class CheckpointStatus(ApiModel):
+class CheckpointStatus(FieldsModel):
     """The newest complete checkpoint."""
 
     incarnation: Count = Field(description="Incarnation of the driver that saved it.")
@@ -305,7 +305,7 @@ class CheckpointStatus(ApiModel):
     time: Timestamp | None = Field(None, description="When it was completed.")
 
 
-class Problem(ApiModel):
+class Problem(FieldsModel):
     """What the driver wants a person to know; the operator turns it into a condition."""
 
     reason: ReasonText = Field(description="One word for machines (docs/conditions.md).")
@@ -314,21 +314,21 @@ class Problem(ApiModel):
     fatal: bool = Field(False, description="No restart can cure it: the job fails.")
 
 
-class Incarnation(ApiModel):
+class Incarnation(FieldsModel):
     """The current start of the driver."""
 
     number: Count = Field(description="One more than that of the previous start.")
     request: str = Field(max_length=64, description="The request (demand.incarnationRequest) that it answers.")
 
 
-class LeavingPod(ApiModel):
+class LeavingPod(FieldsModel):
     """A pod that the job has to give back."""
 
     pod: Line = Field(description="Its name.")
     deadline: Timestamp = Field(description="When it is deleted, unless the driver has drained it before.")
 
 
-class RolloutGrant(ApiModel):
+class RolloutGrant(FieldsModel):
     """Rollout pods that the job gets."""
 
     answers: Count | None = Field(
@@ -343,7 +343,7 @@ class RolloutGrant(ApiModel):
     )
 
 
-class PoolCpu(ApiModel):
+class PoolCpu(FieldsModel):
     """CPUs of one reward pool."""
 
     name: Line = Field(description="Its name.")
@@ -361,14 +361,14 @@ class RewardGrant(ApiModel):
     )
 
 
-class Grant(ApiModel):
+class Grant(FieldsModel):
     """What the job gets of what jobs share. Written by the plan of the pool, with a field manager of its own."""
 
     rollout: RolloutGrant | None = None
     reward: RewardGrant | None = None
 
 
-class Allocation(ApiModel):
+class Allocation(FieldsModel):
     """What the operator has granted, and what the job has."""
 
     incarnation: Incarnation | None = None
@@ -376,7 +376,7 @@ class Allocation(ApiModel):
     grant: Grant | None = None
 
 
-class Reported(ApiModel):
+class Reported(FieldsModel):
     """What Events have told already, so that each of these is told once, whichever operator looks."""
 
     reshapes: list[Annotated[str, Field(max_length=16)]] | None = Field(
@@ -390,7 +390,7 @@ class Reported(ApiModel):
     )
 
 
-class PodRecord(ApiModel):
+class PodRecord(FieldsModel):
     """What is known about the newest pod of one place, so that nothing is counted twice."""
 
     pool: Line | None = Field(None, description="The pool that a reward pod belongs to.")
@@ -407,7 +407,7 @@ class PodRecord(ApiModel):
     failed: Line | None = Field(None, description="What failed in that incident: a container, or `pod` for the whole.")
 
 
-class PoolStatus(ApiModel):
+class PoolStatus(FieldsModel):
     """Reward pods of one pool."""
 
     name: Line = Field(description="Its name.")
@@ -424,7 +424,7 @@ class CpuMoveOutcome(StrEnum):
     SUPERSEDED = "Superseded"
 
 
-class CpuMove(ApiModel):
+class CpuMove(FieldsModel):
     """CPUs that the grant moves from one reward pool to another."""
 
     source: Line | None = Field(None, description="Pool that they come from; none: nobody had them.")
@@ -442,7 +442,7 @@ class CpuMove(ApiModel):
     time: Timestamp = Field(description="When it began.")
 
 
-class CpuRefusal(ApiModel):
+class CpuRefusal(FieldsModel):
     """A reward pod whose CPUs could not be changed, and keeps what it has for a while."""
 
     pod: Line = Field(description="Its name.")
@@ -457,7 +457,7 @@ class CpuRefusal(ApiModel):
     until: Timestamp = Field(description="It is not tried again before.")
 
 
-class CpuResize(ApiModel):
+class CpuResize(FieldsModel):
     """A reward pod's CPUs that are being changed, or those of a pod about to be created."""
 
     pod: Line = Field(description="Its name.")
@@ -499,7 +499,7 @@ class RewardCpuStatus(ApiModel):
     )
 
 
-class RoleStatus(ApiModel):
+class RoleStatus(FieldsModel):
     """Pods of one role."""
 
     desired: Count = Field(description="Pods that should exist.")
@@ -538,7 +538,7 @@ class RoleStatus(ApiModel):
     )
 
 
-class RolesStatus(ApiModel):
+class RolesStatus(FieldsModel):
     """By role."""
 
     driver: RoleStatus | None = None
@@ -547,7 +547,7 @@ class RolesStatus(ApiModel):
     trainer: RoleStatus | None = None
 
 
-class Condition(ApiModel):
+class Condition(FieldsModel):
     """metav1.Condition."""
 
     type: str = Field(max_length=64, description="What it is about (docs/conditions.md).")
@@ -558,7 +558,7 @@ class Condition(ApiModel):
     observed_generation: Count | None = Field(None, description="Generation of the spec that this was judged from.")
 
 
-class RuntimeStatus(ApiModel):
+class RuntimeStatus(FieldsModel):
     """The template that this job uses."""
 
     kind: Line = Field(description="RLRuntime or ClusterRLRuntime.")
@@ -566,7 +566,7 @@ class RuntimeStatus(ApiModel):
     revision: Line = Field(description="ControllerRevision that stores it.")
 
 
-class RestartRecord(ApiModel):
+class RestartRecord(FieldsModel):
     """One restart, newest last."""
 
     role: Line = Field(description="Role of the pod.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -18,7 +18,7 @@ from longboat_operator.plan.leaving import Departure, Leaving, leaving_of
 from longboat_operator.plan.losses import Lost, disruptions, lost_pods
 from longboat_operator.plan.places import Places, places_of
 from longboat_operator.plan.pool import plan_pool
-from longboat_operator.plan.records import RoleCount, count, dismissed, released, remembered
+from longboat_operator.plan.records import Memories, RoleCount, count, dismissed, released, remembered
 from longboat_operator.plan.removal import Removal, condemned, removal_of
 from longboat_operator.plan.reward_cpus import reward_cpus_of
 from longboat_operator.plan.starts import HeldUp, held_up
@@ -32,8 +32,6 @@ from longboat_operator.status.conditions import Facts, updated
 from longboat_operator.status.events import events_of
 from longboat_operator.status.publication import final_status, operator_part, status_of
 from longboat_operator.status.roles import NOWHERE, summary, survey
-
-Counts = Mapping[Role, RoleCount]
 
 
 def plan(observed: Observed, now: datetime) -> Plan:
@@ -55,12 +53,13 @@ def plan(observed: Observed, now: datetime) -> Plan:
     if view.finished:
         return _finished(view, now)
     suspension = suspension_of(view, now)
+    memories = {role: remembered(view.published(role)) for role in ROLES}
     lost = lost_pods(view, now)
-    leaving = leaving_of(view, lost.pods, now)
-    places = places_of(view, lost.pods, leaving)
-    counts = _counts(view, suspension, now, lost, places, leaving)
+    leaving = leaving_of(view, memories, lost.pods, now)
+    places = places_of(view, memories, lost.pods, leaving)
+    counts = _counts(view, memories, suspension, now, lost, places, leaving)
     runs = suspension is Suspension.NONE
-    vacant = list(vacancies(view, places, counts, now)) if runs and view.grant else []
+    vacant = list(vacancies(view, memories, places, counts, now)) if runs and view.grant else []
     cpus = reward_cpus_of(view, places[Role.REWARD], pods_to_create(view, vacant), now, runs=runs)
     creation = creation_of(view, vacant, cpus, now) if runs else Creation()
     held = held_up(view, now) if runs else HeldUp()
@@ -68,7 +67,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
     facts = Facts(suspension, roles, counts, creation, held.problem, cpus.status)
     if end := _end(view, facts, now):
         return _published(view.status, final_status(view, end, counts, now), counts)
-    removal = _removal(view, suspension, now, lost)
+    removal = _removal(view, memories, suspension, now, lost)
     status = status_of(view, facts, now)
     waits = [creation.wait, removal.wait, lost.wait, leaving.wait, held.wait, cpus.wait, *_timers(view, facts, now)]
     actions = (*creation.actions, *removal.actions)
@@ -77,11 +76,16 @@ def plan(observed: Observed, now: datetime) -> Plan:
 
 
 def _counts(
-    view: JobView, suspension: Suspension, now: datetime, lost: Lost, places: Places, leaving: Leaving
-) -> Counts:
-    """Every role's memory. Pods removed on purpose are not losses."""
-    memories = {role: remembered(view.published(role)) for role in ROLES}
-    memories[Role.ROLLOUT] = _without_gone(view, memories[Role.ROLLOUT], leaving)
+    view: JobView,
+    published: Memories,
+    suspension: Suspension,
+    now: datetime,
+    lost: Lost,
+    places: Places,
+    leaving: Leaving,
+) -> Memories:
+    """Every role's memory after this look. Pods removed on purpose are not losses."""
+    memories = {**published, Role.ROLLOUT: _without_gone(view, published[Role.ROLLOUT], leaving)}
     if suspension in {Suspension.NONE, Suspension.SUSPENDING}:
         allocation = view.status.allocation
         inside = failure_before(allocation.incarnation if allocation else None, view.status.demand)
@@ -134,9 +138,9 @@ def _end(view: JobView, facts: Facts, now: datetime) -> Finding | None:
     return deadline.missed(view, now, ready.message if ready else summary(facts.roles))
 
 
-def _removal(view: JobView, suspension: Suspension, now: datetime, lost: Lost) -> Removal:
+def _removal(view: JobView, memories: Memories, suspension: Suspension, now: datetime, lost: Lost) -> Removal:
     if suspension is Suspension.NONE:
-        return removal_of(condemned(view, lost.pods), now)
+        return removal_of(condemned(view, memories, lost.pods), now)
     if suspension is Suspension.RELEASING and (view.suspended or view.status.suspend_time):
         return removal_of(view.all_pods, now)
     return Removal()
@@ -184,7 +188,7 @@ def _unreadable(job: Object, message: str, now: datetime) -> Plan:
 def _published(
     old: RLJobStatus,
     new: RLJobStatus,
-    counts: Counts,
+    counts: Memories,
     actions: tuple[Action, ...] = (),
     wait: float | None = None,
     departures: Sequence[Departure] = (),
@@ -192,9 +196,8 @@ def _published(
 ) -> Plan:
     """A plan that ends with the status, if it differs, the resizes that it tells of, and the events that report the difference."""
     events: tuple[Action, ...] = ()
-    if old != new and operator_part(old) != (after := operator_part(new)):
-        checked = RLJobStatus.model_validate(after)
-        actions = (*actions, PublishStatus(operator_part(checked)))
+    if old != new and (after := operator_part(new)) != operator_part(old):
+        actions = (*actions, PublishStatus(after))
         events = tuple(events_of(old, new, counts, departures))
     return Plan((*actions, *resizes, *events), wait)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -12,7 +12,7 @@ from longboat_crds.quantities import cpu_quantity
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_operator.model import Action, ApplyObject, CreateObject, PatchMetadata, Target
 from longboat_operator.plan.places import Places
-from longboat_operator.plan.records import RoleCount, remembered
+from longboat_operator.plan.records import Memories
 from longboat_operator.plan.reward_cpus import RewardCpus
 from longboat_operator.plan.starts import says_missing
 from longboat_operator.plan.surroundings import LOOK_AGAIN_SECONDS, ClaimsInUse, claims_in_use, surroundings_of
@@ -131,21 +131,20 @@ def _another(view: JobView) -> RayToken:
     return RayToken(view.job.ray_token(view.observed.random))
 
 
-def vacancies(view: JobView, places: Places, counts: Mapping[Role, RoleCount], now: datetime) -> Iterator[Vacancy]:
-    """Places that should have a pod but have none.
+def vacancies(view: JobView, memories: Memories, places: Places, counts: Memories, now: datetime) -> Iterator[Vacancy]:
+    """Places that should have a pod but have none; `memories` are as published, `counts` after this look.
 
     Rules: a place gets a pod only when no pod of it exists any more, so two never live at once; one whose pod was lost
     waits for the back-off, and until its loss is in the status, so it can't be forgotten.
     """
     for role in ROLES:
-        published = remembered(view.published(role))
         taken = {pod.place for pod in view.pods[role]}
         for place in places[role]:
             if place in taken:
                 continue
             if place not in counts[role].records:
                 yield Vacancy(role, place, counts[role].next_attempt, 0.0)
-            elif (lost := published.records.get(place)) and lost.lost_time:
+            elif (lost := memories[role].records.get(place)) and lost.lost_time:
                 wait = wait_seconds(lost.losses, view.spec.failure_policy)
                 yield Vacancy(role, place, lost.attempt + 1, max(0.0, seconds_until(lost.lost_time, wait, now)))
 

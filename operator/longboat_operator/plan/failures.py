@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.status import RestartRecord, TrainingState
-from longboat_operator.plan.records import RoleCount
+from longboat_operator.plan.records import Memories
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import Finding
 from longboat_operator.reading.view import JobView
@@ -43,7 +41,7 @@ def stopped_short(view: JobView) -> bool:
     return ended and view.step < view.spec.rounds.steps
 
 
-def over_the_limit(view: JobView, counts: Mapping[Role, RoleCount]) -> Finding | None:
+def over_the_limit(view: JobView, counts: Memories) -> Finding | None:
     """The end of a job in which a role failed too often without progress.
 
     Rule: incidents of a role since the last new step, of container restarts and pod losses together, are more than its

@@ -9,7 +9,7 @@ from enum import Enum, auto
 
 from longboat_crds.base import Role
 from longboat_operator.plan.losses import Loss
-from longboat_operator.plan.records import RoleCount, is_past, remembered
+from longboat_operator.plan.records import Memories, RoleCount, is_past
 from longboat_operator.plan.suspension import may_checkpoint
 from longboat_operator.pods.names import Place
 from longboat_operator.reading.times import seconds_until
@@ -50,7 +50,7 @@ class Leaving:
     wait: float | None = None
 
 
-def leaving_of(view: JobView, lost: Mapping[str, Loss], now: datetime) -> Leaving:
+def leaving_of(view: JobView, memories: Memories, lost: Mapping[str, Loss], now: datetime) -> Leaving:
     """The pods that the grant names, judged.
 
     Rule: a pod goes once the current incarnation has listed it as drained, at its deadline, or at once if it never got ready or
@@ -59,7 +59,7 @@ def leaving_of(view: JobView, lost: Mapping[str, Loss], now: datetime) -> Leavin
     grant = view.grant
     if grant is None or not grant.leaving:
         return Leaving()
-    memory = remembered(view.published(Role.ROLLOUT))
+    memory = memories[Role.ROLLOUT]
     there = {pod.name: pod for pod in view.pods[Role.ROLLOUT]}
     drained = set((view.demand.drained if view.demand else None) or ())
     attended = may_checkpoint(view) and any(pod.ready for pod in view.pods[Role.DRIVER])

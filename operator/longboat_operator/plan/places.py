@@ -8,7 +8,7 @@ from itertools import count, islice
 from longboat_crds.base import Role
 from longboat_operator.plan.leaving import Leaving
 from longboat_operator.plan.losses import Loss
-from longboat_operator.plan.records import is_past, remembered
+from longboat_operator.plan.records import Memories, RoleCount, is_past
 from longboat_operator.pods.names import Place
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.view import JobView
@@ -16,23 +16,22 @@ from longboat_operator.reading.view import JobView
 Places = Mapping[Role, tuple[Place, ...]]
 
 
-def places_of(view: JobView, lost: Mapping[str, Loss], leaving: Leaving) -> Places:
+def places_of(view: JobView, memories: Memories, lost: Mapping[str, Loss], leaving: Leaving) -> Places:
     """Places of every role; pods in `lost` (by uid) can't serve any more.
 
     Rule: those that the spec asks for, but for rollout pods, which may leave in any order.
     """
-    rollout = _rollout_places(view, lost, leaving)
+    rollout = _rollout_places(view, memories[Role.ROLLOUT], lost, leaving)
     return {role: rollout if role is Role.ROLLOUT else traits.places(view.spec) for role, traits in ROLES.items()}
 
 
-def _rollout_places(view: JobView, lost: Mapping[str, Loss], leaving: Leaving) -> tuple[Place, ...]:
+def _rollout_places(view: JobView, memory: RoleCount, lost: Mapping[str, Loss], leaving: Leaving) -> tuple[Place, ...]:
     """Places of rollout pods.
 
     Rule: every pod that serves, or may yet, and doesn't leave has its place, however many the grant allows, since only the
     grant's `leaving` says which go. As far as the grant allows more, those follow whose pod was lost, which are replaced,
     and then the lowest that have no pod. A job without a grant keeps what it has.
     """
-    memory = remembered(view.published(Role.ROLLOUT))
     newest = {pod.place: pod for pod in view.pods[Role.ROLLOUT]}
     serving: list[Place] = []
     vacated: list[Place] = []

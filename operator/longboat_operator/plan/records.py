@@ -44,6 +44,9 @@ class RoleCount:
         return 0 if self.restart_step is not None and step > self.restart_step else len(self.incidents.times)
 
 
+Memories = Mapping[Role, RoleCount]
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A failure of the pod of a place: of a container, or of the pod as a whole (`POD`)."""
@@ -82,11 +85,10 @@ def released(memory: RoleCount, pods: Sequence[PodView], keep: Collection[Place]
     """
     gone = [r.attempt for i, r in memory.records.items() if i not in keep]
     gone += [p.attempt for p in pods if p.place not in keep]
-    return replace(
-        memory,
-        records={i: r for i, r in memory.records.items() if i in keep},
-        next_attempt=max([memory.next_attempt, *(attempt + 1 for attempt in gone)]),
-    )
+    if not gone:
+        return memory
+    records = {i: r for i, r in memory.records.items() if i in keep}
+    return replace(memory, records=records, next_attempt=max(memory.next_attempt, *(attempt + 1 for attempt in gone)))
 
 
 def is_past(memory: RoleCount, pod: PodView) -> bool:
@@ -146,7 +148,8 @@ def count(
       is repeated after a rollback is not new, so a job that always fails at the same place reaches its limit.
     """
     anew = memory.restart_step is None or step > memory.restart_step
-    memory = replace(memory, incidents=memory.incidents.without_those_near(disruptions))
+    if disruptions:
+        memory = replace(memory, incidents=memory.incidents.without_those_near(disruptions))
     newest = {pod.place: pod for pod in pods}
     records: dict[Place, PodRecord] = {}
     failures: list[Failure] = []

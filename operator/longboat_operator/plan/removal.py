@@ -9,7 +9,7 @@ from datetime import datetime
 from longboat_crds.reasons import Reason
 from longboat_operator.model import DeleteObject
 from longboat_operator.plan.losses import Loss, loss_of
-from longboat_operator.plan.records import RoleCount, is_past, remembered
+from longboat_operator.plan.records import Memories, RoleCount, is_past
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.view import JobView, PodView
 
@@ -50,16 +50,16 @@ def removal_of(pods: Iterable[PodView], now: datetime) -> Removal:
     return Removal(tuple(actions), min(waits, default=None))
 
 
-def condemned(view: JobView, lost: Mapping[str, Loss]) -> Iterator[PodView]:
+def condemned(view: JobView, memories: Memories, lost: Mapping[str, Loss]) -> Iterator[PodView]:
     """Pods of a running job that must go; those in `lost` (by uid) can't serve any more.
 
-    Rule: judged by the status as published, so that what a pod can tell is recorded before it goes: pods
+    Rule: judged by the status as published (`memories`), so that what a pod can tell is recorded before it goes: pods
     whose loss is recorded, pods of attempts that were given up (released, or older than the newest), and pods whose
     Ray token is not the job's any more.
     """
     token = view.status.ray_token_secret
     for role in ROLES:
-        memory = remembered(view.published(role))
+        memory = memories[role]
         for pod in view.pods[role]:
             given_up = is_past(memory, pod) or (token is not None and pod.ray_token != token)
             if given_up or (pod.uid in lost and _is_recorded(memory, pod)):

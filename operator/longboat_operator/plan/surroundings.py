@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+
+from pydantic_core import from_json, to_json
 
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_operator.model import (
@@ -65,20 +67,20 @@ def surroundings_of(view: JobView) -> Surroundings:
     is what the API server kept then: so changes by hand are undone, and defaults that the server fills in make no
     difference. A claim, which people enlarge, is judged by its metadata alone.
     """
-    bodies = list(_wanted(view))
-    unknown = [_target(body) for body in bodies if not view.known(*_target(body))]
+    wanted = _wanted(view)
+    unknown = [each.target for each in wanted if not view.known(*each.target)]
     if unknown:
         return Surroundings(look_up=tuple(unknown))
     mends: list[Action] = []
     news: list[Action] = []
     earlier: list[Object] = []
     strangers: list[Object] = []
-    for body in bodies:
-        live = view.found(*_target(body))
+    for each in wanted:
+        live = view.found(*each.target)
         if live is None:
-            news.append(CreateObject(body) if body["kind"] == CLAIM else ApplyObject(_marked(body)))
+            news.append(CreateObject(each.body) if each.mark is None else ApplyObject(_marked(each.body)))
         elif belongs_to(live, view.job.uid):
-            mends += _mends(view, body, live)
+            mends += _mends(view, each, live)
         elif belongs_to_earlier(live, view.job.name, view.job.uid):
             earlier.append(live)
         else:
@@ -132,42 +134,55 @@ def claims_in_use(view: JobView) -> ClaimsInUse:
     return ClaimsInUse(one_node)
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """An object that should exist. `mark` is the digest of what is applied; None: a claim, which is created and not applied."""
+
+    target: Target
+    body: Object
+    mark: str | None
+
+
 # Much of a plan that finds nothing to do would be these, again and again.
 @lru_cache(maxsize=4096)
-def _of_every(job: JobRef) -> tuple[Object, ...]:
-    """What depends on nothing but the job's name."""
-    return driver_account(job), driver_role(job), driver_role_binding(job), head_service(job), job_network(job)
+def _applied(job: JobRef, dns_peers: bytes) -> tuple[_Wanted, ...]:
+    """What depends on nothing but the job's name and the operator's option."""
+    peers = tuple(from_json(dns_peers))
+    bodies: tuple[Object, ...] = (
+        driver_account(job),
+        driver_role(job),
+        driver_role_binding(job),
+        head_service(job),
+        job_network(job),
+        reward_network(job, peers),
+    )
+    return tuple(_Wanted(_target(body), body, digest(body)) for body in bodies)
 
 
-@lru_cache(maxsize=4096)
-def _digests(job: JobRef) -> Mapping[Target, str]:
-    return {_target(body): digest(body) for body in _of_every(job)}
+def _wanted(view: JobView) -> tuple[_Wanted, ...]:
+    applied = _applied(view.job, to_json(view.observed.dns_peers))
+    if view.spec.checkpoint.claim_name is not None:
+        return applied
+    claim = checkpoint_claim(view.job, view.spec.checkpoint)
+    return (*applied, _Wanted(_target(claim), claim, None))
 
 
-def _wanted(view: JobView) -> Iterator[Object]:
-    job = view.job
-    yield from _of_every(job)
-    yield reward_network(job, view.observed.dns_peers)
-    if view.spec.checkpoint.claim_name is None:
-        yield checkpoint_claim(job, view.spec.checkpoint)
-
-
-def _mends(view: JobView, body: Object, live: Object) -> Iterator[Action]:
+def _mends(view: JobView, wanted: _Wanted, live: Object) -> Iterator[Action]:
     metadata = live["metadata"]
     if "deletionTimestamp" in metadata:
         return  # it is created again once it is gone
-    if body["kind"] == CLAIM:
+    if wanted.mark is None:
         if patch := metadata_patch(view.job, view.spec.checkpoint, live):
             yield PatchMetadata(CLAIM, metadata["name"], metadata["uid"], patch)
-    elif not _stands(view, body, live):
-        yield ApplyObject(_marked(body), metadata["uid"])
+    elif not _stands(view, wanted, live):
+        yield ApplyObject(_marked(wanted.body), metadata["uid"])
 
 
-def _stands(view: JobView, body: Object, live: Object) -> bool:
+def _stands(view: JobView, wanted: _Wanted, live: Object) -> bool:
     annotations = live["metadata"].get("annotations") or {}
     return (
-        view.child(*_target(body)) is not None  # it still has the label that it is watched by
-        and annotations.get(ANNOTATION_HASH) == (_digests(view.job).get(_target(body)) or digest(body))
+        view.child(*wanted.target) is not None  # it still has the label that it is watched by
+        and annotations.get(ANNOTATION_HASH) == wanted.mark
         and annotations.get(ANNOTATION_LIVE_HASH) == live["digest"]
     )
 

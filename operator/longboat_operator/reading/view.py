@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from pydantic import ValidationError
@@ -39,15 +39,24 @@ class SpecUnreadable(ValueError):
     """This version can't read the job's spec; names the field."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PodView:
-    """A pod with its place in the job."""
+    """A pod with its place in the job. `ready` is ready and not being deleted."""
 
     name: str
     uid: str
     place: Place
     attempt: int
     raw: Object
+    ready: bool = field(init=False)
+    _conditions: Mapping[str, Mapping[str, Any]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # Asked again and again in a plan, and a cached_property takes a lock each time.
+        conditions = {c["type"]: c for c in self.raw.get("status", {}).get("conditions") or ()}
+        ready = conditions.get("Ready", _NOTHING).get("status") == "True" and self.deleted_at is None
+        object.__setattr__(self, "_conditions", conditions)
+        object.__setattr__(self, "ready", ready)
 
     @property
     def ray_token(self) -> str | None:
@@ -73,15 +82,6 @@ class PodView:
     def condition(self, kind: str) -> Mapping[str, Any]:
         """Pod condition, empty when absent."""
         return self._conditions.get(kind, _NOTHING)
-
-    @cached_property
-    def _conditions(self) -> Mapping[str, Mapping[str, Any]]:
-        return {c["type"]: c for c in self.raw.get("status", {}).get("conditions") or ()}
-
-    @cached_property
-    def ready(self) -> bool:
-        """Ready and not being deleted."""
-        return self.deleted_at is None and self.condition("Ready").get("status") == "True"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -12,7 +12,7 @@ from longboat_crds.status import Condition, RewardCpuStatus, TrainingState
 from longboat_operator.plan.creation import Creation
 from longboat_operator.plan.deadline import has_trained
 from longboat_operator.plan.pod_problems import PodProblem
-from longboat_operator.plan.records import RoleCount
+from longboat_operator.plan.records import Memories
 from longboat_operator.plan.suspension import Suspension, has_stopped
 from longboat_operator.pods.driver import RAY_HEAD
 from longboat_operator.pods.roles import ROLES
@@ -24,6 +24,8 @@ from longboat_operator.status.roles import Survey, first_problem, first_unschedu
 
 MESSAGE_LENGTH = 4096
 
+_ORDER = {str(kind): position for position, kind in enumerate(ConditionType)}
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -31,7 +33,7 @@ class Facts:
 
     suspension: Suspension
     roles: Survey
-    counts: Mapping[Role, RoleCount]
+    counts: Memories
     creation: Creation
     held_up: PodProblem | None = None
     reward_cpu: RewardCpuStatus | None = None
@@ -185,5 +187,4 @@ def updated(
             last_transition_time=kept.last_transition_time if kept else stamp(now),
             observed_generation=generation,
         )
-    order = {str(kind): i for i, kind in enumerate(ConditionType)}
-    return sorted(result.values(), key=lambda c: order.get(c.type, len(order)))
+    return sorted(result.values(), key=lambda c: _ORDER.get(c.type, len(_ORDER)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from longboat_crds.base import Role
 from longboat_crds.explanations import explain
@@ -10,7 +10,7 @@ from longboat_crds.reasons import ConditionType, Reason, ReasonGroup
 from longboat_crds.status import Condition, CpuMoveOutcome, Phase, RestartRecord, RewardCpuStatus, RLJobStatus
 from longboat_operator.model import EmitEvent
 from longboat_operator.plan.leaving import Departure, Ground
-from longboat_operator.plan.records import RoleCount
+from longboat_operator.plan.records import Memories
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.conditions import find, holds
 from longboat_operator.reading.status import rollout_demand, rollout_grant
@@ -41,7 +41,7 @@ _DEPARTURES = {
 
 
 def events_of(
-    old: RLJobStatus, new: RLJobStatus, counts: Mapping[Role, RoleCount], departures: Sequence[Departure] = ()
+    old: RLJobStatus, new: RLJobStatus, counts: Memories, departures: Sequence[Departure] = ()
 ) -> Iterator[EmitEvent]:
     """Events that report what has changed between two statuses, and which pods may leave from now on.
 

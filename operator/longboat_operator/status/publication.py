@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -20,7 +20,7 @@ from longboat_crds.status import (
 )
 from longboat_operator.plan.failures import stopped_short
 from longboat_operator.plan.incarnations import granted, revoked
-from longboat_operator.plan.records import RoleCount, released
+from longboat_operator.plan.records import Memories, released
 from longboat_operator.plan.reward_cpus import ended
 from longboat_operator.plan.suspension import Suspension
 from longboat_operator.pods.roles import ROLES
@@ -33,7 +33,9 @@ from longboat_operator.status.roles import NOWHERE, roles_status, survey
 
 HISTORY_LENGTH = 10
 
-Counts = Mapping[Role, RoleCount]
+_OPERATOR_ATTRIBUTES = {
+    name for name, info in RLJobStatus.model_fields.items() if (info.alias or name) in OPERATOR_FIELDS
+}
 
 
 def status_of(view: JobView, facts: Facts, now: datetime) -> RLJobStatus:
@@ -62,7 +64,7 @@ def status_of(view: JobView, facts: Facts, now: datetime) -> RLJobStatus:
     )
 
 
-def final_status(view: JobView, end: Finding, counts: Counts, now: datetime) -> RLJobStatus:
+def final_status(view: JobView, end: Finding, counts: Memories, now: datetime) -> RLJobStatus:
     """Status of a job that has just ended; it stays like this."""
     conditions = updated(view.status.conditions, list(final_findings(end)), view.generation, now)
     phase = phase_of(conditions, wants_pods=False, has_pods=False)
@@ -85,7 +87,7 @@ def final_status(view: JobView, end: Finding, counts: Counts, now: datetime) -> 
 
 def operator_part(status: RLJobStatus) -> dict[str, Any]:
     """The fields that a job's plan owns, all of them that are set, as JSON: without the grant, which is its pool's."""
-    part = {key: value for key, value in status.to_json().items() if key in OPERATOR_FIELDS}
+    part = status.model_dump(mode="json", by_alias=True, exclude_none=True, include=_OPERATOR_ATTRIBUTES)
     if "allocation" in part:
         part["allocation"].pop("grant", None)
     return part
@@ -125,7 +127,7 @@ def _allocation(view: JobView, facts: Facts) -> Allocation:
     return Allocation(incarnation=incarnation, rollout_replicas=facts.roles[Role.ROLLOUT].desired, grant=grant)
 
 
-def _restarts(view: JobView, counts: Counts) -> dict[str, int | list[RestartRecord] | None]:
+def _restarts(view: JobView, counts: Memories) -> dict[str, int | list[RestartRecord] | None]:
     news = [record for role in ROLES for record in counts[role].news]
     history = [*(view.status.restart_history or ()), *news][-HISTORY_LENGTH:]
     return {"restarts": sum(counts[role].restarts for role in ROLES), "restart_history": history or None}

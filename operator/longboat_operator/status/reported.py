@@ -24,7 +24,7 @@ def reported_of(view: JobView) -> Reported | None:
     elif grant and grant.answers == demand.number:
         limited = demand.replicas != grant.replicas
     new = Reported(reshapes=reshapes or None, demand_limited=limited or None)
-    return new if new.to_json() else None
+    return None if new == Reported() else new
 
 
 def digest_of(reshape: ReshapeSummary) -> str:

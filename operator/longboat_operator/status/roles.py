@@ -13,7 +13,7 @@ from longboat_operator.model import Object
 from longboat_operator.plan.losses import Loss
 from longboat_operator.plan.places import Places
 from longboat_operator.plan.pod_problems import PodProblem, problem_of, scheduling_problem
-from longboat_operator.plan.records import RoleCount
+from longboat_operator.plan.records import Memories, RoleCount
 from longboat_operator.pods.names import Place
 from longboat_operator.pods.roles import ROLES
 from longboat_operator.reading.times import stamp
@@ -22,24 +22,26 @@ from longboat_operator.reading.view import JobView, PodView
 
 @dataclass(frozen=True)
 class RoleSurvey:
-    """A role's pods at a glance, or those of one reward pool. Pods that leave count neither in `pods` nor in `places`."""
+    """A role's pods at a glance, or those of one reward pool; `ready` is how many are ready.
+
+    Pods that leave count neither in `pods` nor in `places`.
+    """
 
     role: Role
     places: tuple[Place, ...]
     pods: tuple[PodView, ...]
     lost: Mapping[str, Loss] = field(default_factory=dict)
+    ready: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ready", sum(pod.ready for pod in self.pods))
 
     @property
     def desired(self) -> int:
         """Pods that should exist."""
         return len(self.places)
 
-    @cached_property
-    def ready(self) -> int:
-        """Pods that are ready."""
-        return sum(pod.ready for pod in self.pods)
-
-    @cached_property
+    @property
     def scheduled(self) -> int:
         """Pods that have a node."""
         return sum(bool(pod.raw.get("spec", {}).get("nodeName")) for pod in self.pods)
@@ -117,9 +119,7 @@ def first_unscheduled(roles: Survey) -> PodProblem | None:
     return next((problem for pod in pods if (problem := scheduling_problem(pod))), None)
 
 
-def roles_status(
-    roles: Survey, counts: Mapping[Role, RoleCount], reward_cpu: RewardCpuStatus | None = None
-) -> RolesStatus:
+def roles_status(roles: Survey, counts: Memories, reward_cpu: RewardCpuStatus | None = None) -> RolesStatus:
     """The roles as the status shows them."""
     return RolesStatus(
         **{

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from longboat_crds.base import ApiModel
+from longboat_crds.base import FieldsModel
 from longboat_crds.status import CheckpointStatus, Demand, Problem, Training
 
-Part = TypeVar("Part", bound=ApiModel)
+Part = TypeVar("Part", bound=FieldsModel)
 
 # The least time, in seconds, between writes of a change that isn't urgent, such as the stage,
 QUIET_INTERVAL = 60.0
