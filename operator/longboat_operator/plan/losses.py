@@ -86,10 +86,12 @@ def _stuck_since(view: JobView, role: Role, pod: PodView) -> datetime | None:
     liveness probe says.
     """
     ready = pod.condition("Ready")
-    statuses = list(container_statuses(pod.raw))
+    if ready.get("status") != "False" or not ready.get("lastTransitionTime"):
+        return None
+    statuses = container_statuses(pod.raw)
     running = [(status.get("state") or {}).get("running") for status in statuses]
     ours = [status for status in statuses if status["name"] in ROLES[role].containers]
-    if ready.get("status") != "False" or not ready.get("lastTransitionTime") or not running or not all(running):
+    if not running or not all(running):
         return None
     if all(status.get("ready") for status in ours):
         return None
@@ -112,6 +114,8 @@ def loss_of(pod: PodView) -> Loss | None:
       shutdown);
     * a loss counts unless Kubernetes removed the pod through `NO_FAULT` of its own.
     """
+    if pod.deleted_at is None and pod.phase not in {"Failed", "Succeeded"}:
+        return None
     disruption = pod.condition("DisruptionTarget")
     cause = disruption.get("reason") if disruption.get("status", "True") == "True" else None
     counted = cause not in NO_FAULT
@@ -122,13 +126,11 @@ def loss_of(pod: PodView) -> Loss | None:
         if cause:
             return Loss(Reason.POD_LOST, f"{cause}: {disruption.get('message', '')}".rstrip(": "), counted, since)
         return Loss(Reason.POD_LOST, "it was deleted", counted, since)
-    if pod.phase in {"Failed", "Succeeded"}:
-        status = pod.raw["status"]
-        ended = last_termination(pod.raw)
-        known = [status.get("reason"), status.get("message"), ended.text if ended else None]
-        text = "; ".join(str(part) for part in known if part)
-        return Loss(Reason.POD_LOST, text or f"it ended with phase {pod.phase}", counted, _end_of(pod))
-    return None
+    status = pod.raw["status"]
+    last = last_termination(pod.raw)
+    known = [status.get("reason"), status.get("message"), last.text if last else None]
+    text = "; ".join(str(part) for part in known if part)
+    return Loss(Reason.POD_LOST, text or f"it ended with phase {pod.phase}", counted, _end_of(pod))
 
 
 def _end_of(pod: PodView) -> datetime | None:

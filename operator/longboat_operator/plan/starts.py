@@ -59,9 +59,10 @@ def says_missing(view: JobView, secret: str | None) -> bool:
 
 
 def _waiting_since(pod: PodView) -> str | None:
+    if pod.condition("PodReadyToStartContainers").get("status") != "False":
+        return None
     scheduled = pod.condition("PodScheduled")
-    waits = pod.condition("PodReadyToStartContainers").get("status") == "False"
-    if not waits or pod.deleted_at is not None or pod.phase != "Pending" or scheduled.get("status") != "True":
+    if pod.deleted_at is not None or pod.phase != "Pending" or scheduled.get("status") != "True":
         return None
     return scheduled.get("lastTransitionTime")
 

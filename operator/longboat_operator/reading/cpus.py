@@ -76,7 +76,8 @@ def pod_cpu(pod: PodView) -> PodCpu | None:
         and not busy
         and pod.phase == "Running"
         and "limits" in given
-        and all(abs(cpu - spec) <= CONVERSION for cpu in given.values())
+        and spec - CONVERSION <= min(given.values())
+        and max(given.values()) <= spec + CONVERSION
     )
     trouble, message = _trouble(pending, ongoing) if seen else (None, "")
     return PodCpu(pod, spec, max(given.values(), default=0), settled, trouble, message)

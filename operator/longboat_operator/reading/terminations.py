@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,16 +28,15 @@ class Termination:
     time: str | None = None
 
 
-def container_statuses(pod: Object) -> Iterator[Mapping[str, Any]]:
+def container_statuses(pod: Object) -> list[Mapping[str, Any]]:
     """Statuses of all containers, sidecars included."""
     status = pod.get("status", {})
-    yield from status.get("initContainerStatuses") or ()
-    yield from status.get("containerStatuses") or ()
+    return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
 
 
 def restart_count(pod: Object) -> int:
     """Restarts of all containers of the pod."""
-    return sum(int(s.get("restartCount", 0)) for s in container_statuses(pod))
+    return sum([int(s.get("restartCount", 0)) for s in container_statuses(pod)])
 
 
 def last_termination(pod: Object) -> Termination | None:

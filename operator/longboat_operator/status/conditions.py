@@ -84,10 +84,10 @@ def _scheduled(view: JobView, facts: Facts) -> Finding:
     finding = facts.creation.finding
     if finding:
         return Finding(ConditionType.SCHEDULED, False, finding.reason, finding.message)
-    if problem := first_unscheduled(facts.roles):
-        return Finding(ConditionType.SCHEDULED, False, problem.reason, problem.message)
     if all(found.scheduled >= found.desired for found in facts.roles.values()):
         return Finding(ConditionType.SCHEDULED, True, Reason.PODS_SCHEDULED)
+    if problem := first_unscheduled(facts.roles):
+        return Finding(ConditionType.SCHEDULED, False, problem.reason, problem.message)
     return Finding(ConditionType.SCHEDULED, False, Reason.RESTARTING if has_trained(view) else Reason.PODS_STARTING)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -131,7 +131,8 @@ def roles_status(roles: Survey, counts: Memories, reward_cpu: RewardCpuStatus | 
 
 def role_status(found: RoleSurvey, count: RoleCount, reward_cpu: RewardCpuStatus | None = None) -> RoleStatus:
     """One role as the status shows it."""
-    cpu = _cpu(found)
+    cpus = {name: _cpu(pool) for name, pool in found.pools.items()}
+    cpu = _total([cpus[name] for name, pool in found.pools.items() if pool.pods])
     return RoleStatus(
         desired=found.desired,
         ready=found.ready,
@@ -142,7 +143,7 @@ def role_status(found: RoleSurvey, count: RoleCount, reward_cpu: RewardCpuStatus
         restart_step=count.restart_step,
         next_attempt=count.next_attempt,
         pools=[
-            PoolStatus(name=name, ready_text=pool.text, cpu=_cpu(pool)) for name, pool in found.pools.items() if name
+            PoolStatus(name=name, ready_text=pool.text, cpu=cpus[name]) for name, pool in found.pools.items() if name
         ]
         or None,
         pods=[count.records[place] for place in sorted(count.records)] or None,
@@ -164,4 +165,10 @@ def cpu_limits(pods: Iterable[Object], container: str) -> str | None:
         for c in pod.get("spec", {}).get("containers") or ()
         if c["name"] == container
     ]
-    return cpu_quantity(sum(millicores(str(q)) for q in found)) if found and all(found) else None
+    return _total([str(cpu) if cpu else None for cpu in found])
+
+
+def _total(quantities: Sequence[str | None]) -> str | None:
+    """Their sum; None when one is missing, or all."""
+    known = [millicores(cpu) for cpu in quantities if cpu]
+    return cpu_quantity(sum(known)) if known and len(known) == len(quantities) else None
