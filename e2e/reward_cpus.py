@@ -1,20 +1,18 @@
 """Jobs whose CPUs for grading move between two reward pods, and a watcher that sees every state of them, in the API and on the nodes."""
 
-import json
-import subprocess
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from typing import Any
 from urllib.parse import quote
 
 from e2e import small_job
 from e2e.cluster import cgroups
-from e2e.cluster.binaries import KUBEBOX
 from e2e.jobs import Job
+from e2e.watches import following
 from longboat_crds.quantities import millicores
 
 TOTAL = 1200
@@ -93,7 +91,6 @@ class Watched:
         self.restarts = 0
         self.resized: set[str] = set()
         self.allowed: dict[str, set[int]] = defaultdict(set)
-        self.version = ""
         self._job = job
         self._pods: dict[str, dict[str, Any]] = {}
         self._first: dict[str, int] = {}
@@ -102,10 +99,8 @@ class Watched:
 
     def see(self, event: dict[str, Any]) -> None:
         """One event of a watch, in the order of the API server's writes."""
-        assert event["type"] in {"ADDED", "MODIFIED", "DELETED"}, event
         pod = event["object"]
         uid = pod["metadata"]["uid"]
-        self.version = pod["metadata"]["resourceVersion"]
         if event["type"] == "DELETED":
             self._pods.pop(uid, None)
         else:
@@ -151,35 +146,21 @@ def counted(pod: dict[str, Any]) -> int:
 
 @contextmanager
 def watching(job: Job) -> Iterator[Watched]:
-    """Follows the job's reward pods from before they exist. A watch that breaks is taken up again where it was."""
+    """Follows the job's reward pods from before they exist."""
     seen, over = Watched(job), Event()
-    with ThreadPoolExecutor(2) as pool:
-        doing = [pool.submit(_follow, job, seen, over), pool.submit(_look, seen, over)]
+    with ThreadPoolExecutor(1) as pool, following(job.cluster, reward_pods(job), seen.see):
+        looks = pool.submit(_look, seen, over)
         try:
             yield seen
         finally:
             over.set()
-        for each in doing:
-            each.result()
+        looks.result()
 
 
-def _follow(job: Job, seen: Watched, over: Event) -> None:
+def reward_pods(job: Job) -> str:
+    """Path of a watch of the job's reward pods."""
     selector = quote(f"longboat.dev/job={job.name},longboat.dev/role=reward")
-    path = f"/api/v1/namespaces/{job.namespace}/pods?watch=1&labelSelector={selector}"
-    while not over.is_set():
-        argv = [str(KUBEBOX.path), "kubectl", "get", "--raw", f"{path}&resourceVersion={seen.version}"]
-        with subprocess.Popen(argv, env=job.cluster.environment, stdout=subprocess.PIPE, text=True) as following:
-            ending = Thread(target=_end, args=(following, over), daemon=True)
-            ending.start()
-            for line in following.stdout or ():
-                if line.endswith("\n"):  # else it was cut off
-                    seen.see(json.loads(line))
-        over.wait(0.2)
-
-
-def _end(following: "subprocess.Popen[str]", over: Event) -> None:
-    over.wait()
-    following.kill()
+    return f"/api/v1/namespaces/{job.namespace}/pods?watch=1&labelSelector={selector}"
 
 
 def _look(seen: Watched, over: Event) -> None:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from threading import Thread
 from typing import Any
 from urllib.parse import quote
 
 from bench.rewards import swaps
 from bench.rewards.cpus import BEYOND_SECONDS, START_SECONDS
 from bench.rewards.swaps import Trace
-from e2e.cluster.binaries import KUBEBOX
 from e2e.jobs import Job, Timeout
-from e2e.reward_cpus import watching
+from e2e.reward_cpus import reward_pods, watching
 from e2e.site import Site
+from e2e.watches import following
 from longboat_crds.quantities import millicores
 from longboat_operator.model import LABEL_POOL
 from longboat_operator.reading.cpus import CONVERSION
@@ -79,12 +75,12 @@ class Seen:
     decisions: dict[tuple[float, str], Decision] = field(default_factory=dict)
     outcomes: dict[tuple[float, str], str] = field(default_factory=dict)
 
-    def pod(self, at: float, event: Object) -> None:
-        """One event of the watch of pods."""
+    def pod(self, event: Object) -> None:
+        """One event of the watch of pods, which comes now."""
         if event["type"] in {"ADDED", "MODIFIED"}:
-            self.pods.append(pod_seen(at, event["object"]))
+            self.pods.append(pod_seen(time.time(), event["object"]))
 
-    def job(self, at: float, event: Object) -> None:
+    def job(self, event: Object) -> None:
         """One event of the watch of the job."""
         body = event["object"]
         status = body.get("status", {}).get("rewardCpu", {})
@@ -157,14 +153,16 @@ def measured(site: Site, trace: Trace, total: int, replicas: int) -> dict[str, A
     """The whole trace, in two pools of so many pods each: all that is recorded of it."""
     swaps.write(trace, site.data)
     job = Job(site.cluster, site.namespace, f"moves-{trace.seed}")
-    pods = f"/api/v1/namespaces/{job.namespace}/pods?watch=1&labelSelector="
-    pods += quote(f"longboat.dev/job={job.name},longboat.dev/role=reward")
     jobs = f"/apis/longboat.dev/v1alpha1/namespaces/{job.namespace}/rljobs?watch=1&fieldSelector="
     jobs += quote(f"metadata.name={job.name}")
     seen, load, void = Seen(), os.getloadavg()[0], []
     seconds = START_SECONDS + trace.rounds * (2000 * trace.work / total + BEYOND_SECONDS)
     try:
-        with watching(job) as sums, _following(job, pods, seen.pod), _following(job, jobs, seen.job):
+        with (
+            watching(job) as sums,
+            following(job.cluster, reward_pods(job), seen.pod),
+            following(job.cluster, jobs, seen.job),
+        ):
             job.apply(dict(swaps.job_spec(trace, swaps.moving(total, replicas), total)))
             job.wait_for("Succeeded", seconds)
             step = job.step()
@@ -186,25 +184,3 @@ def measured(site: Site, trace: Trace, total: int, replicas: int) -> dict[str, A
         "wall": round(moves[-1].decided - moves[0].decided, 1) if moves else 0.0,
         "void": void,
     }
-
-
-@contextmanager
-def _following(job: Job, path: str, tell: Callable[[float, Object], None]) -> Iterator[None]:
-    """Tells of each event of a watch, with the Unix time at which it came, until the end of the block."""
-    argv = [str(KUBEBOX.path), "kubectl", "get", "--raw", path]
-    with subprocess.Popen(argv, env=job.cluster.environment, stdout=subprocess.PIPE, text=True) as following:
-        lines = following.stdout
-        assert lines is not None
-
-        def follow() -> None:
-            for line in lines:
-                if line.endswith("\n"):  # the last one may be cut off
-                    tell(time.time(), json.loads(line))
-
-        reader = Thread(target=follow, daemon=True)
-        reader.start()
-        try:
-            yield
-        finally:
-            following.kill()
-            reader.join()

@@ -215,9 +215,9 @@ def test_watches_tell_what_was_decided_and_what_is_in_force() -> None:
         },
     }
     told = Seen()
-    told.job(0.0, {"type": "MODIFIED", "object": job})
+    told.job({"type": "MODIFIED", "object": job})
     move["outcome"] = "Done"
-    told.job(0.0, {"type": "MODIFIED", "object": job})
+    told.job({"type": "MODIFIED", "object": job})
     (decision,) = told.decisions.values()
     assert (decision.source, decision.target, decision.share) == ("math", "code", 500)
     assert decision.decided % 1 == pytest.approx(0.25)
