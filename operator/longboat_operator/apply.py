@@ -5,6 +5,7 @@
   resizes, events and the status are still carried out.
 * The dry runs a plan asks for are made together, right before its first create that asks for one. If one is rejected, the
   plan creates and applies nothing more.
+* Resizes are sent together: each is of a pod of its own, and none depends on another.
 * A resize of a pod that has changed meanwhile (409) is not a rejection: the key is planned again.
 * Resizes and events follow what the status written before them says: if that write comes too late (the job has changed), the plan
   ends there.
@@ -14,7 +15,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 
 import structlog
 
@@ -88,17 +92,33 @@ class _Run:
     async def execute(self) -> Applied:
         self._rejections.keep_only({*map(target_of, self._plan.actions), *self._plan.look_up})
         unanswered = None
-        for action in self._plan.actions:
-            try:
-                await self._one(action)
-            except KubeError as error:
-                self._count(action, "unanswered")
-                log.warning("plan ended early", **self._words(action), error=str(error))
-                unanswered = error
-                break
-            if self._stale:
+        for resizes, actions in groupby(self._plan.actions, lambda action: isinstance(action, ResizePod)):
+            carry_out = self._together if resizes else self._in_order
+            unanswered = await carry_out(actions)
+            if unanswered or self._stale:
                 break
         return Applied(tuple(self._writes.expectations), unanswered, self._stale or self._outdated)
+
+    async def _together(self, actions: Iterable[Action]) -> KubeError | None:
+        return next(filter(None, await asyncio.gather(*map(self._unanswered, actions))), None)
+
+    async def _in_order(self, actions: Iterable[Action]) -> KubeError | None:
+        for action in actions:
+            if error := await self._unanswered(action):
+                return error
+            if self._stale:
+                break
+        return None
+
+    async def _unanswered(self, action: Action) -> KubeError | None:
+        """Carries the action out; the error if it got no answer."""
+        try:
+            await self._one(action)
+        except KubeError as error:
+            self._count(action, "unanswered")
+            log.warning("plan ended early", **self._words(action), error=str(error))
+            return error
+        return None
 
     async def _one(self, action: Action) -> None:
         if isinstance(action, CreateObject) and action.dry_run and not self._dry_runs_made:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -56,6 +58,7 @@ class Server:
         self.patches: list[Any] = []
         self.defaults: dict[str, Any] = {}
         self.objects: dict[str, Any] = {}
+        self.patched: Callable[[], Awaitable[Any]] = lambda: asyncio.sleep(0)
 
     async def create(self, resource: Resource, body: Any, *, dry_run: bool = False) -> dict[str, Any]:
         return self._answer(("dry " if dry_run else "create ") + self._name(resource, body), body)
@@ -85,6 +88,7 @@ class Server:
         self, resource: Resource, namespace: str, name: str, body: Any, *_: Any, subresource: str = "patch"
     ) -> Any:
         self.patches.append(body)
+        await self.patched()
         metadata = {"namespace": namespace, "name": name, "resourceVersion": "9"}
         return self._answer(f"{subresource} {name}", {"metadata": metadata})
 
@@ -169,6 +173,21 @@ async def test_a_refused_resize_is_kept_for_the_next_plan(bench: Bench) -> None:
     applied = await bench.apply(RESIZE)
     assert not applied.stale
     assert bench.rejections.by_name() == {"p9": "Pod p9: exceeded quota"}
+
+
+async def test_resizes_do_not_wait_for_each_other(bench: Bench) -> None:
+    bench.server.patched = asyncio.Barrier(2).wait
+    applied = await bench.apply(STATUS, RESIZE, ResizePod("p8", "graders", "1", "1", "5"), EVENT)
+    assert sorted(bench.server.writes[1:3]) == ["resize p8", "resize p9"]
+    assert bench.server.writes[3] == "create Event"
+    assert len(applied.expectations) == 3
+
+
+async def test_a_resize_without_an_answer_ends_the_plan(bench: Bench) -> None:
+    bench.server.errors["resize p9"] = error = TransportError("no answer")
+    applied = await bench.apply(RESIZE, ResizePod("p8", "graders", "1", "1", "5"), EVENT)
+    assert applied.unanswered is error
+    assert bench.server.writes == ["resize p9", "resize p8"]
 
 
 async def test_nothing_is_resized_that_the_status_could_not_tell_of(bench: Bench) -> None:
