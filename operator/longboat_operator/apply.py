@@ -43,7 +43,7 @@ from longboat_operator.model import (
     Target,
 )
 from longboat_operator.rejections import Rejections
-from longboat_operator.watch.cache import Cache
+from longboat_operator.watch.cache import Cache, ObjectKey, version_of
 from longboat_operator.watch.expectations import Expectation
 from longboat_operator.writes import Writes
 
@@ -54,12 +54,12 @@ log = structlog.get_logger(__name__)
 class Applied:
     """The outcome of a plan: what the cache is to show, and the write that got no answer.
 
-    `stale`: the job, or a pod that was to be resized, had changed meanwhile.
+    `newer` are versions of the job, or of pods that were to be resized, that were there before the plan's writes, and are to come.
     """
 
     expectations: tuple[Expectation, ...]
     unanswered: KubeError | None = None
-    stale: bool = False
+    newer: tuple[Expectation, ...] = ()
 
 
 class Applier:
@@ -87,7 +87,7 @@ class _Run:
         self._building = True
         self._dry_runs_made = False
         self._stale = False
-        self._outdated = False
+        self._newer: list[Expectation] = []
 
     async def execute(self) -> Applied:
         self._rejections.keep_only({*map(target_of, self._plan.actions), *self._plan.look_up})
@@ -97,7 +97,7 @@ class _Run:
             unanswered = await carry_out(actions)
             if unanswered or self._stale:
                 break
-        return Applied(tuple(self._writes.expectations), unanswered, self._stale or self._outdated)
+        return Applied(tuple(self._writes.expectations), unanswered, tuple(self._newer))
 
     async def _together(self, actions: Iterable[Action]) -> KubeError | None:
         return next(filter(None, await asyncio.gather(*map(self._unanswered, actions))), None)
@@ -138,7 +138,7 @@ class _Run:
             if not is_rejection(error):
                 raise
             if isinstance(action, ResizePod) and isinstance(error, ConflictError):
-                self._outdated = True
+                self._expect_newer(POD.kind, action.name, int(action.version))
                 self._count(action, "outdated")
             else:
                 self._rejected(action, error)
@@ -168,11 +168,17 @@ class _Run:
             if not isinstance(error, (ConflictError, NotFoundError)):
                 raise error  # a status that the schema rejects is our own error
             self._stale = True
+            assert self._observed.job is not None
+            self._expect_newer(RL_JOB.kind, self._observed.key.name, version_of(self._observed.job))
             return
         log.warning("rejected", **self._words(action), error=str(error))
         if not isinstance(action, EmitEvent):
             self._rejections.note(target_of(action), str(error))
             self._end_building(action)
+
+    def _expect_newer(self, kind: str, name: str, version: int) -> None:
+        key = ObjectKey(kind, self._observed.key.namespace, name)
+        self._newer.append(Expectation(key, version + 1))
 
     def _end_building(self, action: Action) -> None:
         if isinstance(action, (CreateObject, ApplyObject)) and action.body["kind"] != POD.kind:

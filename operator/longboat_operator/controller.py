@@ -59,6 +59,8 @@ class Controller:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.expectations = Expectations(cache)
+        # What a key's last writes came too late for: seldom anything that calls for a plan by itself.
+        self._newer = Expectations(cache)
         self._cache = cache
         self._queue = queue
         self._observe = observe
@@ -81,7 +83,8 @@ class Controller:
             if job_woken and self._told(job, change):
                 job_woken = wakes_its_writer(change.old, change.new)
             for key, woken in ((job, job_woken), (job.pool, pool_woken)):
-                if woken or (key in self._held and self.expectations.met(key)):
+                caught_up = self._newer.waits(key) and self._newer.met(key)
+                if woken or caught_up or (key in self._held and self.expectations.met(key)):
                     if isinstance(key, JobKey):
                         self._queue.add_within(key, BURST_SECONDS)
                     else:
@@ -116,6 +119,7 @@ class Controller:
             self._queue.add_after(key, HELD_SECONDS)
             return "held"
         self._held.discard(key)
+        self._newer.forget(key)
         rejections = self._rejections.setdefault(key, Rejections(self._clock))
         try:
             observed, plan = await self._informed(self._observe(self._cache, key), rejections)
@@ -136,12 +140,15 @@ class Controller:
             return "error"
         self._expect(key, plan, applied)
         again = [plan.look_again_seconds, rejections.next_seconds()]
-        if applied.unanswered is not None or applied.stale:
+        if applied.unanswered is not None or applied.newer:
             retry_after = (applied.unanswered.retry_after_seconds if applied.unanswered else None) or 0.0
             again.append(max(self._queue.failed(key), retry_after))
         else:
             self._queue.succeeded(key)
         self._queue.add_after(key, min((seconds for seconds in again if seconds is not None), default=None))
+        self._newer.expect(key, applied.newer)
+        if applied.newer and self._newer.met(key):
+            self._queue.add(key)
         return _word(plan, applied)
 
     def _expect(self, key: Key, plan: Plan, applied: Applied) -> None:
@@ -197,7 +204,7 @@ class Controller:
 def _word(plan: Plan, applied: Applied) -> str:
     if applied.unanswered is not None:
         return "unanswered"
-    if applied.stale:
+    if applied.newer:
         return "stale"
     return "empty" if plan.empty else "applied"
 

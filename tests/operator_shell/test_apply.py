@@ -37,7 +37,8 @@ from longboat_operator.model import (
     content_digest,
 )
 from longboat_operator.rejections import OF_AN_EARLIER_JOB, OF_SOMETHING_ELSE, Rejections
-from longboat_operator.watch.cache import Cache
+from longboat_operator.watch.cache import Cache, ObjectKey
+from longboat_operator.watch.expectations import Expectation
 
 KEY = JobKey("a", "x")
 JOB = {
@@ -146,6 +147,7 @@ REJECTED = ForbiddenError(403, "Forbidden", "exceeded quota")
 
 
 RESIZE = ResizePod("p9", "graders", "2", "2", "7")
+NEWER_JOB = (Expectation(ObjectKey("RLJob", "a", "x"), 6),)
 
 
 async def test_a_resize_is_of_one_version_of_the_pod_and_sets_request_and_limit(bench: Bench) -> None:
@@ -163,7 +165,7 @@ async def test_a_resize_is_of_one_version_of_the_pod_and_sets_request_and_limit(
 async def test_a_pod_that_has_changed_is_planned_again_and_was_not_refused(bench: Bench) -> None:
     bench.server.errors["resize p9"] = ConflictError(409, "Conflict", "the object has been modified")
     applied = await bench.apply(STATUS, RESIZE, ResizePod("p8", "graders", "1", "1", "5"), EVENT)
-    assert applied.stale
+    assert applied.newer == (Expectation(ObjectKey("Pod", "a", "p9"), 8),)
     assert bench.rejections.by_name() == {}
     assert bench.server.writes == ["apply RLJob x/status", "resize p9", "resize p8", "create Event"]
 
@@ -171,7 +173,7 @@ async def test_a_pod_that_has_changed_is_planned_again_and_was_not_refused(bench
 async def test_a_refused_resize_is_kept_for_the_next_plan(bench: Bench) -> None:
     bench.server.errors["resize p9"] = REJECTED
     applied = await bench.apply(RESIZE)
-    assert not applied.stale
+    assert applied.newer == ()
     assert bench.rejections.by_name() == {"p9": "Pod p9: exceeded quota"}
 
 
@@ -193,7 +195,7 @@ async def test_a_resize_without_an_answer_ends_the_plan(bench: Bench) -> None:
 async def test_nothing_is_resized_that_the_status_could_not_tell_of(bench: Bench) -> None:
     bench.server.errors["apply RLJob x/status"] = ConflictError(409, "Conflict", "the job has changed")
     applied = await bench.apply(STATUS, RESIZE)
-    assert applied.stale
+    assert applied.newer == NEWER_JOB
     assert bench.server.writes == ["apply RLJob x/status"]
 
 
@@ -209,7 +211,7 @@ async def test_actions_are_done_in_order(bench: Bench) -> None:
         "create Event",
     ]
     assert applied.unanswered is None
-    assert not applied.stale
+    assert applied.newer == ()
     assert [e.deleted_uid for e in applied.expectations if e.key.name == "old"] == ["u1"]
     assert [(e.key.kind, e.key.name, e.version) for e in applied.expectations] == [
         ("Service", "x", 9),
@@ -301,7 +303,7 @@ async def test_a_status_against_an_old_job_ends_the_plan_without_its_events(benc
     bench.server.errors["apply RLJob x/status"] = ConflictError(409, "Conflict", "changed meanwhile")
     applied = await bench.apply(STATUS, EVENT)
     assert bench.server.writes == ["apply RLJob x/status"]
-    assert applied.stale
+    assert applied.newer == NEWER_JOB
     assert bench.rejections.by_name() == {}
 
 
@@ -320,7 +322,7 @@ async def test_a_grant_is_written_alone_by_a_manager_of_its_own(bench: Bench) ->
         assert body["status"] == status
         assert [expected.version for expected in applied.expectations] == [9]
     bench.server.errors["apply RLJob x/status"] = ConflictError(409, "Conflict", "changed meanwhile")
-    assert (await bench.apply(PublishGrant(grant))).stale
+    assert (await bench.apply(PublishGrant(grant))).newer == NEWER_JOB
 
 
 async def test_an_event_that_cant_be_written_harms_nothing(bench: Bench) -> None:

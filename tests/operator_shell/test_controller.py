@@ -25,6 +25,7 @@ from longboat_operator.model import (
 )
 from longboat_operator.queue import WorkQueue
 from longboat_operator.rejections import Rejections
+from longboat_operator.schedule import FIRST_BACKOFF_SECONDS
 from longboat_operator.watch.cache import Cache, Change, ObjectKey, Source
 from longboat_operator.watch.expectations import Expectation
 from longboat_operator.watch.feed import Feed
@@ -246,6 +247,40 @@ async def test_no_plan_before_the_cache_shows_the_last_writes(bench: Bench) -> N
     assert bench.due() == [X]
     bench.outcome = Applied(())
     assert await bench.controller.reconcile(X) == "applied"
+
+
+TOO_LATE = Applied((), newer=(Expectation(ObjectKey("RLJob", "a", "x"), 6),))
+
+
+@pytest.mark.parametrize("key", [X, X.pool])
+async def test_a_write_that_came_too_late_is_planned_again_as_soon_as_the_cache_has_what_came_before_it(
+    bench: Bench, key: Key
+) -> None:
+    bench.put(job("x", 5))
+    bench.all_due()
+    bench.plan, bench.outcome = SOMETHING, TOO_LATE
+    assert await bench.controller.reconcile(key) == "stale"
+    assert bench.all_due() == []
+    bench.put(job("x", 6))  # a step is reported, which calls for no plan
+    assert bench.all_due() == [key]
+    bench.put(job("x", 7))
+    assert bench.all_due() == []
+
+
+async def test_a_write_that_came_too_late_is_planned_again_at_once_if_the_cache_has_it_by_then(bench: Bench) -> None:
+    bench.put(job("x", 6))
+    bench.all_due()
+    bench.plan, bench.outcome = SOMETHING, TOO_LATE
+    await bench.controller.reconcile(X)
+    assert bench.due() == [X]
+
+
+async def test_a_write_that_came_too_late_is_planned_again_in_any_case(bench: Bench) -> None:
+    bench.plan, bench.outcome = SOMETHING, TOO_LATE
+    await bench.controller.reconcile(X)
+    assert bench.due() == []
+    bench.now += FIRST_BACKOFF_SECONDS
+    assert bench.due() == [X]
 
 
 async def test_what_was_waited_for_may_come_without_a_change(bench: Bench) -> None:

@@ -43,6 +43,14 @@ class Expectations:
             del self._open[key]
         return key not in self._open
 
+    def forget(self, key: Key) -> None:
+        """The key waits for nothing."""
+        self._open.pop(key, None)
+
+    def waits(self, key: Key) -> bool:
+        """Whether the key waited for something when it was last asked about."""
+        return key in self._open
+
     def waiting(self) -> list[Key]:
         """Keys that wait."""
         return list(self._open)
