@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from statistics import median
 from typing import Any
 
 from bench.operator.api_double import ApiDouble
+from bench.operator.plans import loop_seconds
 from longboat_operator.apply import Applier
 from longboat_operator.controller import Controller
 from longboat_operator.kube.events import EventRecorder
@@ -24,15 +26,17 @@ from tests.operator_plan.simulated_cluster import runtime_of, spec_of
 NAMESPACE = "bench"
 WORKERS = 4
 SAMPLE_SECONDS = 0.05
+# Samples between two looks at the machine's speed, and additions of one.
+SPEED_SAMPLES, SPEED_ADDITIONS = 20, 10**5
 REPLICAS = 3
 
 
-def many_jobs(jobs: int, period_seconds: float, seconds: float) -> dict[str, float]:
+def many_jobs(jobs: int, period_seconds: float, seconds: float) -> dict[str, float | None]:
     """Jobs of seven pods whose drivers ask in turn for two and three of their rollout pods, evenly spread over each period."""
     return asyncio.run(_run([f"job-{number}" for number in range(jobs)], period_seconds, seconds))
 
 
-async def _run(names: list[str], period_seconds: float, seconds: float) -> dict[str, float]:
+async def _run(names: list[str], period_seconds: float, seconds: float) -> dict[str, float | None]:
     api, queue = ApiDouble(), WorkQueue[Key]()
     cache = Cache()
     kinds = (RL_JOB, RL_RUNTIME, CLUSTER_RL_RUNTIME, *CHILDREN)
@@ -65,10 +69,11 @@ async def _run(names: list[str], period_seconds: float, seconds: float) -> dict[
 
 async def _measure(
     api: ApiDouble, queue: WorkQueue[Key], names: list[str], period_seconds: float, seconds: float
-) -> dict[str, float]:
+) -> dict[str, float | None]:
     changes = round(seconds / period_seconds * len(names))
     began, cpu, requests, oldest = time.monotonic(), time.process_time() - api.own_seconds, api.requests, 0.0
-    made = 0
+    made = samples = 0
+    loops: list[float] = []
     while made < changes:
         due = min(changes, int((time.monotonic() - began) / period_seconds * len(names)) + 1)
         for number in range(made, due):
@@ -76,6 +81,10 @@ async def _measure(
         made = due
         await asyncio.sleep(SAMPLE_SECONDS)
         oldest = max(oldest, queue.oldest_seconds)
+        samples += 1
+        if samples % SPEED_SAMPLES == 0:
+            loops.append(loop_seconds(SPEED_ADDITIONS))
+            api.own_seconds += loops[-1]
     wall = time.monotonic() - began
     return {
         "demands": changes,
@@ -83,6 +92,7 @@ async def _measure(
         "cores": (time.process_time() - api.own_seconds - cpu) / wall,
         "oldest_seconds": oldest,
         "requests_per_second": (api.requests - requests) / wall,
+        "loop_ms": 1e3 * median(loops) * 10**6 / SPEED_ADDITIONS if loops else None,
     }
 
 

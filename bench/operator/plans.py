@@ -31,7 +31,7 @@ def plan_costs(repeats: int) -> dict[str, float]:
         "reward_job_ms": _cost(reward, KEY, repeats),
         "reward_pool_ms": _cost(reward, KEY.pool, repeats),
         "pool_ms": _cost(cluster, KEY.pool, repeats),
-        "loop_ms": median(_loop_seconds() for _ in range(repeats)) * 1e3,
+        "loop_ms": median(loop_seconds() for _ in range(repeats)) * 1e3,
     }
 
 
@@ -46,10 +46,10 @@ def _with_reward_pools() -> RewardCluster:
     return cluster
 
 
-def _loop_seconds() -> float:
-    """CPU of a loop of a million additions: how fast the machine's Python is, to compare figures of different machines by."""
+def loop_seconds(additions: int = 10**6) -> float:
+    """CPU of a loop of additions: how fast the machine's Python is, to compare figures of different machines and hours by."""
     began, total = time.process_time(), 0
-    for number in range(10**6):
+    for number in range(additions):
         total += number
     return time.process_time() - began
 

@@ -69,6 +69,8 @@ def _rows(found: dict[str, dict[str, Any]]) -> list[str]:
             f"| the same: CPU | {many['cores']:.2f} cores | {CORES:g} cores |",
             f"| the same: requests | {many['requests_per_second']:.0f} a second | |",
         ]
+        if loop := many.get("loop_ms"):
+            rows.append(f"| the same: CPU of a million additions meanwhile | {loop:.0f} ms | |")
     if latency := found.get("latency"):
         cuts = quantiles(latency["seconds"], n=100)
         rows += [
