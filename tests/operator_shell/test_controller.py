@@ -1,4 +1,7 @@
-"""When a job is planned for, and when again."""
+"""When a job is planned for, and when again.
+
+Over 400 lines: all of it is about one class, on one bench.
+"""
 
 from __future__ import annotations
 
