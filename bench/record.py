@@ -6,9 +6,11 @@ import json
 import os
 import platform
 import subprocess
+import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
@@ -72,7 +74,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, CPUs this process may use, memory, and how busy the machine is at this moment."""
+    """Processor, CPUs this process may use, memory, and how busy and how fast the machine is at this moment."""
     cpu = [
         line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
     ]
@@ -84,7 +86,16 @@ def machine() -> dict[str, Any]:
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "kernel": platform.release(),
         "load": os.getloadavg()[0],
+        "loop_ms": round(1e3 * median(loop_seconds() for _ in range(3)), 1),
     }
+
+
+def loop_seconds(additions: int = 10**6) -> float:
+    """CPU of a loop of additions: how fast the machine's Python is, to compare figures of different machines and hours by."""
+    began, total = time.process_time(), 0
+    for number in range(additions):
+        total += number
+    return time.process_time() - began
 
 
 def commit() -> str:

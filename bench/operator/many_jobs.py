@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from bench.operator.api_double import ApiDouble
-from bench.operator.plans import loop_seconds
+from bench.record import loop_seconds
 from longboat_operator.apply import Applier
 from longboat_operator.controller import Controller
 from longboat_operator.kube.events import EventRecorder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from statistics import median
 
+from bench.record import loop_seconds
 from longboat_operator.model import Key
 from longboat_operator.planner import plan
 from tests.operator_plan.reward_cluster import RewardCluster, reward_spec
@@ -44,14 +45,6 @@ def _with_reward_pools() -> RewardCluster:
     cluster.ask_cpus(code="16", math="8", style="4", tools="4")
     cluster.swing()
     return cluster
-
-
-def loop_seconds(additions: int = 10**6) -> float:
-    """CPU of a loop of additions: how fast the machine's Python is, to compare figures of different machines and hours by."""
-    began, total = time.process_time(), 0
-    for number in range(additions):
-        total += number
-    return time.process_time() - began
 
 
 def _cost(cluster: SimulatedCluster, key: Key, repeats: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -52,7 +52,8 @@ def _newest(recorded: Sequence[list[Line]], kinds: Collection[str]) -> list[Line
 
 def _where(run: Line) -> str:
     machine = run["machine"]
-    return f"{machine['processor']}, {machine['cpus']} CPUs, kernel {machine['kernel']}, commit {run['commit']}."
+    speed = f", {machine['loop_ms']:.0f} ms for a million additions in Python" if "loop_ms" in machine else ""
+    return f"{machine['processor']}, {machine['cpus']} CPUs{speed}, kernel {machine['kernel']}, commit {run['commit']}."
 
 
 def _timeouts(lines: list[Line]) -> list[str]:
@@ -277,6 +278,8 @@ def _moves(lines: list[Line]) -> list[str]:
             f"{within(0.99, took):.2f} (≤ {BAR_MOST:g}) | {max(took):.2f} |"
         ),
         "",
+        _stages(line["moves"]),
+        "",
         (
             f"Outcomes: {told}. {sum(map(math.isinf, took))} moves were not seen to be over before the next one, and count as endless."
         ),
@@ -291,6 +294,19 @@ def _moves(lines: list[Line]) -> list[str]:
     ]
 
 
+def _stages(moves: Sequence[Mapping[str, Any]]) -> str:
+    """When each stage of a move was over, by its median."""
+    words = {
+        "lowered": "donors asked for less",
+        "freed": "had less",
+        "raised": "receivers asked for more",
+        "seconds": "had it",
+    }
+    found = {stage: [move[stage] for move in moves if move[stage] is not None] for stage in words}
+    told = [f"{word} after {median(found[stage]):.2f} s" for stage, word in words.items() if found[stage]]
+    return f"Medians of the stages: {', '.join(told)}."
+
+
 def plot(recorded: Sequence[list[Line]], path: Path) -> None:
     """Seconds of every round by arm, and of all moves in order. Nothing is drawn while neither is measured."""
     blocks, moves = _newest(recorded, {"block"})[1:], _newest(recorded, {"moves"})[1:]
@@ -298,19 +314,28 @@ def plot(recorded: Sequence[list[Line]], path: Path) -> None:
     took = sorted(value for value in _took(moves[-1]) if math.isfinite(value)) if moves else []
     if not (seconds or took):
         return
-    with picture(path, columns=2, width=6, height=3) as (_, panels):
-        rounds, order = panels[0]
-        for arm, of in seconds.items():
-            rounds.plot(range(1, len(of) + 1), list(of.values()), marker=".", label=arm)
-        rounds.set_xlabel("round, of all blocks")
-        rounds.set_ylabel("s from last response to last grade")
-        rounds.set_ylim(bottom=0)
-        rounds.legend(fontsize=7)
-        shares = [(place + 1) / len(moves[-1]["moves"]) for place in range(len(took))] if moves else []
-        order.plot(took, shares, drawstyle="steps-post")
-        order.plot([BAR_HALF, BAR_MOST], [0.5, 0.99], linestyle="", marker="|", color="black", label="at most")
-        order.set_xlabel("s from decision to receivers")
-        order.set_ylabel("share of moves")
-        order.set_ylim(0, 1.02)
-        order.set_xlim(left=0)
-        order.legend(fontsize=7, loc="lower right")
+    with picture(path, columns=bool(seconds) + bool(took), width=6, height=3) as (_, panels):
+        free = iter(panels[0])
+        if seconds:
+            _plot_rounds(next(free), seconds)
+        if took:
+            _plot_moves(next(free), took, len(moves[-1]["moves"]))
+
+
+def _plot_rounds(panel: Any, seconds: Mapping[str, Seconds]) -> None:
+    for arm, of in seconds.items():
+        panel.plot(range(1, len(of) + 1), list(of.values()), marker=".", label=arm)
+    panel.set_xlabel("round, of all blocks")
+    panel.set_ylabel("s from last response to last grade")
+    panel.set_ylim(bottom=0)
+    panel.legend(fontsize=7)
+
+
+def _plot_moves(panel: Any, took: Sequence[float], moves: int) -> None:
+    panel.plot(took, [(place + 1) / moves for place in range(len(took))], drawstyle="steps-post")
+    panel.plot([BAR_HALF, BAR_MOST], [0.5, 0.99], linestyle="", marker="|", color="black", label="at most")
+    panel.set_xlabel("s from decision to receivers")
+    panel.set_ylabel("share of moves")
+    panel.set_ylim(0, 1.02)
+    panel.set_xlim(left=0)
+    panel.legend(fontsize=7, loc="lower right")

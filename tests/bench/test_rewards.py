@@ -258,6 +258,7 @@ def test_arms_are_compared_on_the_rounds_that_all_of_them_graded() -> None:
 def test_moves_that_were_not_seen_to_be_over_count_as_endless(tmp_path: Path) -> None:
     assert [within(share, range(1, 101)) for share in (0.5, 0.9, 0.99)] == [50, 90, 99]
     move = {"target": "code", "receivers": 2, "donors": 2, "outcome": "Done"}
+    move |= {"lowered": 0.1, "freed": 0.2, "raised": 0.3}
     moves = [move | {"seconds": seconds} for seconds in (0.5, 0.6, None)]
     line = {
         "kind": "moves",
@@ -275,6 +276,10 @@ def test_moves_that_were_not_seen_to_be_over_count_as_endless(tmp_path: Path) ->
     }
     recorded = [[RUN, line], [RUN, *BLOCKS]]
     assert "| 3 | 4 and 4 | 0.60 (≤ 1) | inf | inf (≤ 3) | inf |" in page(recorded)
+    assert (
+        "asked for less after 0.10 s, had less after 0.20 s, receivers asked for more after 0.30 s, had it after 0.55 s"
+        in page(recorded)
+    )
     assert "together was 1.2 CPUs by the API" in page(recorded)
     raw = tmp_path / "rewards.jsonl"
     raw.write_text("".join(json.dumps(line) + "\n" for run in recorded for line in run))
