@@ -20,7 +20,7 @@ from longboat_operator.model import FIELD_MANAGER, POOL_FIELD_MANAGER, Object
 from longboat_operator.watch.feed import Feed
 
 ANSWER_SECONDS = 0.005
-# kopf hands on what came of one object within a tenth of a second.
+# Longer than a watch takes on a machine that isn't busy.
 EVENT_SECONDS = 0.1
 DRAIN_SECONDS = 1.0
 DRIVER = "longboat-driver"
