@@ -14,7 +14,7 @@ from e2e.cluster.paths import Layout, NodeLayout
 from e2e.cluster.pki import Authority
 from e2e.cluster.shell import run
 from e2e.cluster.timings import Timings
-from e2e.cluster.waiting import wait_until
+from e2e.cluster.waiting import accepts_connections, wait_for_process
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,13 @@ class Node:
 
     def start_containerd(self) -> None:
         """Start containerd and wait until it serves."""
-        self._spawn("containerd", ["containerd", "--config", str(self.layout.containerd_config)])
-        complaint = f"containerd of {self.name} does not serve; see {self.log('containerd')}"
-        wait_until(self.layout.socket.is_socket, complaint, seconds=120)
+        command = ["containerd", "--config", str(self.layout.containerd_config)]
+        self._spawn("containerd", command)
+        wait_for_process(
+            lambda: accepts_connections(self.layout.socket),
+            lambda: bool(process.find(command, self.system_group)),
+            self.log("containerd"),
+        )
         self.ctr("version")
 
     def start_kubelet(self) -> None:

@@ -1,5 +1,6 @@
 """Waiting for something to become true."""
 
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,16 @@ def wait_for_process(ready: Callable[[], bool], alive: Callable[[], bool], log: 
     except ClusterError as error:
         tail = log.read_text(errors="replace").splitlines()[-20:]
         raise ClusterError("\n  ".join([f"{error}; the end of its log:", *tail])) from error
+
+
+def accepts_connections(path: Path) -> bool:
+    """Whether a server listens on a Unix socket; its file is there a moment before, while connections are refused."""
+    with socket.socket(socket.AF_UNIX) as client:
+        try:
+            client.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+    return True
 
 
 def _ended(alive: Callable[[], bool]) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from e2e.cluster import process
 from e2e.cluster.errors import ClusterError
-from e2e.cluster.waiting import wait_for_process
+from e2e.cluster.waiting import accepts_connections, wait_for_process
 
 
 def answers(*given: bool) -> Callable[[], bool]:
@@ -49,3 +49,15 @@ def test_a_process_is_killed_once_its_last_thread_has_let_go_of_its_port() -> No
         assert process.runs(started.pid)
         process.kill(started.pid)
         socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_a_server_accepts_connections_once_it_listens_not_once_its_file_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "containerd.sock"
+    assert not accepts_connections(path)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        assert path.is_socket()
+        assert not accepts_connections(path)
+        server.listen()
+        assert accepts_connections(path)
+    assert not accepts_connections(path), "its server has ended"
