@@ -24,6 +24,7 @@ from longboat_operator.model import (
     Observed,
     Plan,
     PoolKey,
+    PublishGrant,
     PublishStatus,
     Target,
 )
@@ -31,13 +32,15 @@ from longboat_operator.queue import WorkQueue
 from longboat_operator.rejections import Rejections
 from longboat_operator.watch.cache import RUNTIME_KINDS, Cache, Change, job_of, version_of
 from longboat_operator.watch.expectations import Expectations
-from longboat_operator.watch.wakes import wakes_its_writer, wakes_job, wakes_pool
+from longboat_operator.watch.wakes import wakes_its_grantor, wakes_its_writer, wakes_job, wakes_pool
 
 # A held key is woken by what it waits for or, should that go unseen, after this time.
 HELD_SECONDS = 10.0
 # Changes to a job and its children come in bursts (a pod that ends is five of them): one plan answers all that come within this time.
 # A pool's plan is cheap, and drivers wait for it.
 BURST_SECONDS = 0.05
+# Actions of a plan that changes nothing but what people and drivers read.
+_PUBLISHED = (PublishStatus, PublishGrant, EmitEvent)
 
 Observe = Callable[[Cache, Key], Observed]
 MakePlan = Callable[[Observed, datetime], Plan]
@@ -70,8 +73,8 @@ class Controller:
         self._clock = clock
         self._rejections: dict[Key, Rejections] = {}
         self._held: set[Key] = set()
-        # The version that each job had after its last plan that did nothing but publish the status and report it.
-        self._told_as: dict[JobKey, int] = {}
+        # The version that each job had after the last plan, of its own or of its pool, that did nothing but publish and report.
+        self._told_as: dict[Key, int] = {}
         self._leading = False
 
     def changed(self, change: Change) -> None:
@@ -82,6 +85,8 @@ class Controller:
         for job in self._concerned(change):
             if job_woken and self._told(job, change):
                 job_woken = wakes_its_writer(change.old, change.new)
+            if pool_woken and self._told(job.pool, change):
+                pool_woken = wakes_its_grantor(change.old, change.new)
             for key, woken in ((job, job_woken), (job.pool, pool_woken)):
                 caught_up = self._newer.waits(key) and self._newer.met(key)
                 if woken or caught_up or (key in self._held and self.expectations.met(key)):
@@ -159,13 +164,13 @@ class Controller:
         self.expectations.expect(key, applied.expectations)
         if isinstance(key, PoolKey):
             self.expectations.expect(key.job, applied.expectations)
-        elif applied.expectations and all(isinstance(action, (PublishStatus, EmitEvent)) for action in plan.actions):
+        if applied.expectations and all(isinstance(action, _PUBLISHED) for action in plan.actions):
             self._told_as[key] = applied.expectations[-1].version
 
-    def _told(self, job: JobKey, change: Change) -> bool:
-        """Whether the change is what the job's last plan published, and that plan did nothing else."""
+    def _told(self, key: Key, change: Change) -> bool:
+        """Whether the change is what the key's last plan published, and that plan did nothing else."""
         new = change.new
-        return new is not None and new["kind"] == RL_JOB.kind and self._told_as.get(job) == version_of(new)
+        return new is not None and new["kind"] == RL_JOB.kind and self._told_as.get(key) == version_of(new)
 
     async def _informed(self, observed: Observed, rejections: Rejections) -> tuple[Observed, Plan]:
         """A plan that has the answers it asked for, and its snapshot; answers that the server refuses are left out."""
@@ -183,8 +188,7 @@ class Controller:
 
     def _forget(self, key: Key) -> None:
         self._rejections.pop(key, None)
-        if isinstance(key, JobKey):
-            self._told_as.pop(key, None)
+        self._told_as.pop(key, None)
         self._queue.succeeded(key)
         self._queue.add_after(key, None)
 

@@ -45,7 +45,7 @@ from longboat_operator.reading.status import rollout_grant
 from longboat_operator.reading.times import stamp
 from longboat_operator.rejections import OF_SOMETHING_ELSE
 from longboat_operator.watch.trim import trim
-from longboat_operator.watch.wakes import wakes_its_writer
+from longboat_operator.watch.wakes import wakes_its_grantor, wakes_its_writer
 
 KEY = JobKey("research", "sums")
 KINDS = (
@@ -194,8 +194,12 @@ class SimulatedCluster:
         """A plan of the job's pool, carried out."""
         _, made = self.planned(KEY.pool)
         kept = self.rejections  # those of the job are another key's
+        before = copy.deepcopy(self.job)
         self.carry_out(made)
         self.rejections = kept
+        if made.actions and not wakes_its_grantor(before, self.job):
+            # The controller makes no plan of what the pool's plan has only published either.
+            assert self.planned(KEY.pool)[1].empty
         return made
 
     def carry_out(self, made: Plan, cut: int | None = None, version: str | None = None) -> None:

@@ -56,6 +56,8 @@ def lost_pods(view: JobView, now: datetime) -> Lost:
         for pod in view.pods[role]:
             if loss := loss_of(pod):
                 lost[pod.uid] = loss
+            elif pod.ready:
+                continue
             elif (*pod.place, pod.attempt) in ready_once and (since := _stuck_since(view, role, pod)):
                 left = UNREADY_SECONDS - (now - since).total_seconds()
                 if left > 0:

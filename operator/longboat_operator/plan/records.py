@@ -167,21 +167,24 @@ def count(
         if place in draining:
             record = record.model_copy(update={"restarts": restart_count(pod.raw) if pod else record.restarts})
         elif record.lost_time is None:
-            name = job.pod(role, place, record.attempt)
-            found = [*_restarts(record, name, pod, now), *_losses(record, name, pod, loss, now)]
-            record = _after(record, found, now, anew=anew)
-            if failed_inside:
-                found.insert(0, Failure(place, str(role), name, Reason.CONTAINER_EXITED, failed_inside, now))
-            failures += found
+            if failed_inside or loss or pod is None or restart_count(pod.raw) > record.restarts:
+                name = job.pod(role, place, record.attempt)
+                found = [*_restarts(record, name, pod, now), *_losses(record, name, pod, loss, now)]
+                record = _after(record, found, now, anew=anew)
+                if failed_inside:
+                    found.insert(0, Failure(place, str(role), name, Reason.CONTAINER_EXITED, failed_inside, now))
+                failures += found
         records[place] = record
+    memory = replace(released(memory, pods, keep=frozenset((*wanted, *draining))), records=records, news=())
+    if not failures:
+        return memory
     failures = [
         replace(failure, counted=failure.counted and (failure.what == POD or not explained(failure.time, disruptions)))
         for failure in sorted(failures, key=lambda failure: failure.time)
     ]
     # Restarts about which nothing is known are equal, and reported once.
     news = tuple(_told(role, records[failure.place], failure, now) for failure in dict.fromkeys(failures))
-    memory = replace(released(memory, pods, keep=frozenset((*wanted, *draining))), records=records, news=news)
-    return _with(memory, failures, step, anew=anew) if failures else memory
+    return _with(replace(memory, news=news), failures, step, anew=anew)
 
 
 def _with(memory: RoleCount, failures: Sequence[Failure], step: int, *, anew: bool) -> RoleCount:

@@ -67,7 +67,7 @@ def surroundings_of(view: JobView) -> Surroundings:
     is what the API server kept then: so changes by hand are undone, and defaults that the server fills in make no
     difference. A claim, which people enlarge, is judged by its metadata alone.
     """
-    wanted = _wanted(view)
+    wanted = [each for each in _wanted(view) if not _stands(view, each)]
     unknown = [each.target for each in wanted if not view.known(*each.target)]
     if unknown:
         return Surroundings(look_up=tuple(unknown))
@@ -174,16 +174,18 @@ def _mends(view: JobView, wanted: _Wanted, live: Object) -> Iterator[Action]:
     if wanted.mark is None:
         if patch := metadata_patch(view.job, view.spec.checkpoint, live):
             yield PatchMetadata(CLAIM, metadata["name"], metadata["uid"], patch)
-    elif not _stands(view, wanted, live):
+    else:
         yield ApplyObject(_marked(wanted.body), metadata["uid"])
 
 
-def _stands(view: JobView, wanted: _Wanted, live: Object) -> bool:
+def _stands(view: JobView, wanted: _Wanted) -> bool:
+    """Whether an object that is applied is there as it should be, with the label that it is watched by."""
+    live = view.child(*wanted.target)
+    if live is None or wanted.mark is None:
+        return False
     annotations = live["metadata"].get("annotations") or {}
-    return (
-        view.child(*wanted.target) is not None  # it still has the label that it is watched by
-        and annotations.get(ANNOTATION_HASH) == wanted.mark
-        and annotations.get(ANNOTATION_LIVE_HASH) == live["digest"]
+    return bool(
+        annotations.get(ANNOTATION_HASH) == wanted.mark and annotations.get(ANNOTATION_LIVE_HASH) == live["digest"]
     )
 
 

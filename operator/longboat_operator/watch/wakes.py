@@ -18,9 +18,11 @@ _TRAINING_THAT_MATTERS = ("state", "incarnation")
 _SHOWN = ("phase", "reason", "observedGeneration", "selector", "reported")
 _SHOWN_OF_A_ROLE = ("desired", "ready", "readyText", "pools")
 _SEEN_OF_A_POD = ("node", "wasReady")
+_READ_OF_A_RECORD = ("pool", "index", "attempt")
 _CONDITIONS_READ_BACK = (ConditionType.RUNNING, ConditionType.SUSPENDED, ConditionType.SUCCEEDED, ConditionType.FAILED)
 _OF_A_CONDITION = ("type", "status", "reason")
 _REWARD_DEMAND_OF_A_POOL = ("incarnation", "number", "pools")
+_CONDITIONS_OF_A_POOL = (ConditionType.SUSPENDED, ConditionType.SUCCEEDED, ConditionType.FAILED)
 _DEMAND_OF_A_POOL = ("incarnation", "number", "replicas", "giveFirst")
 
 
@@ -41,22 +43,42 @@ def wakes_job(old: Object | None, new: Object | None) -> bool:
 def wakes_its_writer(old: Object | None, new: Object | None) -> bool:
     """Whether a change of a job that is nothing but the status that a plan has published calls for another plan.
 
-    Rule: it does if the change is of anything that rules read back, such as which pods are known, or that the job has ended.
+    Rule: it does if the change is of anything that rules read back, such as what became of known pods, or that the job has ended.
     What is only shown (phase, counts, the text and time of conditions) follows from what that plan has seen, and so would again.
+    So does the first record of a place's pod to which nothing has happened yet.
     """
     if old is None or new is None:
         return True
-    return _read_back(old.get("status") or {}) != _read_back(new.get("status") or {})
+    before, after = _read_back(old.get("status") or {}), _read_back(new.get("status") or {})
+    if before == after:
+        return False
+    return before != {**after, "roles": _without_new_pods(after["roles"], before["roles"])}
+
+
+def wakes_its_grantor(old: Object | None, new: Object | None) -> bool:
+    """Whether a change of a job that is nothing but the grant that a plan of its pool has published calls for another one.
+
+    Rule: it doesn't, unless anything else that the plan reads has changed: the same demand, bounds and pods get the same again.
+    """
+    before, after = (_of_a_pool(obj) if obj is not None else {} for obj in (old, new))
+    return _wakes_pool(before and {**before, "grant": None}, after and {**after, "grant": None})
 
 
 def wakes_pool(old: Object | None, new: Object | None) -> bool:
     """Whether an object's change from `old` to `new` (None: not there) calls for a plan of its job's pool.
 
     Only what that plan reads does: of a job its bounds, its demand, what it was granted, whether it is suspended or finished,
-    and which rollout pods its status records; of rollout pods whether they are there, ready, or about to go.
+    and which rollout pods its status has ceased to record; of rollout pods whether they are there, ready, or about to go.
     """
     before, after = (_of_a_pool(obj) if obj is not None else None for obj in (old, new))
-    return before != after
+    return _wakes_pool(before, after)
+
+
+def _wakes_pool(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> bool:
+    """A record that is added tells of a pod that is there; one that goes frees the name of a pod that left."""
+    if not before or not after or "records" not in before or "records" not in after:
+        return before != after
+    return not before["records"] <= after["records"] or before != {**after, "records": before["records"]}
 
 
 def _of_a_job(obj: Object) -> dict[str, Any]:
@@ -97,6 +119,21 @@ def _role_read_back(role: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
+def _without_new_pods(roles: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Roles as read back, without records of places that had none and of pods to which nothing has happened."""
+    kept = {}
+    for name, role in roles.items():
+        places = {(r.get("pool"), r["index"]) for r in (known.get(name) or {}).get("pods", ())}
+        records = [r for r in role["pods"] if (r.get("pool"), r["index"]) in places or _has_a_history(r)]
+        kept[name] = {**role, "pods": records}
+    return kept
+
+
+def _has_a_history(record: Mapping[str, Any]) -> bool:
+    """Whether anything has happened to the pod of a record, or to one that it replaced."""
+    return any(value for name, value in record.items() if name not in _READ_OF_A_RECORD)
+
+
 def _of_a_pool(obj: Object) -> dict[str, Any] | None:
     metadata: Mapping[str, Any] = obj["metadata"]
     known = _pick(metadata, ("uid", "deletionTimestamp"))
@@ -109,7 +146,11 @@ def _of_a_pool(obj: Object) -> dict[str, Any] | None:
             **known,
             "spec": [spec.get("suspend"), rollout.get("replicas"), rollout.get("minReplicas")],
             "suspending": status.get("suspendTime"),
-            "conditions": [(held["type"], held["status"]) for held in status.get("conditions") or ()],
+            "conditions": {
+                (held["type"], held["status"])
+                for held in status.get("conditions") or ()
+                if held["type"] in _CONDITIONS_OF_A_POOL
+            },
             "incarnation": (allocation.get("incarnation") or {}).get("number"),
             "grant": allocation.get("grant"),
             "demand": _pick(demand.get("rollout") or {}, _DEMAND_OF_A_POOL),
@@ -118,7 +159,7 @@ def _of_a_pool(obj: Object) -> dict[str, Any] | None:
                 spec.get("rewardPools") if "rewardCpu" in spec else None,
                 _pick(demand.get("reward") or {}, _REWARD_DEMAND_OF_A_POOL),
             ],
-            "records": [(record["index"], record["attempt"]) for record in records],
+            "records": {(record["index"], record["attempt"]) for record in records},
         }
     if obj["kind"] == POD.kind and (metadata.get("labels") or {}).get(LABEL_ROLE) == Role.ROLLOUT:
         status = obj.get("status") or {}
