@@ -17,6 +17,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 ENVIRONMENT = Path(sys.prefix)
 PYTHON = Path(sys.base_prefix)
 DATA = "/data"
+HOSTNAME = "kubernetes.io/hostname"
+"""Label of a node with its name."""
 
 CONTAINERS = {
     "driver": ("driver", "ray-head"),

@@ -13,6 +13,8 @@ import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
+from pydantic_core import from_json
+
 from longboat_operator.kube.client import Page
 from longboat_operator.kube.errors import AlreadyExistsError, ConflictError, NotFoundError
 from longboat_operator.kube.resources import EVENT, POD, RL_JOB, SECRET, Resource
@@ -163,16 +165,16 @@ class ApiDouble:
         self.own_seconds += time.process_time() - began
         if key[0] not in UNWATCHED:
             asyncio.get_running_loop().call_later(EVENT_SECONDS, self._tell, text)
-        answer: dict[str, Any] = json.loads(text)
+        answer: dict[str, Any] = from_json(text)
         return answer
 
     def _tell(self, text: str) -> None:
         if self.feed is not None:
-            self.feed.put(json.loads(text))
+            self.feed.put(from_json(text))
 
     def _tell_gone(self, text: str) -> None:
         if self.feed is not None:
-            self.feed.remove(json.loads(text))
+            self.feed.remove(from_json(text))
 
 
 def _key(resource: Resource, namespace: str, name: str) -> Key:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import astuple, dataclass
 from statistics import median
 from typing import Any
 
@@ -18,6 +19,7 @@ from longboat_operator.model import Key
 from longboat_operator.observe import observe
 from longboat_operator.planner import plan
 from longboat_operator.queue import WorkQueue
+from longboat_operator.shell import collect_seldom
 from longboat_operator.watch.cache import Cache, Source
 from longboat_operator.watch.feed import Feed
 from longboat_operator.watch.freshness import Freshness
@@ -31,12 +33,25 @@ SPEED_SAMPLES, SPEED_ADDITIONS = 20, 10**5
 REPLICAS = 3
 
 
-def many_jobs(jobs: int, period_seconds: float, seconds: float) -> dict[str, float | None]:
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A second of the run: the operator's CPU, and milliseconds of a million additions right before and after it.
+
+    Machines that share their processors change their speed by half within seconds.
+    """
+
+    cores: float
+    loop_ms_before: float
+    loop_ms_after: float
+
+
+def many_jobs(jobs: int, period_seconds: float, seconds: float) -> dict[str, Any]:
     """Jobs of seven pods whose drivers ask in turn for two and three of their rollout pods, evenly spread over each period."""
     return asyncio.run(_run([f"job-{number}" for number in range(jobs)], period_seconds, seconds))
 
 
-async def _run(names: list[str], period_seconds: float, seconds: float) -> dict[str, float | None]:
+async def _run(names: list[str], period_seconds: float, seconds: float) -> dict[str, Any]:
+    collect_seldom()
     api, queue = ApiDouble(), WorkQueue[Key]()
     cache = Cache()
     kinds = (RL_JOB, RL_RUNTIME, CLUSTER_RL_RUNTIME, *CHILDREN)
@@ -69,11 +84,13 @@ async def _run(names: list[str], period_seconds: float, seconds: float) -> dict[
 
 async def _measure(
     api: ApiDouble, queue: WorkQueue[Key], names: list[str], period_seconds: float, seconds: float
-) -> dict[str, float | None]:
+) -> dict[str, Any]:
     changes = round(seconds / period_seconds * len(names))
     began, cpu, requests, oldest = time.monotonic(), time.process_time() - api.own_seconds, api.requests, 0.0
     made = samples = 0
-    loops: list[float] = []
+    slices: list[Slice] = []
+    speed, since, used = loop_seconds(SPEED_ADDITIONS), began, cpu
+    api.own_seconds += speed
     while made < changes:
         due = min(changes, int((time.monotonic() - began) / period_seconds * len(names)) + 1)
         for number in range(made, due):
@@ -83,8 +100,11 @@ async def _measure(
         oldest = max(oldest, queue.oldest_seconds)
         samples += 1
         if samples % SPEED_SAMPLES == 0:
-            loops.append(loop_seconds(SPEED_ADDITIONS))
-            api.own_seconds += loops[-1]
+            now, total = time.monotonic(), time.process_time() - api.own_seconds
+            before, speed = speed, loop_seconds(SPEED_ADDITIONS)
+            api.own_seconds += speed
+            slices.append(Slice((total - used) / (now - since), _loop_ms(before), _loop_ms(speed)))
+            since, used = now, total
     wall = time.monotonic() - began
     return {
         "demands": changes,
@@ -92,8 +112,14 @@ async def _measure(
         "cores": (time.process_time() - api.own_seconds - cpu) / wall,
         "oldest_seconds": oldest,
         "requests_per_second": (api.requests - requests) / wall,
-        "loop_ms": 1e3 * median(loops) * 10**6 / SPEED_ADDITIONS if loops else None,
+        "loop_ms": median(each.loop_ms_after for each in slices) if slices else None,
+        "slices": [[round(value, 3) for value in astuple(each)] for each in slices],
     }
+
+
+def _loop_ms(seconds: float) -> float:
+    """Milliseconds of a million additions."""
+    return 1e3 * seconds * 10**6 / SPEED_ADDITIONS
 
 
 def _ask(api: ApiDouble, name: str, number: int) -> None:

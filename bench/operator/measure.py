@@ -39,5 +39,5 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
     ):
         found = values()
         recorder.write(kind, **found)
-        print(kind, {name: value for name, value in found.items() if name != "seconds"}, flush=True)
+        print(kind, {name: value for name, value in found.items() if name not in {"seconds", "slices"}}, flush=True)
     recorder.close()

@@ -13,6 +13,8 @@ PLAN_MS = 2.0
 OLDEST_SECONDS = 2.0
 CORES = 0.5
 GRANT_SECONDS = 1.0
+# Milliseconds of a million additions on a processor of which another tenant takes nothing.
+FULL_SPEED_MS = 45.0
 
 
 def write(raw: Path) -> None:
@@ -71,6 +73,9 @@ def _rows(found: dict[str, dict[str, Any]]) -> list[str]:
         ]
         if loop := many.get("loop_ms"):
             rows.append(f"| the same: CPU of a million additions meanwhile | {loop:.0f} ms | |")
+        if full := [cores for cores, *loops in many.get("slices", ()) if max(loops) <= FULL_SPEED_MS]:
+            text = f"| the same: CPU in the {len(full)} of {len(many['slices'])} seconds in which they took at most {FULL_SPEED_MS:g} ms"
+            rows.append(f"{text} | {sum(full) / len(full):.2f} cores | {CORES:g} cores |")
     if latency := found.get("latency"):
         cuts = quantiles(latency["seconds"], n=100)
         rows += [

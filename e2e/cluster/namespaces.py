@@ -23,8 +23,8 @@ class Namespaces:
     pid: int
 
     def alive(self) -> bool:
-        """Whether process 1 still runs; a process id used again by another program doesn't count."""
-        return str(INIT) in command_line(self.pid)
+        """Whether process 1 still runs, from whichever checkout; a process id used again by another program doesn't count."""
+        return any(Path(word).parts[-3:] == INIT.parts[-3:] for word in command_line(self.pid))
 
     def spawn(self, argv: list[str], log: Path, group: str) -> None:
         """Start a program inside, in a control group, with its output appended to a log file."""

@@ -32,12 +32,12 @@ from longboat_operator.queue import WorkQueue
 from longboat_operator.rejections import Rejections
 from longboat_operator.watch.cache import RUNTIME_KINDS, Cache, Change, job_of, version_of
 from longboat_operator.watch.expectations import Expectations
-from longboat_operator.watch.wakes import wakes_its_grantor, wakes_its_writer, wakes_job, wakes_pool
+from longboat_operator.watch.wakes import tells_of_resize, wakes_its_grantor, wakes_its_writer, wakes_job, wakes_pool
 
 # A held key is woken by what it waits for or, should that go unseen, after this time.
 HELD_SECONDS = 10.0
 # Changes to a job and its children come in bursts (a pod that ends is five of them): one plan answers all that come within this time.
-# A pool's plan is cheap, and drivers wait for it.
+# A pool's plan is cheap, and drivers wait for it, as CPUs that are to move wait for what nodes say.
 BURST_SECONDS = 0.05
 # Actions of a plan that changes nothing but what people and drivers read.
 _PUBLISHED = (PublishStatus, PublishGrant, EmitEvent)
@@ -82,6 +82,7 @@ class Controller:
         if not self._leading:
             return
         job_woken, pool_woken = wakes_job(change.old, change.new), wakes_pool(change.old, change.new)
+        urgent = tells_of_resize(change.old, change.new)
         for job in self._concerned(change):
             if job_woken and self._told(job, change):
                 job_woken = wakes_its_writer(change.old, change.new)
@@ -90,7 +91,7 @@ class Controller:
             for key, woken in ((job, job_woken), (job.pool, pool_woken)):
                 caught_up = self._newer.waits(key) and self._newer.met(key)
                 if woken or caught_up or (key in self._held and self.expectations.met(key)):
-                    if isinstance(key, JobKey):
+                    if isinstance(key, JobKey) and not urgent:
                         self._queue.add_within(key, BURST_SECONDS)
                     else:
                         self._queue.add(key)

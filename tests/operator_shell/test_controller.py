@@ -177,6 +177,19 @@ async def test_a_burst_of_changes_costs_a_job_one_plan_and_its_pool_none_of_the_
     assert schedule.take(bench.now) == X, "what changes meanwhile outlives the timer that the work sets"
 
 
+async def test_what_a_node_says_of_a_resize_is_planned_for_at_once(bench: Bench) -> None:
+    def resized(version: int, cpu: str) -> dict[str, Any]:
+        made = pod("r", version, "Running")
+        made["metadata"]["labels"]["longboat.dev/role"] = "reward"
+        made["status"]["containerStatuses"] = [{"name": "graders", "resources": {"limits": {"cpu": cpu}}}]
+        return made
+
+    bench.put(resized(3, "2"))
+    bench.all_due()
+    bench.put(resized(4, "1"))
+    assert bench.queue._schedule.take(bench.now) == X
+
+
 async def test_a_pool_waits_for_its_own_writes_and_its_job_for_both(bench: Bench) -> None:
     """A second plan from a snapshot without the first one's grant would answer a demand twice, or take a pod back again.
 

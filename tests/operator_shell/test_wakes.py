@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from longboat_operator.watch.wakes import wakes_job, wakes_pool
+from longboat_operator.watch.wakes import tells_of_resize, wakes_its_grantor, wakes_its_writer, wakes_job, wakes_pool
 
 RESHAPE = {"step": 3, "kind": "Short", "tensorParallel": 2, "reason": "preemptions", "seconds": "9.1"}
 JOB: dict[str, Any] = {
@@ -179,3 +179,58 @@ def test_a_demand_for_cpus_is_the_pools_affair_and_its_grant_the_jobs() -> None:
     granted = copy.deepcopy(asked)
     granted["status"]["allocation"]["grant"]["reward"] = {"answers": 2, "pools": [{"name": "code", "cpu": "2"}]}
     assert wakes_job(asked, granted)
+
+
+def recorded(*records: dict[str, Any]) -> dict[str, Any]:
+    return changed("status.roles.rollout.pods", list(records))
+
+
+def test_the_first_record_of_a_new_pod_calls_for_no_other_plan() -> None:
+    """Of the job, whose plan has made both, nor of its pool, which sees the pod itself."""
+    known = JOB["status"]["roles"]["rollout"]["pods"][0]
+    more = recorded(known, {"index": 1, "attempt": 0, "restarts": 0})
+    assert not wakes_its_writer(JOB, more)
+    assert not wakes_pool(JOB, more)
+    assert wakes_its_writer(more, JOB)
+    assert wakes_pool(more, JOB), "a pod that left is no longer recorded: its name is free"
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"index": 0, "attempt": 1, "restarts": 0},
+        {"index": 0, "attempt": 0, "restarts": 1},
+        {"index": 0, "attempt": 0, "restarts": 0, "lostTime": "2026-11-21T10:00:00Z"},
+    ],
+)
+def test_what_becomes_of_a_known_pod_calls_for_another_plan(record: dict[str, Any]) -> None:
+    assert wakes_its_writer(JOB, recorded(record))
+
+
+def test_a_record_with_a_history_calls_for_another_plan() -> None:
+    known = JOB["status"]["roles"]["rollout"]["pods"][0]
+    assert wakes_its_writer(JOB, recorded(known, {"index": 1, "attempt": 2, "restarts": 0, "losses": 1}))
+
+
+def test_a_grant_calls_for_no_other_plan_of_the_pool_that_gave_it() -> None:
+    granted = changed("status.allocation.grant.rollout.replicas", 1)
+    assert wakes_pool(JOB, granted), "somebody else's doing"
+    assert not wakes_its_grantor(JOB, granted)
+    granted["status"]["demand"]["rollout"]["number"] = 2
+    assert wakes_its_grantor(JOB, granted)
+    assert wakes_its_grantor(JOB, None)
+
+
+def test_cpus_that_move_wait_for_what_nodes_say_of_reward_pods() -> None:
+    def pod(role: str = "reward", **status: Any) -> dict[str, Any]:
+        metadata = {"namespace": "a", "name": "p", "uid": "1", "labels": {"longboat.dev/role": role}}
+        return {"kind": "Pod", "metadata": metadata, "status": {"phase": "Running", **status}}
+
+    more = {"containerStatuses": [{"name": "graders", "resources": {"limits": {"cpu": "2"}}}]}
+    waits = {"conditions": [{"type": "PodResizePending", "status": "True", "reason": "Deferred"}]}
+    assert tells_of_resize(pod(), pod(**more))
+    assert tells_of_resize(pod(**waits), pod())
+    assert not tells_of_resize(pod(), pod(conditions=[{"type": "Ready", "status": "True"}]))
+    assert not tells_of_resize(pod("trainer"), pod("trainer", **more))
+    assert not tells_of_resize(None, pod(**more))
+    assert not tells_of_resize(JOB, JOB)

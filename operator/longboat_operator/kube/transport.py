@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
+from pydantic_core import from_json
 from yarl import URL
 
 from longboat_operator.kube.errors import QuietError, TransportError, error_from_response
@@ -28,7 +28,7 @@ WATCH_SILENCE_SECONDS = 90.0
 _USER_AGENT = "longboat-operator"
 _JSON = "application/json"
 _PLURALS = frozenset(resource.plural for resource in BY_KIND.values())
-_SILENCE = (aiohttp.ClientError, OSError, TimeoutError, json.JSONDecodeError)
+_SILENCE = (aiohttp.ClientError, OSError, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Transport:
             total=request.timeout_seconds or self.timeout_seconds, sock_connect=self.timeout_seconds
         )
         async with self._exchange(request, limits) as response:
-            body: dict[str, Any] = json.loads(await response.read())
+            body: dict[str, Any] = _json(await response.read())
             return body
 
     @asynccontextmanager
@@ -164,6 +164,14 @@ def _no_answer(request: Request, error: Exception) -> TransportError:
     return TransportError(f"{request.verb} {request.resource}: no answer: {error or type(error).__name__}")
 
 
+def _json(text: bytes) -> Any:
+    """Raises ClientPayloadError: it is no JSON, or was cut off."""
+    try:
+        return from_json(text)
+    except ValueError as error:
+        raise aiohttp.ClientPayloadError(str(error)) from error
+
+
 async def _json_lines(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
     """Cut by hand: aiohttp's own line reader gives up on a line longer than its buffer."""
     rest = b""
@@ -171,6 +179,6 @@ async def _json_lines(response: aiohttp.ClientResponse) -> AsyncIterator[dict[st
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             if line:
-                yield json.loads(line)
+                yield _json(line)
     if rest:
-        yield json.loads(rest)
+        yield _json(rest)

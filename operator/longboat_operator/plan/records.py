@@ -166,14 +166,15 @@ def count(
                 record = record.model_copy(update=seen)
         if place in draining:
             record = record.model_copy(update={"restarts": restart_count(pod.raw) if pod else record.restarts})
-        elif record.lost_time is None:
-            if failed_inside or loss or pod is None or restart_count(pod.raw) > record.restarts:
-                name = job.pod(role, place, record.attempt)
-                found = [*_restarts(record, name, pod, now), *_losses(record, name, pod, loss, now)]
-                record = _after(record, found, now, anew=anew)
-                if failed_inside:
-                    found.insert(0, Failure(place, str(role), name, Reason.CONTAINER_EXITED, failed_inside, now))
-                failures += found
+        elif record.lost_time is None and (
+            failed_inside or loss or pod is None or restart_count(pod.raw) > record.restarts
+        ):
+            name = job.pod(role, place, record.attempt)
+            found = [*_restarts(record, name, pod, now), *_losses(record, name, pod, loss, now)]
+            record = _after(record, found, now, anew=anew)
+            if failed_inside:
+                found.insert(0, Failure(place, str(role), name, Reason.CONTAINER_EXITED, failed_inside, now))
+            failures += found
         records[place] = record
     memory = replace(released(memory, pods, keep=frozenset((*wanted, *draining))), records=records, news=())
     if not failures:

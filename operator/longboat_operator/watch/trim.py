@@ -6,11 +6,12 @@ share them), repeated values are shared, managed fields and noise such as image 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from sys import intern
 from typing import Any
+
+from pydantic_core import from_json, to_json
 
 from longboat_operator.model import content_digest
 
@@ -115,12 +116,12 @@ def _pick(source: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 
 def _shared(value: Any) -> Any:
     """An equal value that other objects may hold too; nobody changes what the cache holds."""
-    return _parsed(json.dumps(value, sort_keys=True))
+    return _parsed(to_json(value))
 
 
 @lru_cache(maxsize=16_384)
-def _parsed(text: str) -> Any:
-    return json.loads(text)
+def _parsed(text: bytes) -> Any:
+    return from_json(text)
 
 
 _BODIES: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {

@@ -74,6 +74,20 @@ def wakes_pool(old: Object | None, new: Object | None) -> bool:
     return _wakes_pool(before, after)
 
 
+def tells_of_resize(old: Object | None, new: Object | None) -> bool:
+    """Whether a change tells how far a node is with other CPUs for a reward pod: CPUs that are to move wait for it."""
+    if old is None or new is None or not _is_pod_of(Role.REWARD, new):
+        return False
+    return _of_a_resize(old.get("status") or {}) != _of_a_resize(new.get("status") or {})
+
+
+def _of_a_resize(status: Mapping[str, Any]) -> list[Any]:
+    return [
+        *(_pick(each, ("resources", "allocatedResources")) for each in status.get("containerStatuses") or ()),
+        *(each for each in status.get("conditions") or () if each["type"].startswith("PodResize")),
+    ]
+
+
 def _wakes_pool(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> bool:
     """A record that is added tells of a pod that is there; one that goes frees the name of a pod that left."""
     if not before or not after or "records" not in before or "records" not in after:
@@ -161,11 +175,15 @@ def _of_a_pool(obj: Object) -> dict[str, Any] | None:
             ],
             "records": {(record["index"], record["attempt"]) for record in records},
         }
-    if obj["kind"] == POD.kind and (metadata.get("labels") or {}).get(LABEL_ROLE) == Role.ROLLOUT:
+    if _is_pod_of(Role.ROLLOUT, obj):
         status = obj.get("status") or {}
         ready = [held["status"] for held in status.get("conditions") or () if held["type"] == "Ready"]
         return {**known, "phase": status.get("phase"), "ready": ready}
     return None
+
+
+def _is_pod_of(role: Role, obj: Object) -> bool:
+    return bool(obj["kind"] == POD.kind and (obj["metadata"].get("labels") or {}).get(LABEL_ROLE) == role)
 
 
 def _pick(source: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
