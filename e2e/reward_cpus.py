@@ -10,8 +10,11 @@ from typing import Any
 from urllib.parse import quote
 
 from e2e import small_job
-from e2e.cluster import cgroups
+from e2e.cluster import Cluster, cgroups
+from e2e.cluster.node import Node
+from e2e.host_runtime import HOSTNAME
 from e2e.jobs import Job
+from e2e.site import Site
 from e2e.watches import following
 from longboat_crds.quantities import millicores
 
@@ -21,8 +24,11 @@ POOLS = ("code", "math")
 # Between two looks at the nodes' control groups.
 LOOK_SECONDS = 0.05
 
+# CPU seconds of a grade: a round of them lasts longer than an operator takes to start.
+GRADE_SECONDS = 0.5
+
 # The pool that the file names has grades that compute, and the other's cost nothing.
-BURN = '''"""Grades that compute for a while, if the file `heavy` names their pool."""
+BURN = f'''"""Grades that compute for a while, if the file `heavy` names their pool."""
 
 import pathlib
 import time
@@ -30,7 +36,7 @@ import time
 
 def reward(sample, pool):
     if pathlib.Path("/data/heavy").read_text() == pool:
-        end = time.process_time() + 0.2
+        end = time.process_time() + {GRADE_SECONDS}
         while time.process_time() < end:
             pass
     letters = [c for c in sample.text if c.isalpha()]
@@ -61,6 +67,27 @@ def spec(runtime: str = "host") -> dict[str, Any]:
     pools = [{"name": name, "gradersPerPod": 2, "cpu": {"min": "200m"}} for name in POOLS]
     rounds = {"steps": 100_000, "promptsPerRound": 4}
     return small_job.spec(runtime, rounds=rounds, rewards=rewards, rewardPools=pools, rewardCpu={"total": f"{TOTAL}m"})
+
+
+def apply_runtime_apart(site: Site, name: str, node: Node) -> str:
+    """A runtime template whose reward pods are on this node and all others on the other one. Returns its name."""
+    (other,) = (each.name for each in site.cluster.nodes if each.name != node.name)
+
+    def separate(specs: dict[str, Any]) -> None:
+        for role, spec in specs.items():
+            spec["nodeSelector"] = {HOSTNAME: node.name if role == "reward" else other}
+
+    return site.apply_runtime(name, separate)
+
+
+def requested(node: Node, cluster: Cluster) -> int:
+    """Millicores that the pods on a node ask for."""
+    listed = cluster.api.get(f"/api/v1/pods?fieldSelector=spec.nodeName={node.name}") or {}
+    return sum(
+        millicores(container.get("resources", {}).get("requests", {}).get("cpu", "0"))
+        for pod in listed["items"]
+        for container in (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"])
+    )
 
 
 def reward_cpu(job: Job) -> dict[str, Any]:

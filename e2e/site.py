@@ -37,8 +37,9 @@ class Site:
         return self.apply_runtime(name, strand)
 
 
-def prepare(cluster: Cluster, namespace: str, data: Path) -> Site:
+def prepare(cluster: Cluster, namespace: str) -> Site:
     """Bring everything an RLJob needs that is not the job's own. What is there already stays."""
+    data = cluster.layout.root / "data" / namespace
     operator, host = catalogue.find("operator").build(), catalogue.find("runtime-host").build()
     for image in (operator, host):
         cluster.load(image.archive)

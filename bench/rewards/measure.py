@@ -81,6 +81,6 @@ def _site(running: str | None) -> Iterator[sites.Site]:
 
 
 def _prepared(cluster: Cluster) -> sites.Site:
-    site = sites.prepare(cluster, NAMESPACE, cluster.layout.root / "data" / NAMESPACE)
+    site = sites.prepare(cluster, NAMESPACE)
     small_job.write_data(site.data)
     return site

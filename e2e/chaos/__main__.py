@@ -32,7 +32,7 @@ def main() -> int:
     diagnosis = DIAGNOSIS / time.strftime(f"%Y%m%d-%H%M%S-seed{options.seed}")
     try:
         with _cluster(options.cluster) as cluster:
-            site = sites.prepare(cluster, NAMESPACE, cluster.layout.root / "data" / NAMESPACE)
+            site = sites.prepare(cluster, NAMESPACE)
             volumes.provide(cluster, CLAIMS)
             small_job.write_data(site.data)
             recorder = Recorder(

@@ -200,7 +200,7 @@ def names() -> list[str]:
 
 
 @contextlib.contextmanager
-def own(program: str, nodes: int) -> Iterator[Cluster]:
+def own(program: str, nodes: int, timings: Timings = QUICK) -> Iterator[Cluster]:
     """A cluster for this process, gone at the end of the block. Those of processes that were killed before they could go first."""
     for name in names():
         made = re.fullmatch(rf"{re.escape(program)}-(\d+)", name)
@@ -208,7 +208,7 @@ def own(program: str, nodes: int) -> Iterator[Cluster]:
             Cluster.down(name)
     name = f"{program}-{os.getpid()}"
     try:
-        yield Cluster.up(name, nodes)
+        yield Cluster.up(name, nodes, timings)
     finally:
         Cluster.down(name)
 

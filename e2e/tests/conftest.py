@@ -24,9 +24,8 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 @pytest.fixture(scope="package")
 def site(cluster: Cluster) -> sites.Site:
     """Longboat installed on the test cluster, with a namespace that enforces Pod Security `restricted` and small data."""
-    data = cluster.layout.root / "data" / NAMESPACE
-    prepared = sites.prepare(cluster, NAMESPACE, data)
-    small_job.write_data(data)
+    prepared = sites.prepare(cluster, NAMESPACE)
+    small_job.write_data(prepared.data)
     return prepared
 
 

@@ -8,6 +8,7 @@ import pytest
 from e2e import host_runtime, small_job
 from e2e.cluster.node import Node
 from e2e.cluster.waiting import wait_until
+from e2e.host_runtime import HOSTNAME
 from e2e.installation import NAMESPACE as SYSTEM
 from e2e.jobs import Job
 from e2e.prompts import fates_in
@@ -15,7 +16,6 @@ from e2e.site import Site
 
 pytestmark = pytest.mark.cluster
 
-HOSTNAME = "kubernetes.io/hostname"
 RANKS = 4
 
 FAULT = "the tokenizer of the reference model has another vocabulary"

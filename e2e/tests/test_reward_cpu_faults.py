@@ -11,22 +11,25 @@ from typing import Any
 
 import pytest
 
-from e2e import host_runtime, reward_cpus
+from e2e import reward_cpus, small_job
+from e2e import site as sites
 from e2e.chaos.faults import kill_operator
+from e2e.cluster import cluster as clusters
 from e2e.cluster.images import pause
 from e2e.cluster.node import Node
+from e2e.cluster.timings import PATIENT
+from e2e.host_runtime import HOSTNAME
 from e2e.installation import NAMESPACE as SYSTEM
 from e2e.installation import RELEASE, scale_operator
 from e2e.jobs import Job, Object
 from e2e.prompts import fates_in
-from e2e.reward_cpus import POOLS, TOTAL, Watched, moved, reward_cpu, watching
+from e2e.reward_cpus import POOLS, TOTAL, Watched, apply_runtime_apart, moved, requested, reward_cpu, watching
 from e2e.site import Site
 from e2e.volumes import apply
 from longboat_crds.quantities import millicores
 
 pytestmark = [pytest.mark.cluster, pytest.mark.faults, pytest.mark.timeout(1800)]
 
-HOSTNAME = "kubernetes.io/hostname"
 # How long the API server is gone, in seconds.
 OUTAGE = 30.0
 # The pool that waits has so many of the total in the end at least: the driver asks for no more if a pod's loss has left grades of the
@@ -87,28 +90,49 @@ class Moving:
         """A move stays in this phase until the end of the block; donor and receiver.
 
         Nothing comes out of LOWERED and RAISED while the node's kubelet is frozen, nor out of CONFIRMED while there is no operator.
+        There is none before the driver has asked either: until then a frozen node could be given up as lost.
         """
-        self.node.signal_kubelet(signal.SIGSTOP)
-        away = False
+        cluster = self.job.cluster
+        scale_operator(cluster, 0)
         try:
             donor, receiver = self.turn()
-            self.job.wait("the donor asks for less", lambda: self._differs(donor, -1))
-            if phase is not Phase.LOWERED:
-                scale_operator(self.job.cluster, 0)
-                away = True
-                self.node.signal_kubelet(signal.SIGCONT)
-                self.job.wait("it has less", lambda: self._differs(donor, 0))
-                assert self._differs(receiver, 0), "its turn has not come"
-            if phase is Phase.RAISED:
-                self.node.signal_kubelet(signal.SIGSTOP)
-                scale_operator(self.job.cluster, 1)
-                away = False
+            self.job.wait(f"the driver asks for CPUs for {self.heavy}", self._asked)
+            with self._act_while_frozen():
+                self.job.wait("the donor asks for less", lambda: self._differs(donor, -1))
+                if phase is Phase.LOWERED:
+                    yield donor, receiver
+                    return
+                scale_operator(cluster, 0)
+            self.job.wait("it has less", lambda: self._differs(donor, 0))
+            assert self._differs(receiver, 0), "its turn has not come"
+            if phase is Phase.CONFIRMED:
+                yield donor, receiver
+                return
+            with self._act_while_frozen():
                 self.job.wait("the receiver asks for more", lambda: self._differs(receiver, 1))
-            yield donor, receiver
+                yield donor, receiver
+        finally:
+            scale_operator(cluster, 1)
+
+    @contextmanager
+    def _act_while_frozen(self) -> Iterator[None]:
+        """There is an operator, and the node of the reward pods carries out nothing."""
+        self.node.signal_kubelet(signal.SIGSTOP)
+        try:
+            scale_operator(self.job.cluster, 1)
+            yield
         finally:
             self.node.signal_kubelet(signal.SIGCONT)
-            if away:
-                scale_operator(self.job.cluster, 1)
+
+    def _asked(self) -> bool:
+        """Whether the driver asks for more for the pool that waits than it was granted."""
+        status = self.job.status()
+        demand = status.get("demand", {}).get("reward", {})
+        asked, granted = (
+            {pool["name"]: millicores(pool["cpu"]) for pool in of.get("pools", ())}
+            for of in (demand, status.get("rewardCpu", {}))
+        )
+        return asked.get(self.heavy, 0) > granted.get(self.heavy, 0)
 
     def _differs(self, pod: str, sign: int) -> bool:
         """Whether it asks for less than it has in force (-1), as much (0) or more (1)."""
@@ -178,30 +202,28 @@ def _cpus(pod: Object) -> Cpus:
 
 
 @pytest.fixture(scope="module")
-def node(site: Site) -> Iterator[Node]:
+def site() -> Iterator[Site]:
+    """Longboat on a cluster of these tests' own, which doesn't take a node for lost while its kubelet is frozen."""
+    with clusters.own("e2e-cpu-faults", nodes=2, timings=PATIENT) as cluster:
+        prepared = sites.prepare(cluster, "e2e")
+        small_job.write_data(prepared.data)
+        yield prepared
+
+
+@pytest.fixture(scope="module")
+def node(site: Site) -> Node:
     """A node without an operator, which goes on while this one's kubelet is frozen."""
     kept, apart = site.cluster.nodes
-    _keep_operator(site, {HOSTNAME: kept.name})
-    yield apart
-    _keep_operator(site, {HOSTNAME: None})
-
-
-def _keep_operator(site: Site, selector: dict[str, str | None]) -> None:
-    patch = {"spec": {"template": {"spec": {"nodeSelector": selector}}}}
+    patch = {"spec": {"template": {"spec": {"nodeSelector": {HOSTNAME: kept.name}}}}}
     site.cluster.kubectl("-n", SYSTEM, "patch", "deployment", RELEASE, "-p", json.dumps(patch))
     site.cluster.kubectl("-n", SYSTEM, "rollout", "status", "deployment", RELEASE, "--timeout=300s")
+    return apart
 
 
 @pytest.fixture(scope="module")
 def moving(site: Site, node: Node) -> Iterator[Moving]:
     """One job for all tests, each of which leaves it settled: what they share is the minute of its start."""
-
-    def separate(specs: dict[str, Any]) -> None:
-        (other,) = (each.name for each in site.cluster.nodes if each is not node)
-        for role in host_runtime.CONTAINERS:
-            specs[role]["nodeSelector"] = {HOSTNAME: node.name if role == "reward" else other}
-
-    runtime = site.apply_runtime("rewards-apart", separate)
+    runtime = apply_runtime_apart(site, "rewards-apart", node)
     reward_cpus.write_data(site.data, heavy=POOLS[0])
     job = Job(site.cluster, site.namespace, "cpu-faults")
     with watching(job) as seen:
@@ -278,14 +300,8 @@ def filler(moving: Moving) -> Iterator[Callable[[bool], None]]:
         if not full:
             cluster.kubectl("-n", "default", "delete", "pod", "filler", "--ignore-not-found")
             return
-        listed = cluster.api.get(f"/api/v1/pods?fieldSelector=spec.nodeName={moving.node.name}") or {}
-        held = sum(
-            millicores(container.get("resources", {}).get("requests", {}).get("cpu", "0"))
-            for pod in listed["items"]
-            for container in pod["spec"]["containers"]
-        )
         there = cluster.api.get(f"/api/v1/nodes/{moving.node.name}") or {}
-        cpu = f"{millicores(there['status']['allocatable']['cpu']) - held - SPARE}m"
+        cpu = f"{millicores(there['status']['allocatable']['cpu']) - requested(moving.node, cluster) - SPARE}m"
         container = {
             "name": "pause", "image": pause.NAME, "imagePullPolicy": "Never", "resources": {"requests": {"cpu": cpu}},
         }  # fmt: skip

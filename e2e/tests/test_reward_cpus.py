@@ -6,7 +6,7 @@ import pytest
 
 from e2e import reward_cpus
 from e2e.jobs import Job
-from e2e.reward_cpus import TOTAL, moved, watching
+from e2e.reward_cpus import TOTAL, apply_runtime_apart, moved, requested, watching
 from e2e.site import Site
 
 pytestmark = pytest.mark.cluster
@@ -16,9 +16,12 @@ def test_cpus_move_to_the_pool_that_waits_and_back_while_the_job_trains(
     site: Site, new_job: Callable[[str], Job]
 ) -> None:
     reward_cpus.write_data(site.data, heavy="code")
+    # CPUs that one of them gives are then there for the other.
+    apart = min(site.cluster.nodes, key=lambda node: requested(node, site.cluster))
+    runtime = apply_runtime_apart(site, "rewards-together", apart)
     job = new_job("reward-cpus")
     with watching(job) as seen:
-        job.apply(reward_cpus.spec())
+        job.apply(reward_cpus.spec(runtime))
         job.wait_for("Running")
         job.wait_for_step(2)
         pods = job.pod_uids("reward")
