@@ -18,7 +18,7 @@ _TRAINING_THAT_MATTERS = ("state", "incarnation")
 _SHOWN = ("phase", "reason", "observedGeneration", "selector", "reported")
 _SHOWN_OF_A_ROLE = ("desired", "ready", "readyText", "pools")
 _SEEN_OF_A_POD = ("node", "wasReady")
-_READ_OF_A_RECORD = ("pool", "index", "attempt")
+_IDENTITY_OF_A_RECORD = ("pool", "index", "attempt")
 _CONDITIONS_READ_BACK = (ConditionType.RUNNING, ConditionType.SUSPENDED, ConditionType.SUCCEEDED, ConditionType.FAILED)
 _OF_A_CONDITION = ("type", "status", "reason")
 _REWARD_DEMAND_OF_A_POOL = ("incarnation", "number", "pools")
@@ -45,7 +45,7 @@ def wakes_its_writer(old: Object | None, new: Object | None) -> bool:
 
     Rule: it does if the change is of anything that rules read back, such as what became of known pods, or that the job has ended.
     What is only shown (phase, counts, the text and time of conditions) follows from what that plan has seen, and so would again.
-    So does the first record of a place's pod to which nothing has happened yet.
+    Nor does the first record of a pod to which nothing has happened yet: it says no more than the pod itself.
     """
     if old is None or new is None:
         return True
@@ -145,7 +145,7 @@ def _without_new_pods(roles: Mapping[str, Any], known: Mapping[str, Any]) -> dic
 
 def _has_a_history(record: Mapping[str, Any]) -> bool:
     """Whether anything has happened to the pod of a record, or to one that it replaced."""
-    return any(value for name, value in record.items() if name not in _READ_OF_A_RECORD)
+    return any(value for name, value in record.items() if name not in _IDENTITY_OF_A_RECORD)
 
 
 def _of_a_pool(obj: Object) -> dict[str, Any] | None:
