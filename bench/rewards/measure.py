@@ -1,6 +1,6 @@
 """Grading as a service: learned timeouts, the same CPUs in fixed halves, moving and in one pool, and how long a move of CPUs takes.
 
-The part `timeouts` takes some 10 minutes. `cpus` and `moves` train real jobs on a test cluster, which takes root: about 40 minutes and 20. Each
+The part `timeouts` takes some 40 minutes. `cpus` and `moves` train real jobs on a test cluster, which takes root: about 40 minutes and 12. Each
 wants the machine for itself.
 """
 

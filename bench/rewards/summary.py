@@ -79,12 +79,14 @@ def _timeouts(lines: list[Line]) -> list[str]:
 def _graded(run: dict[str, Any], rounds: list[dict[str, Any]]) -> list[str]:
     settings = run["settings"]
     hard, learned = ([line for line in rounds if line["arm"] == arm] for arm in ARMS)
+    by_mix = [[line for line in rounds if line["seed"] == seed] for seed in sorted({line["seed"] for line in rounds})]
     text = [
         "",
         "### On real graders",
         "",
         (
-            f"{len(hard)} rounds of {hard[0]['grades']} responses to {settings['problems']} problems, graded by both arms in turn, "
+            f"{len(by_mix)} sets of {settings['problems']} problems, of which nothing is known at first: {len(hard)} rounds of "
+            f"{hard[0]['grades']} responses in all, graded by both arms in turn, "
             f"{settings['processes']} at once; times of the mix divided by {settings['scale']:g}. In "
             f"{sum(line['contention'] > 1 for line in hard)} rounds other processes wanted the CPUs too."
         ),
@@ -102,21 +104,31 @@ def _graded(run: dict[str, Any], rounds: list[dict[str, Any]]) -> list[str]:
         text.append(
             f"| {arm} | {cpu:.1f} | {occupied:.1f} | {seconds:.1f} | {others} | {limited} | {wrong} | {wrong / max(correct, 1):.2%} |"
         )
-    times = {
-        name: sum(line[name] for line in hard) / sum(line[name] for line in learned)
-        for name in ("cpu", "occupied", "seconds")
-    }
-    last = max(learned, key=lambda line: line["round"])
-    low, high = interval(last["wrong_audits"], last["audits"])
+    times = {name: _saved(rounds, name) for name in ("cpu", "occupied", "seconds")}
+    lasts = [max((line for line in of if line["arm"] == "learned"), key=lambda line: line["round"]) for of in by_mix]
+    wrong, audits = (sum(last[name] for last in lasts) for name in ("wrong_audits", "audits"))
+    low, high = interval(wrong, audits)
+    by_set = {name: ", ".join(f"{_saved(of, name):.2f}" for of in by_mix) for name in ("cpu", "occupied")}
     text += [
         "",
         (
             f"Learned limits take {times['cpu']:.2f} x less CPU seconds and {times['occupied']:.2f} x less occupied seconds (at least {BAR_SAVES} x each), "
-            f"and rounds are {times['seconds']:.2f} x as fast. By {last['audits']} audits, {low:.1%} to {high:.1%} of kills and other grades with a limit "
+            f"and rounds are {times['seconds']:.2f} x as fast. By {audits} audits, {low:.1%} to {high:.1%} of kills and other grades with a limit "
             "are correct responses that it ends."
+        ),
+        "",
+        (
+            "How much there is to save differs between sets, by how much of their time goes to responses that compute for ever. By set: CPU "
+            f"{by_set['cpu']} x less, occupied {by_set['occupied']} x."
         ),
     ]
     return text
+
+
+def _saved(rounds: Sequence[Line], name: str) -> float:
+    """How many times as much the hard limit takes."""
+    hard, learned = (sum(line[name] for line in rounds if line["arm"] == arm) for arm in ARMS)
+    return float(hard / learned)
 
 
 def _simulated(runs: list[dict[str, Any]]) -> list[str]:

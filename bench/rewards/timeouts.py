@@ -52,11 +52,12 @@ def grade(sample):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this part."""
     processes = len(os.sched_getaffinity(0))
-    parser.add_argument("--rounds", type=int, default=25, help="timeouts: rounds that both arms grade")
+    parser.add_argument("--mixes", type=int, default=4, help="timeouts: sets of problems, one after the other")
+    parser.add_argument("--rounds", type=int, default=25, help="timeouts: rounds of each set that both arms grade")
     parser.add_argument("--prompts", type=int, default=6, help="timeouts: prompts of a round, with 8 responses each")
-    parser.add_argument("--problems", type=int, default=30, help="timeouts: problems that prompts are drawn from")
+    parser.add_argument("--problems", type=int, default=30, help="timeouts: problems of a set")
     parser.add_argument("--scale", type=float, default=6.0, help="timeouts: times of the mix are divided by it")
-    parser.add_argument("--seed", type=int, default=0, help="timeouts: of the mix")
+    parser.add_argument("--seed", type=int, default=0, help="timeouts: of the first set")
     parser.add_argument("--processes", type=int, default=processes, help="timeouts: grades that run at once")
     parser.add_argument("--simulated", type=int, default=100, help="timeouts: runs that are simulated")
 
@@ -88,7 +89,6 @@ def _simulated(seed: int) -> dict[str, Any]:
 
 
 async def _graded(arguments: argparse.Namespace, recorder: Recorder) -> None:
-    mix, contention = Mix(arguments.seed, arguments.problems), Contention(arguments.seed, 3600.0)
     with tempfile.TemporaryDirectory(prefix="longboat-") as directory:
         function, socket = Path(directory) / "function.py", Path(directory) / "graders.sock"
         function.write_text(FUNCTION)
@@ -108,18 +108,27 @@ async def _graded(arguments: argparse.Namespace, recorder: Recorder) -> None:
             problem = await client.load(reward, "spec.rewards[0]")
             if problem is not None:
                 raise problem
-            arm = _Arms(mix, reward, client, arguments.scale)
-            for number in range(1, arguments.rounds + 1):
-                # A round of the mix takes half as long as contention stays what it is.
-                level = contention.at(number * Contention.STAYS / 2)
-                with _others(round((level - 1) * arguments.processes)):
-                    for line in await arm.round(number, arguments.prompts):
-                        recorder.write("round", round=number, contention=level, **line)
-                        print(number, level, line, flush=True)
+            for seed in range(arguments.seed, arguments.seed + arguments.mixes):
+                await _mix(seed, reward, client, arguments, recorder)
         finally:
             await client.close()
             server.terminate()
             server.wait()
+
+
+async def _mix(
+    seed: int, reward: RewardSpec, client: GraderClient, arguments: argparse.Namespace, recorder: Recorder
+) -> None:
+    """All rounds of one set of problems, of which nothing is known at first."""
+    contention = Contention(seed, 3600.0)
+    arms = _Arms(Mix(seed, arguments.problems), reward, client, arguments.scale)
+    for number in range(1, arguments.rounds + 1):
+        # A round of the mix takes half as long as contention stays what it is.
+        level = contention.at(number * Contention.STAYS / 2)
+        with _others(round((level - 1) * arguments.processes)):
+            for line in await arms.round(number, arguments.prompts):
+                recorder.write("round", seed=seed, round=number, contention=level, **line)
+                print(seed, number, level, line, flush=True)
 
 
 @contextmanager

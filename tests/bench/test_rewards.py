@@ -51,6 +51,7 @@ def test_the_summary_says_how_much_less_learned_limits_take() -> None:
     rounds = [
         {
             "kind": "round",
+            "seed": seed,
             "arm": arm,
             "round": number,
             "contention": number,
@@ -64,14 +65,17 @@ def test_the_summary_says_how_much_less_learned_limits_take() -> None:
             "audits": 10,
             "wrong_audits": 0,
         }
+        for seed, least in ((0, 3.0), (1, 1.0))
         for number in (1, 2)
-        for arm, seconds in zip(ARMS, (9.0, 3.0), strict=True)
+        for arm, seconds in zip(ARMS, (9.0, least), strict=True)
     ]
     text = page([[RUN, *rounds]])
-    assert "| hard | 36.0 | 54.0 | 18.0 | 6 | 0 | 0 | 0.00% |" in text
-    assert "| learned | 12.0 | 18.0 | 6.0 | 4 | 2 | 2 | 25.00% |" in text
-    assert "take 3.00 x less CPU seconds and 3.00 x less occupied seconds" in text
-    assert "In 1 rounds other processes wanted the CPUs too" in text
+    assert "| hard | 72.0 | 108.0 | 36.0 | 12 | 0 | 0 | 0.00% |" in text
+    assert "| learned | 16.0 | 24.0 | 8.0 | 8 | 4 | 4 | 25.00% |" in text
+    assert "take 4.50 x less CPU seconds and 4.50 x less occupied seconds" in text
+    assert "By set: CPU 3.00, 9.00 x less, occupied 3.00, 9.00 x" in text
+    assert "By 20 audits" in text
+    assert "In 2 rounds other processes wanted the CPUs too" in text
 
 
 TRACE = swaps.Trace(seed=4, rounds=5, swap=2, work=32.0)
