@@ -148,7 +148,7 @@ async def test_once_nothing_more_is_generated_no_answer_waits_for_others(
     scheduler: RayRewardScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second sample takes long, so that the call under way brings the first one's answer alone."""
-    monkeypatch.setattr("longboat_runtime.reward.pool.GATHER_SECONDS", 6000.0)
+    monkeypatch.setattr("longboat_runtime.reward.pool.GATHER_SECONDS", 1e9)
     grading = asyncio.gather(*(scheduler.grade(*sample(row)) for row in (0, 2)))
     (worker,) = scheduler._pools[DEFAULT_POOL]._workers.values()
     while not worker.listening:  # noqa: ASYNC110 - nothing says so

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -63,7 +64,7 @@ class _Worker(Slots):
     asked_something: asyncio.Event = field(default_factory=asyncio.Event)
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
     listening: bool = False
-    called: float = 0.0
+    called: float = -math.inf
     cpu_seconds: float | None = None
     sending: asyncio.TimerHandle | None = None
     exchange: asyncio.Task[None] | None = None
