@@ -28,6 +28,8 @@ class Rejections:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._by_target: dict[Target, Rejection] = {}
+        # What a plan was told to wait with, until it asks for how long.
+        self._put_off: set[Target] = set()
 
     def note(self, target: Target, message: str) -> None:
         """The server said no; each time the wait doubles."""
@@ -46,15 +48,23 @@ class Rejections:
     def waits(self, target: Target) -> bool:
         """Whether it is too early to ask again."""
         held = self._by_target.get(target)
-        return held is not None and self._clock() < held.again_at
+        early = held is not None and self._clock() < held.again_at
+        if early:
+            self._put_off.add(target)
+        return early
 
     def next_seconds(self) -> float | None:
         """How long until the next may be tried again; None: none is waiting.
 
-        One that is due but wasn't tried is behind another that waits (apply stops creating there).
+        One that is due but wasn't tried is behind another that waits (apply stops creating there), unless its time has come since
+        `waits` was asked: then it may be tried now.
         """
-        now = self._clock()
-        return min((held.again_at - now for held in self._by_target.values() if held.again_at > now), default=None)
+        now, put_off = self._clock(), self._put_off
+        self._put_off = set()
+        waiting = (
+            held.again_at - now for target, held in self._by_target.items() if held.again_at > now or target in put_off
+        )
+        return min((max(seconds, 0.0) for seconds in waiting), default=None)
 
     def by_name(self) -> dict[str, str]:
         """For `Observed`: messages by object name; where kinds share a name, joined."""

@@ -63,3 +63,14 @@ def test_one_whose_time_has_come_but_stands_behind_another_doesnt_ask_for_a_turn
     assert wait > 0
     clock.now = 100.0
     assert rejections.next_seconds() is None
+
+
+def test_one_whose_time_comes_while_its_plan_is_carried_out_asks_for_a_turn_at_once() -> None:
+    clock = Clock()
+    rejections = Rejections(clock)
+    rejections.note(POD, "no")
+    clock.now += (rejections.next_seconds() or 0.0) - 0.001
+    assert rejections.waits(POD)
+    clock.now += 0.002
+    assert rejections.next_seconds() == 0.0
+    assert rejections.next_seconds() is None, "it was told so"
