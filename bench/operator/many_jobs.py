@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass
+from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
@@ -15,7 +17,7 @@ from longboat_operator.controller import Controller
 from longboat_operator.kube.events import EventRecorder
 from longboat_operator.kube.resources import CHILDREN, CLUSTER_RL_RUNTIME, RL_JOB, RL_RUNTIME
 from longboat_operator.lookups import LookUps
-from longboat_operator.model import Key
+from longboat_operator.model import JobKey, Key
 from longboat_operator.observe import observe
 from longboat_operator.planner import plan
 from longboat_operator.queue import WorkQueue
@@ -46,7 +48,10 @@ class Slice:
 
 
 def many_jobs(jobs: int, period_seconds: float, seconds: float) -> dict[str, Any]:
-    """Jobs of seven pods whose drivers ask in turn for two and three of their rollout pods, evenly spread over each period."""
+    """Jobs of seven pods whose drivers ask in turn for two and three of their rollout pods, evenly spread over each period.
+
+    `unsettled` are jobs and pools for which there is something left to do in the end, with nothing to call for it.
+    """
     return asyncio.run(_run([f"job-{number}" for number in range(jobs)], period_seconds, seconds))
 
 
@@ -77,9 +82,11 @@ async def _run(names: list[str], period_seconds: float, seconds: float) -> dict[
     await _all(api, names, lambda status: status["phase"] == "Running")
     await _rest(queue)
     found = await _measure(api, queue, names, period_seconds, seconds)
+    await _all(api, names, _served)
+    await _rest(queue)
     queue.close()
     await asyncio.gather(*workers)
-    return found
+    return {**found, "unsettled": len([key for key in _keys(names) if not _settled(cache, key)])}
 
 
 async def _measure(
@@ -125,6 +132,23 @@ def _loop_ms(seconds: float) -> float:
 def _ask(api: ApiDouble, name: str, number: int) -> None:
     rollout = {"incarnation": 1, "number": number, "replicas": REPLICAS - number % 2, "reason": "as many as it can use"}
     api.drive(NAMESPACE, name, demand={"incarnationRequest": "token", "rollout": rollout})
+
+
+def _served(status: dict[str, Any]) -> bool:
+    """Whether the newest demand is answered, and the job has the pods."""
+    demand, granted = status["demand"]["rollout"], status["allocation"]["grant"]["rollout"]
+    return bool(demand["number"] == granted["answers"] and demand["replicas"] == status["roles"]["rollout"]["ready"])
+
+
+def _keys(names: list[str]) -> Iterator[Key]:
+    for name in names:
+        job = JobKey(NAMESPACE, name)
+        yield from (job, job.pool)
+
+
+def _settled(cache: Cache, key: Key) -> bool:
+    """Whether a plan would find nothing to do: every change that called for one has had it."""
+    return plan(observe(cache, key), datetime.now(UTC)).empty
 
 
 async def _all(api: ApiDouble, names: list[str], true: Any) -> None:
