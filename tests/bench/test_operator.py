@@ -6,6 +6,7 @@ from bench.operator.many_jobs import many_jobs
 
 
 def test_every_change_that_calls_for_a_plan_gets_one() -> None:
-    found = many_jobs(jobs=20, period_seconds=1.5, seconds=6.0)
-    assert found["demands"] == 80
+    # The last of three demands takes a pod back: no later one hides what was missed.
+    found = many_jobs(jobs=20, period_seconds=1.5, seconds=4.5)
+    assert found["demands"] == 60
     assert found["unsettled"] == 0
