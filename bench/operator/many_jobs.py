@@ -21,7 +21,6 @@ from longboat_operator.model import JobKey, Key
 from longboat_operator.observe import observe
 from longboat_operator.planner import plan
 from longboat_operator.queue import WorkQueue
-from longboat_operator.shell import collect_seldom
 from longboat_operator.watch.cache import Cache, Source
 from longboat_operator.watch.feed import Feed
 from longboat_operator.watch.freshness import Freshness
@@ -56,7 +55,6 @@ def many_jobs(jobs: int, period_seconds: float, seconds: float) -> dict[str, Any
 
 
 async def _run(names: list[str], period_seconds: float, seconds: float) -> dict[str, Any]:
-    collect_seldom()
     api, queue = ApiDouble(), WorkQueue[Key]()
     cache = Cache()
     kinds = (RL_JOB, RL_RUNTIME, CLUSTER_RL_RUNTIME, *CHILDREN)

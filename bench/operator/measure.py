@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from bench.operator.latency import latency
 from bench.operator.many_jobs import many_jobs
 from bench.operator.plans import plan_costs
 from bench.record import Recorder
+from longboat_operator.cli import COLLECTED_AFTER
 
 JOBS = 1000
 PERIOD_SECONDS = 20.0
@@ -30,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, path: Path) -> None:
     """One after the other. Appends to `path`."""
+    gc.set_threshold(*COLLECTED_AFTER)  # as the operator's process does
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     recorder = Recorder(path, **dict(vars(arguments).items()))
     for kind, values in (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import signal
 import socket
 import time
@@ -42,9 +41,6 @@ _END_SECONDS = 10.0
 # An operator of hundreds of namespaces has thousands of sources: they must not all be listed at the same moment.
 _LISTS_AT_ONCE = 8
 _LIST_AGAIN_SECONDS = 1.0
-# Objects made between two looks for garbage in cycles, and how many looks at the young come between two at older ones. What an operator
-# makes and forgets, snapshots and plans, has no cycles, and with a thousand jobs a look at all that is held takes half a second.
-_COLLECTED_AFTER = (20_000, 20, 20)
 
 log = structlog.get_logger(__name__)
 
@@ -101,7 +97,6 @@ class Shell:
         Raises:
             LeadershipLostError: another process leads now, or the lease couldn't be renewed.
         """
-        collect_seldom()
         options = self._options
         log.info("starting", identity=self._identity, namespaces=options.namespaces or "all", workers=options.workers)
         registry = CollectorRegistry()
@@ -201,8 +196,6 @@ class Shell:
         for resource, namespace, selector in self._jobs:
             await self._warm_kopf(resource, namespace, selector)
         await _until(lambda: self._freshness.listed)
-        gc.collect()
-        gc.freeze()
         log.info("caches are warm", jobs=sum(1 for _ in self._cache.jobs()))
 
     async def _warm_kopf(self, resource: Resource, namespace: str | None, selector: str) -> None:
@@ -251,11 +244,6 @@ class Shell:
             "longboat_watch_lag_seconds": self._freshness.lag(now),
             "longboat_watch_silence_seconds": max(self._freshness.silence(now).values(), default=0.0),
         }
-
-
-def collect_seldom() -> None:
-    """Has Python look less often for garbage in cycles."""
-    gc.set_threshold(*_COLLECTED_AFTER)
 
 
 async def _until(true: Callable[[], bool]) -> None:
