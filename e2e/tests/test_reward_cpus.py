@@ -16,7 +16,7 @@ def test_cpus_move_to_the_pool_that_waits_and_back_while_the_job_trains(
     site: Site, new_job: Callable[[str], Job]
 ) -> None:
     reward_cpus.write_data(site.data, heavy="code")
-    # CPUs that one of them gives are then there for the other.
+    # On one node, so that what one reward pod gives is there for the other.
     apart = min(site.cluster.nodes, key=lambda node: requested(node, site.cluster))
     runtime = apply_runtime_apart(site, "rewards-together", apart)
     job = new_job("reward-cpus")

@@ -45,7 +45,7 @@ def wakes_its_writer(old: Object | None, new: Object | None) -> bool:
 
     Rule: it does if the change is of anything that rules read back, such as what became of known pods, or that the job has ended.
     What is only shown (phase, counts, the text and time of conditions) follows from what that plan has seen, and so would again.
-    Nor does the first record of a pod to which nothing has happened yet: it says no more than the pod itself.
+    The first record of a pod to which nothing has happened yet calls for none either: it says no more than the pod itself.
     """
     if old is None or new is None:
         return True
