@@ -30,7 +30,7 @@ from longboat_crds.expressions import (
 )
 from longboat_crds.quantities import cpu_quantity, millicores
 from longboat_crds.reward_kinds import RewardKind
-from longboat_crds.rewards import POD_MIN_MILLICORES, RewardPoolSpec
+from longboat_crds.rewards import LEAST_POD_MILLICORES, POD_MIN_MILLICORES, RewardPoolSpec
 from longboat_crds.rounds import OFF_POLICY, OvercommitMode, RoundPolicyName
 from longboat_crds.rules import FieldError, Rule
 
@@ -80,11 +80,11 @@ _LEAST_CPU = choose(
 )
 # Sums of fractions are not exact, but every quantity is a whole number of millicores.
 _HALF_A_MILLICORE = 0.0005
-_MORE_THAN_NOTHING = [
+_ENFORCEABLE = [
     either(
         negation(present(f"cpu.{bound}", of="p")),
         less_than(
-            product(constant(0.001), floating(field("replicas", of="p"))),
+            product(constant(LEAST_POD_MILLICORES / 1000), floating(field("replicas", of="p"))),
             plus(cores(field(f"cpu.{bound}", of="p")), constant(_HALF_A_MILLICORE)),
         ),
     )
@@ -231,8 +231,8 @@ COHERENCE = (
         FieldError.FORBIDDEN,
     ),
     Rule(
-        every("rewardPools", "p", both(*_MORE_THAN_NOTHING)),
-        "cpu is for all pods of a pool together, and each of them needs 1m or more: raise cpu.min and cpu.max, or lower replicas",
+        every("rewardPools", "p", both(*_ENFORCEABLE)),
+        "cpu is for all pods of a pool together, and each of them needs 10m or more, the least that nodes enforce: raise cpu.min and cpu.max, or lower replicas",
         "rewardPools",
     ),
     Rule(

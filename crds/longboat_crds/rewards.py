@@ -245,6 +245,8 @@ MAX_POOL_REPLICAS = 512
 
 # What a pool keeps for each of its pods unless it says otherwise.
 POD_MIN_MILLICORES = 100
+# A kubelet enforces no CPU quota below 1 ms in 100 ms.
+LEAST_POD_MILLICORES = 10
 
 
 class RewardCpuSpec(ApiModel):

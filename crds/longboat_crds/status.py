@@ -452,7 +452,12 @@ class CpuRefusal(FieldsModel):
         description="`Refused` by the API server, `Deferred` or `Infeasible` on its node, `Error`, or `Silent`: its node said nothing."
     )
     message: Line = Field("", description="What the server or the node said.")
-    source: Line | None = Field(None, description="Pool that the CPUs had come from, and went back to.")
+    sources: list[PoolCpu] | None = Field(
+        None,
+        max_length=MAX_POOLS,
+        description="Pools that had given CPUs for it, and get them back.",
+        json_schema_extra=list_map("name"),
+    )
     times: Count = Field(description="How often in a row.")
     until: Timestamp = Field(description="It is not tried again before.")
 
@@ -466,6 +471,7 @@ class CpuResize(FieldsModel):
     version: Line | None = Field(
         None, description="resourceVersion of the pod that the change is for: of no later one."
     )
+    takes_back: bool | None = Field(None, description="True: it takes back a change that failed.")
     time: Timestamp = Field(description="When it was decided.")
 
 

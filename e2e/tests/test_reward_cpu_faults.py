@@ -181,7 +181,7 @@ class Moving:
         }.items():
             self.job.wait(f"event {reason}", lambda r=reason, w=words: self._told(r, w), 60)  # type: ignore[misc]
         assert refused["node"] == self.node.name
-        assert refused["source"] == other
+        assert [source["name"] for source in refused["sources"]] == [other]
         return str(refused["message"])
 
     def _told(self, reason: str, words: str) -> bool:

@@ -10,6 +10,7 @@ from longboat_crds.quantities import cpu_quantity, millicores
 from longboat_crds.status import RewardCpuStatus
 from longboat_operator.model import Key, Object, Observed, Plan, ResizePod
 from longboat_operator.reading.status import reward_grant
+from longboat_operator.reading.times import stamp
 from tests.operator_plan.simulated_cluster import SimulatedCluster, spec_of
 
 POOLS = [
@@ -121,7 +122,15 @@ class RewardCluster(SimulatedCluster):
             "Error": {"type": "PodResizeInProgress", "reason": "Error", "message": "cgroup"},
             "allocated": {"type": "PodResizeInProgress"},
         }
-        status["conditions"] = [*kept, *([{"status": "True", **more[answer]}] if answer in more else [])]
+        began = stamp(self.now)
+        for held in status["conditions"]:
+            if answer in more and (held["type"], held.get("reason")) == (
+                more[answer]["type"],
+                more[answer].get("reason"),
+            ):
+                began = held["lastTransitionTime"]
+        told_now = {"status": "True", "lastTransitionTime": began}
+        status["conditions"] = [*kept, *([told_now | more[answer]] if answer in more else [])]
         self.check()
 
     def nodes(self) -> None:

@@ -130,7 +130,8 @@ def test_a_change_that_fails_is_taken_back_the_donors_get_theirs_and_it_is_remem
     assert cluster.asks() == {"code-0-a0": 1000, "math-0-a0": 1000, "math-1-a0": 1000}
     refusal = cluster.cpus.refusals[0]
     outcome = "Silent" if answer == "in force" else answer
-    assert (refusal.pod, refusal.cpu, refusal.outcome, refusal.source) == (CODE, "2", outcome, "math")
+    assert (refusal.pod, refusal.cpu, refusal.outcome) == (CODE, "2", outcome)
+    assert [(pool.name, pool.cpu) for pool in refusal.sources] == [("math", "1")]
     assert cluster.cpus.moves[-1].outcome is CpuMoveOutcome.INCOMPLETE
     assert "they go back to pool math" in events(cluster, "CPUsRefused")[0]
     assert events(cluster, "CPUsNotMoved")
@@ -253,8 +254,43 @@ def test_a_pod_that_is_to_be_created_is_promised_its_cpus_before() -> None:
     assert [(r.pod, r.before, r.cpu) for r in cluster.cpus.resizes or ()] == [("sums-reward-math-0-a1", None, "1")]
     cluster.forget()
     cluster.ask_cpus(code="3", math="200m")
+    cluster.grant()
+    [created] = [a for a in cluster.reconcile().actions if isinstance(a, CreateObject)]
+    assert graders(created.body["spec"]["containers"])["resources"]["limits"]["cpu"] == "1", "as promised"
+
+
+def test_a_pod_that_waits_for_a_node_gives_like_any_other() -> None:
+    """It may wait for long, and would hold CPUs that nobody uses."""
+    cluster = two_pools()
+    cluster.delete_pod("sums-reward-math-0-a0", grace=0)
     cluster.settle()
-    assert cluster.asks()["math-0-a1"] == 1000, "as promised"
+    cluster.advance(2)
+    cluster.settle()
+    assert cluster.children["Pod"]["sums-reward-math-0-a1"]["status"]["phase"] == "Pending"
+    cluster.ask_cpus(code="2", math="1")
+    cluster.swing()
+    assert cluster.asks() == {"code-0-a0": 2000, "math-0-a1": 500, "math-1-a0": 500}
+    assert cluster.cpus.resizes is None
+    assert cluster.cpus.moves[-1].outcome is CpuMoveOutcome.DONE
+
+
+def test_a_change_of_a_pod_that_then_starts_slowly_is_not_taken_back() -> None:
+    cluster = two_pools()
+    cluster.delete_pod("sums-reward-math-0-a0", grace=0)
+    cluster.settle()
+    cluster.advance(2)
+    cluster.settle()
+    cluster.ask_cpus(code="2", math="1")
+    cluster.grant()
+    cluster.reconcile()
+    cluster.schedule("sums-reward-math-0-a1", "here")
+    cluster.node("sums-reward-math-1-a0")
+    cluster.settle()
+    cluster.node(CODE)
+    cluster.advance(100)
+    cluster.swing()
+    assert cluster.asks()["math-0-a1"] == 500
+    assert cluster.cpus.refusals is None
 
 
 def test_what_somebody_else_asks_of_a_pod_is_counted_and_undone() -> None:
@@ -264,6 +300,140 @@ def test_what_somebody_else_asks_of_a_pod_is_counted_and_undone() -> None:
     cluster.children["Pod"][CODE]["metadata"]["generation"] += 1
     cluster.swing()
     assert cluster.asks()["code-0-a0"] == 1000
+
+
+def test_what_somebody_else_adds_beyond_the_total_is_taken_back_though_nobody_lacks_it() -> None:
+    cluster = two_pools()
+    pod = cluster.children["Pod"][CODE]
+    resources = graders(pod["spec"]["containers"])["resources"]
+    resources["limits"]["cpu"] = resources["requests"]["cpu"] = "1700m"
+    pod["metadata"]["generation"] += 1
+    cluster.total = lambda: 0  # type: ignore[method-assign]  # the sum is exceeded, by somebody else
+    cluster.swing()
+    assert cluster.asks() == {"code-0-a0": 1000, "math-0-a0": 1000, "math-1-a0": 1000}
+    assert cluster.cpus.used == "3"
+
+
+def test_a_total_that_is_lowered_before_the_job_has_started_is_kept() -> None:
+    cluster = RewardCluster(reward_spec("3", TWO))
+    cluster.settle()
+    for _ in range(3):
+        cluster.reconcile()
+    assert set(cluster.asks().values()) == {1000}
+    cluster.total = lambda: 0  # type: ignore[method-assign]  # the pods that are there have more
+    cluster.edit(rewardCpu={"total": "1500m"})
+    cluster.up()
+    cluster.swing()
+    assert set(cluster.asks().values()) == {500}
+    assert cluster.cpus.used == "1500m"
+
+
+def test_each_of_several_donors_gets_back_what_it_gave() -> None:
+    pools = [{"name": "code"}, {"name": "math"}, {"name": "style", "cpu": {"max": "1200m"}}]
+    cluster = RewardCluster(reward_spec("3", pools))
+    cluster.up()
+    cluster.ask_cpus(code="2200m", math="300m", style="500m")
+    cluster.settle()
+    cluster.nodes()
+    cluster.settle()
+    assert cluster.asks() == {"code-0-a0": 2200, "math-0-a0": 300, "style-0-a0": 500}
+    cluster.node(CODE, "Infeasible")
+    cluster.swing()
+    assert cluster.asks() == {"code-0-a0": 1000, "math-0-a0": 1000, "style-0-a0": 1000}
+    refusal = cluster.cpus.refusals[0]
+    assert [(pool.name, pool.cpu) for pool in refusal.sources] == [("math", "700m"), ("style", "500m")]
+    assert "they go back to pools math and style" in events(cluster, "CPUsRefused")[0]
+
+
+def test_what_goes_back_to_a_pool_stays_within_its_bounds() -> None:
+    pools = [{"name": "code"}, {"name": "math", "cpu": {"max": "1"}}, {"name": "style"}]
+    cluster = RewardCluster(reward_spec("3", pools))
+    cluster.up()
+    cluster.ask_cpus(code="2", math="500m", style="500m")
+    cluster.settle()
+    cluster.nodes()
+    cluster.settle()
+    cluster.node(CODE, "Infeasible")
+    cluster.swing()
+    cluster.ask_cpus(code="2", math="1", style="0")
+    cluster.swing()
+    assert cluster.asks()["math-0-a0"] == 1000, "not what it has been granted and what comes back"
+
+
+def test_a_refused_donor_gives_nothing_back() -> None:
+    cluster = two_pools()
+    cluster.refused["sums-reward-math-1-a0"] = "forbidden: minimum cpu usage per Container is 1"
+    cluster.ask_cpus(code="2", math="1")
+    cluster.swing()
+    assert cluster.cpus.refusals[0].sources is None
+    assert "go back" not in events(cluster, "CPUsRefused")[0]
+
+
+def test_what_takes_a_change_back_is_never_taken_back_and_the_failure_is_remembered() -> None:
+    """A node that carries nothing out would get one request after another, and each would count as a failure of its own."""
+    cluster = two_pools()
+    asks_for_two(cluster)
+    cluster.node(CODE, "Error")
+    cluster.advance(5)
+    cluster.settle()
+    assert cluster.asks()["code-0-a0"] == 1000
+    for _ in range(5):
+        cluster.node(CODE, "Error")
+        cluster.advance(70)
+        cluster.settle()
+    assert cluster.asks()["code-0-a0"] == 1000
+    assert [held.times for held in cluster.cpus.refusals] == [1]
+    assert len(events(cluster, "CPUsRefused")) == 1
+    cluster.node(CODE)
+    cluster.settle()
+    assert cluster.asks()["code-0-a0"] == 2000, "it is tried again"
+    cluster.node(CODE, "Infeasible")
+    cluster.settle()
+    assert [held.times for held in cluster.cpus.refusals] == [2], "what was taken back went well, the change didn't"
+
+
+def test_patience_begins_when_the_node_says_that_it_has_trouble() -> None:
+    """The request may have been answered long after it was decided: the API server was away."""
+    cluster = two_pools()
+    cluster.ask_cpus(code="2", math="1")
+    cluster.settle()
+    cluster.nodes()
+    [late] = cluster.late(cluster.planned()[1])
+    cluster.advance(20)
+    cluster.resize(late)
+    cluster.node(CODE, "Deferred")
+    cluster.settle()
+    assert cluster.asks()["code-0-a0"] == 2000
+    assert cluster.planned()[1].look_again_seconds == pytest.approx(5)
+    cluster.advance(5)
+    cluster.settle()
+    assert cluster.asks()["code-0-a0"] == 1000
+
+
+def test_receivers_on_the_node_that_others_leave_come_first() -> None:
+    pools = [{"name": "code", "replicas": 2}, {"name": "math"}]
+    cluster = RewardCluster(reward_spec("3", pools))
+    cluster.settle()
+    for name, node in (("code-0", "there"), ("code-1", "here"), ("math-0", "here")):
+        cluster.schedule(f"sums-reward-{name}-a0", node)
+    cluster.up()
+    cluster.ask_cpus(code="2500m", math="500m")
+    cluster.settle()
+    cluster.nodes()
+    cluster.grant()
+    _, made = cluster.planned()
+    assert next(a.name for a in made.actions if isinstance(a, ResizePod)) == "sums-reward-code-1-a0"
+
+
+def test_a_move_that_another_one_supersedes_is_told() -> None:
+    cluster = two_pools()
+    cluster.ask_cpus(code="2", math="1")
+    cluster.settle()
+    cluster.ask_cpus(code="1", math="2")
+    cluster.swing()
+    assert events(cluster, "CPUMoveSuperseded") == [
+        "1 CPUs were on their way from reward pool math to code when CPUs were divided anew: grades wait in code"
+    ]
 
 
 def test_a_suspended_job_holds_no_cpus_and_resumes_by_graders() -> None:

@@ -1,6 +1,7 @@
 """Whatever nodes, the API server, the driver and the operator's own crashes do: the sum of CPUs holds, and it converges."""
 
 import copy
+from datetime import datetime
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from longboat_crds.quantities import cpu_quantity
 from longboat_crds.status import CPU_REFUSALS, RECENT_CPU_MOVES, CpuMoveOutcome, Phase
 from longboat_operator.model import ResizePod
+from longboat_operator.plan.reward_cpus import REQUEST_SECONDS
 from longboat_operator.planner import plan
 from tests.operator_plan.reward_cluster import RewardCluster
 from tests.operator_plan.simulated_cluster import KEY
@@ -23,7 +25,8 @@ class CpuLife(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cluster = RewardCluster()
-        self.late: list[ResizePod] = []
+        # Patches that are under way, and when they were sent.
+        self.late: list[tuple[datetime, ResizePod]] = []
         self.ever_refused: set[str] = set()
 
     def pod(self, pick: int) -> str | None:
@@ -57,14 +60,15 @@ class CpuLife(RuleBasedStateMachine):
     @rule()
     def the_leader_stops_before_it_resizes(self) -> None:
         """Another one goes on, and knows nothing that isn't in the status."""
-        self.late += self.cluster.late(self.cluster.planned()[1])
+        self.late += [(self.cluster.now, action) for action in self.cluster.late(self.cluster.planned()[1])]
         self.cluster.forget()
 
     @precondition(lambda self: self.late)
     @rule(pick=PICK)
     def a_late_patch_comes(self, pick: int) -> None:
-        action = self.late.pop(pick % len(self.late))
-        if action.name not in self.ever_refused:  # a patch is under way for no longer than REQUEST_SECONDS
+        sent, action = self.late.pop(pick % len(self.late))
+        # One that was refused from another leader counts for as long as a request can be under way; any other for as long as it can come.
+        if action.name not in self.ever_refused or (self.cluster.now - sent).total_seconds() < REQUEST_SECONDS:
             self.cluster.resize(action)
 
     @rule(pick=PICK, answer=ANSWERS)

@@ -178,7 +178,7 @@ async def test_cpus_that_a_node_can_not_give_go_back_and_the_loss_is_shown_and_r
     assert refused.pop("until")
     assert refused == {
         "pod": CODE, "node": fake_node, "cpu": "1500m", "outcome": outcome, "message": condition["message"],
-        "source": "math", "times": 1,
+        "sources": [{"name": "math", "cpu": "500m"}], "times": 1,
     }  # fmt: skip
     assert cpus["used"] == "2"
     assert max(seen.sums) == 2000
@@ -211,6 +211,37 @@ async def test_cpus_that_the_server_knows_the_node_has_not_are_refused_in_its_wo
     assert max(seen.sums) == 2000
 
 
+async def test_cpus_that_a_limit_range_forbids_are_refused_in_its_words(bench: Bench) -> None:
+    driver = Driver(bench)
+    async with bench.operator():
+        await submit(bench)
+        await until(lambda: is_asked(bench, {CODE: "1", MATH: "1"}))
+        await carry_out(bench, CODE, MATH)
+        limits = [{"type": "Container", "max": {"cpu": "1200m"}}]
+        metadata = {"namespace": bench.namespace, "name": "small"}
+        body = {"apiVersion": "v1", "kind": "LimitRange", "metadata": metadata, "spec": {"limits": limits}}
+        await asyncio.to_thread(bench.cluster.kubectl, "create", "-f", "-", stdin=json.dumps(body))
+        await driver.start()
+        await driver.ask_cpus(number=1, pools=[{"name": "code", "cpu": "1500m"}, {"name": "math", "cpu": "500m"}])
+        await until(lambda: is_asked(bench, {CODE: "1", MATH: "500m"}))
+        await carry_out(bench, MATH)
+        await until(lambda: is_asked(bench, {CODE: "1", MATH: "1"}))
+    (refused,) = (await bench.get(RL_JOB, "x"))["status"]["rewardCpu"]["refusals"]
+    assert refused["outcome"] == "Refused"
+    assert "maximum cpu usage per Container is 1200m" in refused["message"]
+
+
+async def test_pods_that_wait_for_a_node_are_resized_at_once(bench: Bench) -> None:
+    driver = Driver(bench)
+    async with bench.operator():
+        await submit(bench)
+        await until(lambda: is_asked(bench, {CODE: "1", MATH: "1"}))
+        await driver.start()
+        await driver.ask_cpus(number=1, pools=[{"name": "code", "cpu": "1500m"}, {"name": "math", "cpu": "500m"}])
+        await until(lambda: is_asked(bench, {CODE: "1500m", MATH: "500m"}))
+    assert not [pod for pod in (await bench.all(POD)).values() if pod["spec"].get("nodeName")]
+
+
 async def test_a_resize_of_a_pod_that_has_changed_is_refused(bench: Bench, admin: KubeClient) -> None:
     async with bench.operator():
         await submit(bench)
@@ -229,15 +260,16 @@ async def test_a_resize_of_a_pod_that_has_changed_is_refused(bench: Bench, admin
 
 
 @pytest.mark.parametrize(
-    ("pool", "field"),
+    ("pool", "field", "cure"),
     [
-        ({"cpu": {"min": "3"}}, "spec.rewardCpu.total"),
-        ({"cpu": {"min": "2", "max": "1"}}, "spec.rewardPools[0].cpu.max"),
+        ({"cpu": {"min": "3"}}, "spec.rewardCpu.total", "raise it, or lower these"),
+        ({"cpu": {"min": "2", "max": "1"}}, "spec.rewardPools[0].cpu.max", ""),
+        ({"cpu": {"min": "9m"}}, "spec.rewardPools", "raise cpu.min and cpu.max, or lower replicas"),
     ],
 )
 async def test_the_server_names_the_field_of_a_bound_that_can_not_hold(
-    bench: Bench, pool: dict[str, Any], field: str
+    bench: Bench, pool: dict[str, Any], field: str, cure: str
 ) -> None:
     with pytest.raises(InvalidError) as caught:
         await submit(bench, **pool)
-    assert field in {cause.field for cause in caught.value.causes}
+    assert [cause for cause in caught.value.causes if cause.field == field and cure in cause.message]

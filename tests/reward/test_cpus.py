@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from longboat_crds.status import LINE_LENGTH
 from longboat_runtime.reward.cpus import (
     GAIN_ROUNDS,
+    LEAST_GAIN,
+    LEAST_GAIN_SECONDS,
     LEAST_MOVE,
     GradeCost,
     MeasuredGain,
@@ -108,6 +110,28 @@ def test_a_constant_load_leads_to_a_division_that_stays(
     for _ in needs:
         before = dict(divide(total, needs, before).pools)
     assert divide(total, needs, before).pools == before
+
+
+@given(granted())
+def test_what_a_pool_is_given_lets_it_be_done_noticeably_sooner(
+    situation: tuple[int, dict[str, PoolNeed], dict[str, int]],
+) -> None:
+    """Also where it gets less than it could use, since others have little to give."""
+    total, needs, before = situation
+    after = divide(total, needs, before).pools
+    for name, need in needs.items():
+        if after[name] > before[name] and need.cpu_seconds is not None:
+            work = 1000 * (need.asked + need.expected) * need.cpu_seconds
+            slow, fast = (work / min(cpus[name], need.usable_in_round) for cpus in (before, after))
+            assert slow - fast >= max(LEAST_GAIN_SECONDS, LEAST_GAIN * slow) * (1 - 1e-9)
+
+
+def test_a_part_of_what_a_pool_could_use_is_not_moved_if_that_alone_brings_little() -> None:
+    idle = PoolNeed(asked=0, expected=0, cpu_seconds=1.0, processes=64, least=100, most=64_000)
+    needs = {"code": replace(idle, asked=100), **dict.fromkeys(NAMES[:7], idle)}
+    before = {"code": 10_000, **dict.fromkeys(NAMES[:6], 340), NAMES[6]: 360}
+    # Six pools have 10m too little to spare, so that 260m of 1700m are left.
+    assert divide(12_400, needs, before).pools == before
 
 
 @given(granted())

@@ -30,11 +30,11 @@ from longboat_crds.status import (
     RewardCpuStatus,
 )
 from longboat_operator.model import ResizePod
+from longboat_operator.plan.cpu_moves import came_from, moves_of_grant
 from longboat_operator.plan.losses import loss_of
 from longboat_operator.pods.names import Place
 from longboat_operator.pods.workers import GRADERS
 from longboat_operator.reading.cpus import PodCpu, pod_cpu
-from longboat_operator.reading.status import reward_demand
 from longboat_operator.reading.times import fine_stamp, moment, seconds_until
 from longboat_operator.reading.view import JobView
 
@@ -73,14 +73,15 @@ def reward_cpus_of(
     """A look at all reward pods. `places` are those that should have one; `vacant` are pods that are to be created now, by name.
 
     Rules:
-    * CPUs are taken from pods above their share only as far as pods below theirs, and places without a pod, lack them; first from
-      pods on a node of one that lacks them, since there they are the same CPUs;
+    * CPUs are taken from pods above their share only as far as pods below theirs, and places without a pod, lack them, or the total is
+      exceeded (it was lowered, or somebody else has changed a pod); first from pods on a node of one that lacks them, since there they
+      are the same CPUs;
     * a pod gets what lies free of the total, by the count above: one that is to be created first, those on a node that others leave
       CPUs on next. It gets its share in one step, or what there is once nothing more will come;
     * only a pod that is settled is changed, so what it had before is known;
     * a change that the API server refuses, or whose node defers it for too long, can't carry it out or says nothing (`PATIENCE`), is
-      taken back, and the pod keeps what it has (is pinned) for a while that doubles. What it was to get goes back to the pool
-      it came from for as long;
+      taken back, and the pod keeps what it has (is pinned) for a while that doubles. What it was to get goes back to the pools
+      it came from for as long, within their bounds. What takes a change back is never taken back itself: it stays counted;
     * unless the job `runs`, CPUs are only counted.
     """
     if view.spec.reward_cpu is None:
@@ -148,17 +149,22 @@ class _Look:
         """The pod asks for what it is to have."""
         if cpu.settled:
             del self._resizes[cpu.name]
-            if cpu.name not in self._pinned:
+            if cpu.name not in self._pinned and not record.takes_back:
                 self._refusals.pop(cpu.name, None)
-        elif cpu.name not in self._pinned:
-            patience = PATIENCE.get(cpu.trouble or "", SILENT_SECONDS)
-            left = seconds_until(record.time, patience, self._now)
-            if left > 0:
-                self._waits.append(left)
-            else:
-                self._pin(cpu, millicores(record.cpu), cpu.trouble or "Silent", cpu.message)
-                self._record(cpu, millicores(record.cpu), millicores(record.before or "0"))
-                self._send.append(cpu.name)
+            return
+        if cpu.name in self._pinned or record.takes_back or cpu.pod.phase != "Running":
+            return  # what is taken back has no other way to go; a pod that doesn't start is not a matter of its CPUs
+        left = seconds_until(record.time, SILENT_SECONDS, self._now)
+        if cpu.trouble:
+            since = max(record.time, cpu.trouble_since or record.time, key=moment)
+            left = min(left, seconds_until(since, PATIENCE.get(cpu.trouble, SILENT_SECONDS), self._now))
+        if left > 0:
+            self._waits.append(left)
+            return
+        before = millicores(record.before or "0")
+        self._pin(cpu, before, millicores(record.cpu), cpu.trouble or "Silent", cpu.message)
+        self._record(cpu, millicores(record.cpu), before, takes_back=True)
+        self._send.append(cpu.name)
 
     def _judge_lowering(self, cpu: PodCpu) -> None:
         """The pod is to ask for less: whenever that arrives, it harms nothing."""
@@ -166,7 +172,7 @@ class _Look:
             self._send.append(cpu.name)
             return
         if cpu.name not in self._pinned:
-            self._pin(cpu, millicores(self._resizes[cpu.name].cpu), "Refused", answer)
+            self._pin(cpu, cpu.spec, millicores(self._resizes[cpu.name].cpu), "Refused", answer)
         del self._resizes[cpu.name]
 
     def _judge_raise(self, cpu: PodCpu, record: CpuResize) -> None:
@@ -176,65 +182,72 @@ class _Look:
         if passed and (cpu.settled or not pinned):
             del self._resizes[cpu.name]
         elif pinned and (cpu.settled or self._answer(cpu) is not None):
-            # It was refused; a former leader's patch may still be under way.
+            # It was refused; a former leader's patch may be under way for as long as a request takes.
             left = seconds_until(record.time, REQUEST_SECONDS, self._now)
             if left > 0:
                 self._waits.append(left)
             else:
                 del self._resizes[cpu.name]
         elif (answer := self._answer(cpu)) is not None:
-            self._pin(cpu, millicores(record.cpu), "Refused", answer)
+            self._pin(cpu, cpu.spec, millicores(record.cpu), "Refused", answer)
+            self._resizes[cpu.name] = record.model_copy(update={"time": fine_stamp(self._now)})
             self._waits.append(REQUEST_SECONDS)
         else:
             if passed:
-                self._record(cpu, millicores(record.before or "0"), millicores(record.cpu))
+                self._record(
+                    cpu,
+                    millicores(record.before or "0"),
+                    millicores(record.cpu),
+                    takes_back=bool(record.takes_back),
+                )
             self._send.append(cpu.name)
 
     def _answer(self, cpu: PodCpu) -> str | None:
         return self._view.observed.rejections.get(cpu.name)
 
-    def _pin(self, cpu: PodCpu, wanted: int, outcome: str, message: str) -> None:
+    def _pin(self, cpu: PodCpu, had: int, wanted: int, outcome: str, message: str) -> None:
         before = self._refusals.get(cpu.name)
         times = before.times + 1 if before else 1
         seconds = min(FIRST_PIN_SECONDS * 2.0 ** min(times - 1, 32), LONGEST_PIN_SECONDS)
-        came_from = [move.source for move in self._old.moves or () if move.target == cpu.pool]
+        sources = came_from(self._old.moves or (), cpu.pool, wanted - had) if wanted > had else {}
         self._refusals[cpu.name] = CpuRefusal(
             pod=cpu.name,
             node=cpu.pod.node,
             cpu=cpu_quantity(wanted),
             outcome=outcome,
             message=message[:LINE_LENGTH],
-            source=came_from[-1] if came_from else None,
+            sources=[PoolCpu(name=name, cpu=cpu_quantity(given)) for name, given in sources.items()] or None,
             times=times,
             until=fine_stamp(self._now + timedelta(seconds=seconds)),
         )
         self._pinned.add(cpu.name)
         self._waits.append(seconds)
 
-    def _record(self, cpu: PodCpu, before: int, wanted: int) -> None:
+    def _record(self, cpu: PodCpu, before: int, wanted: int, *, takes_back: bool = False) -> None:
         self._resizes[cpu.name] = CpuResize(
             pod=cpu.name,
             before=cpu_quantity(before),
             cpu=cpu_quantity(wanted),
             version=str(cpu.version),
+            takes_back=takes_back or None,
             time=fine_stamp(self._now),
         )
 
     # What comes next.
 
     def move(self) -> None:
-        """Takes CPUs from pods above their share for those below, and gives what is free."""
+        """Takes CPUs from pods above their share for those below, or beyond the total, and gives what is free."""
         targets = self._targets()
         idle = {n: c for n, c in self._staying.items() if c.settled and not (n in self._resizes or n in self._pinned)}
         lacking = {n: targets[n] - cpu.spec for n, cpu in idle.items() if targets[n] > cpu.spec}
         vacant = {n: self._share(place.pool) for n, place in self._vacant.items() if n not in self._resizes}
-        if not lacking and not vacant:
-            return
         free = self._total - self._used()
+        if not lacking and not vacant and free >= 0:
+            return
         coming = sum(
             max(0, millicores(record.before or "0") - millicores(record.cpu))
             for name, record in self._resizes.items()
-            if name in self._staying
+            if name in self._staying and seconds_until(record.time, SILENT_SECONDS, self._now) > 0
         )
         coming += self._take(idle, targets, sum(lacking.values()) + sum(vacant.values()) - free - coming, lacking)
         for name, share in vacant.items():
@@ -282,14 +295,23 @@ class _Look:
         """What each pod may have: its share, and of what pinned pods can't be given, what had come from its pool."""
         back: dict[str, int] = {}
         for name in self._pinned & self._staying.keys():
-            cpu, record, source = self._staying[name], self._resizes.get(name), self._refusals[name].source
+            cpu, record = self._staying[name], self._resizes.get(name)
+            sources = {pool.name: millicores(pool.cpu) for pool in self._refusals[name].sources or ()}
             short = self._share(cpu.pool) - max(cpu.spec, millicores(record.cpu) if record else 0)
-            if source and source in self._replicas and short > 0:
-                back[source] = back.get(source, 0) + short
-        return {
-            name: self._share(cpu.pool) + back.get(cpu.pool, 0) // self._replicas.get(cpu.pool, 1)
-            for name, cpu in self._staying.items()
+            for source, given in sources.items():
+                if source in self._replicas and short > 0:
+                    back[source] = back.get(source, 0) + min(given, short * given // max(sum(sources.values()), 1))
+        most = {
+            pool.name: pool.cpu_bounds(self._total)[1] // pool.replicas
+            for pool in self._view.spec.reward_pools
+            if pool.name in back
         }
+        targets = {}
+        for name, cpu in self._staying.items():
+            share = self._share(cpu.pool)
+            more = back.get(cpu.pool, 0) // self._replicas.get(cpu.pool, 1)
+            targets[name] = max(share, min(share + more, most[cpu.pool])) if more else share
+        return targets
 
     def _share(self, pool: str) -> int:
         return max(1, self._granted.get(pool, 0) // self._replicas.get(pool, 1))
@@ -338,45 +360,11 @@ class _Look:
         return ResizePod(name, GRADERS, cpu, cpu, version=str(self._pods[name].version))
 
     def _moves(self, granted: Sequence[PoolCpu]) -> list[CpuMove]:
-        moves = list(self._old.moves or ())
         if list(self._old.pools or ()) != list(granted):
-            over = {"outcome": CpuMoveOutcome.SUPERSEDED}
-            moves = [m.model_copy(update=over) if m.outcome is CpuMoveOutcome.UNDER_WAY else m for m in moves]
-            moves += self._new_moves(granted)
-        else:
-            last = moves[-1].time if moves else None
-            moves = [self._judged(move) if move.time == last else move for move in moves]
-        return moves[-RECENT_CPU_MOVES:]
-
-    def _new_moves(self, granted: Sequence[PoolCpu]) -> list[CpuMove]:
-        """What the grant moves, in pairs of pools: what is gained is taken from those that lose, then from what was free."""
-        old = {pool.name: millicores(pool.cpu) for pool in self._old.pools or ()}
-        change = {pool.name: millicores(pool.cpu) - old.get(pool.name, 0) for pool in granted} if old else {}
-        losses = {name: -cpu for name, cpu in change.items() if cpu < 0}
-        demand, grant = reward_demand(self._view.status), self._view.reward_grant
-        reasons = {pool.name: pool.reason for pool in (demand.pools if demand else None) or ()}
-        made = []
-        for target, gain in change.items():
-            left = gain
-            for source in [*losses, None] if gain > 0 else []:
-                given = left if source is None else min(left, losses[source])
-                if given > 0:
-                    reason = reasons.get(target) or (demand.reason if demand else None)
-                    made.append(
-                        CpuMove(
-                            source=source,
-                            target=target,
-                            cpu=cpu_quantity(given),
-                            reason=reason,
-                            demand=grant.answers if grant else None,
-                            outcome=CpuMoveOutcome.UNDER_WAY,
-                            time=fine_stamp(self._now),
-                        )
-                    )
-                    left -= given
-                    if source is not None:
-                        losses[source] -= given
-        return made
+            return list(moves_of_grant(self._view, self._old, granted, self._now)[-RECENT_CPU_MOVES:])
+        moves = self._old.moves or ()
+        last = moves[-1].time if moves else None
+        return [self._judged(move) if move.time == last else move for move in moves]
 
     def _judged(self, move: CpuMove) -> CpuMove:
         """A move of the newest grant: done when each of the pool's pods has its share, incomplete while one can't be given it."""
@@ -384,7 +372,8 @@ class _Look:
             return move
         pods = [cpu for cpu in self._staying.values() if cpu.pool == move.target]
         share = self._share(move.target)
-        if len(pods) == self._replicas.get(move.target) and all(cpu.settled and cpu.spec >= share for cpu in pods):
+        given = all(cpu.settled and cpu.pod.phase == "Running" and cpu.spec >= share for cpu in pods)
+        if given and len(pods) == self._replicas.get(move.target):
             seconds = (self._now - moment(move.time)).total_seconds()
             return move.model_copy(update={"outcome": CpuMoveOutcome.DONE, "seconds": f"{max(0.0, seconds):.2f}"})
         of_both = {cpu.name for cpu in self._pods.values() if cpu.pool in {move.source, move.target}}

@@ -20,7 +20,7 @@ class PodCpu:
 
     `spec` is what they ask for, as request and limit; `actual` the most that its node has allocated or put in force, as it says.
     `settled`: the node has carried out what `spec` says and nothing is left to do. `trouble` is the node's word for why it has
-    not (`Deferred`, `Infeasible`, `Error`), about this very `spec`.
+    not (`Deferred`, `Infeasible`, `Error`), about this very `spec`, and `trouble_since` the time from which it has said so.
     """
 
     pod: PodView
@@ -29,6 +29,7 @@ class PodCpu:
     settled: bool
     trouble: str | None = None
     message: str = ""
+    trouble_since: str | None = None
 
     @property
     def name(self) -> str:
@@ -56,7 +57,8 @@ def pod_cpu(pod: PodView) -> PodCpu | None:
 
     Rule: a pod is settled when its container runs with what `spec` says in `containerStatuses[].resources`, allocated too
     (`allocatedResources` has requests alone), no condition tells of a resize, and `observedGeneration` has caught up (KEP-1287:
-    what a status says of an earlier generation says nothing about this one).
+    what a status says of an earlier generation says nothing about this one). So is one that has no node yet, where nothing can be
+    in force: it will get what `spec` says then.
     """
     asked = _cpus(_named(pod.raw.get("spec", {}).get("containers")).get("resources"))
     if "limits" not in asked:
@@ -71,7 +73,8 @@ def pod_cpu(pod: PodView) -> PodCpu | None:
     pending, ongoing = pod.condition("PodResizePending"), pod.condition("PodResizeInProgress")
     busy = "True" in {pending.get("status"), ongoing.get("status")}
     seen = int(status.get("observedGeneration") or 0) >= int(pod.raw["metadata"].get("generation") or 0)
-    settled = (
+    unscheduled = pod.node is None and pod.phase == "Pending"
+    settled = unscheduled or (
         seen
         and not busy
         and pod.phase == "Running"
@@ -79,16 +82,25 @@ def pod_cpu(pod: PodView) -> PodCpu | None:
         and spec - CONVERSION <= min(given.values())
         and max(given.values()) <= spec + CONVERSION
     )
-    trouble, message = _trouble(pending, ongoing) if seen else (None, "")
-    return PodCpu(pod, spec, max(given.values(), default=0), settled, trouble, message)
+    told = _trouble(pending, ongoing) if seen else {}
+    return PodCpu(
+        pod,
+        spec,
+        max(given.values(), default=0),
+        settled,
+        told.get("reason"),
+        str(told.get("message", "")),
+        told.get("lastTransitionTime"),
+    )
 
 
-def _trouble(pending: Mapping[str, Any], ongoing: Mapping[str, Any]) -> tuple[str | None, str]:
+def _trouble(pending: Mapping[str, Any], ongoing: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The condition that tells of it."""
     if pending.get("status") == "True" and pending.get("reason"):
-        return str(pending["reason"]), str(pending.get("message", ""))
+        return pending
     if ongoing.get("status") == "True" and ongoing.get("reason") == "Error":
-        return "Error", str(ongoing.get("message", ""))
-    return None, ""
+        return ongoing
+    return {}
 
 
 def _named(containers: Any) -> Mapping[str, Any]:

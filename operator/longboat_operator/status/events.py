@@ -123,7 +123,8 @@ def _cpus_moved(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:
     for held in after.refusals or ():
         if any((held.pod, held.times) == (told.pod, told.times) for told in before.refusals or ()):
             continue
-        back = f"; they go back to pool {held.source}" if held.source else ""
+        sources = [pool.name for pool in held.sources or ()]
+        back = f"; they go back to pool{'s' if sources[1:] else ''} {' and '.join(sources)}" if sources else ""
         said = f": {held.message}" if held.message else ""
         text = (
             f"Pod {held.pod} on node {held.node or '?'} can't have {held.cpu} CPUs ({held.outcome}{said}) and keeps what it has{back}. "
@@ -140,6 +141,9 @@ def _cpus_moved(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:
             yield EmitEvent(NORMAL, "CPUsMoved", f"{move.cpu} CPUs {place} in {move.seconds} s{why}")
         elif move.outcome is CpuMoveOutcome.INCOMPLETE:
             yield EmitEvent(WARNING, "CPUsNotMoved", f"Not all of {move.cpu} CPUs could be moved {place}{why}")
+        elif move.outcome is CpuMoveOutcome.SUPERSEDED:
+            text = f"{move.cpu} CPUs were on their way {place} when CPUs were divided anew{why}"
+            yield EmitEvent(NORMAL, "CPUMoveSuperseded", text)
 
 
 def _warnings(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:

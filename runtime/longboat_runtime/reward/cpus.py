@@ -6,7 +6,7 @@ CPUs are whole millicores here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 # No pool gains or loses less at once,
@@ -121,13 +121,14 @@ def divide(total: int, needs: Mapping[str, PoolNeed], before: Mapping[str, int])
     had = _within(total, needs, before)
     work = _work(needs)
     best = _best(total, needs, work)
-    wanted = {}
-    for name, need in needs.items():
-        goal = min(best[name], need.usable)
-        if goal > had[name] and _worth(_seconds(work[name], had[name], need), _seconds(work[name], goal, need)):
-            wanted[name] = goal - had[name]
+    wanted = {name: min(best[name], need.usable) - had[name] for name, need in needs.items()}
     spare = {name: had[name] - best[name] for name in needs}
-    gains, losses = _moves(total - sum(had.values()), wanted, spare)
+
+    def worth(name: str, gain: int) -> bool:
+        before, after = (_seconds(work[name], cpu, needs[name]) for cpu in (had[name], had[name] + gain))
+        return gain >= LEAST_MOVE and before - after >= max(LEAST_GAIN_SECONDS, LEAST_GAIN * before)
+
+    gains, losses = _moves(total - sum(had.values()), wanted, spare, worth)
     pools = {name: had[name] + gains.get(name, 0) - losses.get(name, 0) for name in needs}
     receivers = " and ".join(gains)
     reasons = {
@@ -207,15 +208,17 @@ def _shared(amount: int, spare: Mapping[str, int]) -> dict[str, int]:
     return shared
 
 
-def _moves(free: int, wanted: Mapping[str, int], spare: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-    """What pools gain and lose, so that those that want most get it first. `free` is what no pool has."""
-    receivers = sorted((name for name in wanted if wanted[name] >= LEAST_MOVE), key=lambda name: (-wanted[name], name))
+def _moves(
+    free: int, wanted: Mapping[str, int], spare: Mapping[str, int], worth: Callable[[str, int], bool]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """What pools gain and lose, so that those that want most get it first, as far as it is `worth` it. `free` is what no pool has."""
+    receivers = sorted(wanted, key=lambda name: (-wanted[name], name))
     donors = sorted((name for name in spare if spare[name] >= LEAST_MOVE), key=lambda name: (-spare[name], name))
     gains: dict[str, int] = {}
     left = free + sum(spare[name] for name in donors)
     for name in receivers:
         gain = min(wanted[name], left)
-        if gain >= LEAST_MOVE:
+        if worth(name, gain):
             gains[name] = gain
             left -= gain
     while gains:
@@ -231,7 +234,7 @@ def _moves(free: int, wanted: Mapping[str, int], spare: Mapping[str, int]) -> tu
         # Only the last donor's part can be too small: do without it.
         last = [*gains][-1]
         gains[last] -= small
-        if gains[last] < LEAST_MOVE:
+        if not worth(last, gains[last]):
             del gains[last]
     return {}, {}
 
@@ -239,10 +242,6 @@ def _moves(free: int, wanted: Mapping[str, int], spare: Mapping[str, int]) -> tu
 def _seconds(work: float, cpu: int, need: PoolNeed) -> float:
     """How long the work takes with so many millicores."""
     return 1000 * work / max(min(cpu, need.usable_in_round), 1)
-
-
-def _worth(before: float, after: float) -> bool:
-    return before - after >= max(LEAST_GAIN_SECONDS, LEAST_GAIN * before)
 
 
 def _reason(need: PoolNeed, work: float, had: int, has: int, receivers: str) -> str:

@@ -1,0 +1,62 @@
+"""Moves of CPUs between reward pools, as a job's status tells them: from where to where, and why. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from longboat_crds.quantities import cpu_quantity, millicores
+from longboat_crds.status import CpuMove, CpuMoveOutcome, PoolCpu, RewardCpuStatus
+from longboat_operator.reading.status import reward_demand
+from longboat_operator.reading.times import fine_stamp
+from longboat_operator.reading.view import JobView
+
+
+def moves_of_grant(
+    view: JobView, old: RewardCpuStatus, granted: Sequence[PoolCpu], now: datetime
+) -> tuple[CpuMove, ...]:
+    """All moves, now that another division is granted than that of `old`.
+
+    Rule: what is under way is superseded. The new ones are pairs of pools: what a pool gains is taken from those that lose, in their
+    order, then from what nobody had. A job's first division moves nothing.
+    """
+    over = {"outcome": CpuMoveOutcome.SUPERSEDED}
+    moves = [
+        move.model_copy(update=over) if move.outcome is CpuMoveOutcome.UNDER_WAY else move for move in old.moves or ()
+    ]
+    had = {pool.name: millicores(pool.cpu) for pool in old.pools or ()}
+    change = {pool.name: millicores(pool.cpu) - had.get(pool.name, 0) for pool in granted} if had else {}
+    losses = {name: -cpu for name, cpu in change.items() if cpu < 0}
+    demand, grant = reward_demand(view.status), view.reward_grant
+    reasons = {pool.name: pool.reason for pool in (demand.pools if demand else None) or ()}
+    for target, gain in change.items():
+        left = gain
+        for source in [*losses, None] if gain > 0 else []:
+            given = left if source is None else min(left, losses[source])
+            if given > 0:
+                moves.append(
+                    CpuMove(
+                        source=source,
+                        target=target,
+                        cpu=cpu_quantity(given),
+                        reason=reasons.get(target) or (demand.reason if demand else None),
+                        demand=grant.answers if grant else None,
+                        outcome=CpuMoveOutcome.UNDER_WAY,
+                        time=fine_stamp(now),
+                    )
+                )
+                left -= given
+                if source is not None:
+                    losses[source] -= given
+    return tuple(moves)
+
+
+def came_from(moves: Sequence[CpuMove], pool: str, cpu: int) -> dict[str, int]:
+    """Of the millicores that a pod of the pool was to get, those that other pools have given for it, by pool.
+
+    Rule: in proportion to the newest moves to the pool. What nobody had before is nobody's.
+    """
+    to_pool = [move for move in moves if move.target == pool]
+    newest = [move for move in to_pool if move.time == to_pool[-1].time]
+    everything = sum(millicores(move.cpu) for move in newest)
+    return {move.source: cpu * millicores(move.cpu) // everything for move in newest if move.source}
