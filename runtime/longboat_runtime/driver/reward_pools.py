@@ -56,6 +56,8 @@ class RewardPools:
         self._gain = MeasuredGain()
         # The time of the last look, and the CPU seconds used until then, if grades alone were waited for.
         self._waiting: tuple[float, dict[str, float]] | None = None
+        # Seconds for which grades alone were waited for in this round while the pool had some to make.
+        self._awaited = dict.fromkeys((pool.name for pool in job.spec.reward_pools), 0.0)
         self._costs = {pool.name: GradeCost() for pool in job.spec.reward_pools}
         self._loads: dict[str, PoolLoad] = {}
         self._changes = dict.fromkeys(self._costs, 0)
@@ -79,6 +81,7 @@ class RewardPools:
         if self._gain_expected is not None and self._gain.share is not None:
             self._reporter.cpus_gained(self._gain.share, self._gain.rounds)
         self._reporter.reports.add(step, self._cpu_metrics())
+        self._awaited = dict.fromkeys(self._awaited, 0.0)
 
     async def run(self) -> None:
         """Looks at pools, asks, and follows grants, forever. Raises Superseded."""
@@ -124,6 +127,8 @@ class RewardPools:
         if waits and self._waiting is not None:
             since, before = self._waiting
             self._gain.waited(now - since, {name: cpu - before.get(name, 0.0) for name, cpu in used.items()})
+            for name, load in loads.items():
+                self._awaited[name] += (now - since) if load.asked else 0.0
         self._waiting = (now, used) if waits else None
 
     def _needs(self, total: int) -> dict[str, PoolNeed]:
@@ -142,8 +147,7 @@ class RewardPools:
                 expected=expected.get(pool.name, 0.0),
                 cpu_seconds=self._costs[pool.name].mean,
                 processes=pool.processes,
-                # A pod has one millicore at least.
-                least=max(least, pool.replicas),
+                least=least,
                 most=most,
                 queue_seconds=load.queue_seconds,
             )
@@ -169,7 +173,7 @@ class RewardPools:
         self._reporter.ask_cpus(demand)
 
     def _cpu_metrics(self) -> dict[str, float]:
-        """CPUs that each pool may have, how often other ones were asked for it, and what the last move gains."""
+        """CPUs that each pool may have, how long the round has waited for it, how often other CPUs were asked for, what the last move gains."""
         if self._granted is None:
             return {}
         granted = asked_cpus(self._granted)
@@ -179,6 +183,7 @@ class RewardPools:
         }
         return {
             **{f"reward/pools/{name}/cpus": cpu / 1000 for name, cpu in granted.items()},
+            **{f"reward/pools/{name}/awaited_seconds": seconds for name, seconds in self._awaited.items()},
             **{f"reward/pools/{name}/changes_asked": float(count) for name, count in self._changes.items()},
             **{f"reward/pools/gain_{name}": gain for name, gain in gains.items() if gain is not None},
         }
