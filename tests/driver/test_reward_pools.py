@@ -256,8 +256,8 @@ async def test_a_move_is_told_with_what_it_is_expected_to_gain_and_with_what_it_
     told["gainMeasured"] = "38.1% (2 rounds)"
     assert [move.to_json() for move in moves()] == [told]
     metrics = read_records(tmp_path)[-1].metrics
-    awaited = [record.metrics["reward/pools/code/awaited_seconds"] for record in read_records(tmp_path)]
-    assert awaited == pytest.approx([15.0, 10.0, 0.0])
+    steps = read_records(tmp_path)[1:]  # the first one is of the start
+    assert [step.metrics["reward/pools/code/awaited_seconds"] for step in steps] == pytest.approx([15.0, 10.0, 0.0])
     assert metrics["reward/pools/math/awaited_seconds"] == 0
     assert metrics["reward/pools/gain_expected"] == pytest.approx(1 - 2 / 3.9)
     assert metrics["reward/pools/gain_measured"] == pytest.approx(1 - 15 / (9.75 + 14.5))
