@@ -216,7 +216,8 @@ class RewardSpec(ApiModel):
         30.0,
         gt=0.0,
         le=3600.0,
-        description="A grade that takes longer is killed and counted as a timeout. With kind Sandbox the limit of each test case.",
+        description="A grade that takes longer is killed and counted as a timeout; time in which it waits for a CPU doesn't count. "
+        "With kind Sandbox the limit of each test case.",
     )
     learned_timeout: LearnedTimeout | None = Field(
         None, description="Kill grades earlier, after a learned time. Default: at timeoutSeconds only."

@@ -1,4 +1,7 @@
-"""Datasets as users bring them: the prompts they give, and the errors when something is wrong."""
+"""Datasets as users bring them: the prompts they give, and the errors when something is wrong.
+
+Over 400 lines: all of it is about one class.
+"""
 
 import json
 import re
@@ -10,13 +13,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from structlog.testing import capture_logs
 
 from longboat_crds.dataset import DatasetSpec
 from longboat_crds.model import ModelSpec
 from longboat_crds.reasons import Reason
+from longboat_crds.rewards import RewardSpec
 from longboat_crds.rounds import DomainQuota
+from longboat_runtime.data import source as sources
 from longboat_runtime.data.source import TablePrompts, open_evaluation, open_source
 from longboat_runtime.problems import SpecProblem
+from longboat_runtime.reward.rows import row_check
 from longboat_runtime.samples import PromptId, Row
 from tests.support.tiny_model import build_tiny_model
 
@@ -391,3 +398,23 @@ def test_held_out_rows_are_skipped_too(model: ModelSpec, tmp_path: Path) -> None
     with pytest.raises(SpecProblem) as problem:
         open_evaluation(spec, model, 32)
     assert problem.value.field == "spec.dataset.evaluation"
+
+
+def test_every_row_is_checked_for_its_test_cases_however_long_and_the_log_says_how_far(
+    model: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "_PROGRESS_SECONDS", 0.0)
+    cases = json.dumps({"inputs": ["1" * 2**20], "outputs": ["1"]})
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"prompt": "a", "input_output": text}) + "\n" for text in (cases, cases[:-1])))
+    dataset = DatasetSpec.model_validate({"files": {"paths": [str(path)]}})
+    check = row_check([RewardSpec.model_validate({"name": "code", "kind": "Sandbox", "sandbox": {}})])
+    with (
+        capture_logs() as logs,
+        pytest.raises(SpecProblem, match=r"rows.jsonl line 2 .*`input_output`.*correct the row"),
+    ):
+        open_source(dataset, model, 32, check=check)
+    assert [(line["checked"], line["rows"]) for line in logs if line["event"] == "rows are being checked"] == [
+        (0, 2),
+        (1, 2),
+    ]

@@ -94,7 +94,7 @@ class FakeStore:
     async def get(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
         missing = [i for i in ids if i not in self.samples]
         if missing:
-            raise KeyError(missing)
+            raise KeyError(*missing)
         return [self.samples[i] for i in ids]
 
     async def responses(self, ids: Sequence[SampleId]) -> dict[SampleId, Response]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.driver.stages import Stage
 from longboat_runtime.interfaces import Urgency
 from longboat_runtime.rounds import events
-from longboat_runtime.samples import GradeKind, SampleId
+from longboat_runtime.samples import Grade, GradeKind, SampleId
 from tests.driver.fakes import Site, make_spec
 from tests.driver.runs import history
 from tests.driver.test_loop import until
@@ -62,6 +64,35 @@ async def test_grading_overlaps_the_next_rounds_where_the_policy_allows(tmp_path
     assert not site.rewards.graded[held]
     site.rewards.held = set()
     assert await running is RunOutcome.DONE
+
+
+async def test_data_that_the_store_has_lost_is_generated_again(tmp_path: Path) -> None:
+    site = Site(tmp_path, make_spec(steps=1))
+    driver = site.driver()
+    lost = site.rewards.held = {SampleId(0, 0, 0, 0)}
+    running = asyncio.create_task(driver.run())
+    await until(lambda: lost <= site.rewards.asked.keys(), running)
+    await site.store.delete([*lost])
+    site.rewards.held = set()
+    assert await running is RunOutcome.DONE
+    assert [body.sample for body in history(site) if isinstance(body, events.Relaunched)] == [*lost]
+
+
+async def test_an_error_in_grading_that_is_no_loss_of_data_ends_the_run(tmp_path: Path) -> None:
+    """Else a bug would have its sample generated again, forever."""
+    site = Site(tmp_path, make_spec(steps=1))
+    driver = site.driver()
+    asked: set[SampleId] = set()
+
+    async def broken(sample: SampleId, *_: object) -> Grade:
+        assert sample not in asked, "generated again"
+        asked.add(sample)
+        raise KeyError("text")
+
+    site.rewards.grade = broken
+    with pytest.raises(ExceptionGroup) as ended:
+        await driver.run()
+    assert ended.group_contains(KeyError, match="text")
 
 
 async def test_an_evaluation_s_grades_come_first(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from longboat_runtime.metrics.record import read_records
 from longboat_runtime.reward.result import IsolationInForce
 from longboat_runtime.reward.timeouts import LearnedTimeouts
 from longboat_runtime.rounds import events
+from longboat_runtime.samples import SampleId, TimeLimit
 from tests.driver.fakes import FakeSource, Site, make_spec
 from tests.driver.runs import crash_once_saved, history, manifests, trained
 
@@ -69,19 +70,38 @@ async def test_grades_have_the_limits_that_were_known_when_their_round_opened(tm
     assert limited > 20
 
 
-async def test_what_a_rewind_repeats_counts_once(tmp_path: Path) -> None:
-    whole = await finished(tmp_path / "whole")
-    site = Site(tmp_path / "crashed", spec())
+async def stopped_and_resumed(root: Path, policy: str) -> tuple[Site, dict[SampleId, TimeLimit]]:
+    """A job whose driver died before step 11, with the checkpoint of step 8; and the limits that its first driver gave."""
+    site = Site(root, spec(policy=policy))
     driver = site.driver()
     crash_once_saved(site, step=11, saved=8)
     with pytest.raises(ExceptionGroup):
         await driver.run()
+    before = site.rewards.limits
     assert await site.driver().run() is RunOutcome.DONE
+    return site, before
+
+
+async def test_a_job_that_resumes_learns_what_it_would_have_learned_without_the_stop(tmp_path: Path) -> None:
+    """All that is known, bit for bit, and the limits of all grades, though those of steps 9 and 10 are repeated in another order."""
+    whole = await finished(tmp_path / "whole")
+    site, before = await stopped_and_resumed(tmp_path / "stopped", "Synchronous")
     assert [samples for _, samples in trained(site)] == [samples for _, samples in trained(whole)]
-    (resumed,), (never_stopped,) = ([manifests(of.root)[-1]["timeouts"]["rewards"]["main"]] for of in (site, whole))
-    counts = [{row: graded for row, graded, *_ in of["problems"]} for of in (resumed, never_stopped)]
-    assert counts[0] == counts[1] == dict.fromkeys(range(5), 16)
-    assert resumed["total"]["grades"] == never_stopped["total"]["grades"]
+    assert manifests(site.root)[-1]["timeouts"] == manifests(whole.root)[-1]["timeouts"]
+    assert {**before, **site.rewards.limits} == whole.rewards.limits
+    repeated = before.keys() & site.rewards.limits.keys()
+    assert repeated
+    assert all(before[sample] == site.rewards.limits[sample] for sample in repeated)
+
+
+async def test_rounds_that_a_resumed_driver_goes_on_with_keep_their_limits(tmp_path: Path) -> None:
+    site, before = await stopped_and_resumed(tmp_path, "BoundedAsync")
+    (saved,) = (manifest["ledger"] for manifest in manifests(tmp_path) if manifest["ledger"]["step"] == 8)
+    under_way = {tuple(group["prompt"]) for group in saved["groups"]}
+    repeated = {sample for sample in before.keys() & site.rewards.limits.keys() if tuple(sample.prompt) in under_way}
+    assert len(repeated) > len(under_way)
+    assert any(before[sample].seconds is not None for sample in repeated)
+    assert all(before[sample] == site.rewards.limits[sample] for sample in repeated)
 
 
 async def test_metrics_and_status_say_what_is_learned(tmp_path: Path) -> None:

@@ -113,7 +113,10 @@ async def test_a_grader_error_drops_the_group_and_keeps_the_denominator(tmp_path
     assert metrics["rollout/dropped_groups/grader_error"] == 1
     assert metrics["reward/grades/timeout"] == 0
     assert site.broker.status.problem.reason == "GraderErrors"
-    assert "the grader crashed" in site.broker.status.problem.message
+    message = site.broker.status.problem.message
+    assert "row 0 of the dataset" in message
+    assert "the grader crashed" in message
+    assert "Correct the reward function or the row" in message
 
 
 async def test_graders_that_never_work_fail_the_job(tmp_path: Path) -> None:

@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
+from longboat_crds.rewards import RewardSpec
+from longboat_runtime.driver.eventlog import LogPosition, surviving
 from longboat_runtime.driver.loop import RunOutcome
-from tests.driver.fakes import Site, make_spec
-from tests.driver.runs import crash_once_saved, trained
+from longboat_runtime.reward.timeouts import LearnedTimeouts
+from longboat_runtime.samples import TimeLimit
+from tests.driver.fakes import FakeSource, Site, make_spec
+from tests.driver.runs import crash_once_saved, manifests, trained
 
 STEPS, PROMPTS, GROUP = 7, 2, 2
 POLICIES: dict[str, dict[str, Any]] = {
@@ -54,3 +58,26 @@ async def test_each_prompt_is_trained_once_by_the_two_jobs(
         for step, samples in trained(after):
             spans = [after.trainer.trained[sample].spans for sample in samples if sample in after.trainer.trained]
             assert all(span.version == step - 1 for of in spans for span in of)
+
+
+async def test_what_another_job_learned_of_grading_times_is_not_taken_over(tmp_path: Path) -> None:
+    """Rows and rewards of the same names may be others: nothing is known, so the first round runs to the hard limit."""
+    reward = RewardSpec.model_validate({"name": "main", "function": "m:f", "learnedTimeout": {"minSeconds": 0.1}})
+
+    def site(root: Path, steps: int, adopted: Path | None = None) -> Site:
+        spec = make_spec(steps=steps, checkpoint={"every_steps": 1}).model_copy(update={"rewards": [reward]})
+        return Site(root, spec, adopted=adopted)
+
+    before = site(tmp_path / "first", 10)
+    assert await before.driver().run() is RunOutcome.DONE
+    assert manifests(before.root)[-1]["timeouts"]["rewards"]["main"]["problems"]
+    after = site(tmp_path / "second", 20, before.root)
+    assert await after.driver().run() is RunOutcome.DONE
+    first = trained(after)[0][1]
+    assert {after.rewards.limits[sample] for sample in first} == {TimeLimit()}
+    fresh = LearnedTimeouts([reward], FakeSource().domain)
+    last = manifests(after.root)[-1]
+    for event in surviving(after.root, LogPosition(**last["log"])):
+        fresh.fold(event.body)
+    assert last["timeouts"] == fresh.to_snapshot(), "what this job's log teaches"
+    assert any(limit.seconds is not None for limit in after.rewards.limits.values())

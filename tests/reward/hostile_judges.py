@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tests.reward.hostile_limits import LEFT
+
 _WRONG = "def square(x):\n    return 0\n"
 
 
@@ -114,6 +116,61 @@ def patching() -> Iterator[tuple[str, str]]:
         "the tests' name, taken",
         "import atexit, os\ndef check(candidate): pass\nsquare = check\natexit.register(os._exit, 0)",
     )
+
+
+def deceiving_pytest() -> Iterator[tuple[str, str]]:
+    """Answers to pytest, of tests that import the program."""
+    calls = {
+        "an exit code": "import os; os._exit(0)",
+        "pytest's exit": "import pytest; pytest.exit('done', 0)",
+        "a skipped test": "import pytest; pytest.skip('done')",
+        "unittest's skipped test": "import unittest; raise unittest.SkipTest",
+        "an expected failure": "import pytest; pytest.xfail('done')",
+        "an error that is a skipped test by name": "import _pytest.outcomes; raise type('Skipped', (_pytest.outcomes.Skipped,), {})",
+        "an object that equals everything": "return type('Equal', (), {'__eq__': lambda *_: True, '__hash__': lambda _: 0})()",
+        "a number that equals everything": "return type('Equal', (int,), {'__eq__': lambda *_: True, '__hash__': lambda _: 0})(0)",
+        "the answer, found in the frames": "import sys; frame = sys._getframe(1); found = [c for c in frame.f_code.co_consts if isinstance(c, int)]; "
+        "return frame.f_locals.get('expected') or (found[found.index(x) + 1] if x in found else 0)",
+    }
+    for name, text in calls.items():
+        yield name, f"def square(x): {text}"
+    yield "an exit code, at once", f"import os\nos._exit(0)\n{_WRONG}"
+    yield "an exit code at exit", f"import atexit, os\natexit.register(os._exit, 0)\n{_WRONG}"
+    yield "an exit of whoever looks for a function", "def __getattr__(name): raise SystemExit(0)"
+    yield (
+        "tests that aren't run",
+        f"import _pytest.python\n_pytest.python.Function.runtest = lambda self: None\n{_WRONG}",
+    )
+    yield (
+        "reports without failures",
+        f"import _pytest.reports\n_pytest.reports.TestReport.failed = property(lambda self: False)\n{_WRONG}",
+    )
+    yield (
+        "errors without the word",
+        f"import _pytest.runner\n_pytest.runner.call_and_report = lambda *_, **__: None\n_pytest.runner.runtestprotocol = lambda *_, **__: []\n{_WRONG}",
+    )
+    yield (
+        "the answers, found in the file",
+        (
+            "import os, re\nfound = {}\nfor top in ('.', '../tests', '..', '../../tests'):\n    try: text = open(f'{top}/test_solution.py').read()\n"
+            "    except OSError: continue\n    for x, y in re.findall(r'\\((-?\\d+)(?:, |\\) == )(\\d+)', text): found[int(x)] = int(y)\n"
+            "def square(x): return found.get(x, 0)"
+        ),
+    )
+
+
+def endless_calls() -> Iterator[tuple[str, str]]:
+    """A function that doesn't return."""
+    yield "a loop", "def square(x):\n    while True: pass"
+    yield "an endless sum", "def square(x): return sum(iter(int, 1))"
+    yield "sleep, when it is looked for", "def __getattr__(name): time.sleep(1e6)"
+
+
+def leaving_calls() -> Iterator[tuple[str, str]]:
+    """A function that leaves a process."""
+    sleep = f"os.execvp('sleep', ['sleep', '{LEFT}'])"
+    yield "a process", f"def square(x):\n    if os.fork() == 0: {sleep}\n    return x * x"
+    yield "a process of its module", f"if os.fork() == 0: {sleep}\ndef square(x): return x * x"
 
 
 def values() -> Iterator[tuple[str, str]]:

@@ -39,6 +39,8 @@ def memory() -> Iterator[tuple[str, str]]:
         "mapped": "import mmap\nkept = mmap.mmap(-1, {m} * 2**20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\nfor at in range(0, len(kept), 4096): kept[at] = 1",
         "mapped and shared": "import mmap\nkept = mmap.mmap(-1, {m} * 2**20)\nfor at in range(0, len(kept), 4096): kept[at] = 1",
         "in the kernel": "fd = os.memfd_create('x')\nfor _ in range({m}): os.write(fd, bytes(2**20))",
+        "page tables": "import mmap\nkept = mmap.mmap(-1, {m} * 2**29, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)\n"
+        "for at in range(0, len(kept), 2**21): kept[at]",
         "in a program": "import subprocess\nsubprocess.run([sys.executable, '-c', 'import time; k = bytes([1]) * ({m} * 2**20); time.sleep(0.5)'], check=True)",
         "in a thread": "import threading\nkept = []\nt = threading.Thread(target=lambda: kept.append(b'x' * ({m} * 2**20))); t.start(); t.join()\nassert kept",
     }

@@ -186,6 +186,13 @@ def writing() -> Iterator[tuple[str, str]]:
         "another's file, removed",
         "for depth in range(1, 6):\n    if os.path.exists('../' * depth + 'secret.copy'): attempt(os.remove, '../' * depth + 'secret.copy'); break",
     )
+    yield (
+        "the rights of the directories above",
+        (
+            "for depth in range(1, 5):\n    above = '../' * depth\n    before = os.stat(above).st_mode & 0o777\n    try: os.chmod(above, 0o500)\n"
+            "    except OSError: continue\n    if os.stat(above).st_mode & 0o777 != before: harm(); os.chmod(above, before)"
+        ),
+    )
 
 
 def network() -> Iterator[tuple[str, str]]:

@@ -2,14 +2,15 @@
 
 Harm is always something that can be seen, so that it can be shown without the sandbox too (`unprotected.py`): a program that has got what it
 wanted prints HARM, goes on for ever, leaves a process, passes a test without having solved it, or leaves its judge without an answer. None takes
-more of a machine than is needed to go beyond LIMITS: all are run without a sandbox.
+more of a machine than is needed to go beyond LIMITS: all are run without a sandbox. Some of every class are run by a command too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum, auto
+from itertools import chain, groupby
 from textwrap import dedent
 from typing import Any
 
@@ -45,11 +46,22 @@ class Harm(StrEnum):
     LEAVES = auto()
     """A process of it goes on when it has ended."""
     FORGES = auto()
-    """`TESTS` pass, though it squares no number."""
+    """`TESTS` pass, or TEST_FILE does, though it squares no number, or the judge can't say that they don't."""
     CONFUSES = auto()
     """The judge that takes a value from it fails, or does what the value says."""
     TRAPS = auto()
     """A judge that reads a file of it, or cleans up behind it, hangs, fails or finds something else."""
+
+
+class Way(StrEnum):
+    """How a program is run."""
+
+    PYTHON = auto()
+    """As Python programs are, against the tests that its harm is shown by."""
+    TEST_FILE = auto()
+    """As the module that TEST_FILE imports."""
+    COMMAND = auto()
+    """By a command, as programs in other languages are."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,7 @@ class Response:
     name: str
     text: str
     harm: Harm
+    way: Way = Way.PYTHON
 
     def __str__(self) -> str:
         return f"{self.group}: {self.name}"
@@ -77,11 +90,24 @@ def check(candidate):
     assert candidate(10) == 100
     assert candidate(-2) == 4
 """
+TEST_FILE = """
+import pytest
+from solution import square
+
+def test_small():
+    assert square(3) == 9
+
+@pytest.mark.parametrize(("number", "expected"), [(10, 100), (-2, 4)])
+def test_others(number, expected):
+    assert square(number) == expected
+"""
 PROMPT = 'def square(x):\n    """The square of x."""\n'
 
 
 def columns(response: Response) -> dict[str, Any]:
     """The columns of the row that the response answers."""
+    if response.way is Way.TEST_FILE:
+        return {"test": TEST_FILE}
     if response.harm is Harm.FORGES:
         return {"prompt": PROMPT, "test": TESTS, "entry_point": "square"}
     if response.harm is Harm.CONFUSES:
@@ -89,32 +115,50 @@ def columns(response: Response) -> dict[str, Any]:
     return {"input_output": '{"inputs": [""], "outputs": ["HARM"]}'}
 
 
-def _made(group: str, harm: Harm, variants: Iterator[tuple[str, str]]) -> Iterator[Response]:
+def _made(
+    group: str, harm: Harm, variants: Iterator[tuple[str, str]], way: Way = Way.PYTHON
+) -> Iterator[tuple[str, Response]]:
     begin = _BEGIN if harm not in (Harm.FORGES, Harm.CONFUSES) else ""
     for name, text in variants:
-        yield Response(group, name, begin + dedent(text), harm)
+        response = Response(group, name, begin + dedent(text), harm, way)
+        yield str(response), response
 
 
-GROUPS: dict[str, tuple[Harm, Iterator[tuple[str, str]]]] = {
-    "processes": (Harm.PRINTS, hostile_limits.processes()),
-    "memory": (Harm.PRINTS, hostile_limits.memory()),
-    "memory of a tree": (Harm.PRINTS, hostile_limits.memory_of_trees()),
-    "files": (Harm.PRINTS, hostile_limits.files()),
-    "output": (Harm.PRINTS_MUCH, hostile_limits.output()),
-    "a busy loop": (Harm.RUNS_ON, hostile_limits.busy()),
-    "sleeping": (Harm.RUNS_ON, hostile_limits.sleeping()),
-    "leaving processes": (Harm.LEAVES, hostile_limits.leaving()),
-    "signals": (Harm.PRINTS, hostile_neighbours.signals()),
-    "reading": (Harm.PRINTS, hostile_neighbours.reading()),
-    "writing": (Harm.PRINTS, hostile_neighbours.writing()),
-    "the network": (Harm.PRINTS, hostile_neighbours.network()),
-    "tracing": (Harm.PRINTS, hostile_neighbours.tracing()),
-    "forging an exit": (Harm.FORGES, hostile_judges.forging()),
-    "patching": (Harm.FORGES, hostile_judges.patching()),
-    "values": (Harm.CONFUSES, hostile_judges.values()),
-    "traps": (Harm.TRAPS, hostile_judges.traps()),
-}
-RESPONSES = {str(response): response for group, made in GROUPS.items() for response in _made(group, *made)}
+def _by_command(responses: Iterable[Response]) -> Iterator[tuple[str, Response]]:
+    """Every sixth of each class whose harm doesn't depend on who calls its functions."""
+    able = [each for each in responses if each.harm not in (Harm.FORGES, Harm.CONFUSES) and each.way is Way.PYTHON]
+    for _, of_group in groupby(able, key=lambda each: each.group):
+        for each in [*of_group][::6]:
+            response = replace(each, group="a command", name=str(each), way=Way.COMMAND)
+            yield str(response), response
+
+
+_BY_PYTHON = dict(
+    chain(
+        _made("processes", Harm.PRINTS, hostile_limits.processes()),
+        _made("memory", Harm.PRINTS, hostile_limits.memory()),
+        _made("memory of a tree", Harm.PRINTS, hostile_limits.memory_of_trees()),
+        _made("files", Harm.PRINTS, hostile_limits.files()),
+        _made("output", Harm.PRINTS_MUCH, hostile_limits.output()),
+        _made("a busy loop", Harm.RUNS_ON, hostile_limits.busy()),
+        _made("sleeping", Harm.RUNS_ON, hostile_limits.sleeping()),
+        _made("leaving processes", Harm.LEAVES, hostile_limits.leaving()),
+        _made("signals", Harm.PRINTS, hostile_neighbours.signals()),
+        _made("reading", Harm.PRINTS, hostile_neighbours.reading()),
+        _made("writing", Harm.PRINTS, hostile_neighbours.writing()),
+        _made("the network", Harm.PRINTS, hostile_neighbours.network()),
+        _made("tracing", Harm.PRINTS, hostile_neighbours.tracing()),
+        _made("forging an exit", Harm.FORGES, hostile_judges.forging()),
+        _made("patching", Harm.FORGES, hostile_judges.patching()),
+        _made("a test file", Harm.FORGES, hostile_judges.deceiving_pytest(), Way.TEST_FILE),
+        _made("a test file", Harm.RUNS_ON, hostile_judges.endless_calls(), Way.TEST_FILE),
+        _made("a test file", Harm.LEAVES, hostile_judges.leaving_calls(), Way.TEST_FILE),
+        _made("values", Harm.CONFUSES, hostile_judges.values()),
+        _made("traps", Harm.TRAPS, hostile_judges.traps()),
+    )
+)
+RESPONSES = _BY_PYTHON | dict(_by_command(_BY_PYTHON.values()))
+GROUPS = tuple(dict.fromkeys(response.group for response in RESPONSES.values()))
 # Every eighth of each class, and so at least one.
 SAMPLE = [
     name

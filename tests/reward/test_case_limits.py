@@ -1,15 +1,25 @@
 """Learned limits of test cases: they are of each case's own seconds, and what a case has taken is measured outside of the program. Real programs."""
 
 import json
-from collections.abc import AsyncIterator
+import os
+import signal
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from longboat_crds.rewards import RewardSpec
+from longboat_crds.rewards import RewardSpec, SandboxSpec
 from longboat_runtime.reward.client import GraderClient
+from longboat_runtime.reward.function import SandboxSettings
+from longboat_runtime.reward.graders.process_tree import children
+from longboat_runtime.reward.graders.program import SCRIPT
+from longboat_runtime.reward.graders.runner import FILES, CaseLimit, Run, Runner
+from longboat_runtime.reward.graders.seccomp import can_ask, let_start
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
 from tests.reward.test_own_time import BURN, crowded
 
@@ -37,6 +47,10 @@ print(input())
 CALLED = "import time\ndef echo(text):\n    if text == 'long':\n        end = time.process_time() + {}\n        while time.process_time() < end: pass\n    return text"
 
 
+# Takes so many CPU seconds.
+SLOW_COMPILER = ["python3", "-S", "-c", BURN.format(0.3)]
+
+
 def printed(*inputs: str) -> dict[str, Any]:
     return {"input_output": json.dumps({"inputs": inputs, "outputs": inputs})}
 
@@ -54,6 +68,7 @@ async def client(graders: Path) -> AsyncIterator[GraderClient]:
         ("all", {}),
         ("part", {"credit": "Fraction"}),
         ("command", {"runCommand": command}),
+        ("compiled", {"runCommand": command, "compileCommand": SLOW_COMPILER, "compileTimeoutSeconds": 1.0}),
     ):
         reward = RewardSpec.model_validate({"name": name, "kind": "Sandbox", "sandbox": sandbox, "learnedTimeout": {}})
         assert await client.load(reward, "spec.rewards[0]") is None
@@ -129,6 +144,91 @@ async def test_a_busy_node_kills_nobody(client: GraderClient, program: str, row:
     assert (outcome.kind, outcome.score) == (OutcomeKind.SCORED, 1.0), outcome
     assert outcome.own_seconds is not None
     assert outcome.own_seconds <= limit < outcome.seconds
+
+
+@pytest.mark.parametrize(
+    ("name", "program", "row"),
+    [
+        ("all", ECHO.format(BURN.format(0.3)), printed("long")),
+        ("all", CALLED.format(0.3), called("long")),
+        ("compiled", ECHO.format(""), printed("long")),
+    ],
+    ids=["printed", "called", "compiled"],
+)
+async def test_nor_does_it_at_the_hard_limit(
+    client: GraderClient, name: str, program: str, row: dict[str, Any]
+) -> None:
+    with crowded():
+        outcome = await grade(client, name, program, row, None, hard=1.0)
+    assert (outcome.kind, outcome.score) == (OutcomeKind.SCORED, 1.0), outcome
+    assert outcome.seconds > 1.0
+
+
+async def test_sleep_counts_for_the_hard_limit(client: GraderClient) -> None:
+    """What short programs have waited isn't known, but can be estimated."""
+    starts = ECHO.format("import os, time\nwhile True:\n    os.fork() or os._exit(time.sleep(0.02))\n    os.wait()")
+    for program in (LONG_SLEEP, starts):
+        outcome = await grade(client, "all", program, printed("long"), None, hard=1.0)
+        assert (outcome.kind, outcome.limited) == (OutcomeKind.TIMEOUT, False), outcome
+
+
+@contextmanager
+def running(directory: Path) -> Iterator[tuple[Runner, int]]:
+    """A runner, and the id of its process."""
+    before = set(children())
+    runner = Runner(str(directory), SandboxSettings.of(SandboxSpec.model_validate({})), ["/"], [])
+    (pid,) = set(children()) - before
+    try:
+        yield runner, pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+@contextmanager
+def started(runner: Runner, program: str, seconds: float) -> Iterator[None]:
+    """The program runs with this limit."""
+    with ExitStack() as stack:
+        files = {name: stack.enter_context(tempfile.TemporaryFile()) for name in FILES[:-1]}
+        files["source"].write(program.encode())
+        files["source"].flush()
+        numbers = {name: file.fileno() for name, file in files.items()}
+        runner.start(Run(SCRIPT, seconds, own=CaseLimit(seconds)), numbers)
+        yield
+
+
+# It computes only when nobody else does.
+IDLE = "import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\n"
+
+
+def test_a_case_that_hardly_gets_a_cpu_is_no_timeout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("longboat_runtime.reward.graders.runner.STARVED", 1.1)
+    with crowded(), running(tmp_path) as (runner, _), started(runner, IDLE + "while True: pass", 2.0):
+        ended = runner.ended()
+    assert (ended.limit, ended.starved) == (None, True), ended
+
+
+def test_a_program_is_not_blamed_for_how_long_its_runner_waits_before_it_lets_it_start_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The runner, which is asked first, is said to wait for a CPU each time."""
+    assert can_ask()
+    waited, each, starts = 0.0, 0.5, 4
+
+    def let_start_late(listener: int) -> None:
+        nonlocal waited
+        time.sleep(each)
+        waited += each
+        let_start(listener)
+
+    monkeypatch.setattr("longboat_runtime.reward.graders.runner.let_start", let_start_late)
+    monkeypatch.setattr("longboat_runtime.reward.graders.runner.waited_here", lambda: waited)
+    program = f"import os\nfor _ in range({starts}):\n    os.fork() or os._exit(0)\n    os.wait()"
+    with running(tmp_path) as (runner, _), started(runner, program, 600.0):
+        ended = runner.ended()
+    assert ended.status == 0
+    assert ended.own_seconds is not None
+    assert ended.own_seconds <= ended.seconds - starts * each
 
 
 async def test_a_sleeper_goes_on_a_busy_node_as_well(client: GraderClient) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.reward.combine import applicable, batch_rewards, combine
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
-from longboat_runtime.reward.slots import AHEAD_SECONDS, LEAST_AHEAD, MOST_AHEAD, Slots, choose, reward_nodes
+from longboat_runtime.reward.slots import AHEAD_SECONDS, MOST_AHEAD, Slots, choose, reward_nodes
 from longboat_runtime.samples import Grade, GradeKind
 
 A = RewardSpec(name="a", function="m:f", weight=0.5)
@@ -128,19 +128,35 @@ workers = st.lists(st.tuples(st.integers(1, 8), st.floats(0, 1), times), max_siz
 @given(st.integers(1, 256), times)
 def test_a_worker_has_so_much_work_ahead_that_its_processes_are_never_idle(at_once: int, seconds: float | None) -> None:
     slots = Slots("n0", at_once, seconds=seconds).slots
-    assert LEAST_AHEAD * at_once <= slots <= MOST_AHEAD * at_once
-    if seconds is not None and LEAST_AHEAD * at_once < slots < MOST_AHEAD * at_once:
-        assert AHEAD_SECONDS <= slots / at_once * seconds < AHEAD_SECONDS + seconds + 1e-9
+    assert at_once <= slots <= MOST_AHEAD * at_once
+    if seconds is not None and slots < MOST_AHEAD * at_once:
+        assert (slots - at_once) / at_once * seconds == pytest.approx(AHEAD_SECONDS, abs=seconds / at_once / 2)
+
+
+@given(st.integers(1, 256), st.none() | st.floats(300, 1e4))
+def test_nothing_waits_at_a_worker_whose_grades_are_slow_or_unknown(at_once: int, seconds: float | None) -> None:
+    assert Slots("n0", at_once, seconds=seconds).slots == at_once
+
+
+def test_a_free_worker_gets_what_grades_that_hang_elsewhere_would_hold_up() -> None:
+    """Two workers of one process each, and eight requests: those that are left wait for whoever is free first."""
+    hanging, free = Slots("n0", 1, seconds=30.0), Slots("n1", 1, seconds=30.0)
+    for _ in range(8):
+        if (chosen := choose([hanging, free], ())) is not None:
+            chosen.running += 1
+    assert (hanging.running, free.running) == (1, 1)
+    free.running = 0
+    assert choose([hanging, free], ()) is free
 
 
 def test_grading_times_are_learned() -> None:
     one = Slots("n0", 1)
     for _ in range(100):
         one.learn(0.003)
-    assert one.slots == 100
+    assert one.slots == 101
     for _ in range(100):
         one.learn(10.0)
-    assert one.slots == LEAST_AHEAD
+    assert one.slots == 1
 
 
 @given(workers, st.sets(st.sampled_from([f"n{i}" for i in range(6)])))

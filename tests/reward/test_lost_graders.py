@@ -5,23 +5,31 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from longboat_crds.rewards import RewardSpec
-from longboat_runtime.reward.attempts import GRADE_ATTEMPTS, MOST_LOST_WHILE_GRADED, Attempts
+from longboat_runtime.reward import pool as pools
+from longboat_runtime.reward.attempts import MOST_LOST_WHILE_GRADED
 from longboat_runtime.reward.client import GraderClient
+from longboat_runtime.reward.queue import Group
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
+from longboat_runtime.reward.worker import GradeRequest
+from longboat_runtime.samples import FinishReason, Response, SampleId
 from tests.reward.conftest import GRADERS_UID, as_graders_user
 
 REWARD = RewardSpec.model_validate({"name": "code", "kind": "Sandbox", "sandbox": {}})
 ROW = {"input_output": '{"inputs": ["3"], "outputs": ["9"]}'}
 # It waits until it may go on: it is being graded as long as that.
+# As Ray names its nodes.
+NODE = 28 * "ab"
+SQUARE = "print(int(input()) ** 2)"
 WAITS = "import os, time\nwhile not os.path.exists({gate!r}): time.sleep(0.01)\nprint(int(input()) ** 2)"
 PROGRAM = """
 import sys
@@ -73,15 +81,61 @@ async def client(container: Container) -> AsyncIterator[GraderClient]:
     await client.close()
 
 
-async def graded(client: GraderClient, program: str) -> tuple[FunctionOutcome, Attempts]:
-    """As the pool does it."""
-    attempts, outcomes = Attempts(), {}
-    sample = RewardSample(program, "", columns=ROW)
-    while attempts.left:
-        outcomes = {"code": await client.grade("code", sample, 600.0, 0, alone=attempts.alone)}
-        if attempts.count(outcomes) and outcomes["code"].kind is not OutcomeKind.GRADER_ERROR:
-            break
-    return attempts.final(outcomes)["code"], attempts
+class Actors:
+    """What the pool uses of Ray, with actors in this process; `asked` are the requests that workers got."""
+
+    def __init__(self) -> None:
+        self.asked: list[GradeRequest] = []
+
+    def remote(self, kind: Callable[..., Any]) -> Any:
+        def start(*arguments: Any) -> Any:
+            return _Actor(kind(*arguments), self.asked)
+
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=start))
+
+    def kill(self, actor: Any) -> None: ...
+
+
+class _Actor:
+    def __init__(self, worker: Any, asked: list[GradeRequest]) -> None:
+        self._worker, self._asked = worker, asked
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> asyncio.Future[Any]:
+            if name in ("submit", "answers"):
+                self._asked += arguments[0]
+            return asyncio.ensure_future(getattr(self._worker, name)(*arguments))
+
+        return SimpleNamespace(remote=call)
+
+
+class Pool:
+    """A real pool of one node, whose graders are the container's. Each program that it is given is another sample's."""
+
+    def __init__(self, actors: Actors, container: Container) -> None:
+        self._actors, self._texts = actors, list[str]()
+        self.pool = pools.RewardPool("code", {0: REWARD}, self, container.socket, {})  # type: ignore[arg-type]
+        self.pool.follow({NODE: 3})
+
+    async def responses(self, ids: Sequence[SampleId]) -> dict[SampleId, Response]:
+        return {each: Response(self._texts[each.row], FinishReason.STOP, 3) for each in ids}
+
+    async def grade(self, program: str) -> tuple[FunctionOutcome, list[bool]]:
+        """Its outcome, and for each time that it was asked for whether it was to be graded alone."""
+        self._texts.append(program)
+        sample = SampleId(0, len(self._texts) - 1, 0, 0)
+        outcomes = await self.pool.grade(sample, RewardSample("", "", columns=ROW), [REWARD], Group(sample.row, 0, 1))
+        return outcomes["code"], [request.alone for request in self._actors.asked if request.sample == sample]
+
+
+@pytest_asyncio.fixture
+async def pool(container: Container, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pool]:
+    actors = Actors()
+    monkeypatch.setattr(pools, "ray", actors)
+    pool = Pool(actors, container)
+    await pool.pool.ready()
+    yield pool
+    await pool.pool.close()
 
 
 async def running(client: GraderClient, count: int) -> None:
@@ -92,39 +146,69 @@ async def running(client: GraderClient, count: int) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_what_was_graded_beside_the_cause_costs_no_attempt(container: Container, client: GraderClient) -> None:
+async def test_what_was_graded_beside_the_cause_costs_no_attempt(
+    container: Container, client: GraderClient, pool: Pool
+) -> None:
     gate = container.socket.parent / "gate"
     # Its directory is hidden from programs, but not whether something is there.
-    grading = [asyncio.create_task(graded(client, WAITS.format(gate=str(gate)))) for _ in range(8)]
+    grading = [asyncio.create_task(pool.grade(WAITS.format(gate=str(gate)))) for _ in range(8)]
     await running(client, 3)
     container.kill()
     container.start()
     # One after the other now are those that were being graded, after the others.
     gate.touch()
-    outcomes = await asyncio.gather(*grading)
-    assert [(outcome.kind, outcome.score) for outcome, _ in outcomes] == [(OutcomeKind.SCORED, 1.0)] * 8
-    assert sum(attempts.lost_while_graded for _, attempts in outcomes) == 3
-    assert all(attempts.failed == 1 for _, attempts in outcomes)
-    assert GRADE_ATTEMPTS > 1
+    graded = await asyncio.gather(*grading)
+    assert [(outcome.kind, outcome.score) for outcome, _ in graded] == [(OutcomeKind.SCORED, 1.0)] * 8
+    # Three were being graded, and they alone are from then on; no other was asked for twice unless it waited there.
+    assert sum(alone for _, asked in graded for alone in asked) == 3
+    assert all(not asked[0] for _, asked in graded)
+
+
+async def test_graders_that_are_lost_cost_no_attempt_however_often(
+    container: Container, client: GraderClient, pool: Pool
+) -> None:
+    """As often as a sample may be graded in all, if it fails: it is graded once more."""
+    gate = container.socket.parent / "third gate"
+    grading = asyncio.create_task(pool.grade(WAITS.format(gate=str(gate))))
+    for _ in range(MOST_LOST_WHILE_GRADED - 1):
+        await running(client, 1)
+        container.kill()
+        container.start()
+    gate.touch()
+    outcome, asked = await grading
+    assert (outcome.kind, outcome.score) == (OutcomeKind.SCORED, 1.0)
+    assert asked == [False, True, True]
 
 
 async def test_what_ends_its_graders_each_time_ends_as_a_grader_error(
-    container: Container, client: GraderClient
+    container: Container, client: GraderClient, pool: Pool
 ) -> None:
-    grading = asyncio.create_task(graded(client, "import time; time.sleep(1e6)"))
+    grading = asyncio.create_task(pool.grade("import time; time.sleep(1e6)"))
     for _ in range(MOST_LOST_WHILE_GRADED):
         await running(client, 1)
         container.kill()
         container.start()
-    outcome, attempts = await grading
+    outcome, asked = await grading
     assert outcome.kind is OutcomeKind.GRADER_ERROR
     assert "lost 3 times" in outcome.message
-    assert attempts.failed == 0
-    assert (await graded(client, "print(int(input()) ** 2)"))[0].score == 1.0
+    assert asked == [False, True, True]
+    assert (await pool.grade(SQUARE))[0].score == 1.0
+
+
+async def test_what_killed_graders_leave_is_removed_by_the_next(container: Container, client: GraderClient) -> None:
+    assert (await client.grade("code", RewardSample(SQUARE, "", columns=ROW), 600.0, 0)).score == 1.0
+    directories = container.socket.parent
+    (before,) = directories.glob("longboat-graders-*")
+    container.kill()
+    container.start()
+    await running(client, 0)
+    assert (await client.grade("code", RewardSample(SQUARE, "", columns=ROW), 600.0, 0)).score == 1.0
+    (after,) = directories.glob("longboat-graders-*")
+    assert after != before
 
 
 async def test_what_was_lost_while_it_was_graded_is_graded_alone(container: Container, client: GraderClient) -> None:
-    sample = RewardSample("print(int(input()) ** 2)", "", columns=ROW)
+    sample = RewardSample(SQUARE, "", columns=ROW)
     gate = container.socket.parent / "second gate"
     waits = RewardSample(WAITS.format(gate=str(gate)), "", columns=ROW)
     before = asyncio.create_task(client.grade("code", waits, 600.0, 0))

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +16,8 @@ import pytest_asyncio
 
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.reward.client import GraderClient
-from longboat_runtime.reward.graders.times import OwnTime, Slowdown, waiting_is_counted
+from longboat_runtime.reward.graders.supervised import Grading, Supervised
+from longboat_runtime.reward.graders.times import STARVED, OwnLimit, OwnTime, Slowdown, waited_here, waiting_is_counted
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
 
 # Computes for so many CPU seconds, by its own clock.
@@ -45,15 +48,18 @@ CROWD = 4
 @contextmanager
 def crowded() -> Iterator[None]:
     """Every CPU is wanted by CROWD other processes."""
-    endless = [sys.executable, "-S", "-c", "while True: pass"]
-    burners = [subprocess.Popen(endless) for _ in range(CROWD * (os.cpu_count() or 1))]
+    endless = [sys.executable, "-S", "-c", "print(flush=True)\nwhile True: pass"]
+    burners = [subprocess.Popen(endless, stdout=subprocess.PIPE) for _ in range(CROWD * (os.cpu_count() or 1))]
     try:
+        for burner in burners:
+            assert burner.stdout is not None
+            burner.stdout.readline()
         yield
     finally:
         for burner in burners:
             burner.kill()
         for burner in burners:
-            burner.wait()
+            burner.communicate()
 
 
 @pytest_asyncio.fixture
@@ -137,7 +143,22 @@ async def test_a_sleeper_goes_on_a_busy_node_as_well(loaded: GraderClient) -> No
     assert (outcome.kind, outcome.limited) == (OutcomeKind.TIMEOUT, True)
 
 
-async def test_the_hard_limit_is_told_apart_and_stays_on_the_wall(loaded: GraderClient) -> None:
+@pytest.mark.parametrize(("name", "text"), [("run", BURN.format(0.3)), ("stay", "burn 0.3")])
+async def test_nor_does_it_at_the_hard_limit(loaded: GraderClient, name: str, text: str) -> None:
+    with crowded():
+        outcome = await grade(loaded, name, text, None, hard=1.0)
+    assert outcome.kind is OutcomeKind.SCORED, outcome
+    assert outcome.seconds > 1.0
+
+
+@pytest.mark.parametrize("text", [BURN.format(60), "import os\nwhile True: os.system('sleep 0.02')"])
+async def test_what_goes_on_reaches_the_hard_limit(loaded: GraderClient, text: str) -> None:
+    """One on the wall would have let the second end in time, too: what short programs have waited isn't known, but can be estimated."""
+    outcome = await grade(loaded, "run", text, None, hard=1.0)
+    assert (outcome.kind, outcome.limited) == (OutcomeKind.TIMEOUT, False), outcome
+
+
+async def test_the_hard_limit_is_told_apart_and_sleep_counts_for_it(loaded: GraderClient) -> None:
     for own in (None, 20.0):
         outcome = await grade(loaded, "run", "import time; time.sleep(60)", own, hard=0.3)
         assert (outcome.kind, outcome.limited) == (OutcomeKind.TIMEOUT, False)
@@ -150,6 +171,103 @@ async def test_a_kill_ends_nothing_but_its_grade(loaded: GraderClient) -> None:
     outcomes = await asyncio.gather(*grading)
     assert [outcome.kind for outcome in outcomes] == [OutcomeKind.TIMEOUT, OutcomeKind.SCORED] * 2
     assert (await grade(loaded, "stay", "sleep 0", 0.3)).kind is OutcomeKind.SCORED
+
+
+@contextmanager
+def burning() -> Iterator[int]:
+    """The id of a process that computes when nobody else does."""
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-S",
+            "-c",
+            "import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True: pass",
+        ]
+    )
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_process_knows_what_it_has_waited_itself() -> None:
+    before = waited_here()
+    with crowded():
+        while waited_here() < before + 0.05:
+            pass
+
+
+def test_waiting_for_a_cpu_does_not_pass_a_limit_and_running_does() -> None:
+    with burning() as pid:
+        own = OwnTime(pid, Slowdown(), alone=True, counted=True)
+        began, limit = time.monotonic(), OwnLimit(own, 0.5)
+        with crowded():
+            while time.monotonic() < began + 2.0:
+                assert not limit.passed()
+                time.sleep(0.02)
+        while not limit.passed():
+            time.sleep(0.02)
+
+
+def test_threads_that_waited_for_each_other_are_not_excused_for_what_they_do_later() -> None:
+    """Sixteen compute at once on one CPU: together they wait many times as long as that takes. Then all sleep."""
+    program = (
+        "import os, threading, time\nos.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
+        "for _ in range(16):\n    if os.fork() == 0:\n        while time.process_time() < 0.1: pass\n        time.sleep(1e6)\n"
+        "time.sleep(1e6)"
+    )
+    process = subprocess.Popen([sys.executable, "-S", "-c", program], process_group=0)
+    try:
+        own = OwnTime(process.pid, Slowdown(), counted=True)
+        limit, slept = OwnLimit(own, 1e6), None
+        while slept is None or time.monotonic() < slept + 1.0:
+            limit.passed()
+            if slept is None and own.cpu_seconds > 1.6 and not own.may_wait:
+                slept, before = time.monotonic(), own.elapsed
+            time.sleep(0.02)
+        own.look()
+        assert own.elapsed - before > 0.5
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def supervised(grading: Grading, pid: int) -> Supervised:
+    """A child that has been asked to grade, and doesn't answer."""
+    ours, _ = socket.socketpair()
+    child = Supervised(1, True, ours, asyncio.get_running_loop(), lambda _: None, Slowdown(), True, pid=pid)
+    child.grade(grading)
+    return child
+
+
+def grading(timeout: float) -> Grading:
+    return Grading(b"{}", timeout, 0, lambda _: None, None, lambda: None)
+
+
+async def test_a_grade_that_hardly_gets_a_cpu_is_graded_again_rather_than_scored() -> None:
+    """As far as its process has come, it has been there for so long."""
+    child = supervised(grading(60.0), os.getpid())
+    assert child.grading is not None
+    began = child.grading.started
+    for part in (0.5, 1.0, 0.99 * STARVED):
+        assert child.overdue(began + part * 60.0) is None
+    outcome = child.overdue(began + STARVED * 60.0)
+    assert outcome is not None
+    assert outcome.kind is OutcomeKind.GRADER_ERROR
+    assert "hardly got a CPU" in outcome.message
+
+
+async def test_a_quick_grade_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is read of its process, which would cost each grade."""
+    measured: list[int] = []
+    monkeypatch.setattr(OwnTime, "__init__", lambda _, pid, *args, **named: measured.append(pid))
+    child = supervised(grading(30.0), os.getpid())
+    assert child.grading is not None
+    child.overdue(child.grading.started + 1.0)
+    assert measured == []
+    child.overdue(child.grading.started + 3.0)
+    assert measured == [os.getpid()]
 
 
 def test_children_that_have_ended_are_remembered() -> None:

@@ -1,6 +1,8 @@
 """Programs in responses and their grades, for every format and kind of program, by real graders."""
 
+import asyncio
 import json
+import re
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,13 +10,16 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from structlog.testing import capture_logs
 
 from longboat_crds.reasons import Reason
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.reward.client import GraderClient
+from longboat_runtime.reward.graders import server
 from longboat_runtime.reward.graders.unenforced import missing
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
 
+PAGE = Path(__file__).parents[2] / "docs/rewards.md"
 # Limits of a case in seconds: of programs that hang, and of all others.
 SHORT, LONG = 2.0, 120.0
 
@@ -225,8 +230,26 @@ async def test_parameters_are_refused(client: GraderClient) -> None:
     assert problem.field == "spec.rewards[0].parameters.a"
 
 
-async def test_what_the_node_cannot_enforce_is_told(client: GraderClient) -> None:
-    state = await client.state()
-    assert isinstance(state["unenforced"], list)
-    assert missing(7, asks=True) == []
-    assert len(missing(0, asks=False)) > len(missing(5, asks=True)) == 1
+def test_what_a_node_cannot_enforce_depends_on_its_kernel_and_is_in_the_docs() -> None:
+    assert missing(7, asks=True, tells_children=True) == []
+    assert [len(missing(abi, asks=True, tells_children=True)) for abi in range(7)] == [4, 3, 3, 2, 1, 1, 0]
+    (children,) = missing(7, asks=True, tells_children=False)
+    assert "processes aren't counted" in children
+    page = PAGE.read_text().replace("`", "")
+    for line in missing(0, asks=False, tells_children=False):
+        without = re.match(r"without (.+? \(.+?\))", line)
+        assert without is not None
+        assert f"\n| {without[1]} |" in page
+
+
+async def test_what_the_node_cannot_enforce_is_told_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = missing(2, asks=True, tells_children=False)
+    monkeypatch.setattr(server, "unenforced", lambda: lines)
+    graders, stop = server.GraderServer(1, tmp_path, cgroup=None), asyncio.Event()
+    stop.set()
+    with capture_logs() as logs:
+        await graders.serve(tmp_path / "graders.sock", stop)
+    assert [log["missing"] for log in logs if log["log_level"] == "warning"] == lines
+    assert graders.state()["unenforced"] == lines

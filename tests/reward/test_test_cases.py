@@ -12,6 +12,7 @@ from longboat_crds.reasons import Reason
 from longboat_crds.reward_kinds import TestCaseFormat
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.problems import SpecProblem
+from longboat_runtime.reward.graders import program
 from longboat_runtime.reward.rows import row_check
 from longboat_runtime.reward.test_cases import (
     Called,
@@ -29,6 +30,9 @@ PRIME = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]}
 CALLED = {"inputs": [[1, 2], "[3]\n4"], "outputs": [[3], [7]], "fn_name": "add"}
 PUBLIC = json.dumps([{"input": "1 2", "output": "3", "testtype": "stdin"}])
 FUNCTIONAL = json.dumps([{"input": "[1, 2]\n3", "output": "[4, 5]", "testtype": "functional"}])
+MIB = 2**20
+LONG = json.dumps({"inputs": ["1 " * MIB], "outputs": ["2"]})
+LONG_CALLED = json.dumps({"inputs": [["1" * MIB]], "outputs": [2], "fn_name": "f"})
 PROMPT = 'from typing import List\n\ndef add(a, b):\n    """Adds."""\n'
 
 
@@ -74,10 +78,11 @@ def test_each_format_is_recognised(truth: Any, columns: dict[str, Any], expected
         (TestCaseFormat.APPS, PRIME, {"question": "?"}, "`input_output`"),
         (AUTO, {"inputs": [], "outputs": []}, {}, "empty"),
         (AUTO, {"inputs": ["1"], "outputs": []}, {}, "1 inputs and 0 outputs"),
-        (AUTO, None, {"input_output": "{"}, "not JSON"),
-        (AUTO, None, {"input_output": "[1]"}, "must be an object"),
+        (AUTO, None, {"input_output": "{"}, "column `input_output` is not JSON"),
+        (AUTO, None, {"input_output": "[1]"}, "column `input_output` must be an object"),
         (AUTO, None, {"public_test_cases": "[]"}, "empty"),
         (AUTO, None, {"private_test_cases": FUNCTIONAL}, "`func_name`"),
+        (AUTO, None, {"private_test_cases": FUNCTIONAL, "metadata": ["f"]}, "column `metadata` must be an object"),
         (AUTO, None, {"private_test_cases": "!"}, "neither JSON nor base64"),
         (AUTO, None, {"test": " ", "entry_point": "f"}, "holds no tests"),
     ],
@@ -129,11 +134,27 @@ def reward(**sandbox: Any) -> RewardSpec:
 @pytest.mark.parametrize(
     ("sandbox", "columns", "truth", "cure"),
     [
-        ({}, {"question": "?"}, None, "Name the column by dataset.columns.groundTruth, or set sandbox.format"),
-        ({"format": "APPS"}, {"test": "def test(): pass"}, PRIME, "Set another format, or Auto"),
+        ({}, {"question": "?"}, None, "name the column by dataset.columns.groundTruth, or set sandbox.format"),
+        ({"format": "APPS"}, {"test": "def test(): pass"}, PRIME, "set another format, or Auto"),
         ({}, {}, {"inputs": [], "outputs": []}, "remove the row"),
         ({"runCommand": ["node"]}, {}, CALLED, "leave that out for such rows"),
         ({"runCommand": ["node"]}, {"test": "def test(): pass"}, None, "leave that out for such rows"),
+        ({"runCommand": ["node"]}, {"input_output": LONG_CALLED}, None, "leave that out for such rows"),
+        ({}, {"input_output": LONG[:-1]}, None, "column `input_output` is not JSON"),
+        ({}, {"input_output": LONG[:-1]}, None, "correct the row, or remove it"),
+        ({}, {"input_output": LONG.replace("outputs", "output")}, None, "must be lists"),
+        ({}, {}, f'{{"inputs": ["{"1" * MIB}"], "outputs": []}}', "in its ground truth (dataset.columns.groundTruth)"),
+        ({}, {"private_test_cases": packed(PUBLIC + " " * MIB + "]")}, None, "column `private_test_cases` is not JSON"),
+        (
+            {},
+            {"input_output": f'{{"inputs": [[{"1" * 60_000}]], "outputs": [1], "fn_name": "f"}}'},
+            None,
+            "50000 digits",
+        ),
+        ({}, {"test": "def test_it(:\n    pass"}, None, "column `test` is not Python"),
+        ({}, {"test": "import solution"}, None, "has no test that pytest finds"),
+        ({}, {"prompt": PROMPT, "test": "def check(:", "entry_point": "add"}, None, "column `test` is not Python"),
+        ({}, {"prompt": PROMPT, "test": "assert add(1, 1) == 2", "entry_point": "add"}, None, "no function `check`"),
     ],
 )
 def test_a_row_that_cannot_be_graded_fails_the_job_at_the_start(
@@ -150,8 +171,17 @@ def test_a_row_that_cannot_be_graded_fails_the_job_at_the_start(
     check(columns, "math", truth, "row 3 of /data/train.jsonl")
 
 
-def test_rows_with_test_cases_are_fine_and_long_ones_are_not_parsed() -> None:
-    check = row_check([reward()])
-    check({}, "code", PRIME, "row 0")
-    check({"private_test_cases": packed(PUBLIC), "public_test_cases": PUBLIC}, "code", None, "row 0")
-    check({"input_output": '{"inputs": [' + "1" * 10_000}, "code", None, "row 0")
+@pytest.mark.parametrize(
+    ("columns", "truth"),
+    [
+        ({}, PRIME),
+        ({"private_test_cases": packed(PUBLIC), "public_test_cases": PUBLIC}, None),
+        ({"input_output": LONG}, None),
+        ({"input_output": f'{{"inputs": [[-{"1" * program.DIGITS}]], "outputs": [1], "fn_name": "f"}}'}, None),
+        ({"prompt": PROMPT, "test": "def check(candidate): pass", "entry_point": "add"}, None),
+        ({"test": "import unittest\nclass Adds(unittest.TestCase):\n    def test(self): pass"}, None),
+        ({"test": "if True:\n    async def test_it(): '\udc80'"}, None),
+    ],
+)
+def test_rows_that_a_judge_can_read_pass(columns: dict[str, Any], truth: Any) -> None:
+    row_check([reward()])(columns, "code", truth, "row 0")

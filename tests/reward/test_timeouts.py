@@ -1,9 +1,9 @@
-"""Learned timeouts: the rule, its state, and what it does to a job's grading on the benchmark's mix."""
+"""Learned timeouts: the rule and its state."""
 
 import json
 import math
-from collections.abc import Sequence
-from functools import cache
+import random
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,21 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.rewards.mix import HARD_LIMIT
-from bench.rewards.simulated import REWARD, SimulatedGrading
+from bench.rewards.simulated import REWARD
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.metrics.timeouts import interval, learned_limits, timeout_metrics
+from longboat_runtime.reward.anchors import DomainTimes, ProblemTimes
 from longboat_runtime.reward.timeouts import (
     FREE_RESPONSES,
     MOST_DOMAINS,
     MOST_PROBLEMS,
-    DomainTimes,
     LearnedTimeouts,
-    ProblemTimes,
     RewardTimes,
     Rule,
 )
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import DropReason, RoundKind
+from longboat_runtime.rounds.events import DeferReason, DropReason, RoundKind
 from longboat_runtime.samples import GradeKind, GradeTime, PromptId, SampleId, TimeLimit
 
 RULE = Rule.of([REWARD])["tests"]
@@ -54,12 +53,22 @@ def opened(number: int) -> events.RoundOpened:
     return events.RoundOpened(number, RoundKind.SHORT, 0)
 
 
+def committed(samples: Iterable[SampleId], round_: int = 0) -> events.StepCommitted:
+    return events.StepCommitted(round_, round_, round_, tuple(sorted(samples)))
+
+
+def learn(timeouts: LearnedTimeouts, *grades: events.Graded) -> None:
+    """From the grades of groups that were trained."""
+    for grade in grades:
+        timeouts.fold(grade)
+    timeouts.fold(committed(grade.sample for grade in grades))
+
+
 def taught(rows: Sequence[int], seconds: float = 1.0, runs: int = 8) -> LearnedTimeouts:
     """With `runs` correct runs of each row, all about as long, and a round 1 that is open."""
     timeouts = LearnedTimeouts([REWARD], lambda row: "")
     for row in rows:
-        for index in range(runs):
-            timeouts.fold(graded(sample(row, index), seconds * (1.0 + 0.01 * index)))
+        learn(timeouts, *(graded(sample(row, index), seconds * (1.0 + 0.01 * index)) for index in range(runs)))
     timeouts.fold(opened(1))
     return timeouts
 
@@ -74,7 +83,7 @@ def limit(timeouts: LearnedTimeouts, of: SampleId, round_: int = 1) -> TimeLimit
 def test_nothing_is_learned_unless_it_is_asked_for() -> None:
     timeouts = LearnedTimeouts([RewardSpec(name="tests", function="m:f")], lambda row: "")
     timeouts.fold(opened(1))
-    timeouts.fold(graded(sample(), 1.0))
+    learn(timeouts, graded(sample(), 1.0))
     assert timeouts.limits(sample(), 1) == {}
     assert timeouts.to_snapshot() == {}
     assert timeout_metrics(timeouts) == {}
@@ -88,10 +97,32 @@ def test_the_first_responses_to_a_problem_run_to_the_hard_limit_and_those_after_
     assert all(limit(timeouts, sample(3, index, attempt=1)).seconds is not None for index in range(8))
 
 
+def limited(timeouts: LearnedTimeouts, row: int, attempt: int, round_: int, samples: int = 8) -> list[bool]:
+    return [limit(timeouts, sample(row, index, attempt), round_).seconds is not None for index in range(samples)]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_problem_of_which_none_ran_to_the_hard_limit_still_has_its_first_responses(kept: bool) -> None:
+    """Its group was left to a later round when all but the first two had been graded, or had enough responses without these."""
+    timeouts = taught(range(20))
+    grades = [graded(sample(99, index), 1.0, limit(timeouts, sample(99, index))) for index in range(2, 10)]
+    for grade in grades:
+        timeouts.fold(grade)
+    left = committed([grade.sample for grade in grades])
+    timeouts.fold(left if kept else events.GroupDeferred(PromptId(0, 99), 0, DeferReason.TOO_LONG))
+    timeouts.fold(opened(2))
+    assert limited(timeouts, 99, 1, 2) == [False, False] + [True] * 6
+    learn(timeouts, *(graded(sample(99, index, 1), 1.0, limit(timeouts, sample(99, index, 1), 2)) for index in (0, 2)))
+    timeouts.fold(opened(3))
+    assert limited(timeouts, 99, 2, 3) == [False] + [True] * 7
+    learn(timeouts, graded(sample(99, 0, 2), 1.0, limit(timeouts, sample(99, 0, 2), 3)))
+    timeouts.fold(opened(4))
+    assert limited(timeouts, 99, 3, 4) == [True] * 8
+
+
 def test_what_nothing_is_known_of_has_the_hard_limit() -> None:
     timeouts = LearnedTimeouts([REWARD], lambda row: "even" if row % 2 == 0 else "odd")
-    for row in range(0, 40, 2):
-        timeouts.fold(graded(sample(row), 1.0))
+    learn(timeouts, *(graded(sample(row), 1.0) for row in range(0, 40, 2)))
     timeouts.fold(opened(1))
     assert limit(timeouts, sample(100, 7)).seconds is not None
     assert limit(timeouts, sample(101, 7)) == TimeLimit()
@@ -99,9 +130,9 @@ def test_what_nothing_is_known_of_has_the_hard_limit() -> None:
 
 def test_wrong_responses_say_nothing_about_how_long_correct_ones_take() -> None:
     timeouts = taught(range(20))
-    for index in range(100):
-        timeouts.fold(graded(sample(3, index, attempt=1), 20.0, score=0.0))
-        timeouts.fold(graded(sample(3, index, attempt=2), 2.1, TimeLimit(2.0), score=None, killed=True))
+    learn(timeouts, *(graded(sample(3, index, attempt=1), 20.0, score=0.0) for index in range(100)))
+    killed = [graded(sample(3, i, attempt=2), 2.1, TimeLimit(2.0), score=None, killed=True) for i in range(100)]
+    learn(timeouts, *killed)
     before = limit(timeouts, sample(3, 7, attempt=3)).seconds
     timeouts.fold(opened(2))
     assert limit(timeouts, sample(3, 7, attempt=3), 2).seconds == before
@@ -126,15 +157,14 @@ def test_programs_that_pass_a_part_of_the_cases_move_no_limit(
     timeouts.fold(opened(1))
     assert limit(timeouts, sample(3, 7)) == TimeLimit()
     for number, (row, score, seconds, cut_off) in enumerate(partial):
-        timeouts.fold(graded(sample(row, 0, number), seconds, TimeLimit(2.0), score=score, killed=cut_off))
+        learn(timeouts, graded(sample(row, 0, number), seconds, TimeLimit(2.0), score=score, killed=cut_off))
     timeouts.fold(opened(2))
     assert limit(timeouts, sample(3, 7), 2) == TimeLimit()
-    for row in range(20):
-        timeouts.fold(graded(sample(row, 1, 1000), 1.0))
+    whole = [graded(sample(row, 1, 1000), 1.0) for row in range(20)]
+    learn(timeouts, *whole)
     timeouts.fold(opened(3))
     bare = LearnedTimeouts([cased(credit)], lambda row: "")
-    for row in range(20):
-        bare.fold(graded(sample(row, 1, 1000), 1.0))
+    learn(bare, *whole)
     bare.fold(opened(3))
     assert [limit(timeouts, sample(row, 7, 2000), 3) for row in range(21)] == [
         limit(bare, sample(row, 7, 2000), 3) for row in range(21)
@@ -144,16 +174,15 @@ def test_programs_that_pass_a_part_of_the_cases_move_no_limit(
 def test_limits_change_between_rounds_only() -> None:
     timeouts = taught(range(20))
     before = limit(timeouts, sample(3, 7, attempt=1))
-    for index in range(8):
-        timeouts.fold(graded(sample(3, index, attempt=1), 9.0))
+    learn(timeouts, *(graded(sample(3, index, attempt=1), 9.0) for index in range(8)))
     timeouts.fold(opened(2))
     assert limit(timeouts, sample(3, 7, attempt=1)) == before
     after = limit(timeouts, sample(3, 7, attempt=1), 2)
     assert after.seconds is not None
     assert before.seconds is not None
     assert after.seconds > before.seconds
-    timeouts.fold(events.StepCommitted(1, 1, 1, ()))
-    assert limit(timeouts, sample(3, 7, attempt=1)) == after
+    timeouts.fold(committed((), 1))
+    assert limit(timeouts, sample(3, 7, attempt=1)) == after, "a group that round 1 has left to the next one"
 
 
 def test_one_audit_that_was_correct_beyond_its_limit_stands_for_all_that_were_killed() -> None:
@@ -162,7 +191,7 @@ def test_one_audit_that_was_correct_beyond_its_limit_stands_for_all_that_were_ki
     narrow = limit(timeouts, sample(3, 7, attempt=1)).seconds
     assert narrow is not None
     assert narrow < 6.0
-    timeouts.fold(graded(sample(3, 0, attempt=1), 6.0, TimeLimit(narrow, audit=True)))
+    learn(timeouts, graded(sample(3, 0, attempt=1), 6.0, TimeLimit(narrow, audit=True)))
     timeouts.fold(opened(2))
     wide = limit(timeouts, sample(3, 7, attempt=1), 2).seconds
     assert wide is not None
@@ -170,45 +199,88 @@ def test_one_audit_that_was_correct_beyond_its_limit_stands_for_all_that_were_ki
 
 
 def test_what_is_graded_again_counts_once() -> None:
+    once, twice = taught(range(20)), taught(range(20))
+    learn(once, graded(sample(3, 0, attempt=1), 2.0))
+    learn(twice, graded(sample(3, 0, attempt=1), 1.0), graded(sample(3, 0, attempt=1), 2.0))
+    assert twice.to_snapshot() == once.to_snapshot() != taught(range(20)).to_snapshot()
+
+
+GIVEN_UP = [
+    events.GroupDeferred(PromptId(0, 3), 1, DeferReason.TOO_LONG),
+    events.GroupDropped(PromptId(0, 3), 1, DropReason.GRADER_ERROR),
+]
+
+
+@pytest.mark.parametrize("given_up", GIVEN_UP, ids=["deferred", "dropped"])
+def test_a_group_that_is_given_up_leaves_no_trace(given_up: events.Body) -> None:
+    """Its slow grades are missing."""
     timeouts = taught(range(20))
-    once = json.dumps(timeouts.to_snapshot())
-    timeouts.fold(graded(sample(3, 0), 1.0))
-    assert json.dumps(timeouts.to_snapshot()) == once
-    timeouts.fold(events.GroupDropped(PromptId(0, 3), 0, DropReason.ZERO_VARIANCE))
-    timeouts.fold(graded(sample(3, 0), 1.0))
-    assert json.dumps(timeouts.to_snapshot()) != once
+    before = timeouts.to_snapshot()
+    timeouts.fold(graded(sample(3, 0, attempt=1), 0.1))
+    timeouts.fold(graded(sample(3, 1, attempt=1), 0.1, TimeLimit(2.0, audit=True)))
+    assert timeouts.to_snapshot() != before, "they may count yet"
+    timeouts.fold(given_up)
+    assert timeouts.to_snapshot() == before
+
+
+def test_a_group_of_equal_rewards_counts_though_it_is_dropped() -> None:
+    dropped, trained = taught(range(20)), taught(range(20))
+    dropped.fold(graded(sample(3, 0, attempt=1), 9.0))
+    dropped.fold(events.GroupDropped(PromptId(0, 3), 1, DropReason.ZERO_VARIANCE))
+    learn(trained, graded(sample(3, 0, attempt=1), 9.0))
+    assert dropped.to_snapshot() == trained.to_snapshot()
+
+
+@given(st.lists(st.floats(0.0, HARD_LIMIT), min_size=1, max_size=16), st.randoms())
+def test_the_order_of_grades_is_irrelevant_bit_for_bit(seconds: list[float], random: random.Random) -> None:
+    grades = [graded(sample(number % 4, number), of) for number, of in enumerate(seconds)]
+    ordered, shuffled = (LearnedTimeouts([REWARD], lambda row: "") for _ in range(2))
+    learn(ordered, *grades)
+    learn(shuffled, *random.sample(grades, len(grades)))
+    assert shuffled.to_snapshot() == ordered.to_snapshot()
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 30), st.floats(0.0, 40.0), st.booleans(), st.booleans()), max_size=60),
+    st.lists(st.tuples(st.integers(0, 5), st.floats(0.0, 4.0), st.booleans(), st.booleans()), max_size=30),
     st.floats(1.0, 10.0),
-    st.floats(0.01, HARD_LIMIT),
+    st.sampled_from([0.001, 1.0, HARD_LIMIT]),
+    st.data(),
 )
 def test_limits_are_within_their_bounds_and_the_same_after_a_restart(
-    grades: list[tuple[int, float, bool, bool]], factor: float, least: float
+    grades: list[tuple[int, float, bool, bool]], factor: float, least: float, data: st.DataObject
 ) -> None:
+    """Also those of rounds that were open then; each is trained when two more have opened, while their grades are held."""
     spec = reward(factor=factor, minSeconds=least)
+    samples = {number: SampleId(number, row, 0, 1) for number, (row, *_) in enumerate(grades, start=1)}
 
-    def fold(into: LearnedTimeouts, part: Sequence[tuple[int, tuple[int, float, bool, bool]]]) -> None:
-        for number, (row, seconds, correct, audit) in part:
+    def fold(into: LearnedTimeouts, first: int, last: int) -> None:
+        for number in range(first, last + 1):
+            _, seconds, correct, audit = grades[number - 1]
             into.fold(opened(number))
-            of = sample(row, number)
-            given_limit = TimeLimit(limit(into, of, number).seconds, audit)
-            into.fold(graded(of, seconds, given_limit, score=float(correct)))
-        into.fold(opened(1000))
+            given_limit = TimeLimit(limit(into, samples[number], max(number - 1, 1)).seconds, audit)
+            into.fold(graded(samples[number], seconds, given_limit, score=float(correct)))
+            if number > 2:
+                into.fold(committed([samples[number - 2]], number - 2))
 
-    numbered = list(enumerate(grades, start=1))
+    def limits(of: LearnedTimeouts, rounds: Iterable[int]) -> list[TimeLimit]:
+        return [limit(of, sample(row, 7), number) for number in rounds for row in range(7)]
+
+    stop = data.draw(st.integers(0, len(grades)))
     whole, half = (LearnedTimeouts([spec], lambda row: str(row % 3)) for _ in range(2))
-    fold(whole, numbered)
-    fold(half, numbered[: len(numbered) // 2])
+    fold(whole, 1, len(grades))
+    fold(half, 1, stop)
     resumed = LearnedTimeouts([spec], lambda row: str(row % 3))
     resumed.restore(json.loads(json.dumps(half.to_snapshot())))
-    fold(resumed, numbered[len(numbered) // 2 :])
+    resumed.fold(events.Started(0))
+    under_way = range(max(stop - 1, 1), stop + 1)
+    assert limits(resumed, under_way) == limits(half, under_way)
+    assert resumed.to_snapshot() == half.to_snapshot()
+    fold(resumed, stop + 1, len(grades))
     assert resumed.to_snapshot() == whole.to_snapshot()
-    for row in range(31):
-        found = limit(whole, sample(row, 2000), 1000)
-        assert found == limit(resumed, sample(row, 2000), 1000)
-        assert found.seconds is None or least <= found.seconds <= HARD_LIMIT
+    if grades:
+        found = limits(whole, [len(grades)])
+        assert found == limits(resumed, [len(grades)])
+        assert all(of.seconds is None or least <= of.seconds <= HARD_LIMIT for of in found)
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.floats(-3.0, 3.0), st.sampled_from([1.0, 50.0])), max_size=80))
@@ -217,7 +289,7 @@ def test_what_is_summed_up_of_a_domain_is_what_its_problems_say(runs: list[tuple
     domain = DomainTimes()
     for row, logarithm, weight in runs:
         before = problems.get(row, ProblemTimes())
-        problems[row] = before.after(logarithm, weight)
+        problems[row] = before.after(logarithm, weight, unlimited=False)
         domain = domain.changed(before, problems[row])
     for row, problem in problems.items():
         values = np.array([value for of, value, _ in runs if of == row])
@@ -290,66 +362,3 @@ def test_the_interval_holds_the_share_and_shrinks(trials: int, data: st.DataObje
     assert 0.0 <= low <= hits / trials <= high <= 1.0
     more_low, more_high = interval(4 * hits, 4 * trials)
     assert more_high - more_low < high - low
-
-
-# --- A job's grading ------------------------------------------------------------------------------------------------
-
-
-@cache
-def runs() -> list[SimulatedGrading]:
-    return [SimulatedGrading(seed).run() for seed in range(10)]
-
-
-def test_learned_limits_save_time_and_kill_few_correct_responses() -> None:
-    """Kills are counted as a share of correct responses, which is about half of all grades."""
-    assert sum(run.hard.cpu for run in runs()) >= 1.5 * sum(run.learned.cpu for run in runs())
-    assert sum(run.hard.occupied for run in runs()) >= 1.5 * sum(run.learned.occupied for run in runs())
-    for run in runs():
-        assert run.counts[""].of_correct < 0.01
-        assert run.counts["slowest"].of_correct < 0.05
-
-
-def test_the_interval_of_wrong_kills_covers_the_truth_as_often_as_it_says_and_is_narrow() -> None:
-    """The truth is what the limits of the run would have killed. Its audits are drawn again, as for other samples, to count often enough."""
-    draw, of = np.random.default_rng(0), cache(interval)
-    covered, drawn = 0, 400
-    for run in runs():
-        counts, tally = run.counts[""], run.timeouts.rewards["tests"].total
-        assert tally.grades == counts.limited
-        assert interval(tally.wrong, tally.audits)[1] < 0.03
-        hits = draw.binomial(counts.limited_wrong, RULE.audits, drawn)
-        others = draw.binomial(counts.limited - counts.limited_wrong, RULE.audits, drawn)
-        for wrong, right in zip(map(int, hits), map(int, others), strict=True):
-            low, high = of(wrong, wrong + right)
-            covered += low <= counts.wrong_kill_rate <= high
-    assert 0.93 <= covered / (drawn * len(runs())) <= 0.98
-
-
-def test_a_busy_node_changes_no_limit() -> None:
-    """Own seconds are the same, so what is learned is; only responses that the hard limit ends differ."""
-    busy, idle = (SimulatedGrading(7, 4000, contended=contended).run() for contended in (True, False))
-    for row in range(0, 500, 7):
-        domain = busy.mix.problems[row].domain.name
-        found, expected = (run.timeouts.limits(SampleId(0, row, 1000, 7), 0)["tests"].seconds for run in (busy, idle))
-        assert found == pytest.approx(expected, rel=0.05), domain
-
-
-def test_what_is_saved_is_estimated_from_audits() -> None:
-    run = runs()[0]
-    tally = run.timeouts.rewards["tests"].total
-    assert tally.kills == pytest.approx(0.068 * tally.grades, rel=0.3)
-    assert 0.5 < tally.saved / (run.hard.occupied - run.learned.occupied) < 1.5
-
-
-def test_metrics_and_status_tell_what_was_learned() -> None:
-    timeouts = runs()[0].timeouts
-    metrics = timeout_metrics(timeouts)
-    prefix = "reward/timeouts/tests/"
-    assert all(name.startswith(prefix) and math.isfinite(value) for name, value in metrics.items())
-    for part in ("", "slowest/", "domains/stdin/"):
-        low, rate, high = (metrics[f"{prefix}{part}wrong_kill_rate{end}"] for end in ("_low", "", "_high"))
-        assert low <= rate <= high
-    lines = learned_limits(timeouts)["tests"]
-    assert {line.domain for line in lines} == {"functions", "stdin", "simulation"}
-    functions = next(line for line in lines if line.domain == "functions")
-    assert functions.limit.startswith("2 s in the middle")

@@ -101,3 +101,14 @@ def test_a_timeout_counts_as_one_where_it_decides(
     found = score_of(results, cases, fraction=fraction)
     assert (found.score, found.timed_out) == (score, timed_out)
     assert bool(found.message) == (score < 1)
+
+
+results = st.lists(st.sampled_from(CaseResult), max_size=5)
+
+
+@given(results, st.integers(0, 6), st.booleans())
+def test_cases_without_a_result_have_not_passed(results: list[CaseResult], cases: int, fraction: bool) -> None:
+    found = score_of(results, cases, fraction=fraction)
+    assert (found.score == 1.0) == (len(results) >= max(cases, 1) and set(results) == {PASSED})
+    assert found.score * max(cases, len(results), 1) <= results.count(PASSED) + 1e-9
+    assert bool(found.message) == (found.score < 1.0)

@@ -23,7 +23,7 @@ from longboat_runtime import prctl
 from longboat_runtime.reward.graders.leftovers import remove_tree
 from longboat_runtime.reward.graders.process_tree import descendants
 from tests.reward.hostile_neighbours import SECRET
-from tests.reward.hostile_responses import OUTPUT_BYTES, RESPONSES, TESTS, Harm, Response
+from tests.reward.hostile_responses import OUTPUT_BYTES, RESPONSES, TEST_FILE, TESTS, Harm, Response, Way
 
 # What a program gets that prints HARM when it is done, and one that is to go on for ever, in seconds.
 PATIENCE, SHORT = 30.0, 2.0
@@ -41,6 +41,9 @@ except Exception as error:
 print(json.dumps(pickle.loads(pickle.dumps(value))))
 print('graded')
 """
+# What pytest's exit code says if it has failed itself (https://docs.pytest.org/en/stable/reference/exit-codes.html).
+_PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", ".", "test_solution.py"]
+_PYTEST_FAILED = 3
 # The second reads the file that the response was to write, and cleans up.
 _READS_FILES = """
 import shutil
@@ -74,8 +77,12 @@ def harm(response: Response, directory: Path, victim: int) -> str | None:
         (directory / name).write_text(SECRET + secrets.token_hex(8))
     # Also what this process has in its environment, in its memory and in an open file is a secret.
     os.environ["ANSWERS"] = SECRET + secrets.token_hex(8)
-    end = f"{TESTS}\ncheck(square)\n" if response.harm is Harm.FORGES else ""
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    end = f"{TESTS}\ncheck(square)\n" if response.harm is Harm.FORGES and response.way is not Way.TEST_FILE else ""
     (directory / "program.py").write_text(f"{response.text}\n{end}")
+    if response.way is Way.TEST_FILE:
+        (place / "solution.py").write_text(response.text)
+        (place / "test_solution.py").write_text(TEST_FILE)
     try:
         with (directory / "secret").open(), (directory / "out").open("w+b") as output:
             return _seen(response, place, output.fileno())
@@ -94,7 +101,7 @@ def _seen(response: Response, place: Path, output: int) -> str | None:
     if response.harm is Harm.CONFUSES:
         (place / "judge.py").write_text(_TAKES_VALUES)
         return _failed_judge(place, output)
-    process = _started(["../program.py"], place, output)
+    process = _started(_PYTEST if response.way is Way.TEST_FILE else ["../program.py"], place, output)
     try:
         code = process.wait(SHORT if response.harm is Harm.RUNS_ON else PATIENCE)
     except subprocess.TimeoutExpired:
@@ -108,6 +115,8 @@ def _seen(response: Response, place: Path, output: int) -> str | None:
         case Harm.LEAVES:
             return "a process" if _leaves(own_arguments()[1]) else None
         case Harm.FORGES:
+            if code == _PYTEST_FAILED and response.way is Way.TEST_FILE:
+                return "its judge fails"
             return "the tests pass" if code == 0 else None
         case Harm.TRAPS:
             (place.parent / "judge.py").write_text(_READS_FILES)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 
 from longboat_crds.dataset import DatasetSpec, FilesSource, ReasoningGymSource, TooLongPrompts
 from longboat_crds.model import ModelSpec
@@ -22,6 +24,10 @@ from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.rows import RowCheck
 from longboat_runtime.samples import PromptId, Row
 
+log = structlog.get_logger()
+
+# How often the log says how many rows have been checked, in seconds.
+_PROGRESS_SECONDS = 10.0
 # Generated rows are made on demand; this many are made and checked at the start.
 _GENERATED_ROWS_CHECKED = 32
 # After this many consecutive generated rows that are too long, all are assumed to be.
@@ -54,7 +60,12 @@ class TablePrompts:
         self._generated = isinstance(table, GymTable)
         self._too_long: set[int] = set()
         domains = []
-        for row in range(min(len(table), _GENERATED_ROWS_CHECKED) if self._generated else len(table)):
+        checked = min(len(table), _GENERATED_ROWS_CHECKED) if self._generated else len(table)
+        told = time.monotonic()
+        for row in range(checked):
+            if time.monotonic() >= told + _PROGRESS_SECONDS:
+                log.info("rows are being checked", table=field, checked=row, rows=checked)
+                told = time.monotonic()
             record, place = table.record(row), table.place(row)
             try:
                 prompts.check(record, place)

@@ -157,7 +157,9 @@ class SampleFlow:
         try:
             row = self._components.source.row(sample.prompt)
             grade = await self._components.rewards.grade(sample, row, urgency, limits)
-        except KeyError:
+        except KeyError as error:
+            if sample not in error.args:
+                raise  # a bug, which would meet the sample again however often it is generated
             self._happened(events.Lost(sample, "the store has lost its data"))
         else:
             message = grade.message[:_MESSAGE_LIMIT]

@@ -213,7 +213,7 @@ class Driver:
             case events.Graded(sample=sample, kind=kind, message=message) if message or kind is GradeKind.GRADER_ERROR:
                 self._rollouts.note(sample, message)
                 if kind is GradeKind.GRADER_ERROR:
-                    self._reporter.problems.put(Reason.GRADER_ERRORS, "spec.rewards", message or "A grader failed.")
+                    self._reporter.problems.put(Reason.GRADER_ERRORS, "spec.rewards", _grader_error(sample, message))
             case events.Aborted(samples=samples):
                 # One that was lost after a move may have its first tokens in the store.
                 self._flow.discard([i for i in samples if (record := self._view.sample(i)) and record.stored])
@@ -341,3 +341,11 @@ class Driver:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
+
+
+def _grader_error(sample: SampleId, message: str) -> str:
+    """What people are told of a grader's error: on which row, and what to do."""
+    return (
+        f"A response to row {sample.row} of the dataset (from 0 on, through all its files) can't be graded, so its group is dropped: "
+        f"{message or 'a grader failed'}. Correct the reward function or the row and resume the job, or start one without this row."
+    )

@@ -46,7 +46,8 @@ async def restore(job: Job, components: Components) -> Restored:
     """Loads the model, restores the newest checkpoint and opens this incarnation's log. Raises SpecProblem.
 
     A checkpoint of another job (`checkpoint.resumeFrom`) is a starting point and not part of this job's past: its log stays where
-    it is, incarnations are counted by this job, and rounds that were under way start over under this job's policy.
+    it is, incarnations are counted by this job, and rounds that were under way start over under this job's policy. What that job learned of
+    grading times isn't taken over: nothing shows that its rows, its tests and its reward functions are those of this job.
     """
     timeouts = LearnedTimeouts(job.spec.rewards, components.source.domain)
     manifest = await asyncio.to_thread(components.checkpoints.newest)
@@ -67,7 +68,7 @@ async def restore(job: Job, components: Components) -> Restored:
         identity, resumes = boundary.identity, boundary.log
         if not manifest.directory.is_relative_to(job.root):
             ledger.start_over()
-            timeouts.start_over()
+            timeouts = LearnedTimeouts(job.spec.rewards, components.source.domain)
             ledger.incarnation, manifest, resumes = 0, None, None
         log.info("resumed", step=ledger.step, incarnation=boundary.log.incarnation)
     run_state = _opened(job, ledger, lengths, timeouts, resumes)

@@ -116,11 +116,18 @@ class FunctionOutcome:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> FunctionOutcome:
-        """The inverse of `to_json`. Raises KeyError, TypeError or ValueError if it isn't one."""
-        numbers = float(value["score"]), float(value["seconds"]), float(value["cpu_seconds"])
-        own = value.get("own_seconds")
-        learned = (None, False) if own is None else (float(own), bool(value["limited"]))
-        return cls(OutcomeKind(value["kind"]), *numbers[:2], str(value["message"]), numbers[2], *learned)
+        """The inverse of `to_json`; one that graders say is LOST had begun. Raises KeyError, TypeError or ValueError if it isn't one."""
+        kind, own = OutcomeKind(value["kind"]), value.get("own_seconds")
+        return cls(
+            kind,
+            score=float(value["score"]),
+            seconds=float(value["seconds"]),
+            message=str(value["message"]),
+            cpu_seconds=float(value["cpu_seconds"]),
+            own_seconds=None if own is None else float(own),
+            limited=own is not None and bool(value["limited"]),
+            begun=kind is OutcomeKind.LOST,
+        )
 
 
 @dataclass(frozen=True, slots=True)

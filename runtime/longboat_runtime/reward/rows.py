@@ -8,7 +8,7 @@ from typing import Any
 from longboat_crds.reasons import Reason
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.problems import SpecProblem
-from longboat_runtime.reward.test_cases import CasesError, look_over
+from longboat_runtime.reward.test_cases import CasesError, check_row
 
 # Takes a row's columns, domain, ground truth and place (for people). Raises SpecProblem if it can't be graded.
 RowCheck = Callable[[Mapping[str, Any], str, Any, str], None]
@@ -23,7 +23,7 @@ def row_check(rewards: Sequence[RewardSpec]) -> RowCheck:
             if reward.sandbox is None or (reward.domains and domain not in reward.domains):
                 continue
             try:
-                look_over(reward.sandbox.format, truth, columns, python=reward.sandbox.run_command is None)
+                check_row(reward.sandbox.format, truth, columns, python=reward.sandbox.run_command is None)
             except CasesError as error:
                 raise SpecProblem(
                     Reason.TEST_CASES_INVALID,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +9,8 @@ from typing import Any
 # Work that waits beside a worker's graders, in seconds of grading: more than it takes to answer and to be asked again
 # (`worker.GATHER_SECONDS`, each way).
 AHEAD_SECONDS = 0.3
-# Bounds of what waits there, for each grade that runs at once.
-LEAST_AHEAD, MOST_AHEAD = 4, 256
+# How many requests it has at most, for each grade that runs at once.
+MOST_AHEAD = 256
 # Weight of a new grade in the mean of a worker's grading times.
 _NEWEST = 0.1
 
@@ -27,12 +26,13 @@ class Slots:
 
     @property
     def slots(self) -> int:
-        """How many requests it is given at once: AHEAD_SECONDS of work, so that no process is idle while an answer travels.
+        """How many requests it is given at once: what runs, and AHEAD_SECONDS of work, so that no process is idle while an answer travels.
 
-        Not more, since what waits there can't be graded by another worker that becomes free.
+        Not more, since what waits there can't be graded by another worker that becomes free: of grades that take seconds nothing waits,
+        nor before it is known what one takes. The mean decides: if few hang and most are quick, an answer's way is short beside it.
         """
-        ahead = LEAST_AHEAD if self.seconds is None else AHEAD_SECONDS / max(self.seconds, 1e-9)
-        return self.at_once * math.ceil(min(max(ahead, LEAST_AHEAD), MOST_AHEAD))
+        ahead = 0.0 if self.seconds is None else AHEAD_SECONDS / max(self.seconds, 1e-9)
+        return min(self.at_once + round(self.at_once * min(ahead, MOST_AHEAD)), self.at_once * MOST_AHEAD)
 
     def learn(self, seconds: float) -> None:
         """A request has taken so long."""

@@ -10,6 +10,7 @@ import base64
 import binascii
 import json
 import pickletools
+import sys
 import zlib
 from dataclasses import dataclass
 
@@ -17,11 +18,11 @@ from longboat_crds.reward_kinds import TestCaseFormat
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from typing import Any
 
-# A text that holds a case is longer than an empty one: when rows are only looked over, longer ones aren't parsed.
-_CERTAINLY_SOME_CHARACTERS = 4096
+# Digits that a whole number in JSON may have: as in judges (`graders.program.DIGITS`), more than Python's own limit.
+_DIGITS = 50_000
 # What a pickled text consists of (https://docs.python.org/3/library/pickletools.html).
 _OPCODES_OF_TEXT = {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "STOP"}
 _TEXT_OPCODES = {"UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
@@ -29,6 +30,9 @@ _TEXT_OPCODES = {"UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
 
 class CasesError(ValueError):
     """What is wrong with the test cases of a row, and the cure."""
+
+    def __init__(self, problem: str, cure: str = "correct the row, or remove it") -> None:
+        super().__init__(f"{problem}: {cure}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +79,10 @@ Tests = tuple[Printed | Called, ...] | CheckFunction | PytestFile
 def read_tests(form: TestCaseFormat, truth: Any, columns: Mapping[str, Any]) -> Tests:
     """The tests of a row, never none: `truth` is its ground truth. Raises CasesError."""
     form, found = _recognise(form, truth, columns)
-    if form in (TestCaseFormat.PRIME_CODE, TestCaseFormat.APPS):
-        return _paired(_object(found, form))
+    if form is TestCaseFormat.APPS:
+        return _paired(found, "its column `input_output`")
+    if form is TestCaseFormat.PRIME_CODE:
+        return _paired(found, "its columns" if found is columns else "its ground truth (dataset.columns.groundTruth)")
     if form is TestCaseFormat.LIVE_CODE_BENCH:
         return _live_code_bench(columns)
     if form is TestCaseFormat.HUMAN_EVAL:
@@ -86,30 +92,35 @@ def read_tests(form: TestCaseFormat, truth: Any, columns: Mapping[str, Any]) -> 
     return PytestFile(_text(columns, "test"))
 
 
-def look_over(form: TestCaseFormat, truth: Any, columns: Mapping[str, Any], *, python: bool) -> None:
-    """Raises CasesError for a row that can't be graded, as far as can be told without parsing long texts.
+def check_row(form: TestCaseFormat, truth: Any, columns: Mapping[str, Any], *, python: bool) -> None:
+    """Raises CasesError for a row that can't be graded, as far as can be told without running its tests: those are parsed, or compiled.
 
     Without `python`, programs are run by a command, and only what they print can be compared.
     """
-    form, found = _recognise(form, truth, columns)
-    if not python and form in (TestCaseFormat.HUMAN_EVAL, TestCaseFormat.PYTEST):
-        raise CasesError(
-            f"its tests ({form.value}) call Python, but the reward has a runCommand: leave that out for such rows"
-        )
-    sizes = [len(value) for value in _sources(form, found, columns) if isinstance(value, str)]
-    if sum(sizes) > _CERTAINLY_SOME_CHARACTERS:
-        return
     tests = read_tests(form, truth, columns)
-    if not python and isinstance(tests, tuple) and any(isinstance(case, Called) for case in tests):
+    called = isinstance(tests, CheckFunction | PytestFile) or any(isinstance(case, Called) for case in tests)
+    if called and not python:
         raise CasesError(
-            "its test cases call a Python function, but the reward has a runCommand: leave that out for such rows"
+            "its test cases call a Python function, but the reward has a runCommand", "leave that out for such rows"
         )
+    if isinstance(tests, CheckFunction) and "check" not in _names(f"{tests.prompt}\n\n{tests.test}"):
+        raise CasesError("its column `test` defines no function `check`")
+    if isinstance(tests, PytestFile) and not any(map(_collected, _names(tests.text.encode(errors="replace")))):
+        raise CasesError("its column `test` has no test that pytest finds")
 
 
-def _sources(form: TestCaseFormat, found: Any, columns: Mapping[str, Any]) -> Sequence[Any]:
-    if form is TestCaseFormat.LIVE_CODE_BENCH:
-        return [columns.get("public_test_cases"), columns.get("private_test_cases")]
-    return [found]
+def _collected(name: str) -> bool:
+    """Whether pytest may collect what has this name, or is derived from it (unittest.TestCase)."""
+    return name.startswith(("test", "Test"))
+
+
+def _names(source: str | bytes) -> tuple[str, ...]:
+    """The names that tests define, import or use, outside their functions and classes."""
+    try:
+        return compile(source, "test", "exec", dont_inherit=True).co_names
+    except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError) as error:
+        version = ".".join(map(str, sys.version_info[:2]))
+        raise CasesError(f"its column `test` is not Python {version} ({type(error).__name__}: {error})") from error
 
 
 # --- Which format ---------------------------------------------------------------------------------------------------
@@ -122,14 +133,15 @@ def _recognise(form: TestCaseFormat, truth: Any, columns: Mapping[str, Any]) -> 
         found = find(truth, columns)
         if found is not None:
             return each, found
-    has = f"It has the columns {', '.join(columns) or 'none'}" + ("." if truth is None else ", and a ground truth.")
+    has = f"It has the columns {', '.join(columns) or 'none'}" + ("" if truth is None else ", and a ground truth")
     if form is TestCaseFormat.AUTO:
         raise CasesError(
-            f"it has no test cases in any format that is known ({'; '.join(_NEEDS.values())}). {has} Name the column by "
-            "dataset.columns.groundTruth, or set sandbox.format"
+            f"it has no test cases in any format that is known ({'; '.join(_NEEDS.values())}). {has}",
+            "name the column by dataset.columns.groundTruth, or set sandbox.format",
         )
     raise CasesError(
-        f"it has no test cases of the format {form.value}, which are {_NEEDS[form]}. {has} Set another format, or Auto"
+        f"it has no test cases of the format {form.value}, which are {_NEEDS[form]}. {has}",
+        "set another format, or Auto",
     )
 
 
@@ -165,16 +177,19 @@ _NEEDS = {
 # --- Each of them ---------------------------------------------------------------------------------------------------
 
 
-def _paired(value: Mapping[str, Any]) -> Tests:
-    """`inputs` and `outputs` as lists of one length, and `fn_name` where a function is called."""
+def _paired(found: Any, where: str) -> Tests:
+    """`inputs` and `outputs` as lists of one length, and `fn_name` where a function is called; or the JSON of that."""
+    value = _object(found, where)
     inputs: Any = value.get("inputs")
     outputs: Any = value.get("outputs")
     if not _is_list(inputs) or not _is_list(outputs):
-        raise CasesError("`inputs` and `outputs` of its test cases must be lists")
+        raise CasesError(f"`inputs` and `outputs` in {where} must be lists")
     if len(inputs) != len(outputs):
-        raise CasesError(f"it has {len(inputs)} inputs and {len(outputs)} outputs; there must be as many of both")
+        raise CasesError(
+            f"there are {len(inputs)} inputs and {len(outputs)} outputs in {where}; there must be as many of both"
+        )
     if not len(inputs):
-        raise CasesError("its list of test cases is empty: remove the row")
+        raise CasesError(f"the list of test cases in {where} is empty", "remove the row")
     name = value.get("fn_name")
     if not name:
         return tuple(Printed(_lines(given), _lines(expected)) for given, expected in zip(inputs, outputs, strict=True))
@@ -187,33 +202,32 @@ def _paired(value: Mapping[str, Any]) -> Tests:
 
 
 def _live_code_bench(columns: Mapping[str, Any]) -> Tests:
-    found: list[Mapping[str, Any]] = []
+    found: list[tuple[str, Any]] = []
     for name in ("public_test_cases", "private_test_cases"):
         value: Any = columns.get(name)
         if value is None or value == "":
             continue
         if isinstance(value, str):
-            value = _json(value if value.lstrip().startswith("[") else _packed(value, name), name)
+            value = _json(value if value.lstrip().startswith("[") else _packed(value, name), f"its column `{name}`")
         if not _is_list(value):
-            raise CasesError(f"`{name}` must be a list of cases")
-        found += value
+            raise CasesError(f"its column `{name}` must be a list of cases")
+        found += [(name, case) for case in value]
     if not found:
-        raise CasesError("its lists of test cases are empty: remove the row")
-    metadata = columns.get("metadata") or {}
-    function: Any = (_object(metadata, TestCaseFormat.LIVE_CODE_BENCH) if isinstance(metadata, str) else metadata).get(
-        "func_name"
-    )
+        raise CasesError(
+            "the lists in its columns `public_test_cases` and `private_test_cases` are empty", "remove the row"
+        )
+    function: Any = _object(columns.get("metadata") or {}, "its column `metadata`").get("func_name")
     cases: list[Printed | Called] = []
-    for case in found:
+    for name, case in found:
         if not _has(case, "input", "output"):
-            raise CasesError("a test case lacks `input` or `output`")
+            raise CasesError(f"a test case in its column `{name}` lacks `input` or `output`")
         given, expected = case["input"], case["output"]
         if case.get("testtype") != "functional":
             cases.append(Printed(_lines(given), _lines(expected)))
         elif not function:
-            raise CasesError("its test cases are functional, but `metadata` names no `func_name`")
+            raise CasesError(f"test cases in its column `{name}` are functional, but `metadata` names no `func_name`")
         else:
-            cases.append(Called(str(function), _arguments(given), _json(expected, "output")))
+            cases.append(Called(str(function), _arguments(given), _json(expected, f"`output` in its column `{name}`")))
     return tuple(cases)
 
 
@@ -222,11 +236,15 @@ def _packed(text: str, name: str) -> str:
     try:
         opcodes = list(pickletools.genops(zlib.decompress(base64.b64decode(text, validate=True))))
     except (binascii.Error, zlib.error, ValueError, IndexError) as error:
-        raise CasesError(f"`{name}` is neither JSON nor base64 of a compressed, pickled text: {error}") from error
+        raise CasesError(
+            f"its column `{name}` is neither JSON nor base64 of a compressed, pickled text ({error})"
+        ) from error
     texts = [argument for opcode, argument, _ in opcodes if opcode.name in _TEXT_OPCODES]
     others = {opcode.name for opcode, _, _ in opcodes} - _TEXT_OPCODES - _OPCODES_OF_TEXT
     if others or len(texts) != 1:
-        raise CasesError(f"`{name}` holds a pickle of something else than one text; such pickles are not loaded")
+        raise CasesError(
+            f"its column `{name}` holds a pickle of something else than one text; such pickles are not loaded"
+        )
     return str(texts[0])
 
 
@@ -249,22 +267,38 @@ def _arguments(given: Any) -> tuple[Any, ...]:
 def _parsed(text: str) -> Any:
     """A text as JSON; what isn't JSON is meant as it stands."""
     try:
-        return json.loads(text)
+        return _loads(text)
     except (ValueError, RecursionError):
         return text
 
 
-def _json(text: Any, name: str) -> Any:
+def _json(text: Any, where: str) -> Any:
+    try:
+        return _loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CasesError(f"{where} is not JSON ({error})") from error
+
+
+def _loads(text: Any) -> Any:
+    """JSON. A number that is longer than this process converts, but not than a judge does, is a float: its value doesn't matter here."""
     try:
         return json.loads(text)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise CasesError(f"`{name}` is not JSON: {error}") from error
+    except json.JSONDecodeError:
+        raise
+    except ValueError:
+        return json.loads(text, parse_int=_long_number)
 
 
-def _object(value: Any, form: TestCaseFormat) -> Mapping[str, Any]:
-    found = _json(value, _NEEDS[form].strip("`")) if isinstance(value, str) else value
+def _long_number(digits: str) -> float:
+    if len(digits.lstrip("-")) > _DIGITS:
+        raise ValueError(f"a number has more than {_DIGITS} digits")
+    return float(digits)
+
+
+def _object(value: Any, where: str) -> Mapping[str, Any]:
+    found = _json(value, where) if isinstance(value, str) else value
     if not hasattr(found, "get"):
-        raise CasesError(f"its test cases must be an object with `inputs` and `outputs`, not a {type(found).__name__}")
+        raise CasesError(f"{where} must be an object, not a {type(found).__name__}")
     return found  # type: ignore[no-any-return]
 
 
@@ -275,7 +309,7 @@ def _is_list(value: Any) -> bool:
 def _text(columns: Mapping[str, Any], name: str) -> str:
     value = columns[name]
     if not isinstance(value, str) or not value.strip():
-        raise CasesError(f"its column `{name}` holds no tests: remove the row")
+        raise CasesError(f"its column `{name}` holds no tests", "remove the row")
     return value
 
 

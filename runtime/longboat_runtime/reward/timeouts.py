@@ -2,27 +2,27 @@
 
 A limit is clamp(factor x anchor, minSeconds, timeoutSeconds), of a grade's own seconds (`result.FunctionOutcome`); where a grade has
 several test cases, of each, and what the grade took is what its longest case took: a limit that lets this one through lets all through.
-The form is RollPacker's (arXiv:2509.21009), whose anchor is the longest correct run so far. Such a maximum
-never forgets one odd run, says nothing of problems that were solved twice, and knows no more of what limits have cut off. So here the
-logarithms of correct times are normal, each problem with its location and its spread, both drawn towards those of its domain by how little
-is known of it (the random-effects model of one-way classification), and the anchor is what 39 of 40 correct runs of the problem are
-expected to stay below, uncertainty included: few runs make a wide limit, none the domain's, and a domain of which nothing is known has the
-hard limit. A factor of times is a shift of logarithms, so the hundredfold range between problems costs fast ones nothing.
+The anchor is what 39 of 40 correct runs of the problem are expected to stay below (`anchors`); a domain of which nothing is known has the
+hard limit.
 
 What keeps limits from feeding on themselves:
 
-* The first FREE_RESPONSES responses to every problem run to the hard limit.
+* The first FREE_RESPONSES responses to every problem run to the hard limit: a group's lowest numbers, as many as the problem lacks. Numbers
+  that don't count, since their group was given up or had enough responses without them, are made up for by the next group.
 * The share `auditFraction` of later ones, chosen by a hash of the sample's id, runs to the hard limit too, and keeps its true grade.
 * Every correct run counts one over the probability that it was allowed to take so long (Horvitz and Thompson 1952): an audit that took
   longer than its limit stands for all those that were killed.
-* A kill tells nothing: whether it was wrong is known from audits alone. A grade that was cancelled is no grade: it has no event.
+* A kill tells nothing: whether it was wrong is known from audits alone.
+* Of a group all grades count, or none: once its step is committed, or it is dropped for its equal rewards. When a group is given up its
+  grades are cancelled where they are, and the slow ones with more likelihood than the quick ones; to count what was there by then would make
+  correct runs seem quicker, and wrong kills rarer, than they are. Which groups are given up doesn't depend on how long their grades take.
 * A correct run has a score above 0; of kind Sandbox the score of 1, whatever the credit: all test cases passed. A program that passes a
   part, often the small cases alone, says nothing of how long the whole takes: its times would narrow the limit until it cuts off correct
   programs, and those of the cases in which it hangs would widen it. So a kill that costs such a program a part of its credit isn't counted
   as wrong, and a problem of which no program has passed all cases has its domain's limit.
 
-Limits change between rounds only: those of a round are frozen when it opens. All that is learned is a fold of events, so that it
-belongs to a checkpoint as the ledger does.
+Limits change between rounds only: those of a round are frozen when it opens, and stay what they are if another driver goes on with it. All
+of this is a fold of events, so that it belongs to a checkpoint as the ledger does.
 """
 
 from __future__ import annotations
@@ -31,28 +31,23 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any
 
 from longboat_crds.reward_kinds import RewardKind
 from longboat_crds.rewards import RewardSpec
+from longboat_runtime.reward.anchors import COVERED, DomainTimes, Prior, ProblemTimes
 from longboat_runtime.rounds import events
-from longboat_runtime.samples import GradeTime, SampleId, TimeLimit
+from longboat_runtime.rounds.events import DropReason
+from longboat_runtime.samples import GradeTime, PromptId, SampleId, TimeLimit
 
 # So many responses to each problem run to the hard limit before one of it has another.
 FREE_RESPONSES = 2
-# The share of correct runs that the anchor covers, as standard deviations of a normal distribution: 0.975. Over 12 simulated runs of the mix
-# of `bench.rewards`, limits kill 0.7 % of correct responses and take 1.58 x less CPU seconds; with 0.95 it is 1.0 %, in some runs more,
-# and 1.62 x.
-COVERED = 1.96
 # Problems of which more is remembered than what they have told their domain, those used last; and domains.
 MOST_PROBLEMS, MOST_DOMAINS = 10_000, 256
-# What is assumed of logarithms before anything is known: the spread within a problem, and that of problems in a domain. Each counts as
-# much as so many observations. Correct times of problems differ a hundredfold, which is four spreads of 1.15.
-_SPREAD, _OF_PROBLEMS, _COUNTS_AS = 0.5, 1.15, 2.0
-# How many observations of its own a problem's spread needs to weigh as much as its domain's.
-_OWN_SPREAD = 8.0
 # Times below are taken for this: what such a grade measures is the grader.
 _LEAST_SECONDS = 1e-3
+_UNKNOWN = ProblemTimes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,97 +89,6 @@ class Rule:
         return int.from_bytes(drawn, "big") < self.audits * 2**64
 
 
-class ProblemTimes(NamedTuple):
-    """What is known of one problem: how many responses were graded, and the logarithms of what correct ones took, weighted.
-
-    `weight` and `squares` are the sums of weights and of their squares, `deviation` is the sum of weighted squared deviations from `mean`.
-    """
-
-    graded: int = 0
-    weight: float = 0.0
-    squares: float = 0.0
-    mean: float = 0.0
-    deviation: float = 0.0
-
-    @property
-    def effective(self) -> float:
-        """How many equally weighted observations tell as much (Kish)."""
-        return self.weight**2 / self.squares if self.squares else 0.0
-
-    @property
-    def degrees(self) -> float:
-        """Of freedom of `deviation`."""
-        return self.weight - self.squares / self.weight if self.weight else 0.0
-
-    def after(self, logarithm: float | None, weight: float) -> ProblemTimes:
-        """With one more graded response; None unless it was correct."""
-        if logarithm is None:
-            return self._replace(graded=self.graded + 1)
-        total, off = self.weight + weight, logarithm - self.mean
-        mean = self.mean + weight * off / total
-        deviation = self.deviation + weight * off * (logarithm - mean)
-        return ProblemTimes(self.graded + 1, total, self.squares + weight**2, mean, deviation)
-
-
-_UNKNOWN = ProblemTimes()
-
-
-@dataclass(frozen=True, slots=True)
-class DomainTimes:
-    """Sums over the problems of a domain that have correct runs, forgotten ones included."""
-
-    problems: int = 0
-    means: float = 0.0
-    squared_means: float = 0.0
-    # Of one over each problem's effective number of runs.
-    inverse: float = 0.0
-    deviation: float = 0.0
-    degrees: float = 0.0
-
-    def changed(self, before: ProblemTimes, after: ProblemTimes) -> DomainTimes:
-        """A problem of the domain has told more."""
-        known, knows = bool(before.weight), bool(after.weight)
-        return DomainTimes(
-            self.problems + knows - known,
-            self.means + after.mean - before.mean,
-            self.squared_means + after.mean**2 - before.mean**2,
-            self.inverse + (1 / after.effective if knows else 0.0) - (1 / before.effective if known else 0.0),
-            self.deviation + after.deviation - before.deviation,
-            self.degrees + after.degrees - before.degrees,
-        )
-
-    @property
-    def within(self) -> float:
-        """The variance of a problem's correct runs."""
-        return (self.deviation + _COUNTS_AS * _SPREAD**2) / (self.degrees + _COUNTS_AS)
-
-    def location(self) -> tuple[float, float]:
-        """The mean of a problem's mean of which nothing is known, and its variance. There is a problem that is known."""
-        mean, within = self.means / self.problems, self.within * self.inverse / self.problems
-        degrees = self.problems - 1
-        among = max(self.squared_means - self.problems * mean**2 - degrees * within, 0.0)
-        between = (among + _COUNTS_AS * _OF_PROBLEMS**2) / (degrees + _COUNTS_AS)
-        return mean, between + (between + within) / self.problems
-
-
-@dataclass(frozen=True, slots=True)
-class _Prior:
-    """What a domain says of each of its problems: mean and variance of its location, and the variance within it."""
-
-    mean: float
-    variance: float
-    within: float
-
-    def anchor(self, problem: ProblemTimes) -> float:
-        """Seconds that 39 of 40 correct runs of the problem are expected to stay below."""
-        runs = problem.effective
-        deviation = problem.deviation / problem.weight * runs if runs else 0.0
-        within = (deviation + _OWN_SPREAD * self.within) / (max(runs - 1.0, 0.0) + _OWN_SPREAD)
-        variance = 1 / (runs / within + 1 / self.variance)
-        mean = variance * (runs * problem.mean / within + self.mean / self.variance)
-        return math.exp(min(mean + COVERED * math.sqrt(within + variance), 100.0))
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The limits by one reward, as they were at one moment."""
@@ -192,12 +96,12 @@ class Limits:
     name: str
     rule: Rule
     problems: Mapping[int, ProblemTimes]
-    priors: Mapping[str, _Prior]
+    priors: Mapping[str, Prior]
 
     def of(self, sample: SampleId, domain: str) -> TimeLimit:
         """The limit of a sample's grade; none for the first responses to a problem, and where nothing is known."""
         problem, prior = self.problems.get(sample.row, _UNKNOWN), self.priors.get(domain)
-        if prior is None or sample.index < FREE_RESPONSES - problem.graded:
+        if prior is None or sample.index < FREE_RESPONSES - problem.unlimited:
             return TimeLimit()
         return TimeLimit(self.rule.limit(prior.anchor(problem)), self.rule.audited(self.name, sample))
 
@@ -208,6 +112,22 @@ class Limits:
             return None
         middle = math.exp(min(prior.mean + COVERED * math.sqrt(prior.within), 100.0))
         return self.rule.limit(middle), self.rule.limit(prior.anchor(_UNKNOWN))
+
+    def to_snapshot(self, now: Mapping[int, ProblemTimes]) -> dict[str, Any]:
+        """As JSON values: of the problems, how they differ from what is known `now`."""
+        return {
+            "before": sorted([row, *problem] for row, problem in self.problems.items() if now.get(row) != problem),
+            "later": sorted(now.keys() - self.problems.keys()),
+            "priors": {domain: list(prior) for domain, prior in self.priors.items()},
+        }
+
+    @classmethod
+    def from_snapshot(cls, of: RewardTimes, snapshot: Mapping[str, Any]) -> Limits:
+        """The inverse of `to_snapshot`, by what is known now. Raises KeyError or TypeError if it isn't one."""
+        problems = {**of.problems, **{row: ProblemTimes(*problem) for row, *problem in snapshot["before"]}}
+        for row in snapshot["later"]:
+            del problems[row]
+        return cls(of.name, of.rule, problems, {domain: Prior(*prior) for domain, prior in snapshot["priors"].items()})
 
 
 @dataclass(slots=True)
@@ -273,18 +193,22 @@ class RewardTimes:
                 tally.add(time, self.rule.hard, correct=correct)
         logarithm = math.log(max(time.seconds, _LEAST_SECONDS)) if correct else None
         rare = time.audit and time.limit is not None and time.seconds > time.limit
-        after = before.after(logarithm, 1 / self.rule.audits if rare else 1.0)
+        unlimited = time.audit or time.limit is None
+        after = before.after(logarithm, 1 / self.rule.audits if rare else 1.0, unlimited=unlimited)
         self.problems[row] = after
         if correct:
             self.domains[domain] = self.domains.get(domain, DomainTimes()).changed(before, after)
         if len(self.problems) > MOST_PROBLEMS:
             del self.problems[next(iter(self.problems))]
 
-    def freeze(self) -> Limits:
-        """The limits as of now; which problems are the slowest is settled with them."""
+    def rank(self) -> None:
+        """Settles which problems are the slowest from now on."""
         means = sorted(problem.mean for problem in self.problems.values() if problem.weight)
         self.slow = means[len(means) * 9 // 10] if means else math.inf
-        priors = {name: _Prior(*domain.location(), domain.within) for name, domain in self.domains.items()}
+
+    def freeze(self) -> Limits:
+        """The limits as of now."""
+        priors = {name: domain.prior for name, domain in self.domains.items()}
         return Limits(self.name, self.rule, dict(self.problems), priors)
 
     def to_snapshot(self) -> dict[str, Any]:
@@ -322,64 +246,89 @@ class LearnedTimeouts:
     def __init__(self, rewards: Sequence[RewardSpec], domain: Callable[[int], str]) -> None:
         self._domain = domain
         self.rewards = {name: RewardTimes(name, rule) for name, rule in Rule.of(rewards).items()}
-        # Graded samples of prompts that are under way.
-        self._counted: set[SampleId] = set()
+        # Grades of groups that may still be given up: by reward what each took, and whether it was of a correct run.
+        self._held: dict[PromptId, dict[SampleId, dict[str, tuple[GradeTime, bool]]]] = {}
+        # The limits of rounds that aren't trained yet.
         self._rounds: dict[int, list[Limits]] = {}
-        self._newest: list[Limits] = []
+        self._newest = self._freeze()
 
     def fold(self, body: events.Body) -> None:
         """Folds an event that the ledger has folded."""
         match body:
-            case events.Started():
-                self._newest = self._freeze()
             case events.RoundOpened(round=number):
+                for of in self.rewards.values():
+                    of.rank()
                 self._rounds[number] = self._newest = self._freeze()
-            case events.Graded(sample=sample) if sample not in self._counted:
-                self._learn(body)
+            case events.Graded():
+                self._hold(body)
             case events.StepCommitted(round=number, samples=samples):
                 self._rounds.pop(number, None)
-                self._counted.difference_update(samples)
+                for prompt in sorted({sample.prompt for sample in samples}):
+                    self._learn(prompt)
+            case events.GroupDropped(prompt=prompt, reason=DropReason.ZERO_VARIANCE):
+                self._learn(prompt)
             case events.GroupDropped(prompt=prompt) | events.GroupDeferred(prompt=prompt):
-                self._counted = {sample for sample in self._counted if sample.prompt != prompt}
+                self._held.pop(prompt, None)
 
     def limits(self, sample: SampleId, round_: int) -> dict[str, TimeLimit]:
-        """The limits of a sample's grades in a round, by reward; those of a round that a former driver opened are this driver's first."""
+        """The limits of a sample's grades in a round, by reward; of a group that its round has left to the next one, the newest."""
         domain = self._domain(sample.row)
         frozen = self._rounds.get(round_, self._newest)
         return {of.name: of.of(sample, self.rewards[of.name].domain(domain)) for of in frozen}
 
     def newest(self) -> Sequence[Limits]:
-        """The limits of the newest round, by each reward."""
+        """The limits of the newest round, by each reward; of a driver that has opened none, as of its start."""
         return self._newest
 
     def to_snapshot(self) -> dict[str, Any]:
         """As JSON values; empty where nothing is learned."""
         if not self.rewards:
             return {}
-        counted = [list(sample) for sample in sorted(self._counted)]
-        return {"counted": counted, "rewards": {name: of.to_snapshot() for name, of in self.rewards.items()}}
+        held = [(sample, times) for group in self._held.values() for sample, times in group.items()]
+        return {
+            "held": [
+                [list(sample), {name: [asdict(time), correct] for name, (time, correct) in times.items()}]
+                for sample, times in sorted(held, key=itemgetter(0))
+            ],
+            "rounds": [
+                [number, {of.name: of.to_snapshot(self.rewards[of.name].problems) for of in frozen}]
+                for number, frozen in self._rounds.items()
+            ],
+            "rewards": {name: of.to_snapshot() for name, of in self.rewards.items()},
+        }
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         """Continues from a snapshot, for those rewards that it has. Raises KeyError or TypeError if it isn't one."""
         if not snapshot:
             return
-        self._counted = {SampleId(*sample) for sample in snapshot["counted"]}
         for name, of in self.rewards.items():
             if name in snapshot["rewards"]:
                 self.rewards[name] = RewardTimes.from_snapshot(name, of.rule, snapshot["rewards"][name])
-
-    def start_over(self) -> None:
-        """Prepares for another job: all prompts are launched again."""
-        self._counted.clear()
+        self._held = {}
+        for sample, times in snapshot["held"]:
+            found = {name: (GradeTime(**time), correct) for name, (time, correct) in times.items()}
+            self._held.setdefault(SampleId(*sample).prompt, {})[SampleId(*sample)] = found
+        self._rounds = {
+            number: [Limits.from_snapshot(of, frozen[name]) for name, of in self.rewards.items() if name in frozen]
+            for number, frozen in snapshot["rounds"]
+        }
+        self._newest = self._freeze()
 
     def _freeze(self) -> list[Limits]:
         return [of.freeze() for of in self.rewards.values()]
 
-    def _learn(self, graded: events.Graded) -> None:
-        row = graded.sample.row
-        for name, time in graded.times.items():
-            of = self.rewards.get(name)
-            # A grader error has no part: it says nothing about the response.
-            if of is not None and name in graded.parts:
-                of.add(row, self._domain(row), time, correct=of.rule.correct(graded.parts[name]))
-                self._counted.add(graded.sample)
+    def _hold(self, graded: events.Graded) -> None:
+        # A grader error has no part: it says nothing about the response.
+        times = {
+            name: (time, self.rewards[name].rule.correct(graded.parts[name]))
+            for name, time in graded.times.items()
+            if name in self.rewards and name in graded.parts
+        }
+        if times:
+            self._held.setdefault(graded.sample.prompt, {})[graded.sample] = times
+
+    def _learn(self, prompt: PromptId) -> None:
+        """The grades of this group are complete. In the order of samples, so that it doesn't matter in which they were graded."""
+        for _, times in sorted(self._held.pop(prompt, {}).items()):
+            for name, (time, correct) in times.items():
+                self.rewards[name].add(prompt.row, self._domain(prompt.row), time, correct=correct)

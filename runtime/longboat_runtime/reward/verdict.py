@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import zip_longest
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from typing import Any
 
 # How far a number with a fraction may be from the expected one: absolutely below 1, else relative to it.
@@ -42,14 +43,19 @@ class Score:
 def score_of(results: Sequence[CaseResult], cases: int, *, fraction: bool) -> Score:
     """The score of a program with these results of the first of `cases` test cases; the others weren't run, which is no pass.
 
+    Where nothing was run at all, nothing has passed: that is one case that failed.
+
     All or nothing: 1 if all pass, else 0; it is a timeout if the first case that doesn't pass timed out. With `fraction` the part of
     the cases that pass; a timeout if none does and one timed out: a program that passes others isn't too slow for the task.
     """
+    cases = max(cases, len(results), 1)
     passed = sum(result is CaseResult.PASSED for result in results)
     if passed == cases:
         return Score(1.0, False, "")
-    failed = next(index for index, result in enumerate(results) if result is not CaseResult.PASSED)
-    message = f"case {failed + 1} of {cases}: {results[failed].value}"
+    all_results = [*results, CaseResult.WRONG]
+    failed = next(index for index, result in enumerate(all_results) if result is not CaseResult.PASSED)
+    decisive = all_results[failed]
+    message = f"case {failed + 1} of {cases}: {decisive.value}"
     if fraction:
         some = passed > 0
         return Score(
@@ -57,7 +63,7 @@ def score_of(results: Sequence[CaseResult], cases: int, *, fraction: bool) -> Sc
             not some and CaseResult.TIMEOUT in results,
             f"{passed} of {cases} cases passed; {message}",
         )
-    return Score(0.0, results[failed] is CaseResult.TIMEOUT, message)
+    return Score(0.0, decisive is CaseResult.TIMEOUT, message)
 
 
 def same_output(printed: str, expected: str) -> bool:
@@ -65,11 +71,18 @@ def same_output(printed: str, expected: str) -> bool:
 
     Words that are numbers with a fraction or an exponent may differ by TOLERANCE; whole numbers may not.
     """
-    found, wanted = ([line.split() for line in text.splitlines() if line.strip()] for text in (printed, expected))
-    return len(found) == len(wanted) and all(
-        len(mine) == len(right) and all(_same_word(a, b) for a, b in zip(mine, right, strict=True))
-        for mine, right in zip(found, wanted, strict=True)
+    return all(
+        mine is not None
+        and right is not None
+        and len(mine) == len(right)
+        and all(_same_word(a, b) for a, b in zip(mine, right, strict=True))
+        for mine, right in zip_longest(_lines_of_words(printed), _lines_of_words(expected))
     )
+
+
+def _lines_of_words(text: str) -> Iterator[list[str]]:
+    """One after the other: all words of a long output at once would be many times its size."""
+    return (words for line in text.splitlines() if (words := line.split()))
 
 
 def _same_word(printed: str, expected: str) -> bool:

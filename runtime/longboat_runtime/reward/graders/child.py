@@ -2,7 +2,7 @@
 
 Requests and answers are frames on one socket: {token, seed} with the sample as body, and {measured} if what it takes is measured at its end;
 {token, outcome, leave}, where `leave` says what the grade left behind, so that the process must go; or {refused}, with which it ends. An
-outcome is {kind, score, message}. A judge's request has also `seconds`, the limit of each test case, and `own` if their times are learned from;
+outcome is {kind, score, message}. A judge's request has also `seconds`, the limit of each test case, and `own`, their CaseLimit;
 what its outcome has besides says `judge`.
 
 What is called here for every grade touches memory that until then a child shares with its zygote, a page at a time: so it calls little.
@@ -83,7 +83,7 @@ def _outcome(score: Scorer | Judge, request: Mapping[str, Any], sample: RewardSa
     if callable(score):
         return _graded(score, sample)
     try:
-        return score.outcome(sample, request["seconds"], request["seed"], request.get("own"))
+        return score.outcome(sample, request["seconds"], request["seed"], request["own"])
     except BaseException as error:  # noqa: BLE001 - also of tests that a judge runs
         return _error(error)
 

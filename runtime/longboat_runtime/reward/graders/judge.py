@@ -17,6 +17,7 @@ from longboat_crds.reward_kinds import Credit, TestCaseFormat
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.graders import program as programs
 from longboat_runtime.reward.graders.frames import MAX_FRAME_BYTES
+from longboat_runtime.reward.graders.process_tree import oom_kills, was_short
 from longboat_runtime.reward.graders.remote import MODULE, JudgePeer, ProgramGone, Remote
 from longboat_runtime.reward.graders.runner import (
     CaseLimit,
@@ -99,17 +100,15 @@ class Judge:
         """File descriptor of the connection to its runner, -1 if there is none; the process may move it to RUNNER_FD."""
         return -1 if self._runner is None else self._runner.fileno()
 
-    def outcome(
-        self, sample: RewardSample, seconds: float, seed: int, own: Mapping[str, float] | None = None
-    ) -> Mapping[str, Any]:
-        """An outcome as children send it, with the CPU seconds of the programs. `seconds` is the limit of a case.
+    def outcome(self, sample: RewardSample, seconds: float, seed: int, own: Mapping[str, Any]) -> Mapping[str, Any]:
+        """An outcome as children send it, with the CPU seconds of the programs. `seconds` is the limit of a case, `own` a CaseLimit as JSON.
 
-        With `own`, a CaseLimit as JSON, it has also `own_seconds`, of the case that took longest of those that were run, and `limited`:
-        whether a case failed because that limit ended it.
+        If the latter has a learned limit, the outcome has also `own_seconds`, of the case that took longest of those that were run, and
+        `limited`: whether a case failed because that limit ended it.
         """
         assert self._runner is not None
         self._runner.moved(RUNNER_FD)
-        limit = None if own is None else CaseLimit(**own)
+        limit = CaseLimit(**own)
         grade = _Grade(self._runner, self._settings, seconds, seed, limit)
         source = program_of(sample.text)
         if not source.strip():
@@ -123,12 +122,14 @@ class Judge:
             tests = tests[: self._settings.max_cases]
         try:
             results, cases = grade.results(source, tests)
+        except _OutOfMemoryError as error:
+            return grade.said(OutcomeKind.LOST, 0.0, str(error))
         except CasesError as error:
             return grade.said(OutcomeKind.GRADER_ERROR, 0.0, f"the row can't be graded: {error}")
         score = score_of(results, cases, fraction=self._settings.credit is Credit.FRACTION)
         kind = OutcomeKind.TIMEOUT if score.timed_out else OutcomeKind.SCORED
         message = f"{score.message} ({grade.error})" if score.message and grade.error else score.message
-        if grade.limited and limit is not None:
+        if grade.limited:
             message += f"; killed after {limit.seconds:.3g} s, the limit that was learned"
         return grade.said(kind, 0.0 if score.timed_out else score.score, message)
 
@@ -150,22 +151,25 @@ def _check_command(command: str, field: str) -> None:
     )
 
 
+class _OutOfMemoryError(Exception):
+    """A program crashed while the container was short of memory: whether that was the program's doing isn't known."""
+
+
 class _Grade:
     """The programs of one response. `error` is what the first one that failed said of it; `cpu_seconds` are those of all so far.
 
-    With `own`, `own_seconds` are the most that a case has taken so far, and `limited` says whether one was ended by that limit.
+    With a learned limit, `own_seconds` are the most that a case has taken so far, and `limited` says whether one was ended by it.
     """
 
-    def __init__(
-        self, runner: Runner, settings: SandboxSettings, seconds: float, seed: int, own: CaseLimit | None
-    ) -> None:
+    def __init__(self, runner: Runner, settings: SandboxSettings, seconds: float, seed: int, own: CaseLimit) -> None:
         self._runner, self._settings, self._seconds, self._seed, self._own = runner, settings, seconds, seed, own
         self.error, self.cpu_seconds, self.own_seconds, self.limited = "", 0.0, 0.0, False
 
     def said(self, kind: OutcomeKind, score: float, message: str) -> Mapping[str, Any]:
         """What the judge answers."""
         outcome = {"kind": kind.value, "score": score, "message": message, "cpu_seconds": self.cpu_seconds}
-        return outcome if self._own is None else outcome | {"own_seconds": self.own_seconds, "limited": self.limited}
+        learned = {"own_seconds": self.own_seconds, "limited": self.limited}
+        return outcome if self._own.seconds is None else outcome | learned
 
     def results(self, source: str, tests: Any) -> tuple[list[CaseResult], int]:
         """The results of the cases that were run, and of how many."""
@@ -194,7 +198,8 @@ class _Grade:
         command = self._settings.compile_command
         if command is None:
             return None
-        run = Run(programs.COMMAND, self._settings.compile_seconds, self._seed, self._filled(command), build=True)
+        own = CaseLimit(slowdown=self._own.slowdown)
+        run = Run(programs.COMMAND, self._settings.compile_seconds, self._seed, self._filled(command), True, own)
         result, _ = self._run(run, b"", b"")
         if result is not CaseResult.PASSED:
             self.error = f"it doesn't compile: {self.error}"
@@ -218,12 +223,22 @@ class _Grade:
     def _run(self, run: Run, code: bytes, given: bytes) -> tuple[CaseResult, str]:
         """How a program ended, PASSED if it did well, and what it printed."""
         with _Files(run_directory(self._runner.directory), source=code, stdin=given) as files:
-            self._runner.start(run, files.numbers)
+            self._start(run, files.numbers)
             result = self._ended(self._runner.ended(), files)
             return result, files.read("stdout", self._settings.output_size)
 
+    def _start(self, run: Run, files: Mapping[str, int]) -> None:
+        self._oom_kills = oom_kills()
+        self._runner.start(run, files)
+
     def _count(self, ended: Ended, result: CaseResult) -> CaseResult:
-        """Counts a case that has this result."""
+        """Counts a case that has this result. Raises TimeoutError if nothing is known of it for want of a CPU, _OutOfMemoryError of memory."""
+        if ended.starved:
+            raise TimeoutError(f"a program hardly got a CPU in {ended.seconds:g} s")
+        if result is CaseResult.CRASHED and was_short(self._oom_kills, oom_kills()):
+            raise _OutOfMemoryError(
+                "a program crashed while the kernel ended processes for want of memory in the container"
+            )
         self.cpu_seconds += ended.cpu_seconds
         self.own_seconds = max(self.own_seconds, ended.own_seconds or 0.0)
         self.limited = self.limited or (ended.limited and result is not CaseResult.PASSED)
@@ -280,7 +295,7 @@ class _Grade:
             return CaseResult.PASSED if report.results and all(report.results) else CaseResult.WRONG
 
         ended = self._served(source.encode(errors="replace"), judge, objects=True)
-        if report.empty and ended in (CaseResult.PASSED, CaseResult.WRONG):
+        if report.empty and ended is CaseResult.WRONG:
             raise CasesError("its column `test` has no test that pytest finds")
         results = [CaseResult.PASSED if passed else CaseResult.WRONG for passed in report.results]
         if ended not in (CaseResult.PASSED, CaseResult.WRONG):
@@ -295,7 +310,7 @@ class _Grade:
         run = Run(programs.SERVED, self._seconds, self._seed, own=self._own)
         with ours, _Files(run_directory(self._runner.directory), source=code, stdin=b"") as files:
             with theirs:
-                self._runner.start(run, {**files.numbers, "peer": theirs.fileno()})
+                self._start(run, {**files.numbers, "peer": theirs.fileno()})
             peer = JudgePeer(ours, self._settings.output_size + 1024, objects=objects)
             raised: ProgramGone | None = None
             result = CaseResult.CRASHED
@@ -313,7 +328,8 @@ class _Grade:
             finally:
                 self._runner.stop()
                 ended = self._runner.ended()
-            if raised is not None:
+            if raised is not None or peer.gone:
+                # A test may have caught it.
                 judged = self._ended(ended, files)
                 return judged if judged is not CaseResult.PASSED else CaseResult.CRASHED
             judged = result if result is CaseResult.PASSED or ended.limit is None else ended.limit

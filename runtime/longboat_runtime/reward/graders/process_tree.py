@@ -13,9 +13,16 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 _PAGE, _TICKS = os.sysconf("SC_PAGESIZE"), os.sysconf("SC_CLK_TCK")
-# Of /proc/PID/stat, counted from the third value: utime, stime, cutime, cstime; rss.
-_CPU_TIMES, _RESIDENT = slice(11, 15), 21
+# Of /proc/PID/stat, counted from the third value: utime, stime, cutime, cstime; vsize; rss.
+_CPU_TIMES, _MAPPED, _RESIDENT = slice(11, 15), 20, 21
+# Page tables have an entry of 8 bytes for each page of 4 KiB at most, and those of higher levels are few.
+_BYTES_PER_TABLE_BYTE = 512
 _BLOCK = 512
+# What a container's cgroup (version 2) tells of its memory.
+_MEMORY_EVENTS = "/sys/fs/cgroup/memory.events"
+# What a socket may have sent that nobody has read: the kernel takes no more once it holds this much, and half as much again at once. It
+# is the kernel's default, and programs can't ask for more.
+_SOCKET_BYTES = 3 * 212_992 // 2
 # More entries in a directory than this count as too much, whatever they hold.
 _MOST_ENTRIES = 10_000
 
@@ -29,13 +36,15 @@ def children(pid: int | str = "self") -> list[int]:
 class Tree:
     """Processes below this one: how many threads they have together, the CPU seconds that they have used, and the bytes that they hold.
 
-    CPU seconds include those of processes that were waited for. Pages that several hold count for each.
+    CPU seconds include those of processes that were waited for. Pages that several hold count for each. `mapped` are the bytes of their
+    address spaces.
     """
 
     pids: list[int] = field(default_factory=list)
     threads: int = 0
     cpu_seconds: float = 0.0
     resident: int = 0
+    mapped: int = 0
 
 
 def descendants(most: int | None = None) -> Tree:
@@ -58,6 +67,7 @@ def descendants(most: int | None = None) -> Tree:
         found.threads += threads
         found.cpu_seconds += sum(map(int, values[_CPU_TIMES])) / _TICKS
         found.resident += int(values[_RESIDENT]) * _PAGE
+        found.mapped += int(values[_MAPPED])
         pending += below
     return found
 
@@ -79,10 +89,14 @@ def memory(tree: Tree, limit: int) -> int:
     """Bytes that these processes hold together: if that may be more than `limit`, pages that they share are counted once.
 
     The kernel tells how pages are shared only of processes that may be looked into; of others all but their files counts for each.
+    What the kernel holds for them counts if that, too, may be more: page tables, which a process gets by merely reading what it has
+    mapped, and sockets, as if all were full, since nothing says how much is in them.
     """
-    if tree.resident <= limit:
-        return tree.resident
-    total = 0
+    of_kernel = _page_tables(tree, limit - tree.resident)
+    of_kernel += _buffers(tree.pids, limit - tree.resident - of_kernel)
+    if tree.resident + of_kernel <= limit:
+        return tree.resident + of_kernel
+    total = of_kernel
     for pid in tree.pids:
         proportional = _proportional(pid)
         total += _own(pid) if proportional is None else proportional
@@ -107,6 +121,49 @@ def _proportional(pid: int) -> int | None:
     except (OSError, StopIteration):
         return None
     return int(line.split()[1]) * 1024
+
+
+def _page_tables(tree: Tree, room: int) -> int:
+    """Bytes of these processes' page tables; 0 if no tables of what they have mapped could take more than `room`."""
+    if tree.mapped // _BYTES_PER_TABLE_BYTE <= room:
+        return 0
+    total = 0
+    for pid in tree.pids:
+        with suppress(OSError, StopIteration), open(f"/proc/{pid}/status", "rb") as file:
+            total += int(next(line for line in file if line.startswith(b"VmPTE:")).split()[1]) * 1024
+    return total
+
+
+def _buffers(pids: Collection[int], room: int) -> int:
+    """Bytes that these processes' sockets may hold, each counted once; 0 if all their files, were they sockets, held no more than `room`."""
+    opened = [f"/proc/{pid}/fd/{number}" for pid in pids for number in _listed(f"/proc/{pid}/fd")]
+    if len(opened) * _SOCKET_BYTES <= room:
+        return 0
+    sockets: set[str] = set()
+    for path in opened:
+        with suppress(OSError):
+            sockets.add(os.readlink(path))
+    return sum(name.startswith("socket:") for name in sockets) * _SOCKET_BYTES
+
+
+def _listed(directory: str) -> list[str]:
+    with suppress(OSError):
+        return os.listdir(directory)
+    return []
+
+
+def oom_kills(path: str = _MEMORY_EVENTS) -> int | None:
+    """How many processes of this container the kernel has ended for want of memory so far; None where that can't be read."""
+    try:
+        with open(path, "rb") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith(b"oom_kill "))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return None
+
+
+def was_short(before: int | None, after: int | None) -> bool:
+    """Whether the kernel has ended a process meanwhile, given `oom_kills` before and after: not if that isn't known. Pure."""
+    return before is not None and after is not None and after > before
 
 
 def written(directory: str, pids: Collection[int], given: Collection[tuple[int, int]]) -> int:

@@ -21,25 +21,20 @@ _MODULES = ("solution", "main")
 
 @dataclass(slots=True)
 class Report:
-    """Whether each test that was run passed, in their order, of `cases` that there are: the first `most` of the file."""
+    """Whether each test that was run passed, in their order, of `cases` that there are: the first `most` of the file.
+
+    `empty` says that pytest found no test in a file that it could read to its end. A file that can't be imported isn't that: in
+    general its program lacks what it imports, or raises something then.
+    """
 
     most: int
     cases: int = 0
     results: list[bool] = field(default_factory=list)
-    broken: bool = False
-
-    @property
-    def empty(self) -> bool:
-        """Whether there was no test, though nothing went wrong."""
-        return not self.cases and not self.broken
+    empty: bool = False
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         del items[self.most :]
         self.cases = len(items)
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """A file that can't be imported has, in general, a program that lacks what it imports."""
-        self.broken |= report.failed
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed and report.when != "teardown":
@@ -71,15 +66,16 @@ def run_file(directory: str, text: str, program: Remote, report: Report, stops: 
         "-c",
         os.devnull,
     ]
-    pytest.main([*options, "--rootdir", directory, *(["-x"] if stops else []), path], plugins=[report])
+    ended = pytest.main([*options, "--rootdir", directory, *(["-x"] if stops else []), path], plugins=[report])
+    report.empty = ended == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
 def _standing_for(name: str, program: Remote) -> ModuleType:
-    """A module whose names are looked up in the program."""
+    """A module whose names are looked up in the program, but for those that pytest acts on where a test file imports all names."""
     module = ModuleType(name)
 
     def look_up(attribute: str) -> Any:
-        if attribute.startswith("__") and attribute != "__all__":
+        if attribute.startswith(("__", "pytest")) and attribute != "__all__":
             raise AttributeError(attribute)
         return getattr(program, attribute)
 

@@ -45,12 +45,13 @@ class ProgramGone(BaseException):
 
 
 class Peer:
-    """One end. `resolve` finds what the other end calls by name; `objects` says whether objects may be referred to."""
+    """One end. `objects` says whether objects may be referred to. `gone` says that ProgramGone was raised, which may have been caught."""
 
     def __init__(self, connection: socket.socket, most_bytes: int, *, objects: bool) -> None:
         self._connection, self._objects_allowed = connection, objects
         self._buffer = FrameBuffer(most_bytes)
         self._messages: list[tuple[dict[str, Any], bytes]] = []
+        self.gone = False
         self._exported: list[Any] = []
         self._numbers: dict[int, int] = {}
 
@@ -67,7 +68,7 @@ class Peer:
         try:
             self._connection.sendall(encode(message))
         except OSError as error:
-            raise ProgramGone(str(error)) from error
+            raise self._is_gone(str(error)) from error
 
     def receive(self) -> dict[str, Any]:
         """The next message. Raises ProgramGone at the end, or for what is no message."""
@@ -75,12 +76,12 @@ class Peer:
             try:
                 data = self._connection.recv(_READ_BYTES)
                 if not data:
-                    raise ProgramGone("it closed its connection")
+                    raise self._is_gone("it closed its connection")
                 self._messages = self._buffer.feed(data)
             except FrameError as error:
-                raise ProgramGone(f"its answer can't be read: {error}") from error
+                raise self._is_gone(f"its answer can't be read: {error}") from error
             except OSError as error:
-                raise ProgramGone(str(error)) from error
+                raise self._is_gone(str(error)) from error
         return self._messages.pop(0)[0]
 
     def serve(self) -> None:
@@ -100,7 +101,11 @@ class Peer:
         try:
             self._connection.sendall(frame)
         except OSError as error:
-            raise ProgramGone(str(error)) from error
+            raise self._is_gone(str(error)) from error
+
+    def _is_gone(self, why: str) -> ProgramGone:
+        self.gone = True
+        return ProgramGone(why)
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The answer of the other end, whose own requests are answered until it comes."""
@@ -230,8 +235,11 @@ def _exceptions(peer: Peer, value: Any) -> list[Any]:
 
 
 def _builtin_error(name: Any) -> type[BaseException]:
+    """The class of that name. A KeyboardInterrupt is none that a program could mean: pytest would end all tests for it."""
     kind = getattr(builtins, str(name), None)
-    return kind if isinstance(kind, type) and issubclass(kind, BaseException) else RuntimeError
+    if isinstance(kind, type) and issubclass(kind, BaseException) and kind is not KeyboardInterrupt:
+        return kind
+    return RuntimeError
 
 
 def _change(argument: Any, value: Any) -> None:
@@ -252,7 +260,7 @@ class JudgePeer(Peer):
 
     def _do(self, request: Mapping[str, Any]) -> dict[str, Any]:
         if request.get("method") != "__call__":
-            raise ProgramGone("it asks for what no program may")
+            raise self._is_gone("it asks for what no program may")
         return super()._do(request)
 
     def _reference(self, value: Any) -> Any:

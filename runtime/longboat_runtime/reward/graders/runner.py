@@ -10,7 +10,6 @@ program early. A runner dies with its judge, and its programs with it.
 from __future__ import annotations
 
 import json
-import math
 import os
 import select
 import signal
@@ -24,7 +23,7 @@ from longboat_runtime.reward.graders.leftovers import remove_tree
 from longboat_runtime.reward.graders.process_tree import Tree, descendants, end_group, memory, written
 from longboat_runtime.reward.graders.program import SERVED, Confinement, Started, become
 from longboat_runtime.reward.graders.seccomp import Filter, can_ask, let_start, program_filter
-from longboat_runtime.reward.graders.times import OwnLimit, OwnTime, Slowdown, waiting_is_counted
+from longboat_runtime.reward.graders.times import STARVED, OwnLimit, OwnTime, Slowdown, waited_here, waiting_is_counted
 from longboat_runtime.reward.verdict import CaseResult
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
@@ -47,17 +46,17 @@ _MESSAGE_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class CaseLimit:
-    """`seconds` limits the own seconds of a test case (see `times`), where they are learned from. `slowdown` is the node's."""
+    """`seconds` limits the own seconds of a test case (see `times`) where it is learned, None where none is. `slowdown` is the node's."""
 
-    seconds: float
-    slowdown: float
+    seconds: float | None = None
+    slowdown: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`kind` is that of a `program.Started`; `seconds` limits the wall clock, and the CPU time of each process.
+    """`kind` is that of a `program.Started`; `seconds` limits its own seconds, and the CPU time of all processes.
 
-    `build` lets it write where programs are compiled, instead of its own directory. With `own` its own seconds are measured, and limited.
+    `build` lets it write where programs are compiled, instead of its own directory. `own` may limit its own seconds further.
     """
 
     kind: str
@@ -65,15 +64,15 @@ class Run:
     seed: int = 0
     command: tuple[str, ...] = ()
     build: bool = False
-    own: CaseLimit | None = None
+    own: CaseLimit = CaseLimit()
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
     """How a program ended: `limit` is what it was killed for, `status` its exit code (negative: signal), else None.
 
-    `seconds` are of the wall clock, `cpu_seconds` those of all its processes. `own_seconds` are there if they were to be measured; `limited`
-    says that their limit ended it.
+    `seconds` are of the wall clock, `cpu_seconds` those of all its processes. `own_seconds` are there if their limit is learned; `limited`
+    says that this limit ended it, `starved` that it was ended since it hardly got a CPU.
     """
 
     limit: CaseResult | None
@@ -82,6 +81,7 @@ class Ended:
     cpu_seconds: float
     own_seconds: float | None = None
     limited: bool = False
+    starved: bool = False
 
 
 class Runner:
@@ -206,7 +206,7 @@ class _Programs:
             if not requests:
                 continue
             [request] = requests
-            own = request["own"] and CaseLimit(**request["own"])
+            own = CaseLimit(**request["own"])
             run = Run(**{**request, "command": tuple(request["command"]), "own": own})
             ended = self._run(run, dict(zip(FILES, files, strict=False)))
             for file in files:
@@ -221,9 +221,7 @@ class _Programs:
         confinement = Confinement(
             self._settings, _cpu_limit(run.seconds), rules, self._filter, theirs if self._asks else None, os.getpid()
         )
-        clock = _Clock(
-            run.seconds, time.monotonic(), None if run.own is None else self._own_limit(run.kind, run.seconds, run.own)
-        )
+        clock = _Clock(run.seconds, time.monotonic(), self._own_limit(run))
         pid = os.fork()
         if pid == 0:
             become(Started(run.kind, run.command, run.seed, place, files), confinement)
@@ -234,7 +232,7 @@ class _Programs:
         with ours:
             limit = self._watch(pid, place, ours, clock, files)
         # As long as its processes are there.
-        own_seconds = None if clock.own is None else clock.own.own.look()
+        own_seconds = None if run.own.seconds is None else clock.own.own.look()
         cpu, status = end_group(pid)
         code = None if status is None else os.waitstatus_to_exitcode(status)
         if limit is None and code == -signal.SIGXCPU:
@@ -242,14 +240,15 @@ class _Programs:
         if limit is None and self._printed(files) > self._settings.output_size:
             limit = CaseResult.OUTPUT
         limited = limit is CaseResult.TIMEOUT and clock.limited
-        return Ended(limit, code, time.monotonic() - clock.started, cpu, own_seconds, limited)
+        seconds = time.monotonic() - clock.started
+        return Ended(limit, code, seconds, cpu, own_seconds, limited, limit is None and clock.starved)
 
-    def _own_limit(self, kind: str, seconds: float, limit: CaseLimit) -> OwnLimit:
+    def _own_limit(self, run: Run) -> OwnLimit:
         """Of what is started next. One whose functions are called waits for the judge, which may wait for a CPU."""
-        self._slowdown = self._slowdown or Slowdown(limit.slowdown)
-        partner = self._judge if kind == SERVED else None
+        self._slowdown = self._slowdown or Slowdown(run.own.slowdown)
+        partner = self._judge if run.kind == SERVED else None
         own = OwnTime(os.getpid(), self._slowdown, counted=self._counted, below=True, partner=partner)
-        return OwnLimit(own, limit.seconds if limit.seconds < seconds else None)
+        return OwnLimit(own, run.seconds, run.own.seconds)
 
     def _watch(
         self, pid: int, place: str, own: socket.socket, clock: _Clock, files: Mapping[str, int]
@@ -263,7 +262,8 @@ class _Programs:
         given = {(found.st_dev, found.st_ino) for found in map(os.fstat, files.values())}
         now = clock.started
         look_at, look_at_files = now, now + _WRITTEN_SECONDS
-        look_at_own = now + min(clock.own.first_look(), _OWN_SECONDS) if clock.own is not None else math.inf
+        look_at_own = now + min(clock.own.first_look(), _OWN_SECONDS)
+        waited = waited_here()
         # How many there are at most: some that have started since they were counted may have ended.
         threads = 1
         try:
@@ -289,19 +289,25 @@ class _Programs:
                         return CaseResult.PROCESSES
                     let_start(listener)
                     threads += 1
+                # Who starts a process or thread waits for this process, which may wait for a CPU.
+                before, waited = waited, waited_here()
+                if listener is not None and listener in ready:
+                    clock.own.own.excused += waited - before
                 if now < look_at:
                     continue
                 tree = self._tree()
                 threads = tree.threads
                 look_at = now + (_OFTEN if now < clock.started + _SHORT else _SELDOM)
-                if out_of_time(clock.seconds, now - clock.started, tree.cpu_seconds):
+                if tree.cpu_seconds >= clock.seconds:
                     return CaseResult.TIMEOUT
-                look_at = min(look_at, clock.started + clock.seconds)
-                if clock.own is not None and now >= look_at_own:
+                if now >= look_at_own:
                     if clock.own.passed():
-                        clock.limited = True
+                        clock.limited = clock.own.limited
                         return CaseResult.TIMEOUT
                     look_at_own = now + min(clock.own.left(), _OWN_SECONDS)
+                if now >= clock.started + STARVED * clock.seconds:
+                    clock.starved = True
+                    return None
                 if tree.threads > self._settings.processes:
                     return CaseResult.PROCESSES
                 if memory(tree, self._settings.memory) > self._settings.memory:
@@ -329,21 +335,17 @@ class _Programs:
 
 @dataclass(slots=True)
 class _Clock:
-    """A case's limits, and when it began, of the monotonic clock. `limited` is set if its limit of own seconds has ended it."""
+    """A case's limits, and when it began, of the monotonic clock. It says whether a learned limit, or want of a CPU, has ended it."""
 
     seconds: float
     started: float
-    own: OwnLimit | None = None
+    own: OwnLimit
     limited: bool = False
-
-
-def out_of_time(seconds: float, wall_seconds: float, cpu_seconds: float) -> bool:
-    """Whether a case with this limit is to be ended: it has been there for so long, and all its processes have used so much CPU time."""
-    return wall_seconds >= seconds or cpu_seconds >= seconds
+    starved: bool = False
 
 
 def _cpu_limit(seconds: float) -> int:
-    """CPU seconds that the kernel lets each process of a case use: whole ones, above its limit, which is applied by `out_of_time`."""
+    """CPU seconds that the kernel lets each process of a case use: whole ones, above its limit, which `_watch` applies to all of them."""
     return -int(-seconds // 1) + 1
 
 

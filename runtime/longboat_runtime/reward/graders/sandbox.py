@@ -57,8 +57,16 @@ class Sandbox:
     def __init__(self, directory: str, limits: Limits) -> None:
         self.directory, self._directory = directory, os.fsencode(directory)
         os.mkdir(directory, 0o700)
-        self.output = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        self._rules = landlock.ruleset(directory)
+        try:
+            self.output = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            try:
+                self._rules = landlock.ruleset(directory)
+            except OSError:
+                os.close(self.output)
+                raise
+        except OSError:
+            os.rmdir(directory)
+            raise
         # The zygote can't have these itself: the first counts what others have, and it holds files for all its children.
         bounds = {resource.RLIMIT_NPROC: limits.processes, resource.RLIMIT_NOFILE: limits.open_files}
         # What is called in the child, ready to be called.

@@ -3,6 +3,8 @@
 There are two, since installing a long one costs as much as a third of a fork: what a zygote can do without is denied to itself, and so to its
 children; a child denies itself the rest.
 
+One kind of call only seems to be made: what would take a file's owner the right to read, write or enter it (`_RIGHTS`).
+
 What it doesn't deny is still subject to the pod's own filter (RuntimeDefault), which allows only known calls. It denies
 the network, ways around the file rules, ways to keep processes or state beyond the grade, and signals to the processes that watch it.
 A process that stays for further grades is killed when it starts another or a program: an error could be caught, and pass for a zero.
@@ -54,9 +56,21 @@ DENIED = (
     *("userfaultfd", "personality", "kexec_load", "kexec_file_load", "init_module", "finit_module", "delete_module"),
     *("reboot", "swapon", "swapoff", "acct", "quotactl", "syslog", "settimeofday", "clock_settime", "clock_adjtime"),
     *("sethostname", "setdomainname"),
+    # Access control lists, which change rights as those below do.
+    *("setxattr", "lsetxattr", "fsetxattr", "setxattrat"),
 )
+# Changing a file's rights, and where these stand among the arguments. Landlock lets everybody do that to whatever their user owns,
+# also to the directories of all grades, which are above a grade's own. A filter sees no path, and an error would end programs that do
+# so to a file of theirs (`shutil.copy`), so it seems to be done unless the owner keeps all rights.
+_RIGHTS = {
+    "x86_64": {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2},
+    "aarch64": {"fchmod": 1, "fchmodat": 2, "fchmodat2": 2},
+}
+_OWNERS_RIGHTS = 0o700
 # Denied to programs besides: memory that no process has mapped, and so nobody counts.
 _UNCOUNTED = ("memfd_create", "memfd_secret")
+# Larger buffers of a socket: SO_SNDBUF, SO_SNDBUFFORCE. As many as it has at first are counted, see `process_tree.memory`.
+_BUFFERS = (7, 32)
 # Having the kernel signal another process: F_SETOWN, F_SETOWN_EX; FIOSETOWN, SIOCSPGRP.
 _OWNERS = {"fcntl": (8, 15), "ioctl": (0x8901, 0x8902)}
 # Calls whose first argument is a process that gets a signal.
@@ -110,6 +124,9 @@ def shared_program(machine: str) -> list[Instruction]:
             (_RETURN, 0, 0, deny),
         ],
     )
+    keeps_rights = [(_AND, 0, 0, _OWNERS_RIGHTS), (_JUMP_EQUAL, 1, 0, _OWNERS_RIGHTS), (_RETURN, 0, 0, _ERROR)]
+    for name, argument in _RIGHTS[machine].items():
+        program += _when(name, machine, [_load(argument), *keeps_rights])
     for name in ("prlimit64", "sched_setaffinity"):
         program += _when(name, machine, [_load(0), (_JUMP_EQUAL, 1, 0, 0), (_RETURN, 0, 0, deny)])
     program.append((_RETURN, 0, 0, _ALLOW))
@@ -160,8 +177,11 @@ def program_filter(protected: Sequence[int], machine: str, *, scoped: bool, asks
         program += _answer(name, machine, deny)
     for name in _FORKS[machine] if asks else ():
         program += _answer(name, machine, _ASK)
-    for name, commands in _OWNERS.items():
-        body = [_load(1)]
+    for name, argument, commands in (
+        *((name, 1, found) for name, found in _OWNERS.items()),
+        ("setsockopt", 2, _BUFFERS),
+    ):
+        body = [_load(argument)]
         for command in commands:
             body += [(_JUMP_EQUAL, 0, 1, command), (_RETURN, 0, 0, deny)]
         program += _when(name, machine, body)
@@ -267,6 +287,7 @@ _NUMBERS: dict[str, tuple[int, int]] = {
     "add_key": (248, 217),
     "bind": (49, 200),
     "bpf": (321, 280),
+    "chmod": (90, -1),
     "chroot": (161, 51),
     "clock_adjtime": (305, 266),
     "clock_settime": (227, 112),
@@ -275,9 +296,12 @@ _NUMBERS: dict[str, tuple[int, int]] = {
     "delete_module": (176, 106),
     "execve": (59, 221),
     "execveat": (322, 281),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
     "fcntl": (72, 25),
     "finit_module": (313, 273),
     "fork": (57, -1),
+    "fsetxattr": (190, 7),
     "init_module": (175, 105),
     "ioctl": (16, 29),
     "ioprio_set": (251, 30),
@@ -286,6 +310,7 @@ _NUMBERS: dict[str, tuple[int, int]] = {
     "keyctl": (250, 219),
     "kill": (62, 129),
     "listen": (50, 201),
+    "lsetxattr": (189, 6),
     "memfd_create": (319, 279),
     "migrate_pages": (256, 238),
     "mount": (165, 40),
@@ -318,7 +343,9 @@ _NUMBERS: dict[str, tuple[int, int]] = {
     "setpgid": (109, 154),
     "setpriority": (141, 140),
     "setsid": (112, 157),
+    "setsockopt": (54, 208),
     "settimeofday": (164, 170),
+    "setxattr": (188, 5),
     "shmget": (29, 194),
     "socket": (41, 198),
     "socketpair": (53, 199),
@@ -349,6 +376,8 @@ _COMMON: dict[str, int] = {
     "mount_setattr": 442,
     "memfd_secret": 447,
     "process_mrelease": 448,
+    "fchmodat2": 452,
+    "setxattrat": 463,
 }
 
 # Machine (`platform.machine()`): column above.

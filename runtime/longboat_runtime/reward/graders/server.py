@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
 import socket
 import tempfile
 from collections import deque
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,8 @@ from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
 log = structlog.get_logger()
 
 _REAP_INTERVAL = 1.0
+# What the names of the graders' directories begin with.
+_SCRATCH = "longboat-graders-"
 # How long an answer waits for others, in seconds. Whoever asked has asked for many grades; waking it for each costs as much as a short one.
 _GATHER_SECONDS = 0.005
 
@@ -65,9 +69,13 @@ class GraderServer:
         self._processes, self._scratch, self._config_maps = processes, scratch, config_maps
         self._quota = Quota(processes, cgroup)
         self._looking: asyncio.TimerHandle | None = None
-        self._running = 0
+        # Grades that run, and those of them beside which others have run.
+        self._running: set[Grading] = set()
+        self._accompanied: set[Grading] = set()
         self._waiting: deque[tuple[LoadedFunction, Grading]] = deque()
+        # By the names of rewards, and their directories.
         self._loaded: dict[str, LoadedFunction] = {}
+        self._directories: dict[str, Path] = {}
         self._requests: dict[str, Mapping[str, Any]] = {}
         self._connections: set[_Connection] = set()
         # Zygotes: the children of this process that aren't orphans.
@@ -114,11 +122,14 @@ class GraderServer:
         if self._requests.get(name) != wanted:
             if name in self._loaded:
                 await self._loaded.pop(name).close()
+                with contextlib.suppress(OSError):
+                    remove_tree(str(self._directories[name]))
+            self._directories[name] = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._scratch))
             self._loaded[name] = LoadedFunction(
                 request["function"],
                 request["field"],
                 self._config_maps,
-                Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._scratch)),
+                self._directories[name],
                 self.zygotes,
                 self._processes,
                 RewardIsolation(request["isolation"]),
@@ -163,7 +174,7 @@ class GraderServer:
             begun,
             None if own is None else float(own),
         )
-        grading.done = partial(self._done, connection, request["id"], answer)
+        grading.done = partial(self._done, connection, request["id"], grading, answer)
         connection.waiting[request["id"]] = loaded, grading
         self._waiting.append((loaded, grading))
         if self._looking is None:
@@ -180,7 +191,7 @@ class GraderServer:
             return
         loaded, grading = found
         loaded.cancel(grading)
-        self._running -= 1
+        self._ended(grading)
         self._start()
 
     def state(self) -> dict[str, Any]:
@@ -196,7 +207,7 @@ class GraderServer:
         }
         return {
             "processes": self._processes,
-            "running": self._running,
+            "running": len(self._running),
             "landlock": landlock.version(),
             "unenforced": unenforced(),
             "rewards": rewards,
@@ -213,24 +224,32 @@ class GraderServer:
             self._quota.rest()
             self._looking = None
             return
-        self._quota.look(bool(self._waiting) and self._running >= self._quota.at_once)
+        self._quota.look(bool(self._waiting) and len(self._running) >= self._quota.at_once)
         self._looking = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
         for connection in self._connections:
             connection.channel.send(self._capacity)
         self._start()
 
     def _start(self) -> None:
-        while self._waiting and self._running < self._quota.at_once:
+        while self._waiting and len(self._running) < self._quota.at_once:
             loaded, grading = self._waiting.popleft()
-            self._running += 1
+            self._running.add(grading)
+            if len(self._running) > 1:
+                self._accompanied |= self._running
             grading.begun()
             loaded.grade(grading)
 
-    def _done(self, connection: _Connection, identity: int, answer: Any, outcome: FunctionOutcome) -> None:
+    def _done(
+        self, connection: _Connection, identity: int, grading: Grading, answer: Any, outcome: FunctionOutcome
+    ) -> None:
         connection.waiting.pop(identity, None)
-        self._running -= 1
-        answer(outcome)
+        answer(blamed(outcome, alone=grading not in self._accompanied))
+        self._ended(grading)
         self._start()
+
+    def _ended(self, grading: Grading) -> None:
+        self._running.discard(grading)
+        self._accompanied.discard(grading)
 
     def _answer(self, connection: _Connection, identity: int, outcome: FunctionOutcome) -> None:
         connection.channel.send({"id": identity, "outcome": outcome.to_json()})
@@ -239,6 +258,19 @@ class GraderServer:
         for connection in self._connections:
             message = {"reward": loaded.name, "isolation": loaded.isolation, "reason": loaded.reason}
             connection.channel.send(message)
+
+
+def blamed(outcome: FunctionOutcome, *, alone: bool) -> FunctionOutcome:
+    """The outcome of a grade that has ended, given whether nothing was graded beside it all the time. Pure.
+
+    One that is LOST, since its container was short of memory while its program crashed, is graded again with nothing beside it. If
+    that was so already its program is the cause, and has failed.
+    """
+    if outcome.kind is not OutcomeKind.LOST or not alone:
+        return outcome
+    return replace(
+        outcome, kind=OutcomeKind.SCORED, score=0.0, message=f"{outcome.message}, with nothing graded beside it"
+    )
 
 
 class _Connection:
@@ -300,12 +332,43 @@ def _listen(path: Path) -> socket.socket:
     return listener
 
 
+def scratch_directory(parent: str) -> tuple[Path, int]:
+    """Makes a directory for graders there, and removes those of graders that were killed: `/tmp` of a pod outlives its container.
+
+    Graders hold a lock on theirs, which the kernel ends with them: the file descriptor that is returned.
+    """
+    while True:
+        scratch = tempfile.mkdtemp(prefix=_SCRATCH, dir=parent)
+        owned = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(owned, fcntl.LOCK_EX)
+        # Other graders may have removed it before it was locked.
+        if os.path.isdir(scratch):
+            break
+        os.close(owned)
+    for name in os.listdir(parent):
+        if name.startswith(_SCRATCH) and f"{parent}/{name}" != scratch:
+            # Somebody else's, or being removed by others.
+            with contextlib.suppress(OSError):
+                _remove_unowned(f"{parent}/{name}")
+    return Path(scratch), owned
+
+
+def _remove_unowned(directory: str) -> None:
+    """Removes it unless its graders run; then, or if it can't be removed, raises OSError."""
+    found = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        remove_tree(directory)
+    finally:
+        os.close(found)
+
+
 async def _run(path: Path, processes: int, config_maps: Path, cgroup: Path | None) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    scratch = Path(tempfile.mkdtemp(prefix="longboat-graders-"))
+    scratch, owned = scratch_directory(tempfile.gettempdir())
     server = GraderServer(processes, scratch, config_maps, cgroup)
     reaping = asyncio.create_task(reap_orphans(server.zygotes))
     try:
@@ -313,6 +376,7 @@ async def _run(path: Path, processes: int, config_maps: Path, cgroup: Path | Non
     finally:
         reaping.cancel()
         remove_tree(str(scratch))
+        os.close(owned)
 
 
 def main(path: Path, processes: int, config_maps: Path = Path(CONFIG_MAPS), cgroup: Path | None = CGROUP_ROOT) -> None:

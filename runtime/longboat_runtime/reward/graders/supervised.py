@@ -14,7 +14,7 @@ from typing import Any
 from longboat_runtime.reward.graders.child import MESSAGE_CHARACTERS
 from longboat_runtime.reward.graders.frames import FrameBuffer, FrameError, encode
 from longboat_runtime.reward.graders.sandbox import cpu_limit, limit_cpu
-from longboat_runtime.reward.graders.times import OwnLimit, OwnTime, Slowdown, cpu_clock
+from longboat_runtime.reward.graders.times import STARVED, OwnLimit, OwnTime, Slowdown, cpu_clock
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
 
 _ANSWER_BYTES = 64 * 1024
@@ -22,7 +22,7 @@ _ANSWER_BYTES = 64 * 1024
 
 @dataclass(slots=True, eq=False)
 class Grading:
-    """One grade that was asked for. `sample` is JSON of a RewardSample, `timeout` in wall-clock seconds, `own_limit` in own seconds.
+    """One grade that was asked for. `sample` is JSON of a RewardSample; `timeout` and `own_limit`, a learned one, are in own seconds.
 
     `case_seconds` is the limit of each test case, None where there are none; then `own_limit` is one of each case, too, and the process that
     grades applies and measures both. `alone` is set once it has to be graded by a process of its own. `begun` is called when it begins, `done` once.
@@ -102,11 +102,10 @@ class Supervised:
         if not self.stays:
             limit_cpu(self.pid, cpu_limit(grading.timeout))
         request: dict[str, Any] = {"token": self._token, "seed": grading.seed, "seconds": grading.case_seconds}
-        if grading.own_limit is not None and grading.case_seconds is not None:
+        if grading.case_seconds is not None:
             request["own"] = {"seconds": grading.own_limit, "slowdown": self.slowdown.factor}
         elif grading.own_limit is not None:
-            own = OwnTime(self.pid, self.slowdown, alone=self.stays, counted=self.waiting_counted)
-            grading.own = OwnLimit(own, grading.own_limit if grading.own_limit < grading.timeout else None)
+            grading.own = self._limit(grading)
             request["measured"] = True
         self._send(encode(request, grading.sample))
 
@@ -135,18 +134,31 @@ class Supervised:
             raise FrameError(f"not an answer: {error}") from error
 
     def overdue(self, now: float) -> FunctionOutcome | None:
-        """The outcome of a grading whose time is up, by the clock on the wall or the process' own."""
+        """The outcome of a grading whose time is up: its own, or the process' CPU time, or at last that on the wall.
+
+        One that takes longer than most is measured from then on: what it did before is forgiven, since what its process had waited
+        for a CPU by then isn't known, and it would cost all others to find out.
+        """
         grading = self.grading
         if grading is None:
             return None
-        if now >= grading.started + grading.timeout:
-            return self.outcome(OutcomeKind.TIMEOUT, f"killed after {grading.timeout:g} s")
         if self.cpu() - grading.cpu >= cpu_limit(grading.timeout):
             return self.outcome(OutcomeKind.TIMEOUT, "killed at the CPU limit")
-        if grading.own is not None and grading.own.passed():
+        if grading.own is None:
+            if now >= grading.started + _QUICK * grading.timeout:
+                grading.own = self._limit(grading)
+            return None
+        if grading.own.passed():
+            if not grading.own.limited:
+                return self.outcome(OutcomeKind.TIMEOUT, f"killed after {grading.timeout:g} s")
             message = f"killed after {grading.own_limit:.3g} s, the limit that was learned"
             return replace(self.outcome(OutcomeKind.TIMEOUT, message), limited=True)
-        return None
+        if now < grading.started + STARVED * grading.timeout:
+            return None
+        if grading.own.own.cpu_seconds >= grading.timeout:
+            return self.outcome(OutcomeKind.TIMEOUT, f"killed after {now - grading.started:g} s on the wall")
+        message = f"it hardly got a CPU: of {now - grading.started:g} s less than {grading.timeout:g} s were its own"
+        return self.outcome(OutcomeKind.GRADER_ERROR, message)
 
     def due(self, now: float) -> float:
         """When to look at its grading next: its deadline, or before if it could reach one of its other limits earlier."""
@@ -155,11 +167,11 @@ class Supervised:
             return float("inf")
         used = self.cpu() - grading.cpu if now > grading.started else 0.0
         left = (cpu_limit(grading.timeout) - used) / _CPUS
-        at = min(grading.started + grading.timeout, now + max(left, _LOOK_SECONDS))
-        if grading.own is not None:
-            left = grading.own.first_look() if now <= grading.started else grading.own.left()
-            at = min(at, now + max(left, _CLOSE_LOOK_SECONDS))
-        return at
+        at = min(grading.started + STARVED * grading.timeout, now + max(left, _LOOK_SECONDS))
+        if grading.own is None:
+            return min(at, grading.started + _QUICK * grading.timeout)
+        left = grading.own.first_look() if now <= grading.started else grading.own.left()
+        return min(at, now + max(left, _CLOSE_LOOK_SECONDS))
 
     def outcome(self, kind: OutcomeKind, message: str) -> FunctionOutcome:
         """Of its grading, as of now."""
@@ -209,10 +221,15 @@ class Supervised:
     def _taken(self, grading: Grading, kind: OutcomeKind, score: float, message: str, cpu: float) -> FunctionOutcome:
         """An outcome now that its process has used `cpu` seconds of CPU in all."""
         seconds, message = time.monotonic() - grading.started, message[:MESSAGE_CHARACTERS]
-        if grading.own is None:
+        if grading.own is None or grading.own_limit is None or grading.case_seconds is not None:
             return FunctionOutcome(kind, score, seconds, message, max(cpu - grading.cpu, 0.0))
         own = grading.own.own
         return FunctionOutcome(kind, score, seconds, message, own.cpu_seconds, own.look())
+
+    def _limit(self, grading: Grading) -> OwnLimit:
+        """Measures it from now on."""
+        own = OwnTime(self.pid, self.slowdown, alone=self.stays, counted=self.waiting_counted)
+        return OwnLimit(own, grading.timeout, None if grading.case_seconds is not None else grading.own_limit)
 
     def _send(self, data: bytes) -> None:
         try:
@@ -232,5 +249,7 @@ class Supervised:
 
 _CPUS = len(os.sched_getaffinity(0))
 _LOOK_SECONDS = 0.05
-# Close to a learned limit.
+# Close to its limit.
 _CLOSE_LOOK_SECONDS = 0.01
+# A grade that is over within this share of its limit isn't measured for it.
+_QUICK = 0.05

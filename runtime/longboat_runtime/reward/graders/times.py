@@ -29,6 +29,11 @@ _CPUS = len(os.sched_getaffinity(0))
 # At what share of a limit what it is for is looked at first, to see how many threads it has; and how often, as a share of it, if it has
 # several processes: what they wait is known only while they are there.
 _FIRST_LOOK, _TREE_LOOK = 0.25, 0.05
+# A limit holds for a time that is only estimated once that is so many times as long.
+_ESTIMATED = 2
+# A grade is given up that isn't over after so many times its limit on the wall, however little of that was its own: it hardly gets a CPU.
+# The 100m that a pod keeps at least make one that computes ten times as long.
+STARVED = 20
 
 
 def cpu_clock(pid: int) -> float:
@@ -78,6 +83,9 @@ class OwnTime:
     seconds since then times what the node's `slowdown` adds: an estimate. `certain` is what it has taken at least, as of the last look: its CPU
     seconds up to the last end of a process, and all but waiting since then. Where waiting isn't `counted` at all, the slowdown alone
     tells. `tasks` is how many threads there were at the last look, `ran` how many nanoseconds all have run that were seen.
+
+    `certain` is more than the wall clock says where several processes compute at once. `elapsed` isn't: it is what has certainly passed while
+    no thread waited for a CPU, `estimated` the same with what ended processes are taken to have waited. `excused` are seconds that count as waited.
     """
 
     def __init__(
@@ -100,7 +108,10 @@ class OwnTime:
         self._begun, self._begun_cpu, self._begun_children = time.monotonic(), *self._cpu()
         # When a process last ended, and what had been waited and used, and used by those that have ended.
         self._since = self._begun, self._begun_wait, self._begun_cpu, self._begun_children
-        self.certain = 0.0
+        # As of the last look; what had elapsed when it was last settled, and as of when.
+        self._looked = self._settled = self._since
+        self._elapsed = 0.0
+        self.certain = self.elapsed = self.estimated = self.excused = 0.0
 
     @property
     def cpu_seconds(self) -> float:
@@ -111,17 +122,36 @@ class OwnTime:
         """Its own seconds so far: at least its CPU seconds."""
         seconds = time.monotonic() - self._begun
         if not self._counted:
-            self.certain = max(seconds / self._slowdown.factor, self.cpu_seconds)
+            self.elapsed = self.estimated = seconds / self._slowdown.factor
+            self.certain = max(self.elapsed, self.cpu_seconds)
             return self.certain
-        waited = self._waited()
+        waited = self.excused + self._waited()
         total, ended = self._cpu()
+        self._looked = self._begun + seconds, waited, total, ended
+        self.elapsed = self._elapsed + self._since_settled()
         if ended > self._since[3]:
-            self._since = self._begun + seconds, waited, total, ended
+            self._since = self._looked
+            self.settle()
         at, before, used, _ = self._since
         exact = max(self._begun + seconds - at - (waited - before), 0.0)
         self.certain = max(used - self._begun_cpu + exact, total - self._begun_cpu)
         unseen = max(ended - self._begun_children - 1e-9 * self._ended[0], 0.0)
-        return max(seconds - (waited - self._begun_wait) - unseen * (self._slowdown.factor - 1), self.certain)
+        likely = seconds - (waited - self._begun_wait) - unseen * (self._slowdown.factor - 1)
+        self.estimated = max(likely, self.elapsed)
+        return max(likely, self.certain)
+
+    def settle(self) -> None:
+        """No thread waited at the last look: what they had waited doesn't excuse anything that comes after it.
+
+        Threads that wait for each other, all at once, would else have waited longer than the clock says, and sleep for the rest.
+        """
+        self._settled, self._elapsed = self._looked, self.elapsed
+
+    def _since_settled(self) -> float:
+        """What has certainly elapsed since then: at least as if all CPUs had computed for it at once."""
+        seconds, waited, cpu, ended = (now - then for now, then in zip(self._looked, self._settled, strict=True))
+        least = min(cpu / _CPUS, seconds)
+        return least if ended > 0.0 else max(seconds - waited, least)
 
     @property
     def may_wait(self) -> bool:
@@ -172,41 +202,54 @@ class OwnTime:
 
 
 class OwnLimit:
-    """A limit of own seconds, and what it is a limit of. None measures without a limit."""
+    """Limits of own seconds, and what they are limits of: the `hard` one, of what elapses, and a `learned` one, also of its CPU seconds.
 
-    def __init__(self, own: OwnTime, seconds: float | None) -> None:
-        self.own, self.seconds = own, seconds
+    A learned one that isn't lower is none: `limited` says whether there is one.
+    """
+
+    def __init__(self, own: OwnTime, hard: float, learned: float | None = None) -> None:
+        self.own, self._hard = own, hard
+        self.limited = learned is not None and learned < hard
+        self._seconds = hard if learned is None else min(hard, learned)
         # When it was last seen to be over, of the monotonic clock, and how many nanoseconds its threads had run.
         self._over: tuple[float, int] | None = None
 
     def passed(self) -> bool:
-        """Looks whether it has certainly taken longer.
+        """Looks whether it has certainly taken longer, or most likely far longer.
 
         A wait that isn't over is missing from what the kernel tells. If a thread may be waiting now, it has waited no longer than since
         the last look, as long as it has run since then.
         """
-        if self.seconds is None:
-            return False
         own, before, self._over = self.own, self._over, None
         now = time.monotonic()
         own.look()
-        taken = own.certain
-        if taken <= self.seconds or not own.may_wait:
-            return taken > self.seconds
+        beyond = max(self._taken - self._seconds, own.estimated - _ESTIMATED * self._hard)
+        if not own.may_wait:
+            own.settle()
+            return beyond > 0.0
+        if beyond <= 0.0:
+            return False
         self._over = now, own.ran
-        return before is not None and own.ran > before[1] and taken - (now - before[0]) > self.seconds
+        return before is not None and own.ran > before[1] and beyond > now - before[0]
 
     def first_look(self) -> float:
         """After how many seconds to look at it first."""
-        return float("inf") if self.seconds is None else self.seconds * _FIRST_LOOK
+        return self._seconds * _FIRST_LOOK
 
     def left(self) -> float:
-        """Looks at it; seconds until it could pass at the earliest."""
-        if self.seconds is None:
-            return float("inf")
-        self.own.look()
-        left = self.seconds - self.own.certain
-        return left if self.own.tasks == 1 else min(left / _CPUS, self.seconds * _TREE_LOOK)
+        """Seconds from the last look until it could pass at the earliest."""
+        left = self._seconds - self._taken
+        return left if self.own.tasks == 1 else min(left / _CPUS, self._seconds * _TREE_LOOK)
+
+    @property
+    def _taken(self) -> float:
+        return self.own.certain if self.limited else self.own.elapsed
+
+
+def waited_here() -> float:
+    """Seconds that this process has waited for a CPU, if it has one thread and that is counted."""
+    numbers = _read("/proc/self/schedstat").split()
+    return 1e-9 * int(numbers[1]) if len(numbers) == 3 else 0.0
 
 
 def _stat(path: str) -> list[bytes]:

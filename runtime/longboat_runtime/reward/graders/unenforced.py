@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 
 from longboat_runtime.reward.graders import landlock
@@ -16,16 +17,25 @@ _LANDLOCK = {
     landlock.SCOPES_SIGNALS: "without Landlock 6 (Linux 6.12) programs can't signal their own child processes one by one, since they "
     "couldn't be kept from those of other samples",
 }
+_CHILDREN = (
+    "without /proc/PID/task/TID/children (CONFIG_PROC_CHILDREN) a program's processes aren't counted: the memory and the CPU time of each are "
+    "limited, not those of all together, and removed files that are open don't count"
+)
 _ASKING = "without seccomp's notifications (Linux 5.5) a program may start many processes before it is ended for it"
 
 
 @cache
 def unenforced() -> list[str]:
     """A line for each thing, for people; empty where nothing is missing."""
-    return missing(landlock.version(), asks=can_ask())
+    return missing(
+        landlock.version(), asks=can_ask(), tells_children=os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+    )
 
 
-def missing(abi: int, *, asks: bool) -> list[str]:
-    """What is missing with this version of Landlock (0: none), and where the kernel asks before it starts processes, or doesn't. Pure."""
+def missing(abi: int, *, asks: bool, tells_children: bool) -> list[str]:
+    """What is missing with this version of Landlock (0: none), and where the kernel doesn't do the other things. Pure.
+
+    It may ask before it starts processes (`asks`), and tell the children of a process (`tells_children`).
+    """
     lines = [line for version, line in _LANDLOCK.items() if abi < version]
-    return lines if asks else [*lines, _ASKING]
+    return [*lines, *([] if tells_children else [_CHILDREN]), *([] if asks else [_ASKING])]

@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 
 from longboat_crds.reward_kinds import RewardKind
 from longboat_runtime import prctl
@@ -25,6 +26,7 @@ from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.adapters import load_scorer
 from longboat_runtime.reward.function import RewardFunction
 from longboat_runtime.reward.graders.child import rehearse, run_child
+from longboat_runtime.reward.graders.leftovers import remove_tree
 from longboat_runtime.reward.graders.process_tree import children
 from longboat_runtime.reward.graders.sandbox import Limits, Sandbox, limit_all
 from longboat_runtime.reward.graders.seccomp import Filter, own_program, shared_program
@@ -56,7 +58,7 @@ class Child:
 
     def __init__(self, number: int, pid: int, sandbox: Sandbox) -> None:
         self.number, self.pid, self.sandbox = number, pid, sandbox
-        self.pidfd = os.pidfd_open(pid)
+        self.pidfd = -1
 
     def kill(self) -> None:
         """Ends every process of the grade at once; none can leave its group, and what is being forked is included."""
@@ -133,9 +135,13 @@ class Zygote:
 
     def _fork(self, number: int, server: int, stays: bool, watched: bool) -> int:
         sandbox = self._sandboxes.pop() if self._sandboxes else Sandbox(self._new_directory(), Limits())
-        sandbox.prepare()
         calls = self._filters[stays]
-        pid = os.fork()
+        try:
+            sandbox.prepare()
+            pid = os.fork()
+        except OSError:
+            self._sandboxes.append(sandbox)
+            raise
         if pid == 0:
             run_child(
                 self._score,
@@ -149,9 +155,24 @@ class Zygote:
             )
         _lead_group(pid)
         child = Child(number, pid, sandbox)
+        try:
+            self._follow_end(child)
+        except OSError:
+            # Nobody would hear of its end.
+            child.kill()
+            os.waitpid(pid, 0)
+            self._ending.append(child)
+            raise
         self._children[number] = self._by_pidfd[child.pidfd] = child
-        self._poll.register(child.pidfd, select.EPOLLIN)
         return pid
+
+    def _follow_end(self, child: Child) -> None:
+        child.pidfd = os.pidfd_open(child.pid)
+        try:
+            self._poll.register(child.pidfd, select.EPOLLIN)
+        except OSError:
+            os.close(child.pidfd)
+            raise
 
     def _new_directory(self) -> str:
         """Nobody can guess its name: Landlock doesn't keep a grade from changing the rights of another's."""
@@ -195,6 +216,16 @@ class Zygote:
                 os.killpg(group, signal.SIGKILL)
                 ended &= os.waitpid(pid, os.WNOHANG)[0] != 0
         return ended
+
+
+def sweep(scratch: str) -> None:
+    """Removes the directories that children of a zygote before this one have left: it died, and they with it.
+
+    What those have started may end a moment later (see `server.reap_orphans`); a directory in which it still writes is left to the next.
+    """
+    for name in os.listdir(scratch):
+        with suppress(OSError):
+            remove_tree(f"{scratch}/{name}")
 
 
 def _lead_group(pid: int) -> None:
@@ -268,6 +299,7 @@ def main(fd: int) -> None:
         # It imports this at first use, which would be in a grade, with random numbers that nobody seeds.
         import numpy.random  # noqa: F401
     rehearse()
+    sweep(request["scratch"])
     gc.collect()
     gc.freeze()
     control.sendall(json.dumps([{"loaded": footprint()}]).encode())
