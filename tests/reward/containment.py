@@ -16,7 +16,7 @@ from pathlib import Path
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
-from tests.reward.conftest import as_graders_user
+from tests.reward.conftest import as_graders_user, graded
 from tests.reward.hostile_neighbours import SECRET
 from tests.reward.hostile_responses import LIMITS, Harm, Response, Way, columns
 from tests.reward.unprotected import left, own_arguments
@@ -82,7 +82,7 @@ async def tried(client: GraderClient, response: Response, victim: subprocess.Pop
     answered = {**columns(response), "answers": SECRET + secrets.token_hex(8)}
     sample = RewardSample(response.aimed(*arguments).text, "", columns=answered)
     beside = asyncio.create_task(_honest(client, reward))
-    outcome = await client.grade(reward, sample, HOSTILE_SECONDS, 0)
+    outcome = await graded(client, reward, sample, HOSTILE_SECONDS)
     ended = time.monotonic()
     following = await _honest(client, reward)
     seconds = time.monotonic() - ended

@@ -21,6 +21,7 @@ from longboat_runtime.reward.graders.program import SCRIPT
 from longboat_runtime.reward.graders.runner import FILES, CaseLimit, Run, Runner
 from longboat_runtime.reward.graders.seccomp import can_ask, let_start
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
+from tests.reward.conftest import graded
 from tests.reward.test_own_time import BURN, crowded
 
 # The hard limit of a case in seconds, which none of these programs reaches.
@@ -79,7 +80,7 @@ async def client(graders: Path) -> AsyncIterator[GraderClient]:
 async def grade(
     client: GraderClient, name: str, program: str, row: dict[str, Any], own: float | None, hard: float = HARD
 ) -> FunctionOutcome:
-    return await client.grade(name, RewardSample(program, "", columns=row), hard, 0, own)
+    return await graded(client, name, RewardSample(program, "", columns=row), hard, own=own)
 
 
 @pytest.mark.parametrize(

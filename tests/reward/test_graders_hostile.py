@@ -20,7 +20,7 @@ import pytest_asyncio
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
-from tests.reward.conftest import as_graders_user
+from tests.reward.conftest import as_graders_user, graded
 from tests.reward.hostile_programs import PROBE, PROGRAMS, SEED, TRUSTING
 from tests.reward.naive import sleepers
 
@@ -54,7 +54,7 @@ async def load(client: GraderClient, function: str, isolation: str, field: str) 
 async def harm(client: GraderClient, name: str) -> str | None:
     """What the program did to the grade after it, or to the machine."""
     program = PROGRAMS[name]
-    outcome = await client.grade("trusting", sample(program.text), program.seconds, SEED)
+    outcome = await graded(client, "trusting", sample(program.text), program.seconds, SEED)
     for _ in range(2):
         probe = await client.grade("trusting", sample(PROBE), 10.0, SEED)
         if (probe.kind, probe.score) != (OutcomeKind.SCORED, 0.25):
@@ -125,7 +125,7 @@ async def grade(client: GraderClient, trusting: str):
     await load(client, trusting, "PerGrade", "spec")
 
     async def grade(program: str, seconds: float = 20.0) -> FunctionOutcome:
-        return await client.grade("trusting", sample(program), seconds, SEED)
+        return await graded(client, "trusting", sample(program), seconds, SEED)
 
     return grade
 

@@ -19,6 +19,7 @@ from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.graders.supervised import Grading, Supervised
 from longboat_runtime.reward.graders.times import STARVED, OwnLimit, OwnTime, Slowdown, waited_here, waiting_is_counted
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
+from tests.reward.conftest import graded
 
 # Computes for so many CPU seconds, by its own clock.
 BURN = "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass\n"
@@ -80,7 +81,7 @@ async def loaded(client: GraderClient, graders_directory: Path) -> GraderClient:
 
 
 async def grade(client: GraderClient, name: str, text: str, own: float | None, hard: float = 60.0) -> FunctionOutcome:
-    return await client.grade(name, RewardSample(text, ""), hard, 0, own)
+    return await graded(client, name, RewardSample(text, ""), hard, own=own)
 
 
 def test_this_kernel_counts_waiting() -> None:

@@ -18,6 +18,7 @@ from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.graders import server
 from longboat_runtime.reward.graders.unenforced import missing
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
+from tests.reward.conftest import graded
 
 PAGE = Path(__file__).parents[2] / "docs/rewards.md"
 # Limits of a case in seconds: of programs that hang, and of all others.
@@ -130,7 +131,7 @@ async def load(client: GraderClient, **sandbox: Any) -> None:
 
 async def grade(client: GraderClient, program: str, row: dict[str, Any], seconds: float = LONG) -> FunctionOutcome:
     sample = RewardSample(f"So:\n```python\n{program}\n```\n", "", row.get("ground_truth"), columns=row)
-    return await client.grade("code", sample, seconds, 0)
+    return await graded(client, "code", sample, seconds)
 
 
 @pytest.mark.parametrize("name", CASES)
