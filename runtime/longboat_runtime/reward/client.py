@@ -92,7 +92,7 @@ class GraderClient:
     ) -> FunctionOutcome:
         """One function on one sample; it is LOST with the connection.
 
-        `seconds` is the grade's timeout on the wall (of each test case, where there are any), `own_seconds` the learned one; `seed` (not
+        `seconds` is the grade's timeout (of each test case, where there are any), `own_seconds` the learned one, both in own seconds; `seed` (not
         negative) what random numbers are drawn from in it. With `alone` the graders have nothing else to do. If the call is cancelled
         the graders end the grade.
         """
