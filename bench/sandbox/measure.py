@@ -1,4 +1,4 @@
-"""Hostile programs in the sandbox of the tests, all variants of every class, each beside an honest one. Half an hour, alone on the machine.
+"""Hostile programs in the sandbox of the tests, all variants of every class, each beside an honest one. Some ten minutes, alone on the machine.
 
 What each did without a sandbox is measured afterwards. Ends with an error, once all is written, if the bar is missed.
 """
