@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import pytest_asyncio
@@ -209,6 +210,44 @@ def test_waiting_for_a_cpu_does_not_pass_a_limit_and_running_does() -> None:
                 time.sleep(0.02)
         while not limit.passed():
             time.sleep(0.02)
+
+
+class ToldTime(OwnTime):
+    """Of one thread, which has run and waited for so many seconds, by what the kernel says at each look."""
+
+    def __init__(self, looks: Iterator[tuple[float, float]], states: Iterator[bool]) -> None:
+        self._looks, self._states = looks, states
+        super().__init__(1, Slowdown(), counted=True, alone=True)
+
+    def _waited(self) -> float:
+        ran, waited = next(self._looks)
+        self._seen = {1: (int(1e9 * ran), int(1e9 * waited))}
+        self.ran = int(1e9 * ran)
+        return waited
+
+    def _cpu(self) -> tuple[float, float]:
+        return self.ran / 1e9, 0.0
+
+    @property
+    def may_wait(self) -> bool:
+        return next(self._states)
+
+
+def test_a_wait_that_ends_between_a_look_at_it_and_one_at_its_thread_kills_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At the first look a thread waits, which the kernel tells only once it has run; then it runs, and sleeps."""
+    now = [0.0]
+    monkeypatch.setattr("longboat_runtime.reward.graders.times.time", SimpleNamespace(monotonic=lambda: now[0]))
+    looks = [(0.0, 0.0), (0.0, 0.0), (0.1, 4.9), *[(0.1, 4.9)] * 4]
+    limit = OwnLimit(ToldTime(iter(looks), iter([False] * 3)), 0.5)
+    now[0] = 5.0
+    assert not limit.passed()
+    now[0] = 5.2
+    assert not limit.passed()
+    assert limit.own.elapsed == pytest.approx(0.3)
+    now[0] = 5.5
+    assert limit.passed()
 
 
 def test_threads_that_waited_for_each_other_are_not_excused_for_what_they_do_later() -> None:

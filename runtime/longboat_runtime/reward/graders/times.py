@@ -130,8 +130,8 @@ class OwnTime:
         self._looked = self._begun + seconds, waited, total, ended
         self.elapsed = self._elapsed + self._since_settled()
         if ended > self._since[3]:
-            self._since = self._looked
-            self.settle()
+            self._since = self._settled = self._looked
+            self._elapsed = self.elapsed
         at, before, used, _ = self._since
         exact = max(self._begun + seconds - at - (waited - before), 0.0)
         self.certain = max(used - self._begun_cpu + exact, total - self._begun_cpu)
@@ -140,12 +140,22 @@ class OwnTime:
         self.estimated = max(likely, self.elapsed)
         return max(likely, self.certain)
 
-    def settle(self) -> None:
-        """No thread waited at the last look: what they had waited doesn't excuse anything that comes after it.
+    def settled_since(self) -> bool:
+        """Looks again; whether no thread waited at the look before, which is settled then.
 
-        Threads that wait for each other, all at once, would else have waited longer than the clock says, and sleep for the rest.
+        None could run now, and none has run in between: one that waited would have to, and the kernel adds a wait only once it is over.
+        What threads had waited by then doesn't excuse anything that comes after it. Threads that wait for each other, all at once,
+        would else have waited longer than the clock says, and sleep for the rest.
         """
-        self._settled, self._elapsed = self._looked, self.elapsed
+        looked, elapsed, seen, certain, estimated = self._looked, self.elapsed, self._seen, self.certain, self.estimated
+        if self.may_wait:
+            return False
+        self.look()
+        if self._seen != seen:
+            return False
+        self._settled, self._elapsed = looked, elapsed
+        self.elapsed, self.certain, self.estimated = elapsed, certain, estimated
+        return True
 
     def _since_settled(self) -> float:
         """What has certainly elapsed since then: at least as if all CPUs had computed for it at once."""
@@ -217,20 +227,20 @@ class OwnLimit:
     def passed(self) -> bool:
         """Looks whether it has certainly taken longer, or most likely far longer.
 
-        A wait that isn't over is missing from what the kernel tells. If a thread may be waiting now, it has waited no longer than since
+        A wait that isn't over is missing from what the kernel tells. If a thread may be waiting, it has waited no longer than since
         the last look, as long as it has run since then.
         """
         own, before, self._over = self.own, self._over, None
         now = time.monotonic()
         own.look()
         beyond = max(self._taken - self._seconds, own.estimated - _ESTIMATED * self._hard)
-        if not own.may_wait:
-            own.settle()
+        ran = own.ran
+        if own.settled_since():
             return beyond > 0.0
         if beyond <= 0.0:
             return False
-        self._over = now, own.ran
-        return before is not None and own.ran > before[1] and beyond > now - before[0]
+        self._over = now, ran
+        return before is not None and ran > before[1] and beyond > now - before[0]
 
     def first_look(self) -> float:
         """After how many seconds to look at it first."""
