@@ -31,7 +31,9 @@ class Graders:
         self._hostile, self._next, self._beside = (FunctionOutcome(OutcomeKind.SCORED, score) for score in scores)
         self._beside_begun, self._next_begun = asyncio.Event(), asyncio.Event()
 
-    async def grade(self, reward: str, sample: RewardSample, seconds: float, seed: int) -> FunctionOutcome:
+    async def grade(
+        self, reward: str, sample: RewardSample, seconds: float, seed: int, own: float | None = None
+    ) -> FunctionOutcome:
         """By the order of the honest samples."""
         if "square" in sample.text:
             await self._beside_begun.wait()
