@@ -24,6 +24,17 @@ def two_pools() -> RewardCluster:
     return cluster
 
 
+def two_pools_with_a_pending_pod() -> RewardCluster:
+    """The same, where the first pod of the pool `math` has a successor that waits for a node."""
+    cluster = two_pools()
+    cluster.delete_pod("sums-reward-math-0-a0", grace=0)
+    cluster.settle()
+    cluster.advance(2)
+    cluster.settle()
+    assert cluster.children["Pod"]["sums-reward-math-0-a1"]["status"]["phase"] == "Pending"
+    return cluster
+
+
 def asks_for_two(cluster: RewardCluster) -> None:
     """The driver asks for two CPUs for the pool `code`, and the other pool's pods have given them back."""
     cluster.ask_cpus(code="2", math="1")
@@ -264,12 +275,7 @@ def test_a_pod_that_is_to_be_created_is_promised_its_cpus_before() -> None:
 
 def test_a_pod_that_waits_for_a_node_gives_like_any_other() -> None:
     """It may wait for long, and would hold CPUs that nobody uses."""
-    cluster = two_pools()
-    cluster.delete_pod("sums-reward-math-0-a0", grace=0)
-    cluster.settle()
-    cluster.advance(2)
-    cluster.settle()
-    assert cluster.children["Pod"]["sums-reward-math-0-a1"]["status"]["phase"] == "Pending"
+    cluster = two_pools_with_a_pending_pod()
     cluster.ask_cpus(code="2", math="1")
     cluster.swing()
     assert cluster.asks() == {"code-0-a0": 2000, "math-0-a1": 500, "math-1-a0": 500}
@@ -278,11 +284,7 @@ def test_a_pod_that_waits_for_a_node_gives_like_any_other() -> None:
 
 
 def test_a_change_of_a_pod_that_then_starts_slowly_is_not_taken_back() -> None:
-    cluster = two_pools()
-    cluster.delete_pod("sums-reward-math-0-a0", grace=0)
-    cluster.settle()
-    cluster.advance(2)
-    cluster.settle()
+    cluster = two_pools_with_a_pending_pod()
     cluster.ask_cpus(code="2", math="1")
     cluster.grant()
     cluster.reconcile()
