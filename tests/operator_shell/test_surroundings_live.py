@@ -288,7 +288,9 @@ async def test_a_claim_is_enlarged_by_hand_and_retained_after_all(bench: Bench) 
             return "ownerReferences" not in (await bench.get(CLAIM, "x-checkpoint"))["metadata"]
 
         await until(free)
-        assert (await bench.condition("x", "Scheduled"))["reason"] in {"PodUnschedulable", "VolumeNotReady"}
+        # It waits for its pods as before.
+        waiting = {"VolumeNotReady", "PodsStarting", "PodUnschedulable"}
+        assert (await bench.condition("x", "Scheduled"))["reason"] in waiting
         await bench.delete(RL_JOB, "x")
         await until(bench.is_gone(SERVICE_ACCOUNT, "x-driver"))
         left = await bench.get(CLAIM, "x-checkpoint")

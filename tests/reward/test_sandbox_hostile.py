@@ -78,7 +78,8 @@ def in_directories(directory: Path) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def unprotected(graders_directory: Path) -> dict[str, str | None]:
+def unprotected(graders_directory: Path, server: tuple[Path, int]) -> dict[str, str | None]:
+    """What each does in a directory that belongs to the graders' user."""
     return without_sandbox(graders_directory, SAMPLE)
 
 
