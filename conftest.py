@@ -59,6 +59,14 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None, object, object]:
+    """No test leaves its process another scheduling: what later tests start would starve others, or be starved."""
+    result = yield
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+    return result
+
+
 class Schedule(LoadFileScheduling):
     """A worker gets a file at a time, or all files that share a cluster: else there would be one for each worker.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -107,6 +109,15 @@ def test_a_step_lasts_what_is_stated_for_what_the_scheduler_put_into_it():
     assert pace.stated == pytest.approx(ROOFLINE.step_seconds(2, 3, 6 + 100 + 50, 5))
 
 
+@pytest.fixture
+def scheduling() -> Iterator[None]:
+    """Steps have the thread that runs them go before all ordinary ones: for as long as the test."""
+    before = os.sched_getscheduler(0), os.sched_getparam(0)
+    yield
+    os.sched_setscheduler(0, *before)
+
+
+@pytest.mark.usefixtures("scheduling")
 def test_a_step_ends_at_its_stated_time_and_a_late_one_is_counted():
     pace = Pace(ROOFLINE, 1)
 

@@ -49,7 +49,7 @@ print(input())
 CALLED = "import time\ndef echo(text):\n    if text == 'long':\n        end = time.process_time() + {}\n        while time.process_time() < end: pass\n    return text"
 
 
-# Not `python3`: where that is a script which starts forty processes, it may hardly get a CPU on a crowded node.
+# Not `python3`, which may be a script that starts forty processes first.
 PYTHON = ["env", sys.executable]
 # Takes so many CPU seconds.
 SLOW_COMPILER = [*PYTHON, "-S", "-c", BURN.format(0.15)]
@@ -173,9 +173,9 @@ async def test_sleep_counts_for_the_hard_limit(client: GraderClient) -> None:
 
 @contextmanager
 def running(directory: Path) -> Iterator[tuple[Runner, int]]:
-    """A runner, and the id of its process."""
+    """A runner, and the id of its process. Its programs are forks of this process, which may hold much."""
     before = set(children())
-    runner = Runner(str(directory), SandboxSettings.of(SandboxSpec.model_validate({})), ["/"], [])
+    runner = Runner(str(directory), SandboxSettings.of(SandboxSpec.model_validate({"memory": "1Ti"})), ["/"], [])
     (pid,) = set(children()) - before
     try:
         yield runner, pid
