@@ -18,7 +18,7 @@ from longboat_crds.rewards import RewardSpec, SandboxSpec
 from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.function import SandboxSettings
 from longboat_runtime.reward.graders.process_tree import children
-from longboat_runtime.reward.graders.program import SCRIPT
+from longboat_runtime.reward.graders.program import COMMAND
 from longboat_runtime.reward.graders.runner import FILES, CaseLimit, Run, Runner
 from longboat_runtime.reward.graders.seccomp import can_ask, let_start
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
@@ -173,7 +173,7 @@ async def test_sleep_counts_for_the_hard_limit(client: GraderClient) -> None:
 
 @contextmanager
 def running(directory: Path) -> Iterator[tuple[Runner, int]]:
-    """A runner, and the id of its process. Its programs are forks of this process, which may hold much."""
+    """A runner, and the id of its process. Until they run, its programs are forks of this process, which may hold much."""
     before = set(children())
     runner = Runner(str(directory), SandboxSettings.of(SandboxSpec.model_validate({"memory": "1Ti"})), ["/"], [])
     (pid,) = set(children()) - before
@@ -189,10 +189,8 @@ def started(runner: Runner, program: str, seconds: float) -> Iterator[None]:
     """The program runs with this limit."""
     with ExitStack() as stack:
         files = {name: stack.enter_context(tempfile.TemporaryFile()) for name in FILES[:-1]}
-        files["source"].write(program.encode())
-        files["source"].flush()
         numbers = {name: file.fileno() for name, file in files.items()}
-        runner.start(Run(SCRIPT, seconds, own=CaseLimit(seconds)), numbers)
+        runner.start(Run(COMMAND, seconds, command=(*PYTHON, "-S", "-c", program), own=CaseLimit(seconds)), numbers)
         yield
 
 
