@@ -356,8 +356,9 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _FAILED,
     ),
     Reason.GRADER_ERRORS: _run(
-        "A reward function keeps failing on some samples; their groups are dropped and counted.",
-        "Correct the reward function; the message has its last error.",
+        "Some samples can't be graded however often it is tried: the reward function fails, its process is ended, or it hardly gets a CPU. "
+        "Their groups are dropped and counted.",
+        "The message has the last error: correct the function or the row, or give the graders of its pool more memory or CPUs.",
         _DEGRADED,
         _FAILED,
     ),
