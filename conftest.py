@@ -24,6 +24,9 @@ SHARED = {
 # What mostly waits: for a cluster, for Ray to notice what has ended.
 WAITING = {*SHARED.values(), "tests/agent/test_ray_agents.py"}
 
+# The policy by which this process is scheduled.
+SCHEDULING = os.sched_getscheduler(0)
+
 # Where all tests are that are marked `alone`: collecting the others to find them would take longer than they do.
 ALONE = "tests/e2e_cluster/"
 
@@ -63,7 +66,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_runtest_teardown() -> Generator[None, object, object]:
     """No test leaves its process another scheduling: what later tests start would starve others, or be starved."""
     result = yield
-    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+    assert os.sched_getscheduler(0) == SCHEDULING, "the test has changed how its process is scheduled"
     return result
 
 
