@@ -59,7 +59,10 @@ def test_responses_are_shown_from_the_driver_pod(survivor: Job, tmp_path: Path) 
     shown = subprocess.run([*command, *options], env=environment, check=True, capture_output=True, text=True).stdout
     samples = [json.loads(line) for line in shown.splitlines()]
     assert {sample["fate"] for sample in samples} >= {"kept"}
-    assert all("say " in sample["prompt"] and sample["response"] for sample in samples)
+    assert all("say " in sample["prompt"] for sample in samples)
+    # A character takes a token at least; a response that ends at once has none.
+    assert all(len(sample["response"]) <= sample["response_tokens"] for sample in samples)
+    assert any(sample["response"] for sample in samples)
     assert 1 <= len({sample["step"] for sample in samples}) <= 3
 
 
