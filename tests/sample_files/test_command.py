@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from typer.testing import CliRunner
 from longboat_operator.model import LABEL_JOB, LABEL_ROLE
 from longboat_operator.pods import driver as operator
 from longboat_runtime.cli import app
-from longboat_runtime.sample_files import driver_pod
+from longboat_runtime.sample_files import command, driver_pod
 from longboat_runtime.sample_files.contents import Fate
+from longboat_runtime.sample_files.reading import Query, Selection, select
 from longboat_runtime.samples import GradeKind, SampleId
 from tests.sample_files.made import began, facts, write_step
 
@@ -144,6 +146,40 @@ def test_a_damaged_file_is_named(root: Path) -> None:
     status, output = run(root)
     assert status == 1
     assert str(path) in output
+
+
+def removes_files(root: Path, monkeypatch: pytest.MonkeyPatch, *, times: int) -> None:
+    """Has a job that keeps two files write the next one each time that files are listed and not yet read, so many times."""
+    steps = iter(range(20, 20 + times))
+
+    def late(paths: Iterable[Path], query: Query) -> Selection:
+        if step := next(steps, None):
+            write_step(root, 1, step, keep=2)
+        return select(paths, query)
+
+    monkeypatch.setattr(command, "select", late)
+
+
+def test_a_running_job_may_remove_files_while_they_are_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    removes_files(root, monkeypatch, times=2)
+    assert found(root, "--step", "all") == ["20: e0r3a0s0", "21: e0r3a0s0"]
+
+
+def test_a_step_that_the_job_removes_is_told_with_those_that_are_there(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removes_files(root, monkeypatch, times=1)
+    status, output = run(root, "--step", "1")
+    assert (status, output.strip()) == (1, "--step 1: no file of that step; write all, or one of 10, 20")
+
+
+def test_files_that_are_always_removed_before_they_are_read_are_told(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removes_files(root, monkeypatch, times=1000)
+    status, output = run(root, "--step", "all")
+    assert status == 1
+    assert "has just been removed by the job (rollouts.keep); try again" in output
 
 
 def test_what_is_no_directory_and_no_name_of_a_job_is_told() -> None:

@@ -13,11 +13,22 @@ from rich.text import Text
 
 from longboat_runtime.sample_files.contents import Fate
 from longboat_runtime.sample_files.driver_pod import run_there
-from longboat_runtime.sample_files.reading import FileDamaged, Order, Query, Sample, Selection, read_files, select
+from longboat_runtime.sample_files.reading import (
+    FileDamaged,
+    FileRemoved,
+    Order,
+    Query,
+    Sample,
+    Selection,
+    read_files,
+    select,
+)
 
 _FAILED = 1
 # How many samples are shown if nobody says.
 _LIMIT = 10
+# How often files are listed at most, if the job removes one before it is read.
+_LISTED = 10
 # Of longer texts the terminal shows this many characters of the beginning and of the end.
 _BEGINNING, _END = 1200, 600
 # Characters that would move the cursor, change colours or turn the direction of what follows: a model may have written them.
@@ -86,13 +97,7 @@ def show(target: str, namespace: str | None, options: Options) -> int:
         query = options.query
         if not root.is_dir():
             return run_there(target, namespace, options)
-        written = read_files(root)
-        if not written:
-            raise ValueError(
-                f"DIR {target}: no responses in it (incarnations/*/rollouts/*.parquet). A job writes some if it has spec.rollouts; "
-                "the first after step 1"
-            )
-        found = select(options.files(written).values(), query)
+        found = _found(root, query, options)
     except (ValueError, FileDamaged) as error:
         typer.echo(str(error), err=True)
         return _FAILED
@@ -103,6 +108,27 @@ def show(target: str, namespace: str | None, options: Options) -> int:
         console = Console(width=options.terminal, force_terminal=True if options.terminal else None, highlight=False)
         _print(console, found, full=options.full)
     return 0
+
+
+def _found(root: Path, query: Query, options: Options) -> Selection:
+    """The samples below a job's directory, to which a running job adds files and from which it removes others.
+
+    Raises ValueError, with a message for people, if there is no file that is asked for, and FileDamaged.
+    """
+    listed = 0
+    while True:
+        written = read_files(root)
+        if not written:
+            raise ValueError(
+                f"DIR {root}: no responses in it (incarnations/*/rollouts/*.parquet). A job writes some if it has spec.rollouts; "
+                "the first after step 1"
+            )
+        try:
+            return select(options.files(written).values(), query)
+        except FileRemoved:
+            listed += 1
+            if listed == _LISTED:
+                raise
 
 
 def _print(console: Console, found: Selection, *, full: bool) -> None:

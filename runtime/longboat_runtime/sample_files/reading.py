@@ -29,6 +29,10 @@ class FileDamaged(Exception):
     """A file can't be read; the message names it."""
 
 
+class FileRemoved(FileDamaged):
+    """The job has removed a file since the files were listed: there are newer ones."""
+
+
 class Order(StrEnum):
     """By what samples are ranked; without a rank they come by step and id."""
 
@@ -127,7 +131,7 @@ def read_file(path: Path, columns: Iterable[str] = SCHEMA.names) -> Iterator[Sam
 
 
 def select(paths: Iterable[Path], query: Query) -> Selection:
-    """The samples of these files that `query` asks for. Raises FileDamaged."""
+    """The samples of these files that `query` asks for. Raises FileDamaged, FileRemoved in particular."""
     found: list[tuple[float, int, _Place, Sample]] = []
     columns = _SHORT if query.search is None else [*_SHORT, "prompt", "response"]
     for path in paths:
@@ -171,12 +175,12 @@ def _groups(path: Path, columns: list[str]) -> Iterator[tuple[int, list[Sample]]
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """The open file. Raises FileDamaged."""
+    """The open file. Raises FileDamaged, FileRemoved in particular."""
     try:
         with pq.ParquetFile(path) as file:
             yield file
     except FileNotFoundError as error:
-        raise FileDamaged(f"{path} has just been removed by the job (rollouts.keep); try again") from error
+        raise FileRemoved(f"{path} has just been removed by the job (rollouts.keep); try again") from error
     except (OSError, pa.ArrowException) as error:
         raise FileDamaged(f"{path} can't be read: {error}") from error
 
