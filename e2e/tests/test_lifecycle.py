@@ -60,11 +60,11 @@ def test_responses_are_shown_from_the_driver_pod(survivor: Job, tmp_path: Path) 
     samples = [json.loads(line) for line in shown.splitlines()]
     assert {sample["fate"] for sample in samples} >= {"kept"}
     assert all("say " in sample["prompt"] for sample in samples)
-    # One or two tokens may be special ones, such as the end, which are no text.
-    longer = [sample["response"] for sample in samples if sample["response_tokens"] > 4]
-    assert longer
-    assert all(longer)
-    assert 1 <= len({sample["step"] for sample in samples}) <= 3
+    # A response may be just its end, which is no text.
+    assert all(sample["response"] or sample["finish_reason"] == "stop" for sample in samples)
+    assert any(sample["response"] for sample in samples)
+    # A moment before the oldest goes, there is one more than are kept.
+    assert 1 <= len({sample["step"] for sample in samples}) <= 4
 
 
 def test_lost_rollout_pod_is_replaced(survivor: Job) -> None:

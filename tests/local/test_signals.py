@@ -17,7 +17,7 @@ import pytest
 
 from longboat_runtime.agent.supervisor import descendants
 from longboat_runtime.sample_files.contents import Fate
-from longboat_runtime.sample_files.reading import Sample, read_file, read_files
+from longboat_runtime.sample_files.reading import FileRemoved, Sample, read_file, read_files
 from tests.support.tiny_model import build_tiny_model
 
 pytestmark = pytest.mark.slow
@@ -137,7 +137,9 @@ def waits_for_engines(program: Program) -> Callable[[], bool]:
 
 def generated(folder: Path) -> list[Sample]:
     """What the job has written down of the steps that count."""
-    return [sample for path in read_files(folder / "run").values() for sample in read_file(path)]
+    while True:
+        with suppress(FileRemoved):  # since the files were listed
+            return [sample for path in read_files(folder / "run").values() for sample in read_file(path)]
 
 
 def ends(program: Program) -> None:
@@ -171,7 +173,7 @@ def test_a_run_that_trains_saves_its_step_and_what_was_generated_and_leaves_noth
     assert list(tmp_path.glob("run/incarnations/1/step-*")), "the step that it had made"
     for sample in generated(tmp_path):
         assert sample["prompt"] in "abcdefgh"
-        assert sample["response"]
+        assert sample["response"] or sample["finish_reason"] == "stop", "it may be just its end"
         assert 1 <= sample["response_tokens"] <= 8
         assert (sample["fate"] == "kept") == (sample["advantage"] is not None)
         assert sample["fate"] != "dropped" or sample["reason"] == "zero_variance"

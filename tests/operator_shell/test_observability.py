@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from typing import Any
 
 import aiohttp
@@ -17,12 +16,7 @@ from longboat_operator.metrics import REGISTRY
 from longboat_operator.model import DNS_PEERS, JobKey
 from longboat_operator.shell import LeaseOptions
 from longboat_operator.watch.cache import Cache, ObjectKey
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from tests.support.ports import free_port
 
 
 async def get(port: int, path: str) -> tuple[int, str]:

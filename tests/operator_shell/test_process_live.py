@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -24,6 +23,7 @@ from longboat_operator.kube.transport import Request
 from longboat_operator.lease import DURATION_SECONDS
 from tests.operator_shell import small_plan
 from tests.operator_shell.conftest import until
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -148,12 +148,6 @@ class Process:
                 return response.status, await response.text()
         except ClientConnectionError:
             return 0, ""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -27,6 +26,7 @@ from longboat_operator.shell import LeaseOptions, Options, Shell
 from longboat_operator.watch.cache import ObjectKey, Source
 from tests.operator_shell import small_plan
 from tests.operator_shell.conftest import until
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -92,6 +92,11 @@ class Bench:
         job = shell._cache.job(JobKey(self.namespace, name)) or {}
         return bool(job.get("status", {}).get("training", {}).get("step") == step)
 
+    def knows_that_it_is_scheduled(self, shell: Shell, pod: str) -> bool:
+        """Or that it can't be."""
+        held = shell._cache.get(ObjectKey("Pod", self.namespace, pod)) or {}
+        return any(told["type"] == "PodScheduled" for told in held.get("status", {}).get("conditions", []))
+
     def has_pods(self, *names: str) -> Callable[[], Awaitable[bool]]:
         async def check() -> bool:
             return set(await self.all(POD)) == set(names)
@@ -109,12 +114,6 @@ class Bench:
 @pytest.fixture
 def bench(cluster: Cluster, admin: KubeClient, namespace: str) -> Bench:
     return Bench(cluster, admin, namespace)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def requests() -> dict[tuple[str, str, str], float]:
@@ -178,6 +177,7 @@ async def test_progress_costs_no_plan_and_a_change_of_the_spec_does(bench: Bench
         await until(bench.is_in("Running", "x"))
         await bench.report("x", step=1)
         await until(lambda: 1 in planned)  # the first report brings `state` and `incarnation`: it does wake
+        await until(partial(bench.knows_that_it_is_scheduled, shell, "x-0"))  # or isn't: the last that is told of it
         await until(lambda: shell._queue.oldest_seconds == 0)
         at_first = len(planned)
         for step in range(2, 7):

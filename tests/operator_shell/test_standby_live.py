@@ -26,8 +26,9 @@ from longboat_operator.shell import LeaseOptions, Options, Shell
 from tests.crds.manifests import changed
 from tests.operator_shell import small_plan
 from tests.operator_shell.conftest import until
-from tests.operator_shell.test_process_live import Process, free_port
+from tests.operator_shell.test_process_live import Process
 from tests.operator_shell.test_shell_live import probe
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

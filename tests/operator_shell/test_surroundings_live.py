@@ -35,7 +35,8 @@ from longboat_operator.planner import plan
 from longboat_operator.shell import Options, Shell
 from tests.operator_shell.conftest import until
 from tests.operator_shell.small_plan import manifest
-from tests.operator_shell.test_shell_live import free_port, requests
+from tests.operator_shell.test_shell_live import requests
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

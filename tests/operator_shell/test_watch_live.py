@@ -26,6 +26,7 @@ from longboat_operator.watch.freshness import Freshness
 from longboat_operator.watch.informer import Informer
 from longboat_operator.watch.repair import Repair
 from tests.operator_shell.conftest import until
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.cluster
 
@@ -37,11 +38,10 @@ class Line:
         self._target = (host, port)
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
-        self.port = 0
+        self.port = free_port()
 
     async def restore(self) -> None:
         self._server = await asyncio.start_server(self._carry, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
 
     async def cut(self) -> None:
         if self._server is not None:

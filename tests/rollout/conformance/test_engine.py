@@ -45,6 +45,18 @@ def wait_for_tokens(engine: HostedEngine, count: int) -> None:
         time.sleep(0.002)  # it may have the same CPU
 
 
+def paused(engine: HostedEngine, id_: SampleId) -> GeneratedSample:
+    """The sample that runs, aborted when it has some more tokens; whole, if it has ended before."""
+    target = engine.stats().generated_tokens + 3
+    ended: list[GeneratedSample] = []
+    while not ended and engine.stats().generated_tokens < target:
+        ended = engine.drain_finished(0.002)
+    if ended:
+        return ended[0]
+    engine.abort([id_])
+    return collect(engine, 1)[id_]
+
+
 def test_samples_are_complete(engine: HostedEngine, reference: ReferenceModel) -> None:
     requests = [request(row, index) for row in range(3) for index in range(4)]
     samples = run(engine, requests)
@@ -206,18 +218,20 @@ def test_new_weights_take_over_in_mid_flight(engine: HostedEngine, reference: Re
 
 def test_a_paused_sample_goes_on_under_new_weights(engine: HostedEngine, reference: ReferenceModel) -> None:
     """Twice: its log-probs are those of the weights that drew each token, and the spans say which these are."""
-    asked = request(1, 8, tokens=LONG)
-    engine.submit([asked])
-    parts = []
-    for turn in range(2):
-        wait_for_tokens(engine, 3)
-        engine.abort([asked.id])
-        part = collect(engine, 1)[asked.id]
-        assert part.finish_reason is FinishReason.ABORT
-        parts.append(part)
-        reference.step(0.02)
-        engine.update_weights(reference.publication())
-        engine.submit([replace(asked, seed=asked.seed + 1 + turn, begun=part.spans)], [part])
+    for index in range(8, 16):
+        asked, parts = request(1, index, tokens=LONG), list[GeneratedSample]()
+        engine.submit([asked])
+        while len(parts) < 2:
+            part = paused(engine, asked.id)
+            if part.finish_reason is FinishReason.STOP:
+                break  # it had ended before: another one
+            assert part.finish_reason is FinishReason.ABORT
+            parts.append(part)
+            reference.step(0.02)
+            engine.update_weights(reference.publication())
+            engine.submit([replace(asked, seed=asked.seed + len(parts), begun=part.spans)], [part])
+        else:
+            break
     whole = collect(engine, 1)[asked.id]
     first, second, total = (len(sample.token_ids) for sample in (*parts, whole))
     newest = reference.version
