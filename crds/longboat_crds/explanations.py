@@ -356,7 +356,7 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         _FAILED,
     ),
     Reason.GRADER_ERRORS: _run(
-        "Some samples can't be graded however often it is tried: the reward function fails, its process is ended, or it hardly gets a CPU. "
+        "Some samples can't be graded, even after retries: the reward function fails, its process is killed, or it hardly gets any CPU. "
         "Their groups are dropped and counted.",
         "The message has the last error: correct the function or the row, or give the graders of its pool more memory or CPUs.",
         _DEGRADED,

@@ -63,7 +63,7 @@ def test_responses_are_shown_from_the_driver_pod(survivor: Job, tmp_path: Path) 
     # A response may be just its end, which is no text.
     assert all(sample["response"] or sample["finish_reason"] == "stop" for sample in samples)
     assert any(sample["response"] for sample in samples)
-    # A moment before the oldest goes, there is one more than are kept.
+    # The newest file is written before the oldest is removed.
     assert 1 <= len({sample["step"] for sample in samples}) <= 4
 
 

@@ -94,7 +94,7 @@ class Bench:
 
     def knows_that_it_is_scheduled(self, shell: Shell, pod: str) -> bool:
         """Or that it can't be."""
-        held = shell._cache.get(ObjectKey("Pod", self.namespace, pod)) or {}
+        held = shell._cache.get(ObjectKey(POD.kind, self.namespace, pod)) or {}
         return any(told["type"] == "PodScheduled" for told in held.get("status", {}).get("conditions", []))
 
     def has_pods(self, *names: str) -> Callable[[], Awaitable[bool]]:
@@ -177,7 +177,9 @@ async def test_progress_costs_no_plan_and_a_change_of_the_spec_does(bench: Bench
         await until(bench.is_in("Running", "x"))
         await bench.report("x", step=1)
         await until(lambda: 1 in planned)  # the first report brings `state` and `incarnation`: it does wake
-        await until(partial(bench.knows_that_it_is_scheduled, shell, "x-0"))  # or isn't: the last that is told of it
+        await until(
+            partial(bench.knows_that_it_is_scheduled, shell, "x-0")
+        )  # or can't be: the last thing that is told of it
         await until(lambda: shell._queue.oldest_seconds == 0)
         at_first = len(planned)
         for step in range(2, 7):

@@ -130,7 +130,7 @@ def test_a_worker_has_so_much_work_ahead_that_its_processes_are_never_idle(at_on
     slots = Slots("n0", at_once, seconds=seconds).slots
     assert at_once <= slots <= MOST_AHEAD * at_once
     if seconds is not None and slots < MOST_AHEAD * at_once:
-        # Whole requests, and what rounding of the quotient may add to the half of one.
+        # Rounded to whole requests; where that is half of one, rounding of the quotient may add to it.
         assert slots - at_once == pytest.approx(at_once * AHEAD_SECONDS / seconds, abs=0.5 + 1e-9)
 
 

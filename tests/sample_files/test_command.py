@@ -149,7 +149,7 @@ def test_a_damaged_file_is_named(root: Path) -> None:
 
 
 def removes_files(root: Path, monkeypatch: pytest.MonkeyPatch, *, times: int) -> None:
-    """Has a job that keeps two files write the next one each time that files are listed and not yet read, so many times."""
+    """Acts as a job that keeps two files: so many times it writes the next one after files are listed and before they are read."""
     steps = iter(range(20, 20 + times))
 
     def late(paths: Iterable[Path], query: Query) -> Selection:

@@ -27,7 +27,7 @@ from longboat_runtime.sample_files.reading import (
 _FAILED = 1
 # How many samples are shown if nobody says.
 _LIMIT = 10
-# How often files are listed at most, if the job removes one before it is read.
+# How many times files are listed at most, if the job keeps removing some before they are read.
 _LISTED = 10
 # Of longer texts the terminal shows this many characters of the beginning and of the end.
 _BEGINNING, _END = 1200, 600

@@ -46,7 +46,7 @@ def wait_for_tokens(engine: HostedEngine, count: int) -> None:
 
 
 def paused(engine: HostedEngine, id_: SampleId) -> GeneratedSample:
-    """The sample that runs, aborted when it has some more tokens; whole, if it has ended before."""
+    """Aborts the running sample once it has some more tokens, and returns it; it is whole if it ended before that."""
     target = engine.stats().generated_tokens + 3
     ended: list[GeneratedSample] = []
     while not ended and engine.stats().generated_tokens < target:
