@@ -114,7 +114,7 @@ async def test_programs_that_a_response_starts_count(loaded: GraderClient) -> No
     assert (outcome.kind, outcome.limited) == (OutcomeKind.TIMEOUT, True)
     ended = await grade(loaded, "run", STARTS.format(BURN.format(0.2)), 60.0)
     assert (ended.kind, ended.limited) == (OutcomeKind.SCORED, False)
-    assert ended.cpu_seconds >= 0.2
+    assert ended.cpu_seconds >= 0.19  # the kernel tells those of ended processes in ticks of 10 ms
 
 
 @pytest.mark.parametrize(("name", "text"), [("run", BURN.format(0.3)), ("stay", "burn 0.3")])
