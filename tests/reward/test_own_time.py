@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,15 +17,24 @@ import pytest_asyncio
 
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.reward.client import GraderClient
+from longboat_runtime.reward.graders.process_tree import children
 from longboat_runtime.reward.graders.supervised import Grading, Supervised
-from longboat_runtime.reward.graders.times import STARVED, OwnLimit, OwnTime, Slowdown, waited_here, waiting_is_counted
+from longboat_runtime.reward.graders.times import (
+    STARVED,
+    OwnLimit,
+    OwnTime,
+    Slowdown,
+    cpu_clock,
+    waited_here,
+    waiting_is_counted,
+)
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
-from tests.reward.conftest import graded
+from tests.reward.conftest import graded, running_graders
 
 # Computes for so many CPU seconds, by its own clock.
 BURN = "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass\n"
 FUNCTIONS = """
-import subprocess, sys, threading, time
+import os, subprocess, sys, threading, time
 
 def run(sample):
     scope = {}
@@ -39,6 +48,8 @@ def stay(sample):
     else:
         end = time.process_time() + float(seconds)
         while time.process_time() < end: pass
+    if kind == "leave":
+        os.environ["LEFT"] = "something"
     return 1.0
 """
 # A program that starts another, and waits for it.
@@ -73,12 +84,29 @@ async def client(graders: Path) -> AsyncIterator[GraderClient]:
 
 @pytest_asyncio.fixture
 async def loaded(client: GraderClient, graders_directory: Path) -> GraderClient:
-    path = graders_directory / "own_time.py"
+    await load(client, graders_directory)
+    return client
+
+
+async def load(client: GraderClient, directory: Path) -> None:
+    path = directory / "own_time.py"
     path.write_text(FUNCTIONS)
     for name, isolation in (("run", "PerGrade"), ("stay", "Auto")):
         reward = RewardSpec.model_validate({"name": name, "function": f"{path}:{name}", "isolation": isolation})
         assert await client.load(reward, "spec.rewards[0]") is None
-    return client
+
+
+def computing(server: int) -> int | None:
+    """A process that grades and has used 0.1 s of CPU."""
+    found = (pid for zygote in children(server) for pid in children(zygote))
+    return next((pid for pid in found if cpu_clock(pid) > 0.1), None)
+
+
+def state(pid: int) -> str:
+    """As /proc has it; empty if there is no such process."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
 
 
 async def grade(client: GraderClient, name: str, text: str, own: float | None, hard: float = 60.0) -> FunctionOutcome:
@@ -115,6 +143,26 @@ async def test_programs_that_a_response_starts_count(loaded: GraderClient) -> No
     ended = await grade(loaded, "run", STARTS.format(BURN.format(0.2)), 60.0)
     assert (ended.kind, ended.limited) == (OutcomeKind.SCORED, False)
     assert ended.cpu_seconds >= 0.19  # the kernel tells those of ended processes in ticks of 10 ms
+
+
+@pytest.mark.parametrize(("name", "text"), [("run", BURN.format(0.3)), ("stay", "leave 0.3")])
+async def test_who_has_answered_stays_until_it_is_seen_what_it_took(tmp_path: Path, name: str, text: str) -> None:
+    """These grade no more after they have answered; the server gets to see that only later."""
+    pids: list[int] = []
+    with running_graders(tmp_path, started=pids.append) as socket:
+        client = GraderClient(socket)
+        await load(client, tmp_path)
+        grading = asyncio.create_task(grade(client, name, text, None))
+        while (pid := computing(pids[0])) is None:  # noqa: ASYNC110 - nothing says so
+            await asyncio.sleep(0.001)
+        os.kill(pids[0], signal.SIGSTOP)
+        while state(pid) in {"R", "Z"}:  # noqa: ASYNC110 - until it waits, or is gone
+            await asyncio.sleep(0.001)
+        os.kill(pids[0], signal.SIGCONT)
+        outcome = await grading
+        await client.close()
+    assert outcome.kind is OutcomeKind.SCORED
+    assert outcome.cpu_seconds >= 0.3
 
 
 @pytest.mark.parametrize(("name", "text"), [("run", BURN.format(0.3)), ("stay", "burn 0.3")])

@@ -1,9 +1,8 @@
 """A process that grades: forked from the zygote, it confines itself, and answers one request or one after the other.
 
-Requests and answers are frames on one socket: {token, seed} with the sample as body, and {measured} if what it takes is measured at its end;
-{token, outcome, leave}, where `leave` says what the grade left behind, so that the process must go; or {refused}, with which it ends. An
-outcome is {kind, score, message}. A judge's request has also `seconds`, the limit of each test case, and `own`, their CaseLimit;
-what its outcome has besides says `judge`.
+Requests and answers are frames on one socket: {token, seed} with the sample as body; {token, outcome, leave}, where `leave` says what the
+grade left behind, so that the process must go; or {refused}, with which it ends. An outcome is {kind, score, message}. A judge's request has
+also `seconds`, the limit of each test case, and `own`, their CaseLimit; what its outcome has besides says `judge`.
 
 What is called here for every grade touches memory that until then a child shares with its zygote, a page at a time: so it calls little.
 """
@@ -71,8 +70,7 @@ def run_child(
             request, sample = next(_requests())
             _seed(request["seed"])
             _answer({"token": request["token"], "outcome": _outcome(score, request, _sample(sample))})
-            if "measured" in request:
-                os.read(_SERVER_FD, 1)  # until the server, which closes its end, has seen what it took
+        os.read(_SERVER_FD, 1)  # until the server, which closes its end, has seen what its last grade took
         code = 0
     finally:
         # Whatever happened, a child must never continue as a zygote.

@@ -106,7 +106,6 @@ class Supervised:
             request["own"] = {"seconds": grading.own_limit, "slowdown": self.slowdown.factor}
         elif grading.own_limit is not None:
             grading.own = self._limit(grading)
-            request["measured"] = True
         self._send(encode(request, grading.sample))
 
     def read(self) -> Answer | None:
