@@ -52,21 +52,21 @@ def _on_gpus(measured: list[list[dict[str, Any]]]) -> list[str]:
             f"{gpu}; torch {newest['versions']['torch']}, transformers {newest['versions']['transformers']}, TRL "
             f"{newest['versions'].get('trl', '-')}. Models of Qwen2.5's shapes with random weights; float32 weights, bfloat16 arithmetic, "
             f"recomputed layers. {settings['samples']} samples of 64 to 256 prompt tokens and log-normal responses (median 350), "
-            f"{settings['longest']} tokens at most; TRL in micro-batches of {settings['micro_batch']}, Longboat in bins of "
-            f"{settings['bin_tokens']} tokens. Steps of all runs, in turns within each. Spread: from the shortest to the longest. MFU: the "
-            f"share of the device's peak that goes into the model's own operations, without padding and recomputation."
+            f"{settings['longest']} tokens at most; Longboat in bins of {settings['bin_tokens']} tokens. Steps of all runs, in turns within "
+            f"each. Spread: from the shortest to the longest. MFU: the share of the device's peak that goes into the model's own operations, "
+            f"without padding and recomputation."
         ),
         "",
         "| model | arm | commits | steps | seconds, median | spread | tokens/s | MFU | GiB beyond what stays |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    lines = [(run[0]["settings"]["commit"], line) for run in of_gpu for line in run[1:]]
-    for size in dict.fromkeys(line["size"] for _, line in lines):
-        arms = sorted(
-            {line["arm"] for _, line in lines if line["size"] == size}, key=lambda arm: (arm != "TRL", -len(arm))
-        )
-        for arm in arms:
-            of = [(commit, line) for commit, line in lines if (line["size"], line["arm"]) == (size, arm)]
+    lines = [
+        (run[0]["settings"]["commit"], _arm(run[0]["settings"], line), line) for run in of_gpu for line in run[1:]
+    ]
+    for size in dict.fromkeys(line["size"] for *_, line in lines):
+        arms = {arm for _, arm, line in lines if line["size"] == size}
+        for arm in sorted(arms, key=lambda arm: (arm.startswith("Longboat"), -len(arm))):
+            of = [(commit, line) for commit, its, line in lines if (line["size"], its) == (size, arm)]
             seconds = [line["wall"] for _, line in of]
             text.append(
                 f"| {size} | {arm} | {', '.join(dict.fromkeys(commit for commit, _ in of))} | {len(of)} | {median(seconds):.2f} | "
@@ -74,3 +74,8 @@ def _on_gpus(measured: list[list[dict[str, Any]]]) -> list[str]:
                 f"{median(line['mfu'] for _, line in of):.2f} | {max(line['beyond'] for _, line in of) / 2**30:.1f} |"
             )
     return text
+
+
+def _arm(settings: dict[str, Any], line: dict[str, Any]) -> str:
+    """With the size of its micro-batches, if it is TRL: runs differ in it."""
+    return f"TRL, micro-batches of {settings['micro_batch']}" if line["arm"] == "TRL" else str(line["arm"])
