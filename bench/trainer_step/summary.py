@@ -60,9 +60,7 @@ def _on_gpus(measured: list[list[dict[str, Any]]]) -> list[str]:
         "| model | arm | commits | steps | seconds, median | spread | tokens/s | MFU | GiB beyond what stays |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    lines = [
-        (run[0]["settings"]["commit"], _arm(run[0]["settings"], line), line) for run in of_gpu for line in run[1:]
-    ]
+    lines = [(run[0]["settings"]["commit"], _arm(run[0]["settings"], line), line) for run in of_gpu for line in run[1:]]
     for size in dict.fromkeys(line["size"] for *_, line in lines):
         arms = {arm for _, arm, line in lines if line["size"] == size}
         for arm in sorted(arms, key=lambda arm: (arm.startswith("Longboat"), -len(arm))):

@@ -151,6 +151,12 @@ def test_the_pool_that_is_done_last_is_never_done_later(
     assert all(seconds(name, after[name] + 1) <= last * (1 + 1e-9) for name in known)
 
 
+def test_work_too_small_for_a_number_is_none() -> None:
+    """Half of the smallest number there is rounds to 0."""
+    need = PoolNeed(asked=0, expected=5e-324, cpu_seconds=0.0, processes=1, least=1, most=2)
+    assert divide(1, {"code": need}, {"code": 1}).pools == {"code": 1}
+
+
 @given(granted())
 def test_what_a_division_is_expected_to_gain_is_a_share(
     situation: tuple[int, dict[str, PoolNeed], dict[str, int]],

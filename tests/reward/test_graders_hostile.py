@@ -144,6 +144,18 @@ async def test_cpu_seconds_are_the_childs(grade) -> None:
     assert outcome.cpu_seconds >= 0.2
 
 
+@pytest.mark.parametrize("own", [None, 10.0])
+async def test_cpu_seconds_are_told_of_one_that_never_answered(
+    client: GraderClient, trusting: str, own: float | None
+) -> None:
+    await load(client, trusting, "PerGrade", "spec")
+    program = "import os, time\nwhile time.process_time() < 0.3: pass\nos._exit(3)"
+    outcome = await graded(client, "trusting", sample(program), 20.0, SEED, own)
+    assert outcome.kind is OutcomeKind.GRADER_ERROR
+    assert outcome.cpu_seconds >= 0.299  # in microseconds
+    assert outcome.own_seconds is None or outcome.own_seconds >= outcome.cpu_seconds
+
+
 async def test_threads_use_up_the_cpu_limit_before_the_time_is_up(grade) -> None:
     """Several programs each have it; a busy one is ended by it."""
     program = "import resource; score = float(resource.getrlimit(resource.RLIMIT_CPU)[0])"

@@ -184,7 +184,7 @@ def _best(total: int, needs: Mapping[str, PoolNeed], work: Mapping[str, float]) 
         }
 
     # Within the shorter time all have their most, within the longer one no pool needs more than its least.
-    short = max(min(1000 * work[name] / most[name] for name in needs if work[name]), _LEAST_COST)
+    short = max(min((1000 * work[name] / most[name] for name in needs if work[name]), default=0.0), _LEAST_COST)
     long = max(2 * short, *(1000 * work[name] / max(need.least, 1) for name, need in needs.items()))
     while long > short * _EXACT:
         middle = math.sqrt(short * long)

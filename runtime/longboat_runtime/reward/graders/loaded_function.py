@@ -322,8 +322,10 @@ class LoadedFunction:
                 if waiting:
                     failed = FunctionOutcome(OutcomeKind.GRADER_ERROR, message=f"a grade can't be started: {error}")
                     waiting.popleft().done(failed)
-            case {"ended": number, "status": status, "output": output}:
-                self._ended(self._children.pop(number), status, output)
+            case {"ended": number, "status": status, "cpu": cpu, "output": output}:
+                child = self._children.pop(number)
+                child.used_in_all = cpu
+                self._ended(child, status, output)
 
     def _ended(self, child: Supervised, status: int, output: str) -> None:
         if child.dying is None:

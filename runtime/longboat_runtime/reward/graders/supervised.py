@@ -75,6 +75,8 @@ class Supervised:
     dying: float | None = None
     # It should end by itself, and is killed if it hasn't by this time.
     leaving: float | None = None
+    # CPU seconds, once it has ended: those of processes that it had waited for included.
+    used_in_all: float | None = None
     _buffer: FrameBuffer = field(default_factory=lambda: FrameBuffer(_ANSWER_BYTES))
     _unsent: bytes = b""
     _token: int = 0
@@ -187,8 +189,8 @@ class Supervised:
         return self.outcome(OutcomeKind.GRADER_ERROR, f"the grade's process {how} before it answered{printed}")
 
     def cpu(self) -> float:
-        """CPU seconds of the process so far, threads included; 0 when it has ended."""
-        return cpu_clock(self.pid)
+        """CPU seconds of the process so far, threads included; 0 from its end until its zygote has told what it used in all."""
+        return cpu_clock(self.pid) if self.used_in_all is None else self.used_in_all
 
     def close(self) -> None:
         """Nothing is read from it any more."""
@@ -223,7 +225,8 @@ class Supervised:
         if grading.own is None or grading.own_limit is None or grading.case_seconds is not None:
             return FunctionOutcome(kind, score, seconds, message, max(cpu - grading.cpu, 0.0))
         own = grading.own.own
-        return FunctionOutcome(kind, score, seconds, message, own.cpu_seconds, own.look())
+        used = own.cpu_seconds if self.used_in_all is None else max(cpu - grading.cpu, 0.0)
+        return FunctionOutcome(kind, score, seconds, message, used, max(own.look(), used))
 
     def _limit(self, grading: Grading) -> OwnLimit:
         """Measures it from now on."""

@@ -5,7 +5,8 @@ messages apart; the function is named on its standard input. Samples go past it,
 single-threaded, so forking is safe as long as the reward function's module starts no threads when it is imported.
 
 Commands are {fork, stays, watched}, with a file descriptor for the socket of each child, and {kill}; children have numbers of the server's.
-Answers come in lists: {forked, pid}, {failed, error} and {ended, status, output}, status being as `waitpid` gives it.
+Answers come in lists: {forked, pid}, {failed, error} and {ended, status, cpu, output}, status being as `waitpid` gives it, and cpu the
+seconds that it has used in all, with those of processes that it had waited for.
 """
 
 from __future__ import annotations
@@ -181,10 +182,11 @@ class Zygote:
     def _finish(self, child: Child) -> None:
         """The leader has ended; as long as it isn't reaped its number is taken, so the group killed is the right one."""
         child.kill()
-        _, status = os.waitpid(child.pid, 0)
+        _, status, used = os.wait4(child.pid, 0)
+        cpu, output = used.ru_utime + used.ru_stime, child.sandbox.printed(_OUTPUT_BYTES)
         self._poll.unregister(child.pidfd)
         del self._children[child.number], self._by_pidfd[child.pidfd]
-        self._say({"ended": child.number, "status": status, "output": child.sandbox.printed(_OUTPUT_BYTES)})
+        self._say({"ended": child.number, "status": status, "cpu": cpu, "output": output})
         os.close(child.pidfd)
         self._ending.append(child)
 
