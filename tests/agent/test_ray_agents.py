@@ -22,11 +22,15 @@ import pytest
 import ray.util
 
 from longboat_runtime.agent.supervisor import children
+from tests.support.ports import adjacent_ports
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("unshare") is None, reason="needs PID namespaces (util-linux)"),
 ]
+
+# How many one after the other the agents below are given.
+PORTS = 25
 
 # What the agents of a head, a rollout and a driver do; the driver's own program writes down when it was started, and waits.
 AGENT = """
@@ -119,8 +123,7 @@ def agents() -> Iterator[dict[str, Agent]]:
     token = directory / "token"
     token.write_text(secrets.token_hex(32))
     environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
-    # Between the ports of Ray's workers and those that the kernel gives out.
-    base = 20_000 + secrets.randbelow(12_000)
+    base = adjacent_ports(PORTS)
     namespace = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     if os.getuid() != 0:
         namespace += ["--user", "--map-root-user"]
@@ -167,10 +170,10 @@ def test_agents_follow_the_head_through_its_deaths(agents: dict[str, Agent]) -> 
     until("the rollout pod has asked to go", agents, lambda: rollout.departures("asking(client)") == "['pod-rollout']")
     assert rollout.find("raylet/raylet"), "it stays until the driver lets it go"
     rollout.departures("let_go(client, 'pod-rollout')")
-    assert rollout.process.wait(60) == 0
+    assert rollout.process.wait(300) == 0
     for role in ("driver", "head"):
         agents[role].ask_to_stop()
-    assert [agents[role].process.wait(60) for role in ("driver", "head")] == [0, 0]
+    assert [agents[role].process.wait(300) for role in ("driver", "head")] == [0, 0]
 
 
 def test_a_rollout_pod_does_not_wait_for_a_head_that_is_gone(agents: dict[str, Agent]) -> None:
@@ -178,6 +181,6 @@ def test_a_rollout_pod_does_not_wait_for_a_head_that_is_gone(agents: dict[str, A
     until("all are ready", agents, lambda: all(agent.ready() for agent in agents.values()))
     for role in ("head", "driver"):
         agents[role].ask_to_stop()
-    assert [agents[role].process.wait(60) for role in ("head", "driver")] == [0, 0]
+    assert [agents[role].process.wait(300) for role in ("head", "driver")] == [0, 0]
     agents["rollout"].ask_to_stop()
-    assert agents["rollout"].process.wait(60) == 0
+    assert agents["rollout"].process.wait(300) == 0

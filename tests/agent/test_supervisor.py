@@ -17,6 +17,7 @@ from longboat_runtime.agent.agent import Agent, Duty, write_termination_message
 from longboat_runtime.agent.head_probe import Head
 from longboat_runtime.agent.roles import Place, head
 from longboat_runtime.agent.supervisor import Supervisor, descendants
+from tests.support.ports import free_port
 
 
 def program(source: str) -> list[str]:
@@ -209,23 +210,23 @@ def agent_of(port: int, cluster: Callable[[], str]) -> Agent:
 @needs_freezer
 @pytest.mark.parametrize("end", ["thawed", "asked"])
 def test_an_agent_whose_child_does_not_end_is_unhealthy_and_says_why(
-    freezer: Freezer, tmp_path: Path, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch, end: str
+    freezer: Freezer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     """Its container has to be replaced: by itself once the child ends, else when the kubelet asks for it."""
-    told = tmp_path / "termination-log"
+    told, port = tmp_path / "termination-log", free_port()
     told.touch()
     monkeypatch.setattr(agents, "write_termination_message", lambda message: write_termination_message(message, told))
 
     async def test() -> None:
         cluster = "first"
-        running = asyncio.create_task(agent_of(unused_tcp_port, lambda: cluster).run())
-        await answers(unused_tcp_port, "/readyz", "200 OK")
-        assert "200 OK" in await get(unused_tcp_port, "/healthz")
+        running = asyncio.create_task(agent_of(port, lambda: cluster).run())
+        await answers(port, "/readyz", "200 OK")
+        assert "200 OK" in await get(port, "/healthz")
         (child,) = descendants()
         freezer.freeze(child)
         cluster = "second"
-        await answers(unused_tcp_port, "/healthz", "503 ")
-        assert "trainer can't be ended" in await get(unused_tcp_port, "/healthz")
+        await answers(port, "/healthz", "503 ")
+        assert "trainer can't be ended" in await get(port, "/healthz")
         assert f"{child} python" in told.read_text()
         assert not running.done()
         if end == "asked":

@@ -267,7 +267,8 @@ async def test_a_choice_during_which_shapes_change_is_made_anew_after_the_period
     async def passes(period: int) -> None:
         planner.lengths.period = period
         overcommits.consider(Record(0, 0.0))
-        await asyncio.sleep(0.01)
+        for _ in range(100):  # each wakes who waits for the one before
+            await asyncio.sleep(0)
 
     monkeypatch.setattr(module, "in_background", in_background)
     choosing = asyncio.create_task(overcommits.run())

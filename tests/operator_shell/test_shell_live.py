@@ -133,6 +133,18 @@ async def probe(port: int, path: str) -> tuple[int, str]:
 
 
 async def test_jobs_are_made_true_then_cost_nothing_and_a_restart_touches_no_pod(bench: Bench) -> None:
+    begun = requests()
+    expected = {(job, f"the job is {phase}") for job in ("before", "after") for phase in ("Starting", "Running")}
+
+    async def told() -> bool:
+        """Events are written after the status that they tell of, and are counted once they were answered."""
+        answered = {key: count - begun.get(key, 0) for key, count in requests().items() if key[1] == "events"}
+        written = sum(count for (verb, *_), count in answered.items() if verb not in ("list", "watch"))
+        events = (await bench.all(EVENT)).values()
+        of_jobs = [event for event in events if event["involvedObject"]["kind"] == "RLJob"]
+        found = {(event["involvedObject"]["name"], event["message"]) for event in of_jobs}
+        return found == expected and written >= len(expected)
+
     await bench.submit("before")
     async with bench.running():
         await bench.submit("after", pods=3)
@@ -141,8 +153,7 @@ async def test_jobs_are_made_true_then_cost_nothing_and_a_restart_touches_no_pod
         assert set(pods) == {"before-0", "before-1", "after-0", "after-1", "after-2"}
         assert set(await bench.all(SERVICE)) == {"before", "after"}
         assert len(await bench.all(SECRET)) == 2
-        told = [event for event in (await bench.all(EVENT)).values() if event["involvedObject"]["kind"] == "RLJob"]
-        assert {event["message"] for event in told} == {"the job is Starting", "the job is Running"}
+        await until(told)
         assert (await probe(bench.options.health_port, "/readyz")) == (200, "ok\n")
         _, metrics = await probe(bench.options.metrics_port, "/metrics")
         assert f'rljob_phase{{name="after",namespace="{bench.namespace}",phase="Running"}} 1.0' in metrics

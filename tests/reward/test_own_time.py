@@ -153,7 +153,8 @@ async def test_who_has_answered_stays_until_it_is_seen_what_it_took(tmp_path: Pa
         client = GraderClient(socket)
         await load(client, tmp_path)
         grading = asyncio.create_task(grade(client, name, text, None))
-        while (pid := computing(pids[0])) is None:  # noqa: ASYNC110 - nothing says so
+        while (pid := computing(pids[0])) is None:
+            assert not grading.done()
             await asyncio.sleep(0.001)
         os.kill(pids[0], signal.SIGSTOP)
         while state(pid) in {"R", "Z"}:  # noqa: ASYNC110 - until it waits, or is gone
@@ -178,9 +179,9 @@ async def test_a_busy_node_kills_nobody(loaded: GraderClient, name: str, text: s
 async def test_nor_one_that_starts_programs_there(loaded: GraderClient, programs: int, seconds: float) -> None:
     """What they take is learned on an idle node, their own start included, whatever that takes on this machine."""
     text = STARTS.format(BURN.format(seconds)) * programs
-    idle = await grade(loaded, "run", text, 60.0)
-    assert idle.own_seconds is not None
-    limit = 2 * idle.own_seconds
+    # Other tests may crowd the node at any time.
+    idle = [(await grade(loaded, "run", text, 60.0)).own_seconds for _ in range(3)]
+    limit = 2 * min(seconds for seconds in idle if seconds is not None)
     with crowded():
         outcome = await grade(loaded, "run", text, limit)
     assert outcome.kind is OutcomeKind.SCORED, outcome

@@ -18,6 +18,7 @@ from longboat_crds.rewards import RewardSpec
 from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.graders.quota import Felt, Quota, at_once
 from longboat_runtime.reward.result import OutcomeKind, RewardSample
+from tests.reward.conftest import set_quota
 
 V1 = Path("/sys/fs/cgroup/cpu")
 FUNCTIONS = """
@@ -54,11 +55,11 @@ def test_grades_that_leave_cpu_unused_make_room_for_others_and_those_that_want_m
 
 
 def test_a_quota_that_rises_or_falls_is_followed_at_the_next_look(tmp_path: Path) -> None:
-    (tmp_path / "cpu.max").write_text("30000 100000\n")
+    set_quota(tmp_path, "30000 100000\n")
     quota = Quota(8, tmp_path)
     assert (quota.at_once, quota.cpu_seconds) == (1, None), "this cgroup doesn't say what was used"
     for text, expected in (("400000 100000", 4), ("150000 100000", 4), ("max 100000", 8), ("1000000 100000", 8)):
-        (tmp_path / "cpu.max").write_text(text)
+        set_quota(tmp_path, text)
         quota.look(waiting=True)
         assert quota.at_once == expected, text
 
@@ -104,14 +105,14 @@ async def test_running_graders_follow_a_quota_that_rises(
     """Neither the process nor a grade is started again; whoever asks is told."""
     cgroup, go = directory / "cgroup", directory / "go"
     cgroup.mkdir()
-    (cgroup / "cpu.max").write_text("30000 100000\n")
+    set_quota(cgroup, "30000 100000\n")
     with start_graders(directory, 4, cgroup) as socket:
         client, changed = await loaded(socket, directory)
         assert client.capacity is not None
         assert client.capacity.at_once == 1
         asked = grades(client, 6, "sleep", go)
         await running(client, 1)
-        (cgroup / "cpu.max").write_text("300000 100000\n")
+        set_quota(cgroup, "300000 100000\n")
         await changed.wait()
         assert client.capacity.at_once == 3
         await running(client, 3)

@@ -25,6 +25,7 @@ from longboat_runtime.reward.scheduler import RayRewardScheduler
 from longboat_runtime.reward.slots import resource
 from longboat_runtime.reward.worker import GradeRequest
 from longboat_runtime.samples import FinishReason, Grade, GradeKind, PromptId, Response, Row, SampleId, TimeLimit
+from tests.reward.conftest import set_quota
 
 pytestmark = pytest.mark.slow
 
@@ -372,7 +373,7 @@ async def test_a_pool_gives_its_workers_as_much_as_their_quota_lets_them_grade(
     """The quota rises while grades run, and before any of them has an answer; what can't run yet waits in the pool."""
     go, cgroup = graders_directory / "go-within", graders_directory / "quota"
     cgroup.mkdir()
-    (cgroup / "cpu.max").write_text("50000 100000")
+    set_quota(cgroup, "50000 100000")
     directory = graders_directory / "within"
     async with pools_of(directory, start_graders, "code", processes=4, cgroup=cgroup) as (scheduler, sockets):
         (worker,) = scheduler._pools["code"]._workers.values()
@@ -385,7 +386,7 @@ async def test_a_pool_gives_its_workers_as_much_as_their_quota_lets_them_grade(
         load = scheduler.loads["code"]
         assert (load.asked, load.at_once, load.waiting, load.arrived, load.graded) == (100, 1, 99, 100, 0)
         assert load.queue_seconds > 0
-        (cgroup / "cpu.max").write_text("300000 100000")
+        set_quota(cgroup, "300000 100000")
         await running_in(sockets["code"], 3)
         while worker.running < 3 * few:  # noqa: ASYNC110 - nothing says so
             await asyncio.sleep(0.01)

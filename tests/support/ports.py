@@ -6,7 +6,8 @@ import os
 import socket
 from itertools import cycle
 
-# Below the kernel's ephemeral ports, any of which another process may be given before the test's server binds it.
+# Below the kernel's ephemeral ports, any of which another process may be given before the test's server binds it, and above those of Ray's
+# workers.
 _FIRST, _OF_WORKER = 20_000, 100
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _ports = cycle(range(_FIRST + _WORKER * _OF_WORKER, _FIRST + (_WORKER + 1) * _OF_WORKER))
@@ -14,12 +15,25 @@ _ports = cycle(range(_FIRST + _WORKER * _OF_WORKER, _FIRST + (_WORKER + 1) * _OF
 
 def free_port() -> int:
     """A port that nobody listens at, and that no other worker of this run of tests is given."""
-    while True:
+    return adjacent_ports(1)
+
+
+def adjacent_ports(count: int) -> int:
+    """The first of so many such ports, one after the other; at most 100."""
+    found: list[int] = []
+    while len(found) < count:
         port = next(_ports)
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-        return port
+        if found and port != found[-1] + 1:
+            found = []
+        found = [*found, port] if _free(port) else []
+    return found[0]
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True

@@ -49,7 +49,7 @@ def test_an_offline_run_is_one_directory_with_the_steps_as_they_were_made_last(t
     (directory,) = tmp_path.glob("tracking/wandb/offline-run-*")
     settings = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": "a" * 40, "WANDB_ENTITY": "research"}
     command = [sys.executable, "-m", "wandb", "sync", str(directory)]
-    subprocess.run(command, env=os.environ | settings, check=True, capture_output=True, timeout=60, cwd=tmp_path)
+    subprocess.run(command, env=os.environ | settings, check=True, capture_output=True, timeout=300, cwd=tmp_path)
     assert [row["_step"] for row in server.rows["run0"]] == [0, 1, 2, 3, 4]
 
 

@@ -63,12 +63,17 @@ def proportional(total: int, weights: Millicores, bounds: Mapping[str, tuple[int
     """
     fixed: dict[str, int] = {}
     while free := [name for name in weights if name not in fixed]:
-        rest, weight = total - sum(fixed.values()), sum(weights[name] for name in free)
-        ideal = {name: rest * weights[name] // weight if weight else rest // len(free) for name in free}
-        low = {name: bounds[name][0] - ideal[name] for name in free if ideal[name] < bounds[name][0]}
-        high = {name: ideal[name] - bounds[name][1] for name in free if ideal[name] > bounds[name][1]}
+        rest = total - sum(fixed.values())
+        share = {name: weights[name] for name in free}
+        if not any(share.values()):
+            share = dict.fromkeys(free, 1)
+        # All times this, since sides that are compared after rounding may be taken for the wrong one.
+        whole = sum(share.values())
+        ideal = {name: rest * share[name] for name in free}
+        low = {name: bounds[name][0] * whole - ideal[name] for name in free if ideal[name] < bounds[name][0] * whole}
+        high = {name: ideal[name] - bounds[name][1] * whole for name in free if ideal[name] > bounds[name][1] * whole}
         if not low and not high:
-            fixed |= ideal
+            fixed |= {name: ideal[name] // whole for name in free}
         elif sum(low.values()) >= sum(high.values()):
             fixed |= {name: bounds[name][0] for name in low}
         else:

@@ -22,6 +22,7 @@ class HostedEngine:
     """The `Engine` protocol, forwarded call by call."""
 
     def __init__(self, config: EngineConfig, *, spawned: bool) -> None:
+        self.spawned = spawned
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, config, spawned))
