@@ -6,8 +6,8 @@ import os
 import socket
 from itertools import cycle
 
-# Below the kernel's ephemeral ports, any of which another process may be given before the test's server binds it, and above those of Ray's
-# workers.
+# Above the ports of Ray's workers, and below the kernel's ephemeral ones, any of which another process may be given before the test's server
+# binds it.
 _FIRST, _OF_WORKER = 20_000, 100
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _ports = cycle(range(_FIRST + _WORKER * _OF_WORKER, _FIRST + (_WORKER + 1) * _OF_WORKER))

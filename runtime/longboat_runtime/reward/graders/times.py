@@ -117,8 +117,8 @@ class OwnTime:
     def cpu_seconds(self) -> float:
         """Of the process and all that it has started, as far as they run or were waited for.
 
-        Of processes that were waited for up to two ticks (20 ms) in all may be missing: the kernel rounds down what they used, in the
-        program and in the kernel.
+        Up to two ticks (20 ms) of those that were waited for may be missing: the kernel rounds the sums of their user and of their system
+        time down.
         """
         return max(self._cpu()[0] - self._begun_cpu, 0.0)
 
