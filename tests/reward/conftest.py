@@ -3,7 +3,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -83,6 +83,13 @@ def graders_directory() -> Iterator[Path]:
 def graders(graders_directory: Path) -> Iterator[Path]:
     with running_graders(graders_directory) as socket:
         yield socket
+
+
+def process_state(pid: int) -> str:
+    """One letter, as /proc has it; none if there is no such process."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
 
 
 def set_quota(cgroup: Path, text: str) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
-from tests.reward.conftest import as_graders_user, graded
+from tests.reward.conftest import as_graders_user, graded, process_state
 from tests.reward.hostile_neighbours import SECRET
 from tests.reward.hostile_responses import LIMITS, Harm, Response, Way, columns
 from tests.reward.unprotected import left, own_arguments
@@ -110,15 +110,11 @@ def _harm(
         return f"it got what it wanted: {outcome}"
     if response.harm is Harm.RUNS_ON and outcome.kind is not OutcomeKind.TIMEOUT:
         return f"it wasn't ended for its time: {outcome}"
-    if victim.poll() is not None or "T" in _state(victim.pid):
+    if victim.poll() is not None or process_state(victim.pid) == "T":
         return "another process was signalled"
     if found := list(left(left_argument)):
         return f"processes {found}"
     return None
-
-
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def without_sandbox(directory: Path, names: Sequence[str]) -> dict[str, str | None]:

@@ -267,4 +267,5 @@ async def test_a_dead_zygote_is_replaced(grade) -> None:
     again = outcome
     while again.kind is not OutcomeKind.SCORED or again.score == outcome.score:
         again = await grade("import os; score = os.getppid()")
+    assert again.score > 0
     assert json.dumps(again.to_json())

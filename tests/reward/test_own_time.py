@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,7 +29,7 @@ from longboat_runtime.reward.graders.times import (
     waiting_is_counted,
 )
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
-from tests.reward.conftest import graded, running_graders
+from tests.reward.conftest import graded, process_state, running_graders
 
 # Computes for so many CPU seconds, by its own clock.
 BURN = "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass\n"
@@ -102,13 +102,6 @@ def computing(server: int) -> int | None:
     return next((pid for pid in found if cpu_clock(pid) > 0.1), None)
 
 
-def state(pid: int) -> str:
-    """As /proc has it; empty if there is no such process."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return ""
-
-
 async def grade(client: GraderClient, name: str, text: str, own: float | None, hard: float = 60.0) -> FunctionOutcome:
     return await graded(client, name, RewardSample(text, ""), hard, own=own)
 
@@ -157,7 +150,7 @@ async def test_who_has_answered_stays_until_it_is_seen_what_it_took(tmp_path: Pa
             assert not grading.done()
             await asyncio.sleep(0.001)
         os.kill(pids[0], signal.SIGSTOP)
-        while state(pid) in {"R", "Z"}:  # noqa: ASYNC110 - until it waits, or is gone
+        while process_state(pid) in {"R", "Z"}:  # noqa: ASYNC110 - until it waits, or is gone
             await asyncio.sleep(0.001)
         os.kill(pids[0], signal.SIGCONT)
         outcome = await grading
