@@ -87,10 +87,12 @@ def test_the_end_of_a_child_is_told_with_its_last_words() -> None:
     async def test() -> None:
         supervisor = Supervisor()
         for code in (3, 0):
-            supervisor.start(program(f"import sys; print('cause', file=sys.stderr); sys.exit({code})"))
-            await asyncio.wait_for(supervisor.exited.wait(), 60)
+            # More than a pipe holds, so that some of it is still to be read when the child ends.
+            supervisor.start(program(f"import sys; sys.stderr.write('before\\n' * 50_000 + 'cause'); sys.exit({code})"))
+            await asyncio.wait_for(supervisor.exited.wait(), 300)
             assert supervisor.exit_code == code
-            await until(lambda: supervisor.last_lines == ["cause"])
+            await supervisor.read_out()
+            assert supervisor.last_lines[-1] == "cause"
         assert supervisor.restarts == 1
 
     in_process(test)

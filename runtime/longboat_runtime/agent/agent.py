@@ -112,10 +112,10 @@ class Agent:
             case Action.END:
                 log.info("end", role=self._duty.role, head=head.cluster, code=code)
                 failed = self._state.failures > before.failures
-                self._failure = self._message(code) if failed else None
+                self._failure = await self._message(code) if failed else None
                 return await self._end()
             case Action.GIVE_UP:
-                self._failure = self._message(code)
+                self._failure = await self._message(code)
                 log.error("give up", message=self._failure)
                 write_termination_message(self._failure)
                 await self._end()
@@ -124,7 +124,8 @@ class Agent:
                 return True
         return True
 
-    def _message(self, code: int | None) -> str:
+    async def _message(self, code: int | None) -> str:
+        await self._supervisor.read_out()
         return termination_message(self._duty.role, code, self._supervisor.last_lines, self._state.failures)
 
     def _failure_arguments(self) -> list[str]:

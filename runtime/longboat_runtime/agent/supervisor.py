@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -24,8 +25,8 @@ _KILL_INTERVAL = 0.02
 # A process that is alive so long after SIGKILL (seconds) waits in the kernel for storage or a device that doesn't answer, or is
 # frozen: no signal ends it before that.
 KILL_PATIENCE = 30.0
-# How much of the child's last error output is kept for the termination message.
-_TAIL_LINES = 40
+# How much of the child's last error output is kept for the termination message, and how long it is waited for, in seconds.
+_TAIL_LINES, _TAIL_SECONDS = 40, 1.0
 
 
 class Supervisor:
@@ -41,6 +42,7 @@ class Supervisor:
         self.restarts = -1
         self._child: subprocess.Popen[bytes] | None = None
         self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
+        self._forwarding: threading.Thread | None = None
         prctl.adopt_orphans()
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
 
@@ -50,11 +52,13 @@ class Supervisor:
         self.exited.clear()
         self.exit_code = None
         self.restarts += 1
-        self._tail.clear()
+        self._tail = collections.deque(maxlen=_TAIL_LINES)
         log.info("start", command=" ".join(command))
         self._child = subprocess.Popen(command, env={**os.environ, **(environment or {})}, stderr=subprocess.PIPE)
         assert self._child.stderr is not None
-        threading.Thread(target=self._forward, args=(self._child.stderr,), daemon=True).start()
+        forward = partial(self._forward, self._child.stderr, self._tail)
+        self._forwarding = threading.Thread(target=forward, daemon=True)
+        self._forwarding.start()
 
     @property
     def running(self) -> bool:
@@ -63,8 +67,16 @@ class Supervisor:
 
     @property
     def last_lines(self) -> list[str]:
-        """The last lines that the child wrote to standard error."""
+        """The last lines that were read of the child's standard error."""
         return list(self._tail)
+
+    async def read_out(self) -> None:
+        """Waits until all that a child, which has ended, wrote has been read.
+
+        At most _TAIL_SECONDS: descendants that live on may keep the stream open.
+        """
+        if self._forwarding is not None:
+            await asyncio.to_thread(self._forwarding.join, _TAIL_SECONDS)
 
     async def end(self, patience: float = KILL_PATIENCE) -> set[int]:
         """Kills the child and all its descendants; returns when none is left, or those that are left after `patience` seconds."""
@@ -96,13 +108,14 @@ class Supervisor:
                     log.info("ended", code=self.exit_code)
                     self.exited.set()
 
-    def _forward(self, stream: IO[bytes]) -> None:
+    @staticmethod
+    def _forward(stream: IO[bytes], tail: collections.deque[str]) -> None:
         """Runs in a thread until all writers have closed the stream."""
         for line in stream:
             sys.stderr.buffer.write(line)
             sys.stderr.buffer.flush()
             if text := line.decode(errors="replace").strip():
-                self._tail.append(text)
+                tail.append(text)
 
 
 def descendants() -> set[int]:
