@@ -1,11 +1,11 @@
 """A job whose responses are as long as its prompts say: a model made so that it counts down, with too little memory for long ones.
 
-`count down from 150` is answered by about as many words. The model draws each word from its own distribution, one in ten leaves a
-number out, so lengths are drawn too.
+`count down from 300` is answered by about 270 words. The model draws each word from its own distribution, one in ten leaves a number
+out, so lengths are drawn too.
 
-Its weights, 101 MB, take most of the 160 MiB that an engine may use of each device. What they and the reserve leave is KV cache: 1008
-tokens with one device an engine, 4080 with two, which hold half the weights and half of each token's keys and values. vLLM hands it out
-in blocks of 128 tokens, one of which it keeps: a pod has 12 of them in two engines, or 30 in one.
+Its weights, 101 MB, take most of the 160 MiB that an engine may use of each device. What they and the reserve leave is KV cache, which vLLM
+hands out in blocks of 128 tokens: 7 with one device an engine, 31 with two, which hold half the weights and half of each token's keys and
+values. It keeps one block for itself, so a pod has 12 in two engines, or 30 in one.
 """
 
 import json
@@ -15,19 +15,19 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-LARGEST = 240
+LARGEST = 310
 WORDS = ("<pad>", "<eos>", *map(str, range(1, LARGEST + 1)), "count", "down", "from")
 # Tokens of a prompt.
 PROMPT = 4
-MAX_LENGTH = 256
+MAX_LENGTH = 320
 # Part of the numbers that are left out.
 SLIPS = 0.1
 # Logarithm of how much likelier a right word is than any other: nothing else is drawn in a thousand responses.
 CERTAINTY = 20.0
 
-# Numbers that the prompts of a round start from. Short responses with their prompts stay within a block, so none is ever preempted. Each
-# long one needs a second block at about the same time, 36 in all: more than engines of either size have.
-SHORT, LONG = range(12, 25), range(150, 171)
+# Numbers that the prompts of a round start from. Short responses with their prompts stay within a block, so none is ever preempted. Long
+# ones need three each, 54 in all: more than engines of either size have, also if some begin a hundred steps after others.
+SHORT, LONG = range(12, 25), range(290, 311)
 GROUP_SIZE, PROMPTS = 2, 9
 
 REWARD = '''"""Part of the numbers that follow each other."""

@@ -12,17 +12,25 @@ KILLED = 128 + signal.SIGKILL
 def signal_process(job: Job, pod: str, container: str, word: str) -> None:
     """SIGKILL every process of a container whose command line holds `word`.
 
-    The container may end with its process, and the shell that sent the signal with the container.
+    The container may end with its process, and with the container the shell that sent the signal, or the stream to it.
     """
     script = (
         f'for p in /proc/[0-9]*; do if tr "\\0" " " < $p/cmdline 2>/dev/null | grep -q "{word}"; '
         "then n=${p#/proc/}; [ $n = $$ ] || kill -9 $n; fi; done; true"
     )
+    before = _running(job, pod, container)
     try:
         job.exec(pod, container, "sh", "-c", script)
     except CommandError as error:
         if error.status != KILLED:
-            raise
+            job.wait(f"{container} ends: {error}", lambda: _running(job, pod, container) != before, 60)
+
+
+def _running(job: Job, pod: str, container: str) -> str | None:
+    """Id of the container, None if it doesn't run."""
+    status = job.pods().get(pod, {}).get("status", {})
+    containers = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
+    return next((of["containerID"] for of in containers if of["name"] == container and "running" in of["state"]), None)
 
 
 def delete_at_once(job: Job, pod: str) -> None:
@@ -34,5 +42,5 @@ def resumes_after(job: Job, harm: Callable[[], None]) -> None:
     """A new incarnation goes on at least where the old one's last step was."""
     before = job.status()["training"]
     harm()
-    job.wait("a new incarnation", lambda: job.status()["training"]["incarnation"] > before["incarnation"], 180)
+    job.wait("a new incarnation", lambda: job.status()["training"]["incarnation"] > before["incarnation"])
     job.wait_for_step(before["step"] + 2)

@@ -24,13 +24,13 @@ def install(kubeconfig: Path, image: str, *settings: str) -> None:
     values = [f"image.repository={repository}", f"image.tag={tag}", *settings]
     helm(
         kubeconfig, "upgrade", "--install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--create-namespace",
-        "--wait", "--timeout", "120s", *(word for value in values for word in ("--set", value)),
+        "--wait", "--timeout", "300s", *(word for value in values for word in ("--set", value)),
     )  # fmt: skip
 
 
 def uninstall(kubeconfig: Path) -> None:
     """`helm uninstall`, waiting until its objects are gone."""
-    helm(kubeconfig, "uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "120s")
+    helm(kubeconfig, "uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "300s")
 
 
 def helm(kubeconfig: Path, *argv: str) -> str:

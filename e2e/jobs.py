@@ -59,7 +59,7 @@ class Job:
 
     def delete(self) -> None:
         """Delete the job and wait until the API server has none of that name."""
-        self._kubectl("delete", "rljob", self.name, "--ignore-not-found", "--timeout", "60s")
+        self._kubectl("delete", "rljob", self.name, "--ignore-not-found", "--timeout", "300s")
 
     def step(self) -> int:
         """Committed optimizer steps."""

@@ -3,10 +3,14 @@
 import http.client
 import json
 import ssl
+import time
 from typing import Any
 
 from e2e.cluster.network import Network
 from e2e.cluster.pki import Pair
+
+# Seconds.
+PATIENCE = 60.0
 
 
 class Api:
@@ -26,8 +30,22 @@ class Api:
             return False
 
     def get(self, path: str) -> Any | None:
-        """The object at a path, None when there is none; raises RuntimeError on any other status."""
-        status, body = self._request(path)
+        """The object at a path, None when there is none; raises RuntimeError on any other status.
+
+        A server that doesn't answer, or not now, is asked again for a minute.
+        """
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                status, body = self._request(path)
+            except (OSError, http.client.HTTPException):
+                if time.monotonic() > deadline:
+                    raise
+            else:
+                later = status == http.HTTPStatus.TOO_MANY_REQUESTS or status >= http.HTTPStatus.INTERNAL_SERVER_ERROR
+                if not later or time.monotonic() > deadline:
+                    break
+            time.sleep(1)
         if status == http.HTTPStatus.NOT_FOUND:
             return None
         if status != http.HTTPStatus.OK:

@@ -103,8 +103,11 @@ class Cluster:
         """A client with the administrator's rights."""
         return self.control_plane.api
 
-    def kubectl(self, *argv: str, stdin: str | None = None, timeout: float | None = 120) -> str:
-        """Run kubectl as the administrator and return its output; raises CommandError when it fails."""
+    def kubectl(self, *argv: str, stdin: str | None = None, timeout: float | None = 360) -> str:
+        """Run kubectl as the administrator and return its output; raises CommandError when it fails.
+
+        `timeout` (seconds) is for what hangs: a wait has its own in its arguments, and less.
+        """
         return run([KUBEBOX.path, "kubectl", *argv], stdin=stdin, env=self.environment, timeout=timeout)
 
     def load(self, archive: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from e2e.cluster.errors import ClusterError
 
-EXEC_SECONDS = 0.5  # far more than a process takes to become the program that it runs
+# Far more than a process takes to become the program that it runs, also if that is read from a slow disk.
+EXEC_SECONDS = 5.0
 
 
 def wait_until(condition: Callable[[], bool], complaint: str, seconds: float, interval: float = 0.05) -> None:

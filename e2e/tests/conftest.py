@@ -71,7 +71,8 @@ def held_up(site: sites.Site) -> Iterator[dict[str, Job]]:
     ServiceAccount taken, and the operator looks again whether it still is; it isn't.
     """
     jobs = {name: Job(site.cluster, site.namespace, name) for name in ("unmounted", "freed")}
-    spec = small_job.spec()
+    unready = {"startDeadlineSeconds": 7200}  # which their tests must not meet
+    spec = small_job.spec(failurePolicy=unready)
     spec["rollout"]["replicas"] = 0  # engines would only take CPUs
     spec["rewards"] = [{"name": "vowels", "configMap": {"name": "nowhere", "key": "reward.py", "function": "reward"}}]
     jobs["unmounted"].apply(spec)
@@ -79,7 +80,7 @@ def held_up(site: sites.Site) -> Iterator[dict[str, Job]]:
     apply(site.cluster, [{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}])
     runtime = site.apply_runtime_without("nowhere", *host_runtime.CONTAINERS)
     freed = jobs["freed"]
-    freed.apply(small_job.spec(runtime, checkpoint={"reclaimPolicy": "Delete"}))
+    freed.apply(small_job.spec(runtime, checkpoint={"reclaimPolicy": "Delete"}, failurePolicy=unready))
     freed.wait("the job says so", lambda: freed.condition("Scheduled").get("reason") == "NameTaken", 60)
     site.cluster.kubectl("-n", site.namespace, "delete", "serviceaccount", "freed-driver")
     yield jobs

@@ -15,6 +15,8 @@ pytestmark = pytest.mark.cluster
 WRITES = {"create", "apply", "patch", "update", "delete"}
 # Seconds without a write after which the operator has written what it had to.
 SETTLED = 10
+# How many minutes are tried.
+MINUTES = 3
 SERIES = re.compile(r"^longboat_api_requests_total\{(?P<labels>[^}]*)\} (?P<value>\S+)$", re.MULTILINE)
 
 
@@ -40,12 +42,24 @@ def settled(site: Site) -> dict[str, float]:
     return now
 
 
-def test_idle_operator_writes_nothing(site: Site, finished: Job, survivor: Job) -> None:
-    """One finished and one running job, for sixty seconds after it has written what it had to."""
-    assert finished.status()["phase"] == "Succeeded"
+def written_in_a_minute(site: Site, running: Job) -> dict[str, float]:
+    """Writes of sixty seconds in which the job makes steps, after the operator has written what it had to."""
     before = settled(site)
     assert before, "the operator counts its writes"
-    step = survivor.step()
+    step = running.step()
     time.sleep(60 - SETTLED)
-    survivor.wait_for_step(step + 1)
-    assert writes(site) == before
+    running.wait_for_step(step + 1)
+    return {key: count - before.get(key, 0) for key, count in writes(site).items() if count != before.get(key)}
+
+
+def test_idle_operator_writes_nothing(site: Site, finished: Job, survivor: Job) -> None:
+    """One finished and one running job.
+
+    There may be something to write in a minute: a node that stalls for seconds isn't ready, and its pods aren't either. But what an
+    operator writes of its own accord, it writes in every minute.
+    """
+    assert finished.status()["phase"] == "Succeeded"
+    minutes: list[dict[str, float]] = []
+    while len(minutes) < MINUTES and all(minutes):
+        minutes.append(written_in_a_minute(site, survivor))
+    assert not minutes[-1], minutes

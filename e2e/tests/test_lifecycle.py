@@ -108,13 +108,13 @@ def test_killed_operator_changes_no_pod(survivor: Job) -> None:
 
 def test_suspend_keeps_a_step_and_resume_continues_there(survivor: Job) -> None:
     survivor.patch({"suspend": True})
-    survivor.wait("suspended", lambda: survivor.status()["phase"] == "Suspended", 300)
+    survivor.wait("suspended", lambda: survivor.status()["phase"] == "Suspended")
     survivor.wait("pods released", lambda: not survivor.pods())
     kept = survivor.status()["checkpoint"]["step"]
     assert kept == survivor.step()
     assert str(kept) in survivor.condition("Suspended")["message"]
     survivor.patch({"suspend": False})
-    survivor.wait("running again", lambda: survivor.status()["phase"] == "Running", 300)
+    survivor.wait("running again", lambda: survivor.status()["phase"] == "Running")
     survivor.wait_for_step(kept + 1)
     assert fates_in(survivor)["begun"][-1] == kept
 

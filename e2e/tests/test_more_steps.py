@@ -1,15 +1,18 @@
 """Steps are raised while a job runs, and again when its driver has ended and the operator hasn't seen it."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
 from e2e import small_job, volumes
 from e2e.cluster.cluster import Cluster
 from e2e.installation import NAMESPACE as SYSTEM
+from e2e.installation import scale_operator
 from e2e.jobs import Job
 from e2e.prompts import fates_in
+from e2e.site import Site
 from longboat_runtime.driver.eventlog import surviving
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rounds import events
@@ -18,18 +21,38 @@ from longboat_runtime.timeline.log import newest
 pytestmark = pytest.mark.cluster
 
 RATE = 1e-4
-FIRST, SECOND, LAST = 20, 22, 24
+FIRST, SECOND, LAST = 30, 32, 34
+REWARD = f'''{small_job.REWARD}
+
+def held(sample):
+    """Waits while the file is there: no round ends."""
+    import os, time
+    while os.path.exists("/data/hold"):
+        time.sleep(0.05)
+    return reward(sample)
+'''
+
+
+@contextmanager
+def held(data: Path) -> Iterator[None]:
+    """The job makes no step, however long something takes."""
+    file = data / "hold"
+    file.touch()
+    try:
+        yield
+    finally:
+        file.unlink()
 
 
 @contextmanager
 def operator_away(cluster: Cluster) -> Iterator[None]:
     """Nobody plans meanwhile."""
     replicas = cluster.kubectl("-n", SYSTEM, "get", "deployment", "-o", "jsonpath={.items[0].spec.replicas}")
-    cluster.kubectl("-n", SYSTEM, "scale", "deployment", "--all", "--replicas=0")
+    scale_operator(cluster, 0)
     try:
         yield
     finally:
-        cluster.kubectl("-n", SYSTEM, "scale", "deployment", "--all", f"--replicas={replicas}")
+        scale_operator(cluster, int(replicas))
         cluster.kubectl("-n", SYSTEM, "rollout", "status", "deployment", "--timeout=300s")
 
 
@@ -53,20 +76,28 @@ def rates(job: Job) -> dict[int, float]:
     return {record.step: record.metrics["actor/lr"] for record in read_records(root) if record.step}
 
 
-def test_a_job_ends_at_the_number_of_steps_that_its_spec_has_at_the_end(new_job: Callable[[str], Job]) -> None:
+def test_a_job_ends_at_the_number_of_steps_that_its_spec_has_at_the_end(
+    site: Site, new_job: Callable[[str], Job]
+) -> None:
+    (site.data / "held.py").write_text(REWARD)
+    (site.data / "held.py").chmod(0o644)
     job = new_job("longer")
     optimizer = {"learningRate": RATE, "schedule": "Linear"}
     job.apply(
         small_job.spec(
             rounds={"steps": FIRST, "promptsPerRound": 4},
+            rewards=[{"name": "vowels", "function": "/data/held.py:held", "timeoutSeconds": 600}],
             trainer={"optimizer": optimizer, "maxTokensPerBin": 256},
             failurePolicy={"maxDriverRestarts": 0},
         )
     )
     job.wait_for_step(2)
-    job.patch({"rounds": {"steps": SECOND}})
+    with held(site.data):
+        job.patch({"rounds": {"steps": SECOND}})
     job.wait("the driver follows", lambda: job.status()["training"]["steps"] == SECOND)
-    with operator_away(job.cluster):
+    with ExitStack() as away:
+        with held(site.data):
+            away.enter_context(operator_away(job.cluster))
         job.wait("the driver ends", lambda: job.status()["training"]["state"] == "Succeeded")
         assert job.step() == SECOND
         assert job.status()["phase"] == "Running", "which nobody has seen"
@@ -76,7 +107,7 @@ def test_a_job_ends_at_the_number_of_steps_that_its_spec_has_at_the_end(new_job:
     assert (status["training"]["step"], status["checkpoint"]["step"]) == (LAST, LAST)
     (restart,) = [record for record in status["restartHistory"] if record["role"] == "driver"]
     assert not restart["counted"]
-    assert "rounds.steps was raised to 24" in restart["message"]
+    assert f"rounds.steps was raised to {LAST}" in restart["message"]
     began = horizons(job)
     assert [*began] == [*range(1, LAST + 1)]
     assert (began[1], began[SECOND], began[SECOND + 1]) == (FIRST, SECOND, LAST)

@@ -7,6 +7,7 @@ import pytest
 from e2e import small_job
 from e2e.jobs import Job
 from e2e.prompts import fates_in
+from e2e.site import Site
 
 pytestmark = pytest.mark.cluster
 
@@ -14,7 +15,9 @@ pytestmark = pytest.mark.cluster
 TRIES = 5
 
 
-def test_responses_of_a_deleted_pod_and_of_a_smaller_scale_continue_elsewhere(new_job: Callable[[str], Job]) -> None:
+def test_responses_of_a_deleted_pod_and_of_a_smaller_scale_continue_elsewhere(
+    site: Site, new_job: Callable[[str], Job]
+) -> None:
     """One response at a time and many a round: engines are slower than the trainer, so that responses run at almost any moment."""
     rounds = {"policy": "BoundedAsync", "maxStaleness": 2, "steps": 100_000, "promptsPerRound": 32}
     rollout = {
@@ -24,12 +27,14 @@ def test_responses_of_a_deleted_pod_and_of_a_smaller_scale_continue_elsewhere(ne
         "kvCache": "64Mi",
         "enforceEager": True,
     }
+    # With its 10 s, a pod would have 5 to give its responses away, while engines keep all CPUs busy.
+    runtime = site.apply_runtime("moving", lambda specs: specs["rollout"].update(terminationGracePeriodSeconds=60))
     job = new_job("moving")
 
     def scale(replicas: int) -> None:
         job.cluster.kubectl("-n", job.namespace, "scale", "rljob", job.name, f"--replicas={replicas}")
 
-    job.apply(small_job.spec(rounds=rounds, rollout=rollout))
+    job.apply(small_job.spec(runtime, rounds=rounds, rollout=rollout))
     job.wait_for("Running")
     job.wait("both pods serve", lambda: job.status()["roles"]["rollout"].get("readyText") == "2/2")
     job.wait_for_step(job.step() + 1)

@@ -14,6 +14,7 @@ from e2e.installation import scale_operator
 from e2e.jobs import Job
 from e2e.prompts import fates_in
 from e2e.volumes import folder
+from e2e.watches import following
 from longboat_runtime.driver.eventlog import surviving
 from longboat_runtime.rounds import events
 from longboat_runtime.timeline.log import newest
@@ -48,12 +49,16 @@ def demand(job: Job) -> dict[str, Any]:
 
 
 def grant(job: Job) -> dict[str, Any]:
-    found: dict[str, Any] = job.status().get("allocation", {}).get("grant", {}).get("rollout", {})
+    return granted(job.status())
+
+
+def granted(status: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = status.get("allocation", {}).get("grant", {}).get("rollout", {})
     return found
 
 
-def leaving(job: Job) -> list[str]:
-    return [one["pod"] for one in grant(job).get("leaving", [])]
+def leaving(status: dict[str, Any]) -> set[str]:
+    return {one["pod"] for one in granted(status).get("leaving", [])}
 
 
 def scale(job: Job, replicas: int) -> None:
@@ -99,11 +104,14 @@ def test_a_running_job_is_scaled_up_and_down(job: Job) -> None:
         return {body.engine.split("/")[0] for body in logged(job) if isinstance(body, events.Generated)}
 
     job.wait("all of them draw", lambda: pods <= drew(), 600)
-    scale(job, 1)
-    gone = set(job.wait("two leave", lambda: len(leaving(job)) == 2 and leaving(job), 60))
-    serve(job, 1)
-    assert not gone & job.pod_uids("rollout").keys()
-    job.wait("nobody leaves any more", lambda: not leaving(job) and not demand(job).get("drained"))
+    gone: set[str] = set()
+    jobs = f"/apis/longboat.dev/v1alpha1/namespaces/{job.namespace}/rljobs"
+    path = f"{jobs}?watch=1&fieldSelector=metadata.name={job.name}"
+    with following(job.cluster, path, lambda event: gone.update(leaving(event["object"].get("status", {})))):
+        scale(job, 1)
+        serve(job, 1)
+        job.wait("nobody leaves any more", lambda: not leaving(job.status()) and not demand(job).get("drained"))
+    assert gone == pods - job.pod_uids("rollout").keys()
     found = nothing_is_lost(job)
     assert found["lost_samples"] == 0, "nothing had to be drawn again"
     assert {body.pod for body in logged(job) if isinstance(body, events.PodDrained)} == gone
@@ -118,7 +126,7 @@ def test_a_pod_is_killed_while_it_goes(job: Job, word: str) -> None:
     scale(job, 1)
     delete_at_once(job, job.printed(driver, "driver", rf"pod (\S+) {word}")[1])
     serve(job, 1)
-    job.wait("nobody leaves any more", lambda: not leaving(job))
+    job.wait("nobody leaves any more", lambda: not leaving(job.status()))
     nothing_is_lost(job)
 
 
@@ -190,7 +198,7 @@ def test_the_api_server_is_gone_while_a_pod_is_drained(job: Job) -> None:
     finally:
         job.cluster.control_plane.signal("kube-apiserver", signal.SIGCONT)
     serve(job, 1)
-    job.wait("nobody leaves any more", lambda: not leaving(job))
+    job.wait("nobody leaves any more", lambda: not leaving(job.status()))
     found = nothing_is_lost(job)
     assert found["lost_samples"] == 0, "nothing had to be drawn again"
     assert job.step() > step

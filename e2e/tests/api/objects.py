@@ -2,10 +2,12 @@
 
 import http.client
 import json
+import re
 import ssl
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -109,12 +111,15 @@ def listed(objects: Sequence[Any]) -> dict[str, Any]:
 
 
 def eventually(call: Callable[[], Any]) -> Any:
-    """A new right takes effect some moments after it was given."""
+    """A new account is known and its rights take effect some moments after they were given."""
     deadline = time.monotonic() + 300
     while True:
         try:
             return call()
         except Refused as refused:
-            if "cannot patch resource" not in refused.message or time.monotonic() > deadline:
+            unknown = refused.status == HTTPStatus.UNAUTHORIZED or re.search(
+                "cannot (get|patch) resource", refused.message
+            )
+            if not unknown or time.monotonic() > deadline:
                 raise
         time.sleep(0.1)

@@ -24,7 +24,9 @@ def driver(server: Cluster, jobs: Jobs, new_job: NewJob) -> Jobs:
     made = [driver_account(ref), driver_role(ref), driver_role_binding(ref)]
     server.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(listed(made)))
     token = server.kubectl("-n", NAMESPACE, "create", "token", ref.driver_account).strip()
-    return Jobs(server, NAMESPACE, token)
+    driver = Jobs(server, NAMESPACE, token)
+    eventually(lambda: driver.get(ref.name))
+    return driver
 
 
 def test_a_driver_writes_its_own_fields(driver: Jobs) -> None:

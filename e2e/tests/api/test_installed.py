@@ -8,6 +8,7 @@ import pytest
 from e2e import installation
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.errors import CommandError
+from e2e.cluster.waiting import wait_until
 from e2e.tests.api.objects import NAMESPACE, REPOSITORY, Jobs, NewJob, eventually
 from longboat_crds.base import Role
 from longboat_crds.load import load, load_job
@@ -44,10 +45,16 @@ def test_a_release_for_one_namespace_has_no_rights_elsewhere_and_leaves_nothing(
         "--create-namespace",
         *(word for setting in settings for word in ("--set", setting)),
     )
-    asked = ["auth", "can-i", "-q", "create", "pods", "--as", account, "-n"]
-    server.kubectl(*asked, NAMESPACE)
-    with pytest.raises(CommandError):
-        server.kubectl(*asked, "default")
+
+    def may_create_pods(where: str) -> bool:
+        try:
+            server.kubectl("auth", "can-i", "-q", "create", "pods", "--as", account, "-n", where)
+        except CommandError:
+            return False
+        return True
+
+    wait_until(lambda: may_create_pods(NAMESPACE), "its rights have no effect", seconds=300)
+    assert not may_create_pods("default")
     installation.helm(server.kubeconfig, "uninstall", "second", "--namespace", namespace, "--wait")
     kinds = (
         "deployments,services,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings,networkpolicies,crds"
