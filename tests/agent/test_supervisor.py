@@ -104,19 +104,24 @@ def test_orphans_are_reaped() -> None:
         supervisor.start(
             program(
                 """
-                import os, time
+                import os, sys, time
                 for _ in range(50):
                     if os.fork() == 0:
                         if os.fork() != 0: os._exit(0)
-                        time.sleep(0.05)
-                        os._exit(0)
+                        time.sleep(1e6)
                     os.wait()
+                print(os.getpid(), file=sys.stderr, flush=True)
                 time.sleep(1e6)
                 """
             )
         )
-        await until(lambda: len(descendants()) > 2)
-        await until(lambda: len(descendants()) == 1)
+        await until(lambda: supervisor.last_lines)
+        child = int(supervisor.last_lines[0])
+        orphans = descendants() - {child}
+        assert len(orphans) == 50
+        for orphan in orphans:
+            os.kill(orphan, signal.SIGKILL)
+        await until(lambda: descendants() == {child})
         await supervisor.end()
 
     in_process(test)

@@ -19,7 +19,7 @@ GROUP = f"/longboat-frozen-{os.getpid()}/node0/pod"
 def asleep() -> Iterator[subprocess.Popen[bytes]]:
     """A process in a group that is frozen."""
     cgroups.create(GROUP)
-    process = subprocess.Popen(["sleep", "1000"])
+    process = subprocess.Popen(["sleep", "1001"])
     for file in cgroups.process_files(GROUP):
         file.write_text(str(process.pid))
     folders = [file.parent for file in cgroups.process_files(GROUP)]

@@ -197,7 +197,7 @@ async def test_a_silent_watch_is_given_up(serve: Serve, monkeypatch: pytest.Monk
 
 
 async def test_a_quiet_watch_goes_on_without_a_word(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "WATCH_SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr(transport, "WATCH_SILENCE_SECONDS", 1.0)
     pods = Source("Pod", None)
     now, watched, thrice, release = 0.0, [], asyncio.Event(), asyncio.Event()
 

@@ -67,7 +67,8 @@ def harm(program: Program, directory: str) -> str | None:
             os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         for sleeper in sleepers():
-            os.kill(sleeper, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(sleeper, signal.SIGKILL)
         os.close(requests_in)
         os.close(answers_out)
 

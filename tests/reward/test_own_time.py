@@ -60,9 +60,9 @@ CROWD = 4
 
 @contextmanager
 def crowded() -> Iterator[None]:
-    """Every CPU is wanted by CROWD other processes."""
+    """Every CPU that this process may use is wanted by CROWD others, which may use no other CPU either."""
     endless = [sys.executable, "-S", "-c", "print(flush=True)\nwhile True: pass"]
-    burners = [subprocess.Popen(endless, stdout=subprocess.PIPE) for _ in range(CROWD * (os.cpu_count() or 1))]
+    burners = [subprocess.Popen(endless, stdout=subprocess.PIPE) for _ in range(CROWD * len(os.sched_getaffinity(0)))]
     try:
         for burner in burners:
             assert burner.stdout is not None
@@ -138,7 +138,7 @@ async def test_programs_that_a_response_starts_count(loaded: GraderClient) -> No
     assert ended.cpu_seconds >= 0.19  # the kernel tells those of ended processes in ticks of 10 ms
 
 
-@pytest.mark.parametrize(("name", "text"), [("run", BURN.format(0.3)), ("stay", "leave 0.3")])
+@pytest.mark.parametrize(("name", "text"), [("run", BURN.format(1.5)), ("stay", "leave 1.5")])
 async def test_who_has_answered_stays_until_it_is_seen_what_it_took(tmp_path: Path, name: str, text: str) -> None:
     """These grade no more after they have answered; the server gets to see that only later."""
     pids: list[int] = []
@@ -156,7 +156,7 @@ async def test_who_has_answered_stays_until_it_is_seen_what_it_took(tmp_path: Pa
         outcome = await grading
         await client.close()
     assert outcome.kind is OutcomeKind.SCORED
-    assert outcome.cpu_seconds >= 0.3
+    assert outcome.cpu_seconds >= 1.5
 
 
 @pytest.mark.parametrize(("name", "text"), [("run", BURN.format(0.3)), ("stay", "burn 0.3")])
@@ -174,7 +174,7 @@ async def test_nor_one_that_starts_programs_there(loaded: GraderClient, programs
     text = STARTS.format(BURN.format(seconds)) * programs
     # Other tests may crowd the node at any time.
     idle = [(await grade(loaded, "run", text, 60.0)).own_seconds for _ in range(3)]
-    limit = 2 * min(seconds for seconds in idle if seconds is not None)
+    limit = 3 * min(seconds for seconds in idle if seconds is not None)
     with crowded():
         outcome = await grade(loaded, "run", text, limit)
     assert outcome.kind is OutcomeKind.SCORED, outcome
@@ -305,7 +305,7 @@ def test_threads_that_waited_for_each_other_are_not_excused_for_what_they_do_lat
         limit, slept = OwnLimit(own, 1e6), None
         while slept is None or time.monotonic() < slept + 1.0:
             limit.passed()
-            if slept is None and own.cpu_seconds > 1.6 and not own.may_wait:
+            if slept is None and own.cpu_seconds > 1.0 and not own.may_wait:
                 slept, before = time.monotonic(), own.elapsed
             time.sleep(0.02)
         own.look()

@@ -38,9 +38,10 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
 def accuracy_reward(completions, solution, **kwargs):
     rewards = []
     for completion, right in zip(completions, solution, strict=True):
-        gold = parse(right)
-        given = parse(completion[0]["content"], extraction_config=[LatexExtractionConfig(boxed_match_priority=0)])
-        rewards.append(float(verify(gold, given)) if gold else None)
+        gold = parse(right, parsing_timeout=300)
+        config = [LatexExtractionConfig(boxed_match_priority=0)]
+        given = parse(completion[0]["content"], extraction_config=config, parsing_timeout=300)
+        rewards.append(float(verify(gold, given, timeout_seconds=300)) if gold else None)
     return rewards
 """
 TASKS = {

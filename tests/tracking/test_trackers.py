@@ -34,9 +34,11 @@ AWAY = "http://127.0.0.1:9"
 
 
 @pytest.fixture(autouse=True)
-def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(trackers, "LONGEST_PAUSE", 0.01)
+def _short_pauses_and_long_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FIRST_PAUSE", "LONGEST_PAUSE"):
+        monkeypatch.setattr(trackers, name, 0.01)
+    for name in ("ENDED_SECONDS", "PAUSED_SECONDS"):
+        monkeypatch.setattr(trackers, name, 300.0)
 
 
 def mlflow(uri: str, **fields: Any) -> dict[str, Any]:
