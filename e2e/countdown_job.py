@@ -26,7 +26,7 @@ SLIPS = 0.1
 CERTAINTY = 20.0
 
 # Numbers that the prompts of a round start from. Short responses with their prompts stay within a block, so none is ever preempted. Long
-# ones need three each, 54 in all: more than engines of either size have, also if some begin a hundred steps after others.
+# ones need three each, 54 in all: more than engines of either size have, even if some begin a hundred steps after others.
 SHORT, LONG = range(12, 25), range(290, 311)
 GROUP_SIZE, PROMPTS = 2, 9
 

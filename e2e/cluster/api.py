@@ -9,7 +9,7 @@ from typing import Any
 from e2e.cluster.network import Network
 from e2e.cluster.pki import Pair
 
-# Seconds.
+# How long a server that doesn't answer is asked again, in seconds.
 PATIENCE = 60.0
 
 
@@ -32,7 +32,7 @@ class Api:
     def get(self, path: str) -> Any | None:
         """The object at a path, None when there is none; raises RuntimeError on any other status.
 
-        A server that doesn't answer, or not now, is asked again for a minute.
+        A server that doesn't answer, or says that it can't now, is asked again for PATIENCE.
         """
         deadline = time.monotonic() + PATIENCE
         while True:

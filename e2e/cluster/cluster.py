@@ -106,7 +106,7 @@ class Cluster:
     def kubectl(self, *argv: str, stdin: str | None = None, timeout: float | None = 360) -> str:
         """Run kubectl as the administrator and return its output; raises CommandError when it fails.
 
-        `timeout` (seconds) is for what hangs: a wait has its own in its arguments, and less.
+        `timeout` (seconds) is only for a command that hangs: one that waits is given a shorter limit in its arguments.
         """
         return run([KUBEBOX.path, "kubectl", *argv], stdin=stdin, env=self.environment, timeout=timeout)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from e2e.cluster.errors import ClusterError
 
-# Far more than a process takes to become the program that it runs, also if that is read from a slow disk.
+# Far more than a process takes to become the program that it runs, even if that is read from a slow disk.
 EXEC_SECONDS = 5.0
 
 

@@ -71,7 +71,7 @@ def held_up(site: sites.Site) -> Iterator[dict[str, Job]]:
     ServiceAccount taken, and the operator looks again whether it still is; it isn't.
     """
     jobs = {name: Job(site.cluster, site.namespace, name) for name in ("unmounted", "freed")}
-    unready = {"startDeadlineSeconds": 7200}  # which their tests must not meet
+    unready = {"startDeadlineSeconds": 7200}  # far longer than their tests take
     spec = small_job.spec(failurePolicy=unready)
     spec["rollout"]["replicas"] = 0  # engines would only take CPUs
     spec["rewards"] = [{"name": "vowels", "configMap": {"name": "nowhere", "key": "reward.py", "function": "reward"}}]

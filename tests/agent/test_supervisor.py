@@ -92,7 +92,7 @@ def test_the_end_of_a_child_is_told_with_its_last_words() -> None:
             await asyncio.wait_for(supervisor.exited.wait(), 300)
             assert supervisor.exit_code == code
             await supervisor.read_out()
-            assert supervisor.last_lines[-1] == "cause"
+            assert supervisor.last_lines == [*["before"] * 39, "cause"]
         assert supervisor.restarts == 1
 
     in_process(test)

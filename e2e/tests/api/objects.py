@@ -111,7 +111,7 @@ def listed(objects: Sequence[Any]) -> dict[str, Any]:
 
 
 def eventually(call: Callable[[], Any]) -> Any:
-    """A new account is known and its rights take effect some moments after they were given."""
+    """A new account and its rights take effect a moment after they were created."""
     deadline = time.monotonic() + 300
     while True:
         try:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -56,8 +55,7 @@ class Supervisor:
         log.info("start", command=" ".join(command))
         self._child = subprocess.Popen(command, env={**os.environ, **(environment or {})}, stderr=subprocess.PIPE)
         assert self._child.stderr is not None
-        forward = partial(self._forward, self._child.stderr, self._tail)
-        self._forwarding = threading.Thread(target=forward, daemon=True)
+        self._forwarding = threading.Thread(target=self._forward, args=(self._child.stderr, self._tail), daemon=True)
         self._forwarding.start()
 
     @property
