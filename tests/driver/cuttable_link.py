@@ -36,6 +36,10 @@ class CuttableLink:
             writer.transport.abort()
             return
         far_reader, far_writer = await asyncio.open_connection(*self._target)
+        if not self._up:  # it was cut meanwhile
+            writer.transport.abort()
+            far_writer.transport.abort()
+            return
         self._writers |= {writer, far_writer}
         for source, sink in ((reader, far_writer), (far_reader, writer)):
             task = asyncio.create_task(_pump(source, sink))

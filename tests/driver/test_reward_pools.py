@@ -33,6 +33,7 @@ from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import PromptId, SampleId
 from tests.driver.fakes import FakeRewards, FakeStore, Site, make_spec
 from tests.driver.runs import finished, held, history, trained
+from tests.support.waiting import eventually_async
 
 BUSY, IDLE = PoolLoad(asked=40, at_once=2, queue_seconds=9.0), PoolLoad()
 
@@ -186,8 +187,8 @@ async def test_moves_change_nothing_that_is_trained(tmp_path: Path) -> None:
 
     async def moved(request: TrainRequest) -> TrainReport:
         """What is asked for is granted, and the other pool is the busy one then."""
-        while (found := demand(moving)) is None or found.number == moves[0]:  # noqa: ASYNC110 - nothing says so
-            await asyncio.sleep(0.001)
+        found = await eventually_async(lambda: demand(moving), lambda found: found and found.number != moves[0])
+        assert found is not None
         moves[0] = found.number
         moving.broker.grant_cpus(granted(found.number, **{pool.name: pool.cpu for pool in found.pools or ()}))
         loads = moving.rewards.loads
@@ -214,9 +215,11 @@ async def test_a_move_is_told_with_what_it_is_expected_to_gain_and_with_what_it_
     job = asyncio.create_task(driver.run())
 
     async def until(true: Callable[[], bool]) -> None:
-        while not true():
+        def look() -> bool:
             assert not job.done(), job.result()
-            await asyncio.sleep(0.001)
+            return true()
+
+        await eventually_async(look)
 
     async def at(second: float, cpu_seconds: float) -> None:
         """Waits until it has been seen that so many had been used at this time."""

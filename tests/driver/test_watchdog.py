@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from longboat_runtime.driver.stages import Stage
 from longboat_runtime.driver.watchdog import Watchdog
 from longboat_runtime.samples import SampleId
@@ -11,8 +13,11 @@ from tests.driver.fakes import Site, make_spec
 from tests.driver.test_loop import until
 
 
-async def test_a_stage_that_hangs_is_named_with_stacks_until_it_makes_progress(tmp_path: Path) -> None:
+async def test_a_stage_that_hangs_is_named_with_stacks_until_it_makes_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A sample never finishes: reported after the deadline, with the stacks of all processes; cleared once it continues."""
+    monkeypatch.setattr(Watchdog, "run", lambda _: asyncio.Event().wait())  # one watchdog is enough
     site = Site(tmp_path, make_spec(steps=1, stage_deadline_seconds=100))
     driver = site.driver()
     hanging = SampleId(0, 0, 0, 0)
