@@ -11,18 +11,20 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import ray.util
 
 from longboat_runtime.agent.supervisor import children
 from tests.support.ports import adjacent_ports
+from tests.support.waiting import eventually
+
+T = TypeVar("T")
 
 pytestmark = [
     pytest.mark.slow,
@@ -44,7 +46,13 @@ role, ip, base, directory = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv
 offset = {"head": 0, "rollout": 10, "driver": 20}[role]
 ports = RayPorts(base, base + offset + 1, base + offset + 2, base + offset + 3)
 place = roles.Place(
-    ip, f"pod-{role}", ports, health_port=base + offset + 4, shared_memory=None, temp_dir=f"{directory}/ray"
+    ip,
+    f"pod-{role}",
+    ports,
+    health_port=base + offset + 4,
+    shared_memory=None,
+    temp_dir=f"{directory}/ray",
+    grace=1e6,  # a drain that waits for it to pass never ends
 )
 program = f"import os, time; open('{directory}/started', 'a').write('x'); time.sleep(1e6)"
 
@@ -65,32 +73,38 @@ sys.exit(roles.run_agent(duty))
 
 @dataclass
 class Agent:
-    """One agent; `pid` is that of the `unshare` that keeps its namespace. `head` is the head's address, `environment` has its token."""
+    """One agent; `process` is the `unshare` that keeps its namespace. `head` is the head's address, `environment` has its token."""
 
     process: subprocess.Popen[bytes]
+    directory: Path
     port: int
     head: str
     environment: dict[str, str]
 
     def ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=300) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz") as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
 
     def find(self, program: str) -> list[int]:
-        """Descendants whose command line holds `program`."""
+        """Descendants whose command line holds `program`, without their own: one that starts another looks like it until then."""
         found, pending = [], [self.process.pid]
         while pending:
             pid = pending.pop()
-            pending += children(pid)
             try:
                 if program in Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace"):
                     found.append(pid)
+                else:
+                    pending += children(pid)
             except OSError:
                 continue
         return found
+
+    def find_program(self) -> list[int]:
+        """The driver's own program."""
+        return self.find(f"{self.directory}/started")
 
     def departures(self, call: str) -> str:
         """What a call of `longboat_runtime.departures` says to the head's `client`, as a driver calls it."""
@@ -101,7 +115,7 @@ client = GcsClient(address={self.head!r})
 print({call})
 """
         command = [sys.executable, "-c", program]
-        done = subprocess.run(command, env=self.environment, check=True, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, env=self.environment, check=True, capture_output=True, text=True)
         return done.stdout.strip()
 
     def ask_to_stop(self) -> None:
@@ -109,12 +123,19 @@ print({call})
         os.kill(agent, signal.SIGTERM)
 
 
-def until(what: str, agents: dict[str, Agent], condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 400
-    while not condition():
-        assert time.monotonic() < deadline, what
-        assert all(agent.process.poll() is None for agent in agents.values()), "an agent has ended"
-        time.sleep(0.1)
+def until(agents: dict[str, Agent], look: Callable[[], T], right: Callable[[T], object] = bool) -> T:
+    """Waits as `eventually`, while all agents run."""
+
+    def look_again() -> T:
+        ended = {role: code for role, agent in agents.items() if (code := agent.process.poll()) is not None}
+        assert not ended
+        return look()
+
+    return eventually(look_again, right)
+
+
+def all_ready(agents: dict[str, Agent]) -> None:
+    until(agents, lambda: {role for role, agent in agents.items() if agent.ready()}, agents.keys().__eq__)
 
 
 @pytest.fixture
@@ -132,7 +153,7 @@ def agents() -> Iterator[dict[str, Agent]]:
         ip = ray.util.get_node_ip_address()
         arguments = [role, ip, str(base), str(directory)]
         process = subprocess.Popen([*namespace, sys.executable, "-c", AGENT, *arguments], env=environment)
-        started[role] = Agent(process, base + offset + 4, f"{ip}:{base}", environment)
+        started[role] = Agent(process, directory, base + offset + 4, f"{ip}:{base}", environment)
     yield started
     for agent in started.values():
         agent.process.kill()
@@ -142,45 +163,42 @@ def agents() -> Iterator[dict[str, Agent]]:
 
 def test_agents_follow_the_head_through_its_deaths(agents: dict[str, Agent]) -> None:
     head, rollout, driver = agents["head"], agents["rollout"], agents["driver"]
-    until("all are ready", agents, lambda: all(agent.ready() for agent in agents.values()))
-    (first_raylet,), (first_driver,) = rollout.find("raylet/raylet"), driver.find("started")[-1:]
+    all_ready(agents)
+    (first_raylet,), (first_driver,) = rollout.find("raylet/raylet"), until(agents, driver.find_program)
 
     (gcs,) = head.find("gcs/gcs_server")
     os.kill(gcs, signal.SIGKILL)
-    until("the driver has ended", agents, lambda: first_driver not in driver.find("started"))
-    until("the head is back", agents, lambda: head.find("gcs/gcs_server") not in ([], [gcs]) and head.ready())
-    until("the old raylet has ended", agents, lambda: first_raylet not in rollout.find("raylet/raylet"))
-    until("all are ready again", agents, lambda: all(agent.ready() for agent in agents.values()))
+    until(agents, driver.find_program, lambda running: first_driver not in running)
+    until(agents, lambda: head.find("gcs/gcs_server"), lambda running: running not in ([], [gcs]))
+    until(agents, lambda: rollout.find("raylet/raylet"), lambda running: first_raylet not in running)
+    all_ready(agents)
 
     (second_raylet,) = rollout.find("raylet/raylet")
     os.kill(second_raylet, signal.SIGKILL)
-    until("a new raylet runs", agents, lambda: rollout.find("raylet/raylet") not in ([], [second_raylet]))
-    until("it has joined", agents, rollout.ready)
+    until(agents, lambda: rollout.find("raylet/raylet"), lambda running: running not in ([], [second_raylet]))
+    until(agents, rollout.ready)
 
     (third_raylet,) = rollout.find("raylet/raylet")
-    stand_in = "ray_node.py\0runtime-env"
-    until("the stand-in of the raylet's agent runs", agents, lambda: len(rollout.find(stand_in)) == 1)
-    (raylets_agent,) = rollout.find(stand_in)
-    os.kill(raylets_agent, signal.SIGKILL)  # the raylet ends by itself, with status 0
-    until("another raylet runs", agents, lambda: rollout.find("raylet/raylet") not in ([], [third_raylet]))
-    until("that has joined", agents, rollout.ready)
-    assert all(agent.process.poll() is None for agent in agents.values())
+    (stand_in,) = until(agents, lambda: rollout.find("ray_node.py\0runtime-env"))
+    os.kill(stand_in, signal.SIGKILL)  # the raylet, whose agent that is, ends by itself, with status 0
+    until(agents, lambda: rollout.find("raylet/raylet"), lambda running: running not in ([], [third_raylet]))
+    until(agents, rollout.ready)
 
     rollout.ask_to_stop()
-    until("the rollout pod has asked to go", agents, lambda: rollout.departures("asking(client)") == "['pod-rollout']")
+    until(agents, lambda: rollout.departures("asking(client)"), "['pod-rollout']".__eq__)
     assert rollout.find("raylet/raylet"), "it stays until the driver lets it go"
     rollout.departures("let_go(client, 'pod-rollout')")
-    assert rollout.process.wait(300) == 0
+    assert rollout.process.wait() == 0
     for role in ("driver", "head"):
         agents[role].ask_to_stop()
-    assert [agents[role].process.wait(300) for role in ("driver", "head")] == [0, 0]
+    assert [agents[role].process.wait() for role in ("driver", "head")] == [0, 0]
 
 
 def test_a_rollout_pod_does_not_wait_for_a_head_that_is_gone(agents: dict[str, Agent]) -> None:
     """A job's pods are all deleted at once."""
-    until("all are ready", agents, lambda: all(agent.ready() for agent in agents.values()))
+    all_ready(agents)
     for role in ("head", "driver"):
         agents[role].ask_to_stop()
-    assert [agents[role].process.wait(300) for role in ("head", "driver")] == [0, 0]
+    assert [agents[role].process.wait() for role in ("head", "driver")] == [0, 0]
     agents["rollout"].ask_to_stop()
-    assert agents["rollout"].process.wait(300) == 0
+    assert agents["rollout"].process.wait() == 0

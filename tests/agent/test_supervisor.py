@@ -1,11 +1,13 @@
 """A child and everything that comes from it, with real processes."""
 
 import asyncio
+import contextlib
+import operator
 import os
 import signal
 import sys
 import textwrap
-import time
+import traceback
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,13 @@ from typing import Any
 import pytest
 
 from longboat_runtime.agent import agent as agents
+from longboat_runtime.agent import supervisor as supervisors
 from longboat_runtime.agent.agent import Agent, Duty, write_termination_message
 from longboat_runtime.agent.head_probe import Head
 from longboat_runtime.agent.roles import Place, head
 from longboat_runtime.agent.supervisor import Supervisor, descendants
 from tests.support.ports import free_port
+from tests.support.waiting import DEADLINE_SECONDS, eventually, eventually_async
 
 
 def program(source: str) -> list[str]:
@@ -32,6 +36,9 @@ def in_process(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
             asyncio.run(test())
             code = 0
+        except BaseException:  # noqa: BLE001 - this process has nobody else to report it
+            traceback.print_exc()
+            sys.stderr.flush()
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
@@ -52,18 +59,24 @@ time.sleep(1e6)
 """
 
 
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(300):
-        while not condition():  # noqa: ASYNC110 - /proc tells nobody
-            await asyncio.sleep(0.01)
+async def family(supervisor: Supervisor) -> None:
+    """Starts the family above, and waits until it is complete."""
+    supervisor.start(program(FAMILY))
+    await eventually_async(lambda: (supervisor.last_lines, len(descendants())), (["ready"], 2).__eq__)
+
+
+def pass_time(seconds: float) -> None:
+    """Advances the clock of the running event loop."""
+    loop = asyncio.get_running_loop()
+    real = loop.time
+    loop.time = lambda: real() + seconds  # type: ignore[method-assign]
 
 
 def test_end_kills_orphans_too() -> None:
     async def test() -> None:
         supervisor = Supervisor()
-        supervisor.start(program(FAMILY))
-        await until(lambda: supervisor.last_lines == ["ready"] and len(descendants()) == 2)
-        await supervisor.end()
+        await family(supervisor)
+        await supervisor.end(DEADLINE_SECONDS)
         assert descendants() == set()
         assert supervisor.exit_code == -signal.SIGKILL
         assert not supervisor.running
@@ -74,22 +87,27 @@ def test_end_kills_orphans_too() -> None:
 def test_drain_asks_first_and_kills_what_is_deaf() -> None:
     async def test() -> None:
         supervisor = Supervisor()
-        supervisor.start(program(FAMILY))
-        await until(lambda: supervisor.last_lines == ["ready"] and len(descendants()) == 2)
-        await supervisor.drain(grace=0.3)
-        assert descendants() == set()
+        await family(supervisor)
+        draining = asyncio.create_task(supervisor.drain(grace=DEADLINE_SECONDS))
+        await supervisor.exited.wait()
         assert supervisor.exit_code == -signal.SIGTERM
+        assert len(descendants()) == 1
+        pass_time(DEADLINE_SECONDS)
+        await draining
+        assert descendants() == set()
 
     in_process(test)
 
 
-def test_the_end_of_a_child_is_told_with_its_last_words() -> None:
+def test_the_end_of_a_child_is_told_with_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisors, "_TAIL_SECONDS", DEADLINE_SECONDS)
+
     async def test() -> None:
         supervisor = Supervisor()
         for code in (3, 0):
             # More than a pipe holds, so that some of it is still to be read when the child ends.
             supervisor.start(program(f"import sys; sys.stderr.write('before\\n' * 50_000 + 'cause'); sys.exit({code})"))
-            await asyncio.wait_for(supervisor.exited.wait(), 300)
+            await supervisor.exited.wait()
             assert supervisor.exit_code == code
             await supervisor.read_out()
             assert supervisor.last_lines == [*["before"] * 39, "cause"]
@@ -115,14 +133,14 @@ def test_orphans_are_reaped() -> None:
                 """
             )
         )
-        await until(lambda: supervisor.last_lines)
+        await eventually_async(lambda: supervisor.last_lines)
         child = int(supervisor.last_lines[0])
         orphans = descendants() - {child}
         assert len(orphans) == 50
         for orphan in orphans:
             os.kill(orphan, signal.SIGKILL)
-        await until(lambda: descendants() == {child})
-        await supervisor.end()
+        await eventually_async(descendants, {child}.__eq__)
+        await supervisor.end(DEADLINE_SECONDS)
 
     in_process(test)
 
@@ -149,17 +167,21 @@ class Freezer:
 
     def remove(self) -> None:
         self.thaw()
-        while pids := (self.group / "cgroup.procs").read_text().split():
-            for pid in pids:
-                os.kill(int(pid), signal.SIGKILL)
-            time.sleep(0.01)
+        eventually(self._kill, operator.not_)
         self.group.rmdir()
+
+    def _kill(self) -> list[str]:
+        """Kills what is in the group, and returns what was."""
+        pids = (self.group / "cgroup.procs").read_text().split()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        return pids
 
     def _become(self, state: str) -> None:
         file = self.group / "freezer.state"
         file.write_text(state)
-        while file.read_text().strip() != state:
-            time.sleep(0.01)
+        eventually(lambda: file.read_text().strip(), state.__eq__)
 
 
 @pytest.fixture
@@ -174,12 +196,12 @@ def test_end_gives_up_what_no_signal_ends(freezer: Freezer) -> None:
     async def test() -> None:
         supervisor = Supervisor()
         supervisor.start(program("import sys, time; print('ready', file=sys.stderr, flush=True); time.sleep(1e6)"))
-        await until(lambda: supervisor.last_lines == ["ready"])
+        await eventually_async(lambda: supervisor.last_lines, ["ready"].__eq__)
         (child,) = descendants()
         freezer.freeze(child)
         assert await supervisor.end(patience=0.5) == {child}
         freezer.thaw()
-        assert await supervisor.end() == set()
+        assert await supervisor.end(DEADLINE_SECONDS) == set()
         assert supervisor.exit_code == -signal.SIGKILL
 
     in_process(test)
@@ -198,9 +220,7 @@ async def get(port: int, path: str) -> str:
 
 
 async def answers(port: int, path: str, words: str) -> None:
-    async with asyncio.timeout(300):
-        while words not in await get(port, path):  # noqa: ASYNC110 - the agent tells nobody
-            await asyncio.sleep(0.01)
+    await eventually_async(lambda: get(port, path), lambda answer: words in answer)
 
 
 def agent_of(port: int, cluster: Callable[[], str]) -> Agent:
@@ -240,7 +260,7 @@ def test_an_agent_whose_child_does_not_end_is_unhealthy_and_says_why(
             os.kill(os.getpid(), signal.SIGTERM)
         else:
             freezer.thaw()
-        assert await asyncio.wait_for(running, 60) == 1
+        assert await running == 1
         freezer.thaw()
 
     in_process(test)
