@@ -23,7 +23,15 @@ from longboat_runtime.reward.graders.leftovers import remove_tree
 from longboat_runtime.reward.graders.process_tree import Tree, descendants, end_group, memory, written
 from longboat_runtime.reward.graders.program import SERVED, Confinement, Started, become
 from longboat_runtime.reward.graders.seccomp import Filter, can_ask, let_start, program_filter
-from longboat_runtime.reward.graders.times import STARVED, OwnLimit, OwnTime, Slowdown, waited_here, waiting_is_counted
+from longboat_runtime.reward.graders.times import (
+    STARVED,
+    OwnLimit,
+    OwnTime,
+    Processes,
+    Slowdown,
+    waited_here,
+    waiting_is_counted,
+)
 from longboat_runtime.reward.verdict import CaseResult
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
@@ -247,7 +255,7 @@ class _Programs:
         """Of what is started next. One whose functions are called waits for the judge, which may wait for a CPU."""
         self._slowdown = self._slowdown or Slowdown(run.own.slowdown)
         partner = self._judge if run.kind == SERVED else None
-        own = OwnTime(os.getpid(), self._slowdown, counted=self._counted, below=True, partner=partner)
+        own = OwnTime(Processes(os.getpid(), counted=self._counted, below=True, partner=partner), self._slowdown)
         return OwnLimit(own, run.seconds, run.own.seconds)
 
     def _watch(

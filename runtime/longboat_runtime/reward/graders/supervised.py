@@ -14,7 +14,7 @@ from typing import Any
 from longboat_runtime.reward.graders.child import MESSAGE_CHARACTERS
 from longboat_runtime.reward.graders.frames import FrameBuffer, FrameError, encode
 from longboat_runtime.reward.graders.sandbox import cpu_limit, limit_cpu
-from longboat_runtime.reward.graders.times import STARVED, OwnLimit, OwnTime, Slowdown, cpu_clock
+from longboat_runtime.reward.graders.times import STARVED, OwnLimit, OwnTime, Processes, Slowdown, cpu_clock
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind
 
 _ANSWER_BYTES = 64 * 1024
@@ -230,7 +230,8 @@ class Supervised:
 
     def _limit(self, grading: Grading) -> OwnLimit:
         """Measures it from now on."""
-        own = OwnTime(self.pid, self.slowdown, alone=self.stays, counted=self.waiting_counted)
+        processes = Processes(self.pid, counted=self.waiting_counted, alone=self.stays)
+        own = OwnTime(processes, self.slowdown)
         return OwnLimit(own, grading.timeout, None if grading.case_seconds is not None else grading.own_limit)
 
     def _send(self, data: bytes) -> None:

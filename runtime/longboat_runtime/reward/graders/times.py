@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain
 
 from longboat_runtime.reward.graders.process_tree import children
 
 TYPE_CHECKING = False  # `typing` itself would be in the memory of every grader
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 # Linux' number of the CPU clock of a process: its inverted id above three bits, which say "of all its threads, as scheduled".
 _SCHEDULED_CLOCK = 2
@@ -73,39 +74,97 @@ class Slowdown:
         return (self._ran + self._waited) / self._ran if self._ran else 1.0
 
 
-class OwnTime:
-    """Measures one grade of process `pid`, from now on; with `below` all that it starts from now on, without itself.
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the kernel says of processes at time `at` of the monotonic clock.
 
-    One that is `alone` can't start other processes. What a `partner` waits for a CPU isn't the grade's own either: a process whose answers
-    it waits for.
+    `threads` has the nanoseconds that each thread has run and waited for a CPU so far. `cpu` are the CPU seconds of all processes, `ended`
+    those of processes among them that have ended and were waited for.
+    """
+
+    at: float
+    threads: Mapping[int, tuple[int, int]]
+    cpu: float
+    ended: float
+
+
+class Processes:
+    """Reads what the kernel says of process `pid` and all that it starts; with `below` of all that it starts, without itself.
+
+    One that is `alone` can't start other processes. Threads of a `partner` are read too: of a process whose answers they wait for. Where the
+    kernel doesn't count how long threads wait, none is read: `counted` says whether it does.
+    """
+
+    def __init__(
+        self, pid: int, *, counted: bool, alone: bool = False, below: bool = False, partner: int | None = None
+    ) -> None:
+        self._pid, self._alone, self._below, self._partner = pid, alone, below, partner
+        self.counted = counted
+
+    def read(self, *, first: bool = False) -> Reading:
+        """Reads all of it. What a thread waits between two of the steps counts as waited, so the clock comes last in the `first` reading."""
+        before = time.monotonic()
+        threads = self._threads() if self.counted else {}
+        return Reading(time.monotonic() if first else before, threads, *self.cpu())
+
+    def cpu(self) -> tuple[float, float]:
+        """CPU seconds of all, and those of processes among them that have ended."""
+        if self._alone:
+            return cpu_clock(self._pid), 0.0
+        cpu = ended = 0.0
+        for pid in self._pids():
+            cpu += cpu_clock(pid)
+            ended += _TICK * sum(map(int, _stat(f"/proc/{pid}/stat")[_OF_CHILDREN]))
+        return cpu + ended, ended
+
+    def may_wait(self) -> bool:
+        """Whether a thread could run now. If it waits, the kernel adds that wait only once it runs."""
+        return self.counted and any(_stat(f"{path}/stat")[:1] == [b"R"] for path in self._paths())
+
+    def _threads(self) -> dict[int, tuple[int, int]]:
+        found = {}
+        for path in self._paths():
+            if len(numbers := _read(f"{path}/schedstat").split()) == 3:
+                found[int(path.rpartition("/")[2])] = int(numbers[0]), int(numbers[1])
+        return found
+
+    def _paths(self) -> Iterator[str]:
+        """Directories of the threads whose waiting counts."""
+        for pid in chain(self._pids(), () if self._partner is None else (self._partner,)):
+            for task in _listed(f"/proc/{pid}/task"):
+                yield f"/proc/{pid}/task/{task}"
+
+    def _pids(self) -> Iterator[int]:
+        waiting = children(self._pid) if self._below else [self._pid]
+        while waiting:
+            pid = waiting.pop()
+            yield pid
+            if not self._alone:
+                waiting += children(pid)
+
+
+class OwnTime:
+    """Measures one grade, which `processes` do, from now on. Pure, but for what `processes` read.
 
     How long threads wait is what the kernel says at each `look`. What those of ended processes had waited since the look before is their CPU
     seconds since then times what the node's `slowdown` adds: an estimate. `certain` is what it has taken at least, as of the last look: its CPU
-    seconds up to the last end of a process, and all but waiting since then. Where waiting isn't `counted` at all, the slowdown alone
-    tells. `tasks` is how many threads there were at the last look, `ran` how many nanoseconds all have run that were seen.
+    seconds up to the last end of a process, and all but waiting since then. Where waiting isn't counted at all, the slowdown alone
+    tells. `at` is when the last look was, `tasks` how many threads there were, `ran` how many nanoseconds all have run that were seen.
 
     `certain` is more than the wall clock says where several processes compute at once. `elapsed` isn't: it is what has certainly passed while
     no thread waited for a CPU, `estimated` the same with what ended processes are taken to have waited. `excused` are seconds that count as waited.
     """
 
-    def __init__(
-        self,
-        pid: int,
-        slowdown: Slowdown,
-        *,
-        counted: bool,
-        alone: bool = False,
-        below: bool = False,
-        partner: int | None = None,
-    ) -> None:
-        self._pid, self._alone, self._slowdown, self._counted = pid, alone, slowdown, counted
-        self._below, self._partner = below, partner
+    def __init__(self, processes: Processes, slowdown: Slowdown) -> None:
+        self._processes, self._slowdown = processes, slowdown
         # Nanoseconds that each thread has run and waited, None before the first look; and those that have ended.
-        self._seen: dict[int, tuple[int, int]] | None = None
+        self._seen: Mapping[int, tuple[int, int]] | None = None
         self._ended = (0, 0)
         self.tasks, self.ran = 1, 0
-        self._begun_wait = self._waited() if counted else 0.0
-        self._begun, self._begun_cpu, self._begun_children = time.monotonic(), *self._cpu()
+        began = processes.read(first=True)
+        self._begun_wait = self._waited(began.threads)
+        self.at = self._begun = began.at
+        self._begun_cpu, self._begun_children = began.cpu, began.ended
         # When a process last ended, and what had been waited and used, and used by those that have ended.
         self._since = self._begun, self._begun_wait, self._begun_cpu, self._begun_children
         # As of the last look; what had elapsed when it was last settled, and as of when.
@@ -120,26 +179,26 @@ class OwnTime:
         Up to two ticks (20 ms) of those that were waited for may be missing: the kernel rounds the sums of their user and of their system
         time down.
         """
-        return max(self._cpu()[0] - self._begun_cpu, 0.0)
+        return max(self._processes.cpu()[0] - self._begun_cpu, 0.0)
 
     def look(self) -> float:
         """Its own seconds so far: at least its CPU seconds."""
-        seconds = time.monotonic() - self._begun
-        if not self._counted:
+        now = self._processes.read()
+        self.at, seconds = now.at, now.at - self._begun
+        if not self._processes.counted:
             self.elapsed = self.estimated = seconds / self._slowdown.factor
-            self.certain = max(self.elapsed, self.cpu_seconds)
+            self.certain = max(self.elapsed, now.cpu - self._begun_cpu)
             return self.certain
-        waited = self.excused + self._waited()
-        total, ended = self._cpu()
-        self._looked = self._begun + seconds, waited, total, ended
+        waited = self.excused + self._waited(now.threads)
+        self._looked = now.at, waited, now.cpu, now.ended
         self.elapsed = self._elapsed + self._since_settled()
-        if ended > self._since[3]:
+        if now.ended > self._since[3]:
             self._since = self._settled = self._looked
             self._elapsed = self.elapsed
         at, before, used, _ = self._since
-        exact = max(self._begun + seconds - at - (waited - before), 0.0)
-        self.certain = max(used - self._begun_cpu + exact, total - self._begun_cpu)
-        unseen = max(ended - self._begun_children - 1e-9 * self._ended[0], 0.0)
+        exact = max(now.at - at - (waited - before), 0.0)
+        self.certain = max(used - self._begun_cpu + exact, now.cpu - self._begun_cpu)
+        unseen = max(now.ended - self._begun_children - 1e-9 * self._ended[0], 0.0)
         likely = seconds - (waited - self._begun_wait) - unseen * (self._slowdown.factor - 1)
         self.estimated = max(likely, self.elapsed)
         return max(likely, self.certain)
@@ -152,7 +211,7 @@ class OwnTime:
         would else have waited longer than the clock says, and sleep for the rest.
         """
         looked, elapsed, seen, certain, estimated = self._looked, self.elapsed, self._seen, self.certain, self.estimated
-        if self.may_wait:
+        if self._processes.may_wait():
             return False
         self.look()
         if self._seen != seen:
@@ -167,52 +226,18 @@ class OwnTime:
         least = min(cpu / _CPUS, seconds)
         return least if ended > 0.0 else max(seconds - waited, least)
 
-    @property
-    def may_wait(self) -> bool:
-        """Whether a thread could run now. If it waits, the kernel adds that wait only once it runs."""
-        return self._counted and any(_stat(f"{path}/stat")[:1] == [b"R"] for path in self._threads())
-
-    def _waited(self) -> float:
-        """Seconds, of all threads that were seen."""
-        found: dict[int, tuple[int, int]] = {}
-        for path in self._threads():
-            if len(numbers := _read(f"{path}/schedstat").split()) == 3:
-                task, now = int(path.rpartition("/")[2]), (int(numbers[0]), int(numbers[1]))
-                before = now if self._seen is None else self._seen.get(task, (0, 0))
-                if before[0] < now[0] and before[1] <= now[1]:
-                    self._slowdown.learn(1e-9 * (now[0] - before[0]), 1e-9 * (now[1] - before[1]))
-                found[task] = now
+    def _waited(self, threads: Mapping[int, tuple[int, int]]) -> float:
+        """Seconds, of all threads that were seen, with these now."""
+        for task, now in threads.items():
+            before = now if self._seen is None else self._seen.get(task, (0, 0))
+            if before[0] < now[0] and before[1] <= now[1]:
+                self._slowdown.learn(1e-9 * (now[0] - before[0]), 1e-9 * (now[1] - before[1]))
         for task, (ran, waited) in (self._seen or {}).items():
-            if found.get(task, (-1, 0))[0] < ran:  # it has ended, whoever has its number now
+            if threads.get(task, (-1, 0))[0] < ran:  # it has ended, whoever has its number now
                 self._ended = self._ended[0] + ran, self._ended[1] + waited
-        self._seen, self.tasks = found, max(len(found), 1)
-        self.ran = self._ended[0] + sum(ran for ran, _ in found.values())
-        return 1e-9 * (self._ended[1] + sum(waited for _, waited in found.values()))
-
-    def _cpu(self) -> tuple[float, float]:
-        """CPU seconds of all, and those of processes among them that have ended."""
-        if self._alone:
-            return cpu_clock(self._pid), 0.0
-        cpu = ended = 0.0
-        for pid in self._processes():
-            cpu += cpu_clock(pid)
-            ended += _TICK * sum(map(int, _stat(f"/proc/{pid}/stat")[_OF_CHILDREN]))
-        return cpu + ended, ended
-
-    def _threads(self) -> Iterator[str]:
-        """Those whose waiting counts."""
-        for pid in chain(self._processes(), () if self._partner is None else (self._partner,)):
-            for task in _listed(f"/proc/{pid}/task"):
-                yield f"/proc/{pid}/task/{task}"
-
-    def _processes(self) -> Iterator[int]:
-        """Those that are measured."""
-        waiting = children(self._pid) if self._below else [self._pid]
-        while waiting:
-            pid = waiting.pop()
-            yield pid
-            if not self._alone:
-                waiting += children(pid)
+        self._seen, self.tasks = threads, max(len(threads), 1)
+        self.ran = self._ended[0] + sum(ran for ran, _ in threads.values())
+        return 1e-9 * (self._ended[1] + sum(waited for _, waited in threads.values()))
 
 
 class OwnLimit:
@@ -235,8 +260,8 @@ class OwnLimit:
         the last look, as long as it has run since then.
         """
         own, before, self._over = self.own, self._over, None
-        now = time.monotonic()
         own.look()
+        now = own.at
         beyond = max(self._taken - self._seconds, own.estimated - _ESTIMATED * self._hard)
         ran = own.ran
         if own.settled_since():
