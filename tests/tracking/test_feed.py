@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -83,10 +83,12 @@ def write_samples(root: Path, step: int, *responses: str) -> None:
 def test_a_step_comes_with_its_samples_which_it_waits_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    now = [0.0]
+    monkeypatch.setattr(feeds, "time", SimpleNamespace(time=lambda: now[0]))
     spec = make_spec().model_copy(update={"rollouts": RolloutsSpec(every_steps=2)}).to_json()
     sink = JsonLines(tmp_path / "incarnations/1/metrics.jsonl")
     for step in range(4):
-        sink.write(Record(step, time.time(), {"a": 1.0}))
+        sink.write(Record(step, 0.0, {"a": 1.0}))
     write_samples(tmp_path, 1, "7", "8" * 20_000)
     feed = Feed(tmp_path, 1, -1, spec)
     first, second = feed.entries()
@@ -100,14 +102,18 @@ def test_a_step_comes_with_its_samples_which_it_waits_for_a_while(
     third, fourth = feed.entries()
     assert third.samples is not None
     assert (fourth.record.step, fourth.samples) == (3, None), "no file is due"
-    sink.write(Record(4, time.time(), {"a": 1.0}))
+    sink.write(Record(4, 0.0, {"a": 1.0}))
+    now[0] = feeds.SAMPLES_SECONDS
     assert list(feed.entries()) == []
-    monkeypatch.setattr(feeds, "SAMPLES_SECONDS", 0.0)
+    now[0] += 1
     assert [entry.record.step for entry in feed.entries()] == [4], "the volume may be full"
 
 
-def test_the_end_waits_for_no_samples(tmp_path: Path) -> None:
+def test_the_end_waits_for_no_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds, "time", SimpleNamespace(time=lambda: 0.0))
     spec = make_spec().model_copy(update={"rollouts": RolloutsSpec(every_steps=1)}).to_json()
     sink = JsonLines(tmp_path / "incarnations/1/metrics.jsonl")
-    sink.write(Record(1, time.time(), {"a": 1.0}))
-    assert [entry.record.step for entry in Feed(tmp_path, 1, -1, spec).entries(ended=True)] == [1]
+    sink.write(Record(1, 0.0, {"a": 1.0}))
+    feed = Feed(tmp_path, 1, -1, spec)
+    assert list(feed.entries()) == []
+    assert [entry.record.step for entry in feed.entries(ended=True)] == [1]

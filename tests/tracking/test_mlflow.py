@@ -15,6 +15,7 @@ from longboat_runtime.metrics.record import Record
 from longboat_runtime.tracking.feed import Entry, Feed, SampleTable
 from longboat_runtime.tracking.mlflow import Mlflow, metric_name, parameters_of
 from longboat_runtime.tracking.tracker import TrackingProblem
+from tests.support.waiting import DEADLINE_SECONDS
 from tests.tracking.jobs import SPEC, tracked_job, tracked_spec, write_records
 from tests.tracking.mlflow_server import Server
 
@@ -30,7 +31,7 @@ def server() -> Iterator[Server]:
 def _environment() -> Iterator[None]:
     """Restores what a tracker's process sets for itself."""
     before = dict(os.environ)
-    os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = "10"
+    os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = f"{DEADLINE_SECONDS:.0f}"
     yield
     os.environ.clear()
     os.environ.update(before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import subprocess
 import sys
@@ -13,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from longboat_runtime.metrics.record import Record
+from longboat_runtime.tracking import weights_and_biases
 from longboat_runtime.tracking.feed import Entry, Feed, SampleTable
 from longboat_runtime.tracking.tracker import TrackingProblem
 from longboat_runtime.tracking.weights_and_biases import WeightsAndBiases
+from tests.support.waiting import DEADLINE_SECONDS, eventually
 from tests.tracking.jobs import OFFLINE, SPEC, recorded, rows, tracked_job, tracked_spec, write_records
 from tests.tracking.wandb_server import Server
 
@@ -29,13 +32,26 @@ def server() -> Iterator[Server]:
     server.close()
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights_and_biases, "INIT_SECONDS", DEADLINE_SECONDS)
+
+
+def directory_has_a_new_name(root: Path) -> None:
+    """Waits until the client gives the directory of an offline run another name than those that are there: it names it by the second."""
+
+    def namesakes() -> list[Path]:
+        return list(root.glob(f"tracking/wandb/offline-run-{time.strftime('%Y%m%d_%H%M%S')}-*"))
+
+    eventually(namesakes, operator.not_)
+
+
 def test_an_offline_run_is_one_directory_with_the_steps_as_they_were_made_last(tmp_path: Path, server: Server) -> None:
     spec = tracked_spec(OFFLINE)
     # The second start resumes from step 1, and steps 2 and 3 are repeated. More than one block of the file's format.
     many = {f"some/metric/{number}": number / 7 for number in range(600)}
     for incarnation, steps in enumerate([(0, 1, 2, 3), (1, 2, 3, 4)], 1):
-        # The client names a directory by the second.
-        time.sleep(1 - time.time() % 1)
+        directory_has_a_new_name(tmp_path)
         write_records(tmp_path, incarnation, *steps, metrics=many)
         tracker = WeightsAndBiases(tracked_job(tmp_path, spec, incarnation))
         for entry in Feed(tmp_path, incarnation, tracker.position, SPEC).entries():
@@ -49,7 +65,7 @@ def test_an_offline_run_is_one_directory_with_the_steps_as_they_were_made_last(t
     (directory,) = tmp_path.glob("tracking/wandb/offline-run-*")
     settings = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": "a" * 40, "WANDB_ENTITY": "research"}
     command = [sys.executable, "-m", "wandb", "sync", str(directory)]
-    subprocess.run(command, env=os.environ | settings, check=True, capture_output=True, timeout=300, cwd=tmp_path)
+    subprocess.run(command, env=os.environ | settings, check=True, capture_output=True, cwd=tmp_path)
     assert [row["_step"] for row in server.rows["run0"]] == [0, 1, 2, 3, 4]
 
 
@@ -66,7 +82,7 @@ def test_it_has_the_spec_the_name_and_a_table_of_samples(tmp_path: Path) -> None
     assert row["samples/nrows"] == 2
     assert "actor/pg_loss" not in row
     # The next start writes the run anew, and the job may have removed the file that the table was made from.
-    time.sleep(1 - time.time() % 1)
+    directory_has_a_new_name(tmp_path)
     tracker = WeightsAndBiases(tracked_job(tmp_path, tracked_spec(OFFLINE), 2))
     tracker.log(Entry(Record(1, 5.0, {"critic/score/mean": 0.5})))
     tracker.caught_up()

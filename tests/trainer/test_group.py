@@ -1,10 +1,10 @@
 """Trainer groups as the driver has them: actors on a Ray of their own."""
 
 import asyncio
+import fcntl
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,23 +52,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class HeldWriter(TrainerActor):
-    """Writes nothing while there is a file `hold` beside the directory."""
+    """Writes nothing while a file `hold` beside the directory is locked."""
 
     @ray.method(concurrency_group="write")
     def write(self, directory: Path) -> None:
-        while directory.with_name("hold").exists():
-            time.sleep(0.01)
+        with suppress(OSError), directory.with_name("hold").open() as hold:
+            fcntl.flock(hold, fcntl.LOCK_SH)
         super().write(directory)
 
 
 @contextmanager
 def held(directory: Path) -> Iterator[None]:
     """No rank writes into `directory` within the block."""
-    (directory / "hold").touch()
-    try:
+    with (directory / "hold").open("w") as hold:
+        fcntl.flock(hold, fcntl.LOCK_EX)
         yield
-    finally:
-        (directory / "hold").unlink()
 
 
 @pytest.fixture(scope="module")
@@ -120,16 +118,26 @@ async def test_a_group_trains_publishes_saves_restores_and_exports(
 
 
 async def test_a_group_whose_ranks_live_writes_what_it_has_copied_before_it_is_lost(
-    group: RayTrainerGroup, tmp_path: Path
+    group: RayTrainerGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    failed, written = asyncio.Event(), group._written
+
+    async def noted() -> None:
+        failed.set()
+        await written()
+
     await group.train(make_request(SAMPLES))
     await group.snapshot()
     expected = await group.train(make_request(SAMPLES, step=2))
     with held(tmp_path):
         writing = asyncio.create_task(group.write(tmp_path / "trainer"))
         failing = asyncio.create_task(group._call("train", "no request"))
-        done, _ = await asyncio.wait([failing], timeout=1)
-        assert not done
+        with monkeypatch.context() as patch:
+            patch.setattr(group, "_written", noted)
+            await failed.wait()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not failing.done(), "ranks live until they have written"
     await writing
     with pytest.raises(TrainerLost):
         await failing
