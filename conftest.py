@@ -5,12 +5,12 @@ from collections.abc import Generator, Iterator
 
 import pytest
 import structlog
-from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
 from longboat_runtime.imports import uncollected
+from tests.support import examples
 
 # Tests that share a cluster, by the beginning of their paths.
 SHARED = {
@@ -30,11 +30,9 @@ SCHEDULING = os.sched_getscheduler(0)
 # Where all tests are that are marked `alone`: collecting the others to find them would take longer than they do.
 ALONE = "tests/e2e_cluster/"
 
-pytest_plugins = ["e2e.fixtures"]
+pytest_plugins = ["e2e.fixtures", "tests.support.cpu_seconds", "tests.support.journal", "tests.support.tiers"]
 
-# How long an example takes says nothing on a machine that others use too.
-settings.register_profile("longboat", deadline=None)
-settings.load_profile("longboat")
+examples.register()
 
 
 def cpu_of(worker: str) -> int | None:
@@ -96,12 +94,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files of long tests first: a worker that gets one last keeps the other waiting for it."""
     astray = [item.nodeid for item in items if item.get_closest_marker("alone") and not item.nodeid.startswith(ALONE)]
     if astray:
-        raise pytest.UsageError(f"marked `alone`, and not below {ALONE}, where `make test-e2e` looks: {astray}")
-    long = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("cluster")}
-    items.sort(key=lambda item: item.path not in long)
+        raise pytest.UsageError(f"marked `alone`, and not below {ALONE}, where `make test-all` looks: {astray}")
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from e2e.cluster.images import catalogue, mirror, pause
 from e2e.cluster.network import INDEXES, Network, free_indexes
 from e2e.cluster.paths import Layout, check_name, default_name
 from e2e.cluster.timings import QUICK
+from tests.support.examples import examples
 
 SUBNETS = st.builds(
     lambda address, bits: str(ipaddress.ip_network((address, bits), strict=False)),
@@ -26,7 +27,7 @@ SUBNETS = st.builds(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.lists(SUBNETS, max_size=5), st.lists(st.sampled_from([Network(i).subnet for i in INDEXES]), max_size=5))
 def test_a_free_network_overlaps_nothing(taken: list[str], clusters: list[str]) -> None:
     busy = [ipaddress.ip_network(subnet) for subnet in taken + clusters]

@@ -14,6 +14,7 @@ from longboat_operator.planner import plan
 from longboat_operator.reading.conditions import holds
 from longboat_operator.reading.status import rollout_grant
 from tests.operator_plan.simulated_cluster import KEY, SimulatedCluster, place, spec_of
+from tests.support.examples import examples
 
 PICK = st.integers(0, 1_000)
 
@@ -343,6 +344,6 @@ def all_started(cluster: SimulatedCluster) -> bool:
 
 
 JobLife.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(60), stateful_step_count=40, suppress_health_check=list(HealthCheck)
 )
 TestJobLife = JobLife.TestCase

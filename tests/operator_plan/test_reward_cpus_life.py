@@ -14,6 +14,7 @@ from longboat_operator.plan.reward_cpus import REQUEST_SECONDS
 from longboat_operator.planner import plan
 from tests.operator_plan.reward_cluster import RewardCluster
 from tests.operator_plan.simulated_cluster import KEY
+from tests.support.examples import examples
 
 PICK = st.integers(0, 1_000)
 ANSWERS = st.sampled_from(["done", "done", "allocated", "in force", "Deferred", "Infeasible", "Error"])
@@ -195,6 +196,6 @@ class CpuLife(RuleBasedStateMachine):
 
 
 CpuLife.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(40), stateful_step_count=40, suppress_health_check=list(HealthCheck)
 )
 TestCpuLife = CpuLife.TestCase

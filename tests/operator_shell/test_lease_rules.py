@@ -12,6 +12,7 @@ from hypothesis import given, settings
 
 from longboat_operator.kube.errors import AlreadyExistsError, ConflictError, NotFoundError, TransportError
 from longboat_operator.lease import Elector, Leadership, LeadershipLostError, Seen, may_take, see
+from tests.support.examples import examples
 
 DURATION, RETRY, REQUEST = 15.0, 2.0, 5.0
 
@@ -82,7 +83,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(STEPS)
 def test_never_two_writers(steps: list[tuple[int, float, float, float, bool]]) -> None:
     world = World()

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from longboat_operator.schedule import LONGEST_BACKOFF_SECONDS, Schedule, TokenBucket, backoff_seconds
+from tests.support.examples import examples
 
 KEYS = st.sampled_from("abcd")
 DELAYS = st.integers(0, 5).map(float)
@@ -105,7 +106,7 @@ class ScheduleMachine(RuleBasedStateMachine):
 
 
 TestSchedule = ScheduleMachine.TestCase
-TestSchedule.settings = settings(max_examples=50, deadline=None)
+TestSchedule.settings = settings(max_examples=examples(50))
 
 
 def test_a_timer_set_again_to_the_same_time_goes_behind_the_others_of_that_time() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from longboat_runtime.rounds import events
@@ -77,7 +77,6 @@ def test_grades_are_answered_while_nothing_serves() -> None:
     assert world.ledger.step == 2
 
 
-@settings(deadline=None)
 @given(
     prompts=st.integers(1, 4),
     steps=st.integers(1, 9),

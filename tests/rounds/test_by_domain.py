@@ -19,6 +19,7 @@ from longboat_runtime.rounds.synchronous import Synchronous
 from longboat_runtime.rounds.tail_batching import TailBatching
 from longboat_runtime.samples import GradeKind, PromptId, SampleId
 from tests.rounds.world import World
+from tests.support.examples import examples
 
 quotas_ = st.dictionaries(st.sampled_from("abc"), st.integers(1, 5), min_size=1)
 overcommits = st.sampled_from([1.0, 1.1, 1.125, 1.25, 1.5, 2.0, 3.5])
@@ -63,7 +64,6 @@ def kinds(world: World) -> list[RoundKind]:
     return [body.kind for body in bodies(world, events.RoundOpened)]
 
 
-@settings(deadline=None)
 @given(
     quotas=quotas_,
     steps=st.integers(1, 9),
@@ -81,7 +81,7 @@ def test_quotas_hold_in_every_round_and_the_end_drains_every_domain(
     assert Counter(world.fate.values()) == {"trained": world.ledger.drawn}
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=examples(50))
 @given(quotas=quotas_, overcommit=overcommits, seed=st.integers(0, 1000))
 def test_share_of_long_rounds_is_that_of_the_closed_form(quotas: dict[str, int], overcommit: float, seed: int) -> None:
     """(overcommit - 1) / overcommit, within one round, until the end of the run has an effect."""
@@ -147,7 +147,7 @@ def test_a_queue_of_more_than_two_quotas_forces_a_long_round_that_others_fill_up
     assert trained(world) == [Counter(b=1, c=2)] * 30
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=examples(50))
 @given(quotas=quotas_, overcommit=overcommits, seed=st.integers(0, 9999), synchronous=st.booleans())
 def test_what_dynamic_sampling_drops_is_replaced_in_its_domain_and_never_queued(
     quotas: dict[str, int], overcommit: float, seed: int, synchronous: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from longboat_runtime.rounds import events
@@ -105,7 +105,6 @@ def test_a_round_counts_the_tokens_that_it_made_and_throws_none_away() -> None:
     assert not world.stopping
 
 
-@settings(deadline=None)
 @given(
     prompts=st.integers(1, 5),
     steps=st.integers(1, 9),
@@ -126,7 +125,6 @@ def test_every_prompt_is_trained_once_and_none_is_left(
     assert attempts == {0}, "nothing is drawn again"
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_grading_never_decides_what_is_kept(seed: int) -> None:
     orders = [None, random.Random(seed), random.Random(seed + 1)]

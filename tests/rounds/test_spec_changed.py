@@ -19,6 +19,7 @@ from longboat_runtime.rounds.synchronous import Synchronous
 from longboat_runtime.rounds.tail_batching import TailBatching
 from tests.rounds.test_tail_batching import bodies
 from tests.rounds.world import World
+from tests.support.examples import examples
 
 PROMPTS, GROUP = 2, 2
 POLICIES: tuple[Policy, ...] = (
@@ -113,7 +114,7 @@ def test_a_number_that_cannot_be_changes_nothing() -> None:
     assert world.view.steps == 3
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     policy=st.sampled_from(POLICIES),
     seed=st.integers(0, 10_000),

@@ -16,6 +16,7 @@ from longboat_runtime.rounds.records import SampleState
 from longboat_runtime.rounds.tail_batching import TailBatching
 from longboat_runtime.samples import GradeKind, PromptId, SampleId
 from tests.rounds.world import World
+from tests.support.examples import examples
 
 overcommits = st.sampled_from([1.0, 1.1, 1.125, 1.25, 1.5, 2.0])
 
@@ -60,7 +61,6 @@ def test_the_slowest_prompts_wait_for_a_long_round() -> None:
     assert {len(batch) for batch in world.batches.values()} == {8}
 
 
-@settings(deadline=None)
 @given(prompts=st.integers(1, 8), overcommit=overcommits, seed=st.integers(0, 1000))
 def test_share_of_long_rounds_is_that_of_the_closed_form(prompts: int, overcommit: float, seed: int) -> None:
     """(overcommit - 1) / overcommit, within one round, until the end of the run has an effect."""
@@ -81,7 +81,6 @@ def test_fractions_of_a_prompt_are_carried_on() -> None:
     assert counts[:8] == [3, 4, 4, 4, 3, 4, 4, 4]
 
 
-@settings(deadline=None)
 @given(
     prompts=st.integers(1, 5),
     steps=st.integers(1, 9),
@@ -102,7 +101,6 @@ def test_the_end_of_a_run_drains_the_queue(
     assert fates.total() == ledger.drawn, "every prompt drawn was trained or dropped, once"
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 10_000), errors=st.booleans())
 def test_grading_never_decides_what_is_kept(seed: int, errors: bool) -> None:
     """The same responses in the same order give the same batches, whether they are graded at once or at any later time."""
@@ -251,7 +249,7 @@ def chosen(factor: float) -> events.OvercommitChosen:
     return events.OvercommitChosen(factor, {}, "because")
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     prompts=st.integers(1, 6),
     factors=st.lists(st.sampled_from([1.0, 1.125, 1.25, 1.5]), min_size=1, max_size=3),

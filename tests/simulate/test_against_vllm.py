@@ -17,6 +17,7 @@ from longboat_runtime.samples import SampleId
 from longboat_runtime.simulate.paged_engine import PagedEngine
 from tests.rollout.reference import request
 from tests.simulate.vllm_scheduler import Arrival, Case, Scheduled, VllmScheduler
+from tests.support.examples import examples
 from tests.support.tiny_model import build_tiny_model
 
 pytestmark = pytest.mark.slow
@@ -104,9 +105,7 @@ def cases(draw: st.DrawFn) -> tuple[Case, int]:
     return Case(blocks, size, draw(st.integers(1, 16)), arrivals, published), prompt
 
 
-@settings(
-    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=examples(400), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(cases())
 def test_any_case(vllm: VllmScheduler, drawn: tuple[Case, int]) -> None:
     """Of prompts that don't end with a block. See below for those that do."""

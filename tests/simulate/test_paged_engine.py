@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from longboat_runtime.rollout.throughput import EngineModel
@@ -65,7 +65,6 @@ def test_sums_of_steps_are_those_of_the_model(
     assert series.steps(series.seconds(count + 1) - 1e-6) <= count
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_nothing_is_lost_and_the_kv_cache_never_exceeded(data: st.DataObject) -> None:
     """Of any sequence of what may happen to an engine: everything comes back once, with its tokens, and all that was drawn is counted."""
@@ -120,7 +119,6 @@ def test_with_room_for_all_it_is_the_engine_without_a_kv_cache(lengths: list[int
     assert paged.take_load(1e9).preemptions == 0
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=24), st.integers(25, 300))
 def test_kv_cache_costs_nothing_once_it_suffices_and_no_more_than_one_after_the_other(
     lengths: list[int], blocks: int

@@ -26,6 +26,7 @@ from longboat_runtime.simulate.simulation import SimulatedRun, simulate
 from longboat_runtime.simulate.site import Site
 from tests.rollout.closed_loop import roofline
 from tests.simulate.test_simulation import constant, policies
+from tests.support.examples import examples
 
 RESHAPE = {1: 3.0, 2: 5.0}
 
@@ -53,7 +54,7 @@ def site(planner: ShapePlanner, pods: int = 1, **more: object) -> Site:
     return Site(shapes=shapes, prompt_tokens=20, max_sequences=64, **more)  # type: ignore[arg-type]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(policies, planners, st.integers(1, 2), st.integers(1, 10), st.integers(0, 100), st.sampled_from([0.0, 0.05]))
 def test_nothing_is_lost_under_any_planner(
     policy: Policy, planner: ShapePlanner, pods: int, steps: int, seed: int, latency: float

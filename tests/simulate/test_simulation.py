@@ -17,6 +17,7 @@ from longboat_runtime.simulate.curve import StepCurve
 from longboat_runtime.simulate.lengths import TwoLevel
 from longboat_runtime.simulate.simulation import simulate
 from longboat_runtime.simulate.site import Site
+from tests.support.examples import examples
 
 FLAT = StepCurve((1,), (0.01,))
 RISING = StepCurve((1, 64), (0.006, 0.015))
@@ -79,7 +80,7 @@ def test_on_a_long_tail_short_rounds_pay(overcommit: float) -> None:
     assert racing.generated_to_kept > waiting.generated_to_kept == 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(policies, sites, st.integers(1, 8), st.integers(0, 100))
 def test_what_is_trained_was_generated_and_all_rounds_are_there(
     policy: Policy, site: Site, steps: int, seed: int
@@ -101,7 +102,7 @@ def rollout_seconds(policy: Policy, engines: int, steps: int, seed: int) -> floa
     return sum(step.rollout for step in simulate(policy, policy.group_size, site, distribution, steps).steps)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(
     policies.filter(lambda policy: not isinstance(policy, TailBatching)),
     st.integers(1, 3),
@@ -123,7 +124,7 @@ def test_nor_where_rounds_race_on_average(engines: int, prompts: int, overcommit
     assert many <= few
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20))
 @given(st.integers(1, 8), st.sampled_from([1.0, 1.125, 1.25, 1.5, 2.0]), st.integers(0, 100))
 def test_share_of_long_rounds_is_that_of_the_closed_form(prompts: int, overcommit: float, seed: int) -> None:
     rounds = 24

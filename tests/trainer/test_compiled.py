@@ -1,6 +1,7 @@
 """What torch compiles computes the same, once for all bins."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from longboat_runtime.problems import SpecProblem
-from longboat_runtime.trainer import sharding
+from longboat_runtime.trainer import logprobs, sharding
 from longboat_runtime.trainer.forward import check_compiler, compiles
 from tests.support.tiny_model import build_tiny_model
 from tests.trainer.trainer_world import fetch_from, full, make_request, make_samples, make_spec, only_rank
@@ -16,8 +17,24 @@ from tests.trainer.trainer_world import fetch_from, full, make_request, make_sam
 STEPS = [make_samples(9, seed=seed) for seed in range(2)]
 
 
-# More layers than versions of a function that torch compiles before it gives up, which is an error here.
-@pytest.mark.parametrize(("checkpointing", "fsdp", "layers"), [(False, True, 3), (True, True, 3), (False, False, 10)])
+# The last has more layers than versions of a function that torch compiles before it gives up, which is an error here.
+CASES = [(False, True, 3), (True, True, 3), (False, False, 10)]
+
+
+@pytest.fixture
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has torch run its graphs as they are (`eager`), or after minutes of compiling C++ (`inductor`)."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=request.param))
+    logprobs._compiled.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("backend", "checkpointing", "fsdp", "layers"),
+    [("eager", *case) for case in CASES[1:]]
+    + [pytest.param("inductor", *case, marks=pytest.mark.extended) for case in CASES],
+    indirect=["backend"],
+)
+@pytest.mark.usefixtures("backend")
 @torch._dynamo.config.patch(fail_on_recompile_limit_hit=True)
 def test_compiled_layers_train_as_others_and_are_compiled_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, checkpointing: bool, fsdp: bool, layers: int

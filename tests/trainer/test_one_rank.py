@@ -25,6 +25,7 @@ from longboat_runtime.trainer.loss_scale import LossScale
 from longboat_runtime.trainer.rank import TrainerRank
 from longboat_runtime.trainer.sharding import not_finite, parameter_count
 from longboat_runtime.trainer.updates import Updates
+from tests.support.examples import examples
 from tests.support.tiny_model import build_tiny_model
 from tests.trainer.trainer_world import fetch_from, full, local, make_request, make_samples, make_spec, only_rank
 
@@ -73,7 +74,7 @@ def gradient(rank: TrainerRank, bins: Iterable[Iterable[int]]) -> Tensor:
     return result
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(10), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_the_gradient_is_the_same_however_samples_are_split(loaded: TrainerRank, data: st.DataObject) -> None:
     order = data.draw(st.permutations(range(9)))

@@ -18,6 +18,7 @@ from longboat_crds.reward_kinds import RewardIsolation, RewardKind, RewardSignat
 from tests.crds.malformed_jobs import Malformed, malformed
 from tests.crds.manifests import MINIMAL, changed
 from tests.crds.rule_cases import CASES
+from tests.support.examples import examples
 
 pytestmark = pytest.mark.cluster
 
@@ -121,7 +122,7 @@ SECTIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(changes=SECTIONS)
 def test_server_and_models_refuse_the_same_jobs(jobs: Jobs, changes: dict[str, Any]) -> None:
     body = changed(changes)

@@ -10,6 +10,7 @@ from longboat_runtime.rounds.audit.first_launches import FirstLaunches, complete
 from longboat_runtime.rounds.audit.lengths import PromptLengths
 from longboat_runtime.rounds.audit.survival import TAIL_PARTS, exponential, median, product_limit
 from tests.rounds.audit.windows import LONGEST, windows
+from tests.support.examples import examples
 
 
 def prompt(finished: tuple[int, ...], cut: tuple[int, ...] = (), later: tuple[int, ...] = ()) -> PromptLengths:
@@ -57,7 +58,7 @@ def test_the_nearest_end_is_at_the_rate_at_which_the_prompt_ended() -> None:
 
 
 @given(windows())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 def test_completing_never_shortens_and_keeps_every_prompt_at_one(window: list[PromptLengths]) -> None:
     distribution = complete(window, LONGEST)
     assert np.bincount(distribution.prompts, distribution.masses, len(window)) == pytest.approx(np.ones(len(window)))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from longboat_runtime.rounds.audit.length_bias import MIN_PROMPTS, audit
 from longboat_runtime.rounds.audit.lengths import PromptLengths
 from tests.rounds.audit.windows import LONGEST, windows
+from tests.support.examples import examples
 
 large_windows = windows(least=MIN_PROMPTS, most=MIN_PROMPTS + 10)
 
@@ -18,7 +19,7 @@ def prompt(trained: tuple[int, ...], finished: tuple[int, ...] = (100, 200), dom
 
 
 @given(windows(), st.randoms())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 def test_the_order_of_prompts_means_nothing(window: list[PromptLengths], random) -> None:
     shuffled = [*window]
     random.shuffle(shuffled)
@@ -26,7 +27,7 @@ def test_the_order_of_prompts_means_nothing(window: list[PromptLengths], random)
 
 
 @given(large_windows)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 def test_estimates_are_within_their_bounds(window: list[PromptLengths]) -> None:
     bias = audit([*window, *[prompt((100, 200))] * MIN_PROMPTS], LONGEST).overall
     assert 0 <= bias.ks.low <= bias.ks.value <= bias.ks.high <= 1
@@ -36,7 +37,7 @@ def test_estimates_are_within_their_bounds(window: list[PromptLengths]) -> None:
 
 
 @given(large_windows, st.integers(1, 3))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 def test_a_policy_that_changes_nothing_has_no_bias(window: list[PromptLengths], size: int) -> None:
     groups = [(*prompt.finished, *prompt.later, 1, 2, 3)[:size] for prompt in window]
     bias = audit([prompt(trained=group, finished=group) for group in groups], LONGEST).overall

@@ -1,0 +1,120 @@
+"""Which tests are slow, which are in quarantine, and which have passed in an earlier sitting."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.support.cpu_seconds import SLOW_SECONDS, Cost, seconds_alone
+from tests.support.tiers import MOST_QUARANTINED, Quarantined, mark, quarantined
+
+ENTRY = "tests/test_a.py::test_b[c d]\t2026-11-27\tassert 0.481 >= 0.5"
+
+
+def test_an_entry_of_the_quarantine_has_a_test_a_date_and_a_message() -> None:
+    expected = Quarantined("tests/test_a.py::test_b[c d]", datetime.date(2026, 11, 27), "assert 0.481 >= 0.5")
+    assert quarantined(f"# why\n\n{ENTRY}\n") == [expected]
+
+
+@pytest.mark.parametrize("line", ["tests/test_a.py::test_b", ENTRY.replace("-27", "-31"), f"{ENTRY}\tmore"])
+def test_any_other_line_is_an_error_that_says_what_is_expected(line: str) -> None:
+    with pytest.raises(pytest.UsageError, match=r"quarantine\.txt line 2: expected the test's id, a date"):
+        quarantined(f"{ENTRY}\n{line}")
+
+
+def test_the_quarantine_has_room_for_five() -> None:
+    assert len(quarantined("\n".join([ENTRY] * MOST_QUARANTINED))) == 5
+    with pytest.raises(pytest.UsageError, match="6 tests, 5 at most: mend one"):
+        quarantined("\n".join([ENTRY] * 6))
+
+
+def test_costly_tests_are_slow_and_those_in_quarantine_extended() -> None:
+    marks: dict[str, list[str]] = {"cheap": [], "costly": [], "quarantined": []}
+    items = [SimpleNamespace(nodeid=name, add_marker=given.append) for name, given in marks.items()]
+    seconds = {"cheap": SLOW_SECONDS, "costly": SLOW_SECONDS + 0.1}
+    mark(cast("Any", items), seconds, [Quarantined("quarantined", datetime.date(2026, 11, 27), "")])
+    assert marks == {"cheap": [], "costly": ["slow"], "quarantined": ["extended"]}
+
+
+def test_a_shared_fixture_counts_for_each_test_that_uses_it() -> None:
+    """The second of three tests finds the engine that the first has started; the last ends what all have started."""
+    costs = {
+        "a.py::first": Cost(own=1.0, fixtures={"engine": 20.0}, ending=0.0),
+        "a.py::second": Cost(own=2.0, fixtures={"engine": 20.0}, ending=0.0),
+        "a.py::last": Cost(own=3.0, fixtures={}, ending=4.0),
+        "b.py::other": Cost(own=5.0, fixtures={}, ending=0.0),
+    }
+    assert seconds_alone(costs) == {"a.py::first": 25.0, "a.py::second": 26.0, "a.py::last": 3.0, "b.py::other": 5.0}
+
+
+SUITE = """
+import pytest
+
+@pytest.fixture(scope="module")
+def dear():
+    burn(0.5)
+
+def burn(seconds):
+    import time
+    end = time.process_time() + seconds
+    while time.process_time() < end: pass
+
+def test_dear(dear): pass
+def test_own(): burn(0.5)
+def test_cheap(): pass
+def test_fails(): assert FIXED
+"""
+
+
+def run(suite: Path, *options: str) -> str:
+    """Runs pytest with the plugins alone, and returns what it prints."""
+    plugins = [word for name in ("cpu_seconds", "journal") for word in ("-p", f"tests.support.{name}")]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-c",
+        "/dev/null",
+        f"--rootdir={suite}",
+        "-v",
+        *plugins,
+        *options,
+        str(suite),
+    ]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]).stdout
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    (tmp_path / "test_suite.py").write_text(f"FIXED = False\n{SUITE}")
+    return tmp_path
+
+
+def test_a_journal_leaves_out_what_has_passed(suite: Path, tmp_path: Path) -> None:
+    journal = f"--journal={tmp_path / 'journal' / 'passed.txt'}"
+    assert "3 passed" in (printed := run(suite, journal)), printed
+    assert "1 failed" in printed
+    (suite / "test_suite.py").write_text(f"FIXED = True\n{SUITE}")
+    printed = run(suite, journal)
+    assert re.findall(r"::(\w+) PASSED", printed) == ["test_fails"], printed
+    assert "3 deselected" in printed
+
+
+def test_what_tests_cost_is_recorded(suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On any machine a process has used as many CPU seconds as it has counted itself."""
+    record = tmp_path / "record.json"
+    old = {"test_suite.py::test_gone": 9.0, "test_other.py::test_kept": 9.0}
+    record.write_text(json.dumps(old))
+    printed = run(suite, f"--record-cpu-seconds={record}")
+    seconds = json.loads(record.read_text())
+    assert seconds.keys() == {"test_suite.py::test_dear", "test_suite.py::test_own", "test_other.py::test_kept"}, (
+        printed
+    )
