@@ -23,13 +23,30 @@ help: ## Show this
 
 # --- Everything ---------------------------------------------------------------------------------------------------
 
+# Makes one target after the other, and says how long each took.
+define in_turn
+@for step in $(1); do \
+  begun=$$(date +%s); echo "=== $$step"; \
+  $(MAKE) $$step || { echo "=== $$step FAILED after $$(($$(date +%s) - begun)) s"; exit 1; }; \
+  echo "=== $$step took $$(($$(date +%s) - begun)) s"; \
+done
+endef
+
 .PHONY: test
-test: ## Set up what is missing, then run all checks and all tests (as root: the cluster needs it)
-	@for step in setup lint binaries images test-parts test-e2e; do \
-	  begun=$$(date +%s); echo "=== $$step"; \
-	  $(MAKE) $$step || { echo "=== $$step FAILED after $$(($$(date +%s) - begun)) s"; exit 1; }; \
-	  echo "=== $$step took $$(($$(date +%s) - begun)) s"; \
-	done
+test: cluster-machine ## Run what a change has to pass: lint, the tests of the parts, and those of the whole on one test cluster (as root)
+	$(call in_turn,setup lint binaries images test-parts test-cluster)
+
+.PHONY: test-all
+test-all: cluster-machine ## Run all tests but the faults: further cases, more test clusters, random examples (an hour, as root)
+	$(call in_turn,setup lint binaries images test-all-parts test-alone test-all-cluster)
+
+# Says in one line what this machine lacks, and what can be run instead.
+.PHONY: cluster-machine
+cluster-machine:
+	@lacks=$$([ "$$(id -u)" -eq 0 ] || printf 'root, '; \
+	  command -v apt-get > /dev/null || command -v buildah > /dev/null || printf 'Debian (or its packages $(PACKAGES)), '; \
+	  command -v go > /dev/null || [ -x "$$(ls -t $(CACHE)/bin/kubebox-*/kubebox 2> /dev/null | head -n 1)" ] || printf 'Go 1.26, '); \
+	[ -z "$$lacks" ] || { echo "no test cluster without $${lacks%, }: run \`make test-fast\`, which needs none"; exit 1; }
 
 # --- Set-up -------------------------------------------------------------------------------------------------------
 
@@ -78,34 +95,57 @@ image-runtime: setup ## Build the full runtime image (gigabytes; tests don't nee
 lint: setup ## Check style, types and import contracts
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m tests.support.lint_waits
 	$(PYTHON) -m mypy
 	.venv/bin/lint-imports
 
 .PHONY: test-fast
-test-fast: binaries ## Run the tests that take seconds
-	$(PYTHON) -m pytest -m "not cluster and not slow"
+test-fast: .venv/.installed ## Run the quick tests, in two minutes of one CPU: no vLLM, no Ray, no test cluster
+	$(PYTHON) -m pytest -m "not cluster and not helm and not extended and not slow" tests
 
 .PHONY: test-unit
-test-unit: binaries bytecode ## Run the tests that need no cluster
-	$(PYTHON) -m pytest -m "not cluster" $(PARALLEL)
+test-unit: binaries bytecode ## Run the tests of `make test` that need no test cluster
+	$(PYTHON) -m pytest -m "not cluster and not extended" $(PARALLEL) tests
 
 .PHONY: test-parts
 test-parts: binaries images bytecode ## Run the tests of the parts, on test clusters too
-	$(PYTHON) -m pytest -m "not alone" $(PARALLEL) e2e/tests/api tests
+	$(PYTHON) -m pytest -m "not extended" $(PARALLEL) e2e/tests/api tests
 
-.PHONY: test-e2e
-test-e2e: binaries images bytecode ## Run the tests that need the machine to themselves: of the test cluster, then of the whole (CLUSTER=NAME uses a running one)
+.PHONY: test-cluster
+test-cluster: binaries images bytecode ## Run the tests of the whole on one test cluster (CLUSTER=NAME uses a running one)
+	$(PYTHON) -m pytest -m "cluster and not extended and not faults" $(WHOLE)
+
+.PHONY: test-all-parts
+test-all-parts: binaries images bytecode ## Run the tests of the parts and all further cases, with random examples
+	$(PYTHON) -m pytest -m "not alone" --hypothesis-profile search $(PARALLEL) e2e/tests/api tests
+
+.PHONY: test-alone
+test-alone: binaries images bytecode ## Run the tests that compare the machine before and after
 	$(PYTHON) -m pytest -m alone tests/e2e_cluster
-	$(PYTHON) -m pytest -m "cluster and not faults" e2e --ignore e2e/tests/api $(if $(CLUSTER),--cluster $(CLUSTER))
+
+.PHONY: test-all-cluster
+test-all-cluster: binaries images bytecode ## Run the tests of the whole and all further cases (CLUSTER=NAME uses a running one)
+	$(PYTHON) -m pytest -m "cluster and not faults" $(WHOLE)
+
+WHOLE = e2e --ignore e2e/tests/api $(if $(CLUSTER),--cluster $(CLUSTER))
+
+.PHONY: test-faults
+test-faults: cluster-machine binaries images bytecode ## Run faults on a test cluster, then COUNT random jobs whose pods and engines come and go; what has passed at this commit isn't run again
+	$(PYTHON) -m pytest -m faults --journal build/faults/$$(git describe --always --dirty).txt $(WHOLE) || [ $$? -eq 5 ]
+	$(PYTHON) -m tests.driver.moving $(or $(COUNT),10000)
 
 .PHONY: interleavings
 interleavings: setup ## Run COUNT random interleavings of what can happen to a job's samples, under every round policy
 	$(PYTHON) -m tests.rounds.interleavings $(or $(COUNT),10000)
 
-.PHONY: test-elastic
-test-elastic: binaries images bytecode ## Run COUNT jobs whose pods come and go and whose engines are reshaped and killed at any moment, then faults on a test cluster while jobs scale, reshape and move CPUs
-	$(PYTHON) -m tests.driver.moving $(or $(COUNT),10000)
-	$(PYTHON) -m pytest -m faults e2e $(if $(CLUSTER),--cluster $(CLUSTER))
+.PHONY: stress
+stress: setup ## Run TESTS (files, or any arguments of pytest) COUNT times on a busy machine, and say what failed and how often
+	@test -n "$(TESTS)" || { echo "make stress TESTS='tests/agent tests/store' COUNT=10"; exit 2; }
+	$(PYTHON) -m tests.support.stress $(or $(COUNT),10) $(TESTS)
+
+.PHONY: cpu-seconds
+cpu-seconds: binaries images bytecode ## Record what each test costs, by which the quick ones are told from the slow
+	$(PYTHON) -m pytest -m "not alone" --record-cpu-seconds $(PARALLEL) e2e/tests/api tests
 
 .PHONY: bench
 bench: setup ## Run the benchmark NAME (`ls bench`)

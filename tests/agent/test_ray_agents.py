@@ -27,7 +27,7 @@ from tests.support.waiting import eventually
 T = TypeVar("T")
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.extended,
     pytest.mark.skipif(shutil.which("unshare") is None, reason="needs PID namespaces (util-linux)"),
 ]
 

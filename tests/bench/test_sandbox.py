@@ -56,8 +56,7 @@ class Graders:
     ],
 )
 async def test_the_next_sample_follows_the_hostile_one_at_once(scores: tuple[float, ...], harm: str | None) -> None:
-    async with asyncio.timeout(60):
-        found = await tried(cast("Any", Graders(*scores)), FORGING, VICTIM)
+    found = await tried(cast("Any", Graders(*scores)), FORGING, VICTIM)
     assert found.harm is None if harm is None else found.harm is not None and found.harm.startswith(harm)
 
 

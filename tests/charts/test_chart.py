@@ -22,6 +22,8 @@ from longboat_operator.pods.access import driver_role
 from longboat_operator.pods.names import JobRef
 from tests.charts.rendering import CHART, NAMESPACE, RELEASE, Rendered, helm, refusal, render
 
+pytestmark = pytest.mark.helm
+
 NAME = f"{RELEASE}-longboat"
 READS = {"get", "list", "watch"}
 MODES: list[dict[str, Any]] = [{}, {"watchNamespaces": ["team-a", "team-b"]}]

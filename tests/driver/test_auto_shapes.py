@@ -38,6 +38,8 @@ from longboat_runtime.simulate.simulation import Simulation, number_prompts
 from longboat_runtime.simulate.site import Site as SimulatedSite
 from tests.driver.planned import CHANGE, PROFILE, TRUE, WRONG, Planner
 
+pytestmark = pytest.mark.extended
+
 LONGEST, START = 4000, 1.25
 ROUNDS: dict[str, Any] = {
     "policy": "TailBatching",

@@ -18,6 +18,8 @@ from longboat_runtime.rounds import events
 from tests.driver.fakes import Site, make_spec
 from tests.driver.runs import crash_once_saved, history, manifests
 
+pytestmark = pytest.mark.extended
+
 PROMPTS = 2
 ROUNDS = {
     "policy": "TailBatching",

@@ -10,7 +10,7 @@ import pytest
 from e2e.cluster import cgroups
 from e2e.cluster.waiting import wait_until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 GROUP = f"/longboat-frozen-{os.getpid()}/node0/pod"
 

@@ -10,7 +10,7 @@ from e2e.cluster import Cluster, ClusterError
 from e2e.cluster.errors import CommandError
 from e2e.cluster.waiting import wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 NAMESPACE = "cluster-in-use"
 SERVE = "import http.server as h; h.ThreadingHTTPServer(('', 8000), h.SimpleHTTPRequestHandler).serve_forever()"

@@ -11,7 +11,7 @@ from e2e.cluster import Cluster, ClusterError, Timings, cgroups, network, proces
 from e2e.cluster.paths import Layout, cache
 from e2e.cluster.timings import QUICK
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.alone]
+pytestmark = [pytest.mark.cluster, pytest.mark.extended, pytest.mark.alone]
 
 NAME = "leaves-nothing"
 POD = {

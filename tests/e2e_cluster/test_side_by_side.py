@@ -7,7 +7,7 @@ import pytest
 from e2e.cluster import Cluster, ClusterError
 from e2e.cluster.cli import main
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 
 @pytest.fixture

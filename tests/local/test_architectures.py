@@ -19,8 +19,6 @@ from longboat_runtime.metrics.record import read_records
 from tests.support.architectures import tiny_config
 from tests.support.tiny_model import save_random_model
 
-pytestmark = pytest.mark.slow
-
 # Positions that are learned and transposed weights; experts, of which the engine packs several into one tensor.
 FAMILIES = ("gpt2", "qwen2_moe")
 # Of which hardly any two responses have the same, so that every group teaches something.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from longboat_crds.load import load_job
@@ -16,8 +15,6 @@ from longboat_runtime.rollout.engine import engine_config, kv_tokens
 from longboat_runtime.rollout.factory import read_model_config
 from longboat_runtime.rollout.profile import ProfileFile
 from tests.support.tiny_model import build_tiny_model
-
-pytestmark = pytest.mark.slow
 
 # One device, so one size; few sequences and tokens, so few cells.
 JOB = """

@@ -23,8 +23,6 @@ from longboat_runtime.sample_files.reading import read_file, read_files
 from tests.support.tiny_model import build_tiny_model
 from tests.tracking.jobs import rows
 
-pytestmark = pytest.mark.slow
-
 REWARD = """
 def letters(sample):
     return sum(letter == sample.ground_truth for letter in sample.text) / max(len(sample.text), 1)

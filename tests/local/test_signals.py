@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import json
+import operator
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,12 +19,11 @@ from longboat_runtime.agent.supervisor import descendants
 from longboat_runtime.sample_files.contents import Fate
 from longboat_runtime.sample_files.reading import FileRemoved, Sample, read_file, read_files
 from tests.support.tiny_model import build_tiny_model
+from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extended
 
 _SET_CHILD_SUBREAPER = 36
-# Seconds between two looks at all processes that came from a program: at all of their threads, which are hundreds.
-LOOK = 0.3
 # Where these tests run some may be ignored (nohup, the background of a script), which a child inherits.
 _HEED = ("env", "--default-signal=INT,HUP,TERM")
 
@@ -48,9 +47,11 @@ class Program:
         return [text for line in lines if (text := _read(line))]
 
     def wait_until(self, happened: Callable[[], bool]) -> None:
-        while not happened():
+        def look() -> bool:
             assert self._process.poll() is None, self.output.read_text()
-            time.sleep(LOOK)
+            return happened()
+
+        eventually(look)
 
     def maps(self) -> str:
         """What is mapped into its memory: libraries, among others."""
@@ -62,13 +63,17 @@ class Program:
         return self._process.wait()
 
     def end(self) -> None:
-        while left := descendants() - self._others:
-            for pid in left:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            self._process.poll()
-            self.names()
-            time.sleep(0.05)
+        eventually(self._kill, operator.not_)
+
+    def _kill(self) -> set[int]:
+        """Kills all that came from it, and returns what was left."""
+        left = descendants() - self._others
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.poll()
+        self.names()
+        return left
 
 
 def _read(line: Path) -> str:
@@ -137,15 +142,20 @@ def waits_for_engines(program: Program) -> Callable[[], bool]:
 
 def generated(folder: Path) -> list[Sample]:
     """What the job has written down of the steps that count."""
-    while True:
+
+    def read() -> list[Sample] | None:
         with suppress(FileRemoved):  # since the files were listed
             return [sample for path in read_files(folder / "run").values() for sample in read_file(path)]
+        return None
+
+    samples = eventually(read, lambda samples: samples is not None)
+    assert samples is not None
+    return samples
 
 
 def ends(program: Program) -> None:
     """Nothing that came from it is left. What is told to end may take a moment; what isn't told stays for ever."""
-    while program.names():
-        time.sleep(LOOK)
+    eventually(program.names, operator.not_)
 
 
 # SIGHUP becomes SIGTERM, for which a run that trains stands below.
@@ -187,20 +197,20 @@ def test_a_run_that_trains_saves_its_step_and_what_was_generated_and_leaves_noth
 
 
 GRADERS = """
-import asyncio, pathlib, sys, time
+import asyncio, pathlib, signal, sys
 from longboat_crds.rewards import RewardSpec, default_pools
 from longboat_runtime.local.graders import local_graders
 from longboat_runtime.reward.client import GraderClient
+from tests.support.waiting import eventually_async
 folder = pathlib.Path(sys.argv[1])
 
 async def load(socket):
-    while not socket.exists():
-        time.sleep(0.05)
+    await eventually_async(socket.exists)
     await GraderClient(socket).load(RewardSpec(name="f", function="math:sqrt"), "spec.rewards[0]")
 
 with local_graders(default_pools(), folder, folder) as sockets:
     asyncio.run(load(*sockets.values()))
-    time.sleep(1000)
+    signal.pause()
 """
 
 

@@ -17,7 +17,7 @@ from longboat_operator.writes import Writes
 from tests.operator_shell.conftest import until
 from tests.operator_shell.test_surroundings_live import Bench
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from tests.operator_shell import small_plan
 from tests.operator_shell.conftest import until
 from tests.support.ports import free_port
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.cluster
 
 CLUSTER_ROLE = Resource("ClusterRole", "clusterroles", ROLE.group, namespaced=False)
 CLUSTER_ROLE_BINDING = Resource("ClusterRoleBinding", "clusterrolebindings", ROLE.group, namespaced=False)

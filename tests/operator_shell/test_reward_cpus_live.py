@@ -24,7 +24,7 @@ from tests.operator_shell.test_surroundings_live import Bench
 
 __all__ = ["bench"]
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.cluster
 
 NODE = Resource("Node", "nodes", namespaced=False)
 CODE, MATH = "x-reward-code-0-a0", "x-reward-math-0-a0"

@@ -28,7 +28,7 @@ from tests.operator_shell import small_plan
 from tests.operator_shell.conftest import until
 from tests.support.ports import free_port
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.cluster
 
 QUOTA = Resource("ResourceQuota", "resourcequotas")
 

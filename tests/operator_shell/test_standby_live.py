@@ -30,7 +30,7 @@ from tests.operator_shell.test_process_live import Process
 from tests.operator_shell.test_shell_live import probe
 from tests.support.ports import free_port
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.cluster
 
 # Nobody takes these pods: only the API server and the operators have a part in this.
 NOWHERE = {"spec": {"nodeSelector": {"test.longboat.dev/none": "none"}}}

@@ -38,7 +38,7 @@ from tests.operator_shell.small_plan import manifest
 from tests.operator_shell.test_shell_live import requests
 from tests.support.ports import free_port
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.cluster
 
 VOLUME = Resource("PersistentVolume", "persistentvolumes", namespaced=False)
 STORAGE_CLASS = Resource("StorageClass", "storageclasses", "storage.k8s.io", namespaced=False)

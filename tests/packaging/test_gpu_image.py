@@ -10,7 +10,7 @@ import pytest
 
 from e2e.cluster.images import builder, catalogue
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 STUB = Path(__file__).with_name("triton_stub.py")
 # Mounts are the namespace's own; the image brings everything but Triton.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from longboat_runtime.driver.loads import Loads
 from longboat_runtime.interfaces import WeightPublication
 from longboat_runtime.local.ray import start_ray
 from longboat_runtime.problems import SpecProblem
+from longboat_runtime.rollout import fleet as fleets
 from longboat_runtime.rollout.engine import engine_config, kv_tokens
 from longboat_runtime.rollout.factory import read_model_config
 from longboat_runtime.rollout.fleet import RayRolloutFleet
@@ -33,8 +33,9 @@ from longboat_runtime.store.client import StoreClient
 from longboat_runtime.weights.publish import publish
 from tests.rollout.reference import PROBE, ReferenceModel, request
 from tests.support.tiny_model import build_tiny_model
+from tests.support.waiting import DEADLINE_SECONDS, eventually_async
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ENGINES = 2
 LONG = 480
@@ -90,9 +91,11 @@ def published(reference: ReferenceModel) -> WeightPublication:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet(store: StoreClient, model_directory: Path) -> AsyncIterator[RayRolloutFleet]:
-    made = RayRolloutFleet(spec(model_directory), store)
-    yield made
-    await made.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fleets, "CALL_SECONDS", DEADLINE_SECONDS)
+        made = RayRolloutFleet(spec(model_directory), store)
+        yield made
+        await made.close()
 
 
 async def events_of(fleet: RayRolloutFleet, count: int) -> dict[SampleId, FinishedSample | LostSample]:
@@ -173,13 +176,18 @@ async def test_a_dead_engines_samples_are_lost_and_its_successor_serves(
     before = await serving(fleet, ENGINES)
     victim = fleet._keeper.members[before[0]]
     # Not all of them have arrived; one that draws its end token first has come back.
-    while (await victim.actor.stats.remote()).running < len(fleet._router.running(victim.name)):  # noqa: ASYNC110 - Ray tells nobody
-        await asyncio.sleep(0.01)
+
+    async def all_run() -> bool:
+        stats = await victim.actor.stats.remote()
+        return stats.running >= len(fleet._router.running(victim.name))
+
+    await eventually_async(all_run)
     ran_there = fleet._router.running(victim.name)
     ray.kill(victim.actor)
     lost = {event.id: event for event in (await events_of(fleet, 4)).values() if isinstance(event, LostSample)}
     assert set(ran_there) & lost.keys() == lost.keys()
     assert all(event.engine_died for event in lost.values()), "its pod lives"
+    await fleet._keeper.until(lambda: fleet._keeper.state.deaths > 0)
     assert fleet._keeper.state.deaths == 1
     after = await serving(fleet, ENGINES)
     assert (victim.name in after, before[1] in after) == (False, True)

@@ -21,7 +21,7 @@ from tests.rollout.reference import PROBE, ReferenceModel, request
 from tests.rollout.test_fleet import published, serving, spec, tokens_of_memory
 from tests.support.tiny_model import build_tiny_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.extended, pytest.mark.asyncio(loop_scope="module")]
 
 LONG = 480
 

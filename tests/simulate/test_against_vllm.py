@@ -20,7 +20,7 @@ from tests.simulate.vllm_scheduler import Arrival, Case, Scheduled, VllmSchedule
 from tests.support.examples import examples
 from tests.support.tiny_model import build_tiny_model
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extended
 
 # What a computed token takes; a step takes 1. So the time of an end says in which step it was and how much had been computed.
 TOKEN = 2.0**-20

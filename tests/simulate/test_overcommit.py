@@ -21,6 +21,8 @@ from longboat_runtime.simulate.simulation import simulate
 from longboat_runtime.simulate.site import Site
 from tests.rounds.audit.racing import LONGEST, MEDIAN, PROMPT_SIGMA, SAMPLE_SIGMA, Racing, play
 
+pytestmark = pytest.mark.extended
+
 PROMPTS, GROUP = 32, 8
 LATENCY_BOUND = StepCurve((1,), (0.01,))
 # Measured on engines of small models on CPUs, or nearly so.

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -19,8 +18,6 @@ from tests.trainer.trainer_world import (
     only_rank,
     run_ranks,
 )
-
-pytestmark = pytest.mark.slow
 
 SAMPLES = make_samples(24, longest=12)
 LAYERS = 16

@@ -27,8 +27,6 @@ from longboat_runtime.weights.publish import pack
 from tests.support.tiny_model import build_tiny_model
 from tests.trainer.trainer_world import make_request, make_samples, make_spec
 
-pytestmark = pytest.mark.slow
-
 SAMPLES = make_samples(8)
 
 

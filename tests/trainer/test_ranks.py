@@ -14,8 +14,6 @@ from tests.support.architectures import tiny_config
 from tests.support.tiny_model import save_random_model
 from tests.trainer.trainer_world import fetch_from, full, make_request, make_samples, make_spec, only_rank, run_ranks
 
-pytestmark = pytest.mark.slow
-
 SAMPLES = make_samples(6)
 MORE = make_samples(5, seed=1)
 PROBE = (10, 20, 30, 40)

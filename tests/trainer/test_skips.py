@@ -23,8 +23,6 @@ from longboat_runtime.trainer.rank import TrainerRank
 from tests.support.tiny_model import build_tiny_model
 from tests.trainer.trainer_world import fetch_from, local, make_request, make_samples, make_spec, run_ranks
 
-pytestmark = pytest.mark.slow
-
 SAMPLES = make_samples(8)
 MINIBATCHES = 2
 # Of the one group and the other, and so of one minibatch and the other.

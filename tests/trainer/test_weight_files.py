@@ -27,8 +27,6 @@ from tests.support.architectures import ARCHITECTURES, tiny_config
 from tests.trainer.test_architectures import EXPERTS, SHAPE
 from tests.trainer.trainer_world import full, make_spec, only_rank, run_ranks
 
-pytestmark = pytest.mark.slow
-
 RANKS = 3
 LAYERS = 12
 # Long contexts by scaled frequencies: buffers that are in no file.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,6 @@ from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.samples import GeneratedSample, SampleId, SampleRequest
 
-START_SECONDS = 800.0
-
 
 class HostedEngine:
     """The `Engine` protocol, forwarded call by call."""
@@ -27,11 +26,10 @@ class HostedEngine:
         self._connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, config, spawned))
         self.process.start()
+        theirs.close()  # or the end of the process would not be noticed
         self.name, self.model = config.name, Path(config.model)
 
     def wait_started(self) -> None:
-        if not self._connection.poll(START_SECONDS):
-            raise TimeoutError("the engine does not start")
         self._result()
 
     def submit(self, requests: Sequence[SampleRequest], begun: Sequence[GeneratedSample] = ()) -> None:
@@ -66,8 +64,10 @@ class HostedEngine:
         psutil.Process(self.process.pid).children(recursive=True)[-1].kill()
 
     def close(self) -> None:
-        for child in psutil.Process(self.process.pid).children(recursive=True):
-            child.kill()
+        with suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
         self.process.kill()
         self.process.join()
 

@@ -20,8 +20,6 @@ from tests.support.architectures import tiny_config
 from tests.support.tiny_model import build_tiny_model, save_random_model
 from tests.trainer.trainer_world import fetch_from, make_request, make_spec, only_rank
 
-pytestmark = pytest.mark.slow
-
 FAMILIES = (
     "gemma2",
     "gemma3_text",

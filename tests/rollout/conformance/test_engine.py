@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -17,19 +17,20 @@ from longboat_runtime.weights.payload import WeightPayload
 from tests.rollout.conformance.conftest import MAX_SEQUENCES
 from tests.rollout.conformance.hosted import HostedEngine
 from tests.rollout.reference import ReferenceModel, request
-
-pytestmark = pytest.mark.slow
+from tests.support.waiting import DEADLINE_SECONDS, eventually
 
 LONG = 480  # tokens of a response that is still running when something happens to it
 
 
-def collect(engine: HostedEngine, count: int) -> dict[SampleId, GeneratedSample]:
-    """So many samples, and no more of them: each id once."""
-    samples: list[GeneratedSample] = []
-    while len(samples) < count:
-        samples += engine.drain_finished(60)
+def collect(
+    engine: HostedEngine, number: int, samples: Sequence[GeneratedSample] = ()
+) -> dict[SampleId, GeneratedSample]:
+    """So many samples, and no more of them: each id once. `samples` are those that have come already."""
+    samples = list(samples)
+    while len(samples) < number:
+        samples += engine.drain_finished(DEADLINE_SECONDS)
     by_id = {sample.id: sample for sample in samples}
-    assert len(by_id) == len(samples) == count
+    assert len(by_id) == len(samples) == number
     return by_id
 
 
@@ -38,11 +39,17 @@ def run(engine: HostedEngine, requests: Sequence[SampleRequest]) -> dict[SampleI
     return collect(engine, len(requests))
 
 
-def wait_for_tokens(engine: HostedEngine, count: int) -> None:
-    """Until the engine has drawn so many more tokens."""
-    target = engine.stats().generated_tokens + count
-    while engine.stats().generated_tokens < target:
-        time.sleep(0.002)  # it may have the same CPU
+def draw(engine: HostedEngine, tokens: int, running: int) -> list[GeneratedSample]:
+    """Waits until the engine has drawn so many more tokens, or has ended all that run; returns what it has ended."""
+    target = engine.stats().generated_tokens + tokens
+    ended: list[GeneratedSample] = []
+
+    def look() -> bool:
+        ended.extend(engine.drain_finished(0))
+        return len(ended) == running or engine.stats().generated_tokens >= target
+
+    eventually(look)
+    return ended
 
 
 def long_response(engine: HostedEngine, row: int) -> tuple[SampleRequest, GeneratedSample]:
@@ -53,16 +60,11 @@ def long_response(engine: HostedEngine, row: int) -> tuple[SampleRequest, Genera
     return longest, samples[longest.id]
 
 
-def paused(engine: HostedEngine, id_: SampleId) -> GeneratedSample:
-    """Aborts the running sample once it has some more tokens, and returns it; it is whole if it ended before that."""
-    target = engine.stats().generated_tokens + 3
-    ended: list[GeneratedSample] = []
-    while not ended and engine.stats().generated_tokens < target:
-        ended = engine.drain_finished(0.002)
-    if ended:
-        return ended[0]
+def stopped(engine: HostedEngine, id_: SampleId) -> GeneratedSample:
+    """Aborts the sample that runs once it has some more tokens, and returns it; it is whole if it ended before that."""
+    ended = draw(engine, 3, running=1)
     engine.abort([id_])
-    return collect(engine, 1)[id_]
+    return collect(engine, 1, ended)[id_]
 
 
 def test_samples_are_complete(engine: HostedEngine, reference: ReferenceModel) -> None:
@@ -88,7 +90,7 @@ def test_every_token_is_of_a_step_that_was_timed(engine: HostedEngine, reference
     tokens = [sum(batch * times.steps for batch, times in stats.step_times.items()) for stats in (before, after)]
     assert tokens[1] - tokens[0] == after.generated_tokens - before.generated_tokens
     assert set(after.step_times) <= set(range(1, MAX_SEQUENCES + 1))
-    assert all(0 < times.seconds < 60 for times in after.step_times.values())
+    assert all(times.seconds > 0 for times in after.step_times.values())
     assert after.kv_tokens >= 512, "room for one sequence at least"
 
 
@@ -133,8 +135,8 @@ def test_a_stop_string_ends_a_response(engine: HostedEngine, reference: Referenc
     asked = request(0, tokens=LONG)
     whole = run(engine, [asked])[asked.id]
     stop = whole.text[3:5]
-    stopped = request(0, tokens=LONG, stop=(stop,))
-    sample = run(engine, [stopped])[stopped.id]
+    with_stop = request(0, tokens=LONG, stop=(stop,))
+    sample = run(engine, [with_stop])[with_stop.id]
     assert sample.finish_reason is FinishReason.STOP
     assert sample.text == whole.text[: whole.text.index(stop)]
     assert sample.token_ids.tolist() == whole.token_ids.tolist()[: len(sample.token_ids)]
@@ -153,27 +155,32 @@ def test_a_loop_is_ended_and_named(engine: HostedEngine, reference: ReferenceMod
 
 def test_abort_returns_the_tokens_so_far(engine: HostedEngine, reference: ReferenceModel) -> None:
     asked, whole = long_response(engine, 1)
-    engine.submit([asked])
-    wait_for_tokens(engine, 3)
-    engine.abort([asked.id])
-    sample = collect(engine, 1)[asked.id]
-    assert sample.finish_reason is FinishReason.ABORT
-    count = len(sample.token_ids)
-    assert 0 < count < len(whole.token_ids)
-    assert sample.token_ids.tolist() == whole.token_ids.tolist()[:count]
-    assert sample.spans == (VersionSpan(reference.version, 0, count),)
+
+    def aborted() -> GeneratedSample:
+        engine.submit([asked])
+        return stopped(engine, asked.id)
+
+    # On a machine that stalls it may have ended before.
+    sample = eventually(aborted, lambda sample: sample.finish_reason is FinishReason.ABORT)
+    drawn = len(sample.token_ids)
+    assert 0 < drawn < len(whole.token_ids)
+    assert sample.token_ids.tolist() == whole.token_ids.tolist()[:drawn]
+    assert sample.spans == (VersionSpan(reference.version, 0, drawn),)
     assert reference.difference(sample) < 1e-4
 
 
-def test_abort_before_the_first_token(engine: HostedEngine, reference: ReferenceModel) -> None:
+def aborted_late(engine: HostedEngine, late: SampleRequest) -> GeneratedSample:
+    """Aborts a request while others fill the engine. It has tokens if one of these ended before that."""
     first = [request(2, index, tokens=LONG) for index in range(MAX_SEQUENCES)]
-    late = request(3)
     engine.submit([*first, late])
     engine.abort([late.id])
     engine.abort([asked.id for asked in first])
-    samples = collect(engine, len(first) + 1)
-    assert samples[late.id].finish_reason is FinishReason.ABORT
-    assert (len(samples[late.id].token_ids), samples[late.id].spans, samples[late.id].text) == (0, (), "")
+    return collect(engine, len(first) + 1)[late.id]
+
+
+def test_abort_before_the_first_token(engine: HostedEngine, reference: ReferenceModel) -> None:
+    sample = eventually(lambda: aborted_late(engine, request(3)), lambda sample: len(sample.token_ids) == 0)
+    assert (sample.finish_reason, sample.spans, sample.text) == (FinishReason.ABORT, (), "")
 
 
 def test_abort_racing_with_the_end_gives_one_result(engine: HostedEngine, reference: ReferenceModel) -> None:
@@ -188,14 +195,14 @@ def test_abort_racing_with_the_end_gives_one_result(engine: HostedEngine, refere
             FinishReason.LENGTH,
             FinishReason.STOP,
         }
-    assert engine.drain_finished(0.2) == []
+    later = request(0, tokens=2)
+    assert run(engine, [later]).keys() == {later.id}, "nothing came twice"
 
 
 def test_abort_of_what_does_not_run_does_nothing(engine: HostedEngine, reference: ReferenceModel) -> None:
     done = request(0, tokens=2)
     run(engine, [done])
     engine.abort([done.id, SampleId(9, 9, 9, 9)])
-    assert engine.drain_finished(0.2) == []
     assert run(engine, [done]).keys() == {done.id}
 
 
@@ -210,33 +217,39 @@ def test_a_request_it_cannot_take_harms_nothing(engine: HostedEngine, reference:
 
 def test_new_weights_take_over_in_mid_flight(engine: HostedEngine, reference: ReferenceModel) -> None:
     requests = [request(row, 3, tokens=LONG) for row in range(MAX_SEQUENCES + 2)]
-    old = reference.version
-    engine.submit(requests)
-    wait_for_tokens(engine, 3 * MAX_SEQUENCES)
-    reference.step(0.02)
-    assert engine.update_weights(reference.publication()) < 1e-4
-    wait_for_tokens(engine, 3 * MAX_SEQUENCES)
-    engine.abort([asked.id for asked in requests])
-    samples = collect(engine, len(requests))
-    for sample in samples.values():
+
+    def updated() -> list[GeneratedSample]:
+        """Samples during which the weights were updated, unless they ended before that."""
+        engine.submit(requests)
+        ended = draw(engine, 3 * MAX_SEQUENCES, len(requests))
+        reference.step(0.02)
+        assert engine.update_weights(reference.publication()) < 1e-4
+        ended += draw(engine, 3 * MAX_SEQUENCES, len(requests) - len(ended))
+        engine.abort([asked.id for asked in requests])
+        samples = collect(engine, len(requests), ended)
+        assert engine.stats().weight_version == reference.version
+        return list(samples.values())
+
+    def both(samples: list[GeneratedSample]) -> bool:
+        versions = [reference.version - 1, reference.version]
+        return any([span.version for span in sample.spans] == versions for sample in samples)
+
+    for sample in eventually(updated, both):
         ends = [0, *(span.end for span in sample.spans)]
         assert [span.start for span in sample.spans] == ends[:-1]
         assert ends[-1] == len(sample.token_ids)
         assert reference.difference(sample) < 1e-4
-    assert any([span.version for span in sample.spans] == [old, reference.version] for sample in samples.values())
-    assert engine.stats().weight_version == reference.version
 
 
 def test_a_paused_sample_goes_on_under_new_weights(engine: HostedEngine, reference: ReferenceModel) -> None:
     """Twice: its log-probs are those of the weights that drew each token, and the spans say which these are."""
-    for index in range(8, 16):
+    for index in count(8):
         asked, parts = request(1, index, tokens=LONG), list[GeneratedSample]()
         engine.submit([asked])
         while len(parts) < 2:
-            part = paused(engine, asked.id)
-            if part.finish_reason is FinishReason.STOP:
+            part = stopped(engine, asked.id)
+            if part.finish_reason is not FinishReason.ABORT:
                 break  # it had ended before: another one
-            assert part.finish_reason is FinishReason.ABORT
             parts.append(part)
             reference.step(0.02)
             engine.update_weights(reference.publication())
@@ -255,9 +268,9 @@ def test_a_paused_sample_goes_on_under_new_weights(engine: HostedEngine, referen
     assert whole.finish_reason == (FinishReason.LENGTH if total == LONG else FinishReason.STOP)
     assert whole.prompt_ids.tolist() == list(asked.prompt_ids)
     for part in parts:
-        count = len(part.token_ids)
-        assert whole.token_ids[:count].tolist() == part.token_ids.tolist()
-        assert whole.logprobs[:count].tobytes() == part.logprobs.tobytes()
+        drawn = len(part.token_ids)
+        assert whole.token_ids[:drawn].tolist() == part.token_ids.tolist()
+        assert whole.logprobs[:drawn].tobytes() == part.logprobs.tobytes()
         assert whole.text.startswith(part.text.rstrip("\ufffd"))
     assert reference.difference(whole) < 1e-4
 
@@ -265,10 +278,8 @@ def test_a_paused_sample_goes_on_under_new_weights(engine: HostedEngine, referen
 def test_a_sample_paused_before_its_first_token_begins_anew(engine: HostedEngine, reference: ReferenceModel) -> None:
     asked = request(2, 8)
     whole = run(engine, [asked])[asked.id]
-    engine.submit([*(request(3, index, tokens=LONG) for index in range(MAX_SEQUENCES)), asked])
-    engine.abort([asked.id, *(request(3, index).id for index in range(MAX_SEQUENCES))])
-    part = collect(engine, MAX_SEQUENCES + 1)[asked.id]
-    assert (len(part.token_ids), part.spans) == (0, ())
+    part = eventually(lambda: aborted_late(engine, asked), lambda part: len(part.token_ids) == 0)
+    assert part.spans == ()
     assert run(engine, [asked])[asked.id].token_ids.tolist() == whole.token_ids.tolist()
 
 
@@ -299,20 +310,27 @@ def test_a_stop_string_that_was_begun_before_the_pause_ends_the_response(
         for sample in map(go_on, range(4, 90))
         if 4 <= sample.token_ids[1] < 90 and sample.token_ids[1] != sample.token_ids[0]
     )
-    stopped = go_on(int(whole.token_ids[0]), stop=(whole.text[:2],))
-    assert (stopped.finish_reason, stopped.text) == (FinishReason.STOP, "")
-    assert stopped.token_ids.tolist() == whole.token_ids[:2].tolist()
+    ended = go_on(int(whole.token_ids[0]), stop=(whole.text[:2],))
+    assert (ended.finish_reason, ended.text) == (FinishReason.STOP, "")
+    assert ended.token_ids.tolist() == whole.token_ids[:2].tolist()
 
 
 def test_damaged_weights_are_refused(engine: HostedEngine, reference: ReferenceModel) -> None:
     damaged = replace(reference.publication(), checksum="0" * 32)
     running, _ = long_response(engine, 1)
-    engine.submit([running])
-    wait_for_tokens(engine, 1)
-    with pytest.raises(PublicationRefused, match="checksum") as caught:
-        engine.update_weights(damaged)
-    assert caught.value.lost == (running.id,)
-    assert engine.drain_finished(0.2) == []
+
+    def lost() -> tuple[SampleId, ...]:
+        """What is lost: the sample that runs, unless it ended before."""
+        engine.update_weights(reference.publication())
+        engine.submit([running])
+        ended = draw(engine, 1, running=1)
+        with pytest.raises(PublicationRefused, match="checksum") as caught:
+            engine.update_weights(damaged)
+        ended += engine.drain_finished(0)
+        assert (*(sample.id for sample in ended), *caught.value.lost) == (running.id,)
+        return caught.value.lost
+
+    eventually(lost)
     with pytest.raises(PublicationRefused, match="checksum"):
         engine.submit([request(0)])
 

@@ -18,7 +18,7 @@ from tests.rollout.conformance.test_engine import run
 from tests.rollout.reference import ReferenceModel, request
 from tests.support.tiny_model import build_tiny_experts
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extended
 
 # vLLM's kernel on CPU takes multiples of 32 and pads other sizes.
 EXPERT_SIZES = {"in-process": 32, "in-process-tp2": 64, "spawned": 48}

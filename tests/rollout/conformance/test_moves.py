@@ -17,8 +17,7 @@ from longboat_runtime.samples import FinishReason, GeneratedSample, Repetition, 
 from tests.rollout.conformance.hosted import HostedEngine
 from tests.rollout.reference import ReferenceModel, request
 from tests.support.tiny_model import build_tiny_model
-
-pytestmark = pytest.mark.slow
+from tests.support.waiting import DEADLINE_SECONDS
 
 RESPONSES, OF_THE_MUTANT = 5000, 2000
 LONGEST = 40
@@ -65,7 +64,7 @@ def run(
     engine.submit(requests, begun)
     found: dict[SampleId, GeneratedSample] = {}
     while len(found) < len(requests):
-        found |= {sample.id: sample for sample in engine.drain_finished(60.0)}
+        found |= {sample.id: sample for sample in engine.drain_finished(DEADLINE_SECONDS)}
     return found
 
 
