@@ -74,6 +74,6 @@ def test_what_is_found_changed(tmp_path: Path, versions: bool) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     asked = json.dumps([{name: change for name, (change, _) in CHANGES.items()}, versions])
     command = [sys.executable, "script.py"]
-    done = subprocess.run(command, input=asked, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=True)
+    done = subprocess.run(command, input=asked, capture_output=True, text=True, cwd=tmp_path, check=True)
     found = dict(map(json.loads, done.stdout.splitlines()))
     assert found == {name: expected for name, (_, expected) in CHANGES.items()}, done.stderr

@@ -23,13 +23,14 @@ from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardS
 from longboat_runtime.reward.worker import GradeRequest
 from longboat_runtime.samples import FinishReason, Response, SampleId
 from tests.reward.conftest import GRADERS_UID, as_graders_user
+from tests.support.waiting import eventually_async
 
-REWARD = RewardSpec.model_validate({"name": "code", "kind": "Sandbox", "sandbox": {}})
+REWARD = RewardSpec.model_validate({"name": "code", "kind": "Sandbox", "sandbox": {}, "timeoutSeconds": 3600})
 ROW = {"input_output": '{"inputs": ["3"], "outputs": ["9"]}'}
-# It waits until it may go on: it is being graded as long as that.
 # As Ray names its nodes.
 NODE = 28 * "ab"
 SQUARE = "print(int(input()) ** 2)"
+# It waits until it may go on: it is being graded as long as that.
 WAITS = "import os, time\nwhile not os.path.exists({gate!r}): time.sleep(0.01)\nprint(int(input()) ** 2)"
 PROGRAM = """
 import sys
@@ -139,11 +140,14 @@ async def pool(container: Container, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 
 
 async def running(client: GraderClient, count: int) -> None:
-    state: Mapping[str, Any] = {}
-    while state.get("running") != count:
+    """Waits until so many grades run there, also while the graders are started again."""
+
+    async def state() -> Mapping[str, Any]:
         with suppress(ConnectionError):
-            state = await client.state()
-        await asyncio.sleep(0.02)
+            return await client.state()
+        return {}
+
+    await eventually_async(state, right=lambda state: state.get("running") == count)
 
 
 async def test_what_was_graded_beside_the_cause_costs_no_attempt(

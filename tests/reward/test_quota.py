@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
-import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,18 +19,21 @@ from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.graders.quota import Felt, Quota, at_once
 from longboat_runtime.reward.result import OutcomeKind, RewardSample
 from tests.reward.conftest import set_quota
+from tests.support.waiting import eventually, eventually_async
 
 V1 = Path("/sys/fs/cgroup/cpu")
 FUNCTIONS = """
-import time
-from pathlib import Path
+import fcntl
 
 def act(sample):
-    # Sleeps or computes until it is told to go.
-    while not Path(sample.ground_truth).exists():
-        if sample.text == "sleep":
-            time.sleep(0.01)
-    return 1.0
+    # Sleeps or computes until the file isn't locked any more.
+    with open(sample.ground_truth) as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | (fcntl.LOCK_NB if sample.text == "compute" else 0))
+                return 1.0
+            except BlockingIOError:
+                pass
 """
 felts = st.builds(Felt, st.floats(0, 64), st.integers(0, 64), st.booleans())
 
@@ -89,34 +92,41 @@ async def loaded(socket: Path, directory: Path) -> tuple[GraderClient, asyncio.E
 
 
 async def running(client: GraderClient, count: int) -> None:
-    while (await client.state())["running"] != count:  # noqa: ASYNC110 - nothing says so
-        await asyncio.sleep(0.01)
+    await eventually_async(client.state, right=lambda state: state["running"] == count)
 
 
-def grades(client: GraderClient, count: int, text: str, go: Path) -> list[asyncio.Task]:
-    sample = RewardSample(text=text, prompt="", ground_truth=str(go))
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Grades that are told of this file go on when it is over."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def grades(client: GraderClient, count: int, text: str, lock: Path) -> list[asyncio.Task]:
+    sample = RewardSample(text=text, prompt="", ground_truth=str(lock))
     return [asyncio.create_task(client.grade("act", sample, 600.0, number)) for number in range(count)]
 
 
-@pytest.mark.slow
 async def test_running_graders_follow_a_quota_that_rises(
     start_graders: Callable[..., AbstractContextManager[Path]], directory: Path
 ) -> None:
     """Neither the process nor a grade is started again; whoever asks is told."""
-    cgroup, go = directory / "cgroup", directory / "go"
+    cgroup, lock = directory / "cgroup", directory / "lock"
     cgroup.mkdir()
     set_quota(cgroup, "30000 100000\n")
     with start_graders(directory, 4, cgroup) as socket:
         client, changed = await loaded(socket, directory)
         assert client.capacity is not None
         assert client.capacity.at_once == 1
-        asked = grades(client, 6, "sleep", go)
-        await running(client, 1)
-        set_quota(cgroup, "300000 100000\n")
-        await changed.wait()
-        assert client.capacity.at_once == 3
-        await running(client, 3)
-        go.touch()
+        with locked(lock):
+            asked = grades(client, 6, "sleep", lock)
+            await running(client, 1)
+            changed.clear()
+            set_quota(cgroup, "300000 100000\n")
+            await changed.wait()
+            assert client.capacity.at_once == 3
+            await running(client, 3)
         assert {outcome.kind for outcome in await asyncio.gather(*asked)} == {OutcomeKind.SCORED}
         await client.close()
 
@@ -136,12 +146,11 @@ def real_cgroup(directory: Path) -> Iterator[Path]:
     (groups[0] / "cpu.cfs_quota_us").write_text("100000")
     yield root
     for group in groups:
-        while (group / "cgroup.procs").read_text():  # children of graders that have ended are about to
-            time.sleep(0.01)
+        # Children of graders that have ended are about to.
+        eventually((group / "cgroup.procs").read_text, lambda processes: not processes)
         group.rmdir()
 
 
-@pytest.mark.slow
 async def test_in_a_real_cgroup_grades_that_sleep_make_room_and_what_they_use_is_known(
     start_graders: Callable[..., AbstractContextManager[Path]], directory: Path, real_cgroup: Path
 ) -> None:
@@ -149,24 +158,24 @@ async def test_in_a_real_cgroup_grades_that_sleep_make_room_and_what_they_use_is
         for group in real_cgroup.iterdir():
             (group / "cgroup.procs").write_text(str(pid))
 
-    go, other = directory / "go", directory / "other"
     with start_graders(directory, 3, real_cgroup, join) as socket:
         client, changed = await loaded(socket, directory)
         assert client.capacity is not None
         assert client.capacity.at_once == 1
         assert client.capacity.cpu_seconds is not None
-        sleeping = grades(client, 4, "sleep", go)
-        await running(client, 3)
-        go.touch()
+        with locked(directory / "lock"):
+            sleeping = grades(client, 4, "sleep", directory / "lock")
+            await running(client, 3)
         await asyncio.gather(*sleeping)
         changed.clear()
-        computing = grades(client, 4, "compute", other)
-        while client.capacity.at_once > 1:
-            await changed.wait()
-            changed.clear()
-        used = client.capacity.cpu_seconds
-        while client.capacity.cpu_seconds == used:  # noqa: ASYNC110 - nothing says so
-            await asyncio.sleep(0.01)
-        other.touch()
+        with locked(directory / "other"):
+            computing = grades(client, 4, "compute", directory / "other")
+            while client.capacity.at_once > 1:
+                await changed.wait()
+                changed.clear()
+            used = client.capacity.cpu_seconds
+            await eventually_async(
+                lambda: client.capacity, right=lambda now: now is not None and now.cpu_seconds != used
+            )
         assert {outcome.kind for outcome in await asyncio.gather(*computing)} == {OutcomeKind.SCORED}
         await client.close()
