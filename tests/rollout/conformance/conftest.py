@@ -17,6 +17,8 @@ MAX_SEQUENCES = 8
 KV_CACHE_BYTES = 2**20
 
 KINDS = {"in-process": (1, False), "in-process-tp2": (2, False), "spawned": (1, True)}
+# What all kinds share is shown by the quickest.
+PARAMETERS = ["in-process", *(pytest.param(kind, marks=pytest.mark.extended) for kind in ("in-process-tp2", "spawned"))]
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +26,7 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny_model(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="module", params=sorted(KINDS))
+@pytest.fixture(scope="module", params=PARAMETERS)
 def engine(request: pytest.FixtureRequest, model_directory: Path) -> Iterator[HostedEngine]:
     tensor_parallel, spawned = KINDS[request.param]
     config = EngineConfig(
