@@ -43,7 +43,7 @@ def test_a_test_that_chance_decides_is_found(tmp_path: Path) -> None:
         sys.executable,
         "-m",
         "tests.support.stress",
-        "3",
+        "2",
         "-c",
         "/dev/null",
         f"--rootdir={tmp_path}",
