@@ -15,7 +15,7 @@ import structlog
 from longboat_crds.load import ApiError
 from longboat_operator import logs
 from longboat_operator.kube.config import ConfigurationError, load_configuration, own_namespace
-from longboat_operator.lease import LeadershipLostError
+from longboat_operator.lease import DURATION_SECONDS, LeadershipLostError
 from longboat_operator.model import DNS_PEERS, Object
 from longboat_operator.observe import observe
 from longboat_operator.planner import plan
@@ -58,7 +58,9 @@ def _options(parsed: argparse.Namespace) -> Options:
     lease_namespace = parsed.lease_namespace or own_namespace() or (namespaces[0] if namespaces else "default")
     return Options(
         namespaces=namespaces,
-        lease=LeaseOptions(lease_namespace, parsed.lease_name) if parsed.leader_election else None,
+        lease=LeaseOptions(lease_namespace, parsed.lease_name, parsed.lease_duration)
+        if parsed.leader_election
+        else None,
         health_port=parsed.health_port,
         metrics_port=parsed.metrics_port,
         workers=parsed.workers,
@@ -89,6 +91,13 @@ def _parser() -> argparse.ArgumentParser:
         "--lease-namespace", metavar="NS", help="default: the pod's own namespace, else the first --namespace"
     )
     run.add_argument("--lease-name", default="longboat-operator", metavar="NAME", help="default: %(default)s")
+    run.add_argument(
+        "--lease-duration",
+        type=float,
+        default=DURATION_SECONDS,
+        metavar="SECONDS",
+        help="how long a standby waits after the leader has renewed the lease for the last time; default: %(default)g",
+    )
     run.add_argument(
         "--health-port", type=int, default=8081, metavar="PORT", help="/healthz and /readyz; default: %(default)s"
     )

@@ -24,7 +24,7 @@ from longboat_operator.kube.errors import KubeError
 from longboat_operator.kube.events import EventRecorder
 from longboat_operator.kube.resources import CHILDREN, CLUSTER_RL_RUNTIME, Resource
 from longboat_operator.kube.transport import Transport
-from longboat_operator.lease import Elector
+from longboat_operator.lease import DURATION_SECONDS, Elector
 from longboat_operator.lookups import LookUps
 from longboat_operator.metrics import REGISTRY, ProcessMetrics
 from longboat_operator.model import DNS_PEERS, LABEL_JOB, Key, Object
@@ -47,10 +47,11 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LeaseOptions:
-    """Which Lease to compete for."""
+    """Which Lease to compete for, and how long a standby waits after the leader has renewed it for the last time."""
 
     namespace: str
     name: str
+    duration_seconds: float = DURATION_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +225,8 @@ class Shell:
     def _make_elector(self, lease: LeaseOptions | None) -> Elector | None:
         if lease is None:
             return None
-        return Elector(self._ungated, lease.namespace, lease.name, self._identity, self._transport.timeout_seconds)
+        timeout = self._transport.timeout_seconds
+        return Elector(self._ungated, lease.namespace, lease.name, self._identity, timeout, lease.duration_seconds)
 
     def _health(self) -> Health:
         now = time.monotonic()

@@ -20,6 +20,7 @@ from longboat_runtime.agent.agent import Agent, Duty, write_termination_message
 from longboat_runtime.agent.head_probe import Head
 from longboat_runtime.agent.roles import Place, head
 from longboat_runtime.agent.supervisor import Supervisor, descendants
+from tests.support.loop_time import pass_time
 from tests.support.ports import free_port
 from tests.support.waiting import DEADLINE_SECONDS, eventually, eventually_async
 
@@ -63,13 +64,6 @@ async def family(supervisor: Supervisor) -> None:
     """Starts the family above, and waits until it is complete."""
     supervisor.start(program(FAMILY))
     await eventually_async(lambda: (supervisor.last_lines, len(descendants())), (["ready"], 2).__eq__)
-
-
-def pass_time(seconds: float) -> None:
-    """Advances the clock of the running event loop."""
-    loop = asyncio.get_running_loop()
-    real = loop.time
-    loop.time = lambda: real() + seconds  # type: ignore[method-assign]
 
 
 def test_end_kills_orphans_too() -> None:

@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from kubernetes.aio.client.configuration import Configuration
 
 from e2e.cluster import Cluster
+from longboat_operator import shell
+from longboat_operator.controller import MakePlan, Observe
+from longboat_operator.kube import client as kube_client
 from longboat_operator.kube.client import KubeClient
 from longboat_operator.kube.config import load_configuration
 from longboat_operator.kube.errors import AlreadyExistsError
 from longboat_operator.kube.resources import CLUSTER_RL_RUNTIME, RL_JOB, RL_RUNTIME, Resource
 from longboat_operator.kube.transport import Transport
+from longboat_operator.shell import LeaseOptions, Options, Shell
+from tests.support.waiting import DEADLINE_SECONDS, eventually_async
 
 CRD = Resource("CustomResourceDefinition", "customresourcedefinitions", "apiextensions.k8s.io", namespaced=False)
 NAMESPACE = Resource("Namespace", "namespaces", namespaced=False)
 CRDS = Path(__file__).parents[2] / "crds"
+LEASE_SECONDS = 2 * DEADLINE_SECONDS
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stalls makes no list fail and no task end too late."""
+    monkeypatch.setattr(kube_client, "LIST_TIMEOUT_SECONDS", DEADLINE_SECONDS)
+    monkeypatch.setattr(shell, "_END_SECONDS", DEADLINE_SECONDS)
+
+
+def lease(namespace: str) -> LeaseOptions:
+    """A lease that isn't lost by stalling."""
+    return LeaseOptions(namespace, "operator", LEASE_SECONDS)
+
+
+def open_shell(configuration: Configuration, options: Options, observe: Observe, plan: MakePlan) -> Shell:
+    """A shell that waits for answers of the API server however long they take."""
+    made = Shell(configuration, options, observe, plan)
+    made._transport.timeout_seconds = DEADLINE_SECONDS
+    return made
 
 
 @pytest.fixture
@@ -32,8 +55,7 @@ async def configuration(cluster: Cluster) -> Configuration:
 
 @pytest.fixture
 async def transport(configuration: Configuration) -> AsyncIterator[Transport]:
-    """Patient: the machine may be busy."""
-    made = Transport(configuration, timeout_seconds=30.0)
+    made = Transport(configuration, DEADLINE_SECONDS)
     yield made
     await made.close()
 
@@ -48,7 +70,7 @@ async def admin(transport: Transport) -> KubeClient:
         except AlreadyExistsError:
             continue
     wanted = {resource.plural for resource in (RL_JOB, RL_RUNTIME, CLUSTER_RL_RUNTIME)}
-    await until(lambda: _served(client, wanted))
+    await eventually_async(lambda: _served(client, wanted))
     return client
 
 
@@ -59,18 +81,6 @@ async def namespace(admin: KubeClient) -> AsyncIterator[str]:
     created = await admin.create(NAMESPACE, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     yield name
     await admin.delete(NAMESPACE, "", name, created["metadata"]["uid"])
-
-
-async def until(true: Callable[[], Any], seconds: float = 300.0) -> Any:
-    """Waits for a condition (plain or awaitable) and gives what it gave; fails after `seconds`."""
-    async with asyncio.timeout(seconds):
-        while True:
-            found = true()
-            if isinstance(found, Awaitable):
-                found = await found
-            if found:
-                return found
-            await asyncio.sleep(0.05)
 
 
 async def _served(client: KubeClient, wanted: set[str]) -> bool:

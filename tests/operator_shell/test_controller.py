@@ -5,7 +5,6 @@ Over 400 lines: all of it is about one class, on one bench.
 
 from __future__ import annotations
 
-import asyncio
 from datetime import datetime
 from typing import Any
 
@@ -435,7 +434,7 @@ async def test_lost_leadership_ends_the_worker(bench: Bench) -> None:
     bench.outcome = LeadershipLostError("lost")
     bench.queue.add(X)
     with pytest.raises(LeadershipLostError):
-        await asyncio.wait_for(bench.controller.work(), timeout=60)
+        await bench.controller.work()
 
 
 async def test_a_job_that_is_gone_leaves_nothing_behind(bench: Bench) -> None:

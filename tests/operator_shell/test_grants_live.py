@@ -12,16 +12,23 @@ from longboat_operator.kube.client import MERGE_PATCH, KubeClient
 from longboat_operator.kube.errors import ConflictError
 from longboat_operator.kube.resources import POD, RL_JOB, RL_RUNTIME
 from longboat_operator.model import FIELD_MANAGER, LABEL_ROLE, POOL_FIELD_MANAGER, Observed, PoolKey, PublishGrant
+from longboat_operator.plan import pool, reward_cpus
 from longboat_operator.watch.cache import Cache
 from longboat_operator.writes import Writes
-from tests.operator_shell.conftest import until
 from tests.operator_shell.test_surroundings_live import Bench
+from tests.support.waiting import DEADLINE_SECONDS, eventually_async
 
 pytestmark = pytest.mark.cluster
 
+PATIENCE_SECONDS = 2 * DEADLINE_SECONDS
+
 
 @pytest.fixture
-async def bench(cluster: Cluster, admin: KubeClient, namespace: str) -> Bench:
+async def bench(cluster: Cluster, admin: KubeClient, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Its plans have all the time there is where the driver's or the node's part is played."""
+    monkeypatch.setattr(pool, "LEAVE_SECONDS", PATIENCE_SECONDS)
+    for name in ("SILENT_SECONDS", "REQUEST_SECONDS", "FIRST_PIN_SECONDS", "LONGEST_PIN_SECONDS"):
+        monkeypatch.setattr(reward_cpus, name, PATIENCE_SECONDS)
     made = Bench(cluster, admin, namespace)
     template = {"spec": {"nodeSelector": {"test.longboat.dev/none": "none"}}}
     await made.put(RL_RUNTIME, "nowhere", spec={"image": "localhost/none:1", "common": {"template": template}})
@@ -37,7 +44,7 @@ class Driver:
 
     async def start(self) -> None:
         await self._apply({"demand": self._demand})
-        await until(self._is_first)
+        await eventually_async(self._is_first)
         await self.ask()
 
     async def ask(self, **rollout: Any) -> None:
@@ -108,11 +115,11 @@ async def test_pods_come_and_leave_as_the_driver_asks_whichever_operator_serves(
     async with bench.operator():
         await bench.submit("x")
         await bench.edit("x", rollout={"replicas": 3})
-        await until(has(bench, first, second, third))
+        await eventually_async(has(bench, first, second, third))
         await all_ready(bench)
         await driver.start()
         await driver.ask(number=1, replicas=1, giveFirst=[first], reason="short rounds wait for nothing")
-        await until(grants(bench, 1, 1, first, third))
+        await eventually_async(grants(bench, 1, 1, first, third))
         job = await bench.get(RL_JOB, "x")
         assert set(owned(job, POOL_FIELD_MANAGER)) == {"f:allocation"}
         assert set(owned(job, POOL_FIELD_MANAGER)["f:allocation"]) == {"f:grant"}
@@ -120,14 +127,14 @@ async def test_pods_come_and_leave_as_the_driver_asks_whichever_operator_serves(
         deadlines = job["status"]["allocation"]["grant"]
     async with bench.operator():
         await driver.ask(number=2, replicas=1, giveFirst=[first], drained=[first])
-        await until(grants(bench, 2, 1, third))
-        await until(has(bench, second, third))
+        await eventually_async(grants(bench, 2, 1, third))
+        await eventually_async(has(bench, second, third))
         found = await allocation(bench)
         assert found["incarnation"] == {"number": 1, "request": "token"}
         assert found["grant"]["rollout"]["leaving"] == deadlines["rollout"]["leaving"][1:], "with its first deadline"
         await driver.ask(number=3, replicas=3)
-        await until(grants(bench, 3, 3))
-        await until(has(bench, "x-rollout-0-a1", second, third))
+        await eventually_async(grants(bench, 3, 3))
+        await eventually_async(has(bench, "x-rollout-0-a1", second, third))
         status = (await bench.get(RL_JOB, "x"))["status"]
         assert (status["restarts"], status.get("restartHistory")) == (0, None)
 
@@ -136,11 +143,11 @@ async def test_a_suspended_job_has_no_grant_and_keeps_its_incarnation(bench: Ben
     driver = Driver(bench)
     async with bench.operator():
         await bench.submit("x")
-        await until(has(bench, "x-rollout-0-a0"))
+        await eventually_async(has(bench, "x-rollout-0-a0"))
         await all_ready(bench)
         await driver.start()
         await driver.ask(number=1, replicas=1)
-        await until(grants(bench, 1, 1))
+        await eventually_async(grants(bench, 1, 1))
         for name, pod in (await bench.all(POD)).items():
             if pod["metadata"]["labels"][LABEL_ROLE] == "driver":
                 await bench.admin.delete(POD, bench.namespace, name, pod["metadata"]["uid"], 0)
@@ -149,10 +156,10 @@ async def test_a_suspended_job_has_no_grant_and_keeps_its_incarnation(bench: Ben
         async def without_grant() -> bool:
             return set(await allocation(bench)) == {"incarnation", "rolloutReplicas"}
 
-        await until(without_grant)
+        await eventually_async(without_grant)
         await bench.edit("x", suspend=False)
-        await until(grants(bench, None, 1))
-        await until(has(bench, "x-rollout-0-a1"))
+        await eventually_async(grants(bench, None, 1))
+        await eventually_async(has(bench, "x-rollout-0-a1"))
 
 
 async def test_a_grant_derived_from_an_old_job_is_refused(bench: Bench, admin: KubeClient) -> None:

@@ -106,6 +106,9 @@ def test_options() -> None:
     assert options("--dns-peers", peers).dns_peers == ({"ipBlock": {"cidr": "169.254.20.10/32"}},)
     assert options("--namespace", "a").lease.namespace == "a"
     assert options("--lease-namespace", "c", "--lease-name", "n").lease == LeaseOptions("c", "n")
+    assert options("--lease-namespace", "c", "--lease-name", "n", "--lease-duration", "60").lease == LeaseOptions(
+        "c", "n", 60.0
+    )
 
 
 def test_bad_options_are_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,10 +17,10 @@ from longboat_operator.kube.resources import POD, RL_JOB, RL_RUNTIME, Resource
 from longboat_operator.model import LABEL_ROLE, JobKey, Observed, ResizePod
 from longboat_operator.watch.cache import Cache
 from longboat_operator.writes import Writes
-from tests.operator_shell.conftest import until
 from tests.operator_shell.small_plan import manifest
 from tests.operator_shell.test_grants_live import Driver, bench
 from tests.operator_shell.test_surroundings_live import Bench
+from tests.support.waiting import eventually_async
 
 __all__ = ["bench"]
 
@@ -87,22 +87,22 @@ async def test_cpus_move_by_resizes_that_the_server_takes_and_the_column_shows_t
     driver = Driver(bench)
     async with bench.operator():
         await submit(bench)
-        await until(lambda: is_asked(bench, {CODE: "1", MATH: "1"}))
+        await eventually_async(lambda: is_asked(bench, {CODE: "1", MATH: "1"}))
         await carry_out(bench, CODE, MATH)
         await driver.start()
         ask = [{"name": "code", "cpu": "1500m", "reason": "tests wait"}, {"name": "math", "cpu": "500m"}]
         await driver.ask_cpus(number=1, pools=ask)
-        await until(lambda: is_asked(bench, {CODE: "1", MATH: "500m"}))
+        await eventually_async(lambda: is_asked(bench, {CODE: "1", MATH: "500m"}))
     async with bench.operator():
         await carry_out(bench, MATH)
-        await until(lambda: is_asked(bench, {CODE: "1500m", MATH: "500m"}))
+        await eventually_async(lambda: is_asked(bench, {CODE: "1500m", MATH: "500m"}))
         await carry_out(bench, CODE)
 
         async def done() -> bool:
             cpus = (await bench.get(RL_JOB, "x"))["status"]["rewardCpu"]
             return [move["outcome"] for move in cpus.get("moves", ())] == ["Done"] and "resizes" not in cpus
 
-        await until(done)
+        await eventually_async(done)
     pods = await bench.all(POD)
     assert {pods[name]["metadata"]["generation"] for name in (CODE, MATH)} == {2}, "one resize each"
     table = bench.cluster.kubectl("-n", bench.namespace, "get", "rljobs", "x")
@@ -154,26 +154,26 @@ async def test_cpus_that_a_node_can_not_give_go_back_and_the_loss_is_shown_and_r
     with watching(Job(bench.cluster, bench.namespace, "x")) as seen:
         async with bench.operator():
             await submit(bench, "fake")
-            await until(lambda: is_asked(bench, {CODE: "1", MATH: "1"}))
+            await eventually_async(lambda: is_asked(bench, {CODE: "1", MATH: "1"}))
             await bind(bench, fake_node, CODE, MATH)
             await carry_out(bench, CODE, MATH)
             await driver.start()
             await driver.ask_cpus(number=1, pools=[{"name": "code", "cpu": "1500m"}, {"name": "math", "cpu": "500m"}])
-            await until(lambda: is_asked(bench, {CODE: "1", MATH: "500m"}))
+            await eventually_async(lambda: is_asked(bench, {CODE: "1", MATH: "500m"}))
             await carry_out(bench, MATH)
-            await until(lambda: is_asked(bench, {CODE: "1500m", MATH: "500m"}))
+            await eventually_async(lambda: is_asked(bench, {CODE: "1500m", MATH: "500m"}))
             await _say(bench, CODE, "1", allocated, condition)
-            await until(lambda: is_asked(bench, {CODE: "1", MATH: "500m"}))
+            await eventually_async(lambda: is_asked(bench, {CODE: "1", MATH: "500m"}))
         async with bench.operator():
             await carry_out(bench, CODE)
-            await until(lambda: is_asked(bench, {CODE: "1", MATH: "1"}))
+            await eventually_async(lambda: is_asked(bench, {CODE: "1", MATH: "1"}))
             await carry_out(bench, MATH)
 
             async def at_rest() -> Any:
                 found = (await bench.get(RL_JOB, "x"))["status"]["rewardCpu"]
                 return "resizes" not in found and found["moves"][-1]["outcome"] == "Incomplete" and found
 
-            cpus = await until(at_rest)
+            cpus = await eventually_async(at_rest)
     (refused,) = cpus["refusals"]
     assert refused.pop("until")
     assert refused == {
@@ -196,14 +196,14 @@ async def test_cpus_that_the_server_knows_the_node_has_not_are_refused_in_its_wo
     with watching(Job(bench.cluster, bench.namespace, "x")) as seen:
         async with bench.operator():
             await submit(bench, "fake")
-            await until(lambda: is_asked(bench, {CODE: "1", MATH: "1"}))
+            await eventually_async(lambda: is_asked(bench, {CODE: "1", MATH: "1"}))
             await bind(bench, fake_node, CODE, MATH)
             await carry_out(bench, CODE, MATH)
             await driver.start()
             await driver.ask_cpus(number=1, pools=[{"name": "code", "cpu": "1500m"}, {"name": "math", "cpu": "500m"}])
-            await until(lambda: is_asked(bench, {CODE: "1", MATH: "500m"}))
+            await eventually_async(lambda: is_asked(bench, {CODE: "1", MATH: "500m"}))
             await carry_out(bench, MATH)
-            await until(lambda: is_asked(bench, {CODE: "1", MATH: "1"}))
+            await eventually_async(lambda: is_asked(bench, {CODE: "1", MATH: "1"}))
             await carry_out(bench, MATH)
     (refused,) = (await bench.get(RL_JOB, "x"))["status"]["rewardCpu"]["refusals"]
     assert (refused["pod"], refused["node"], refused["outcome"]) == (CODE, fake_node, "Refused")
@@ -215,7 +215,7 @@ async def test_cpus_that_a_limit_range_forbids_are_refused_in_its_words(bench: B
     driver = Driver(bench)
     async with bench.operator():
         await submit(bench)
-        await until(lambda: is_asked(bench, {CODE: "1", MATH: "1"}))
+        await eventually_async(lambda: is_asked(bench, {CODE: "1", MATH: "1"}))
         await carry_out(bench, CODE, MATH)
         limits = [{"type": "Container", "max": {"cpu": "1200m"}}]
         metadata = {"namespace": bench.namespace, "name": "small"}
@@ -223,9 +223,9 @@ async def test_cpus_that_a_limit_range_forbids_are_refused_in_its_words(bench: B
         await asyncio.to_thread(bench.cluster.kubectl, "create", "-f", "-", stdin=json.dumps(body))
         await driver.start()
         await driver.ask_cpus(number=1, pools=[{"name": "code", "cpu": "1500m"}, {"name": "math", "cpu": "500m"}])
-        await until(lambda: is_asked(bench, {CODE: "1", MATH: "500m"}))
+        await eventually_async(lambda: is_asked(bench, {CODE: "1", MATH: "500m"}))
         await carry_out(bench, MATH)
-        await until(lambda: is_asked(bench, {CODE: "1", MATH: "1"}))
+        await eventually_async(lambda: is_asked(bench, {CODE: "1", MATH: "1"}))
     (refused,) = (await bench.get(RL_JOB, "x"))["status"]["rewardCpu"]["refusals"]
     assert refused["outcome"] == "Refused"
     assert "maximum cpu usage per Container is 1200m" in refused["message"]
@@ -235,17 +235,17 @@ async def test_pods_that_wait_for_a_node_are_resized_at_once(bench: Bench) -> No
     driver = Driver(bench)
     async with bench.operator():
         await submit(bench)
-        await until(lambda: is_asked(bench, {CODE: "1", MATH: "1"}))
+        await eventually_async(lambda: is_asked(bench, {CODE: "1", MATH: "1"}))
         await driver.start()
         await driver.ask_cpus(number=1, pools=[{"name": "code", "cpu": "1500m"}, {"name": "math", "cpu": "500m"}])
-        await until(lambda: is_asked(bench, {CODE: "1500m", MATH: "500m"}))
+        await eventually_async(lambda: is_asked(bench, {CODE: "1500m", MATH: "500m"}))
     assert not [pod for pod in (await bench.all(POD)).values() if pod["spec"].get("nodeName")]
 
 
 async def test_a_resize_of_a_pod_that_has_changed_is_refused(bench: Bench, admin: KubeClient) -> None:
     async with bench.operator():
         await submit(bench)
-        await until(lambda: is_asked(bench, {CODE: "1", MATH: "1"}))
+        await eventually_async(lambda: is_asked(bench, {CODE: "1", MATH: "1"}))
     old = await bench.get(POD, CODE)
     await carry_out(bench, CODE)
     events: Any = None  # no event is written

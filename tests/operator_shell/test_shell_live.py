@@ -15,18 +15,20 @@ from aiohttp import ClientSession
 
 from e2e.cluster import Cluster
 from longboat_operator.controller import MakePlan
-from longboat_operator.kube.client import MERGE_PATCH, KubeClient
+from longboat_operator.kube.client import MERGE_PATCH, KubeClient, WatchEvent
 from longboat_operator.kube.config import load_configuration
 from longboat_operator.kube.resources import EVENT, LEASE, POD, RL_JOB, SECRET, SERVICE, Resource
 from longboat_operator.kube.transport import Request
 from longboat_operator.lease import LeadershipLostError
 from longboat_operator.metrics import API_REQUESTS
 from longboat_operator.model import LABEL_JOB, JobKey, Observed, Plan, PoolKey
-from longboat_operator.shell import LeaseOptions, Options, Shell
+from longboat_operator.shell import Options, Shell
 from longboat_operator.watch.cache import ObjectKey, Source
 from tests.operator_shell import small_plan
-from tests.operator_shell.conftest import until
+from tests.operator_shell.conftest import lease, open_shell
+from tests.support.loop_time import pass_time
 from tests.support.ports import free_port
+from tests.support.waiting import eventually_async
 
 pytestmark = pytest.mark.cluster
 
@@ -40,7 +42,7 @@ class Bench:
         self.cluster = cluster
         self.admin = admin
         self.namespace = namespace
-        self.options = Options((namespace,), LeaseOptions(namespace, "operator"), free_port(), free_port(), workers=2)
+        self.options = Options((namespace,), lease(namespace), free_port(), free_port(), workers=2)
 
     async def shell(self, plan: MakePlan = small_plan.plan) -> Shell:
         configuration = await load_configuration(self.cluster.kubeconfig)
@@ -49,7 +51,7 @@ class Bench:
             """Pools have nothing to do here."""
             return Plan() if isinstance(observed.key, PoolKey) else plan(observed, now)
 
-        return Shell(configuration, self.options, small_plan.observe, of_jobs)
+        return open_shell(configuration, self.options, small_plan.observe, of_jobs)
 
     @asynccontextmanager
     async def running(self, plan: MakePlan = small_plan.plan) -> AsyncIterator[Shell]:
@@ -97,6 +99,14 @@ class Bench:
         held = shell._cache.get(ObjectKey(POD.kind, self.namespace, pod)) or {}
         return any(told["type"] == "PodScheduled" for told in held.get("status", {}).get("conditions", []))
 
+    async def report_nothing(self, shell: Shell) -> None:
+        """Makes a child of no job, and waits until the shell knows it: what came before has arrived, too."""
+        metadata = {"namespace": self.namespace, "name": "nobodys", "labels": {LABEL_JOB: "nobody"}}
+        spec = {"clusterIP": "None", "ports": [{"port": 1}]}
+        await self.admin.create(SERVICE, {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec})
+        key = ObjectKey(SERVICE.kind, self.namespace, "nobodys")
+        await eventually_async(lambda: shell._cache.get(key) and is_idle(shell))
+
     def has_pods(self, *names: str) -> Callable[[], Awaitable[bool]]:
         async def check() -> bool:
             return set(await self.all(POD)) == set(names)
@@ -127,6 +137,11 @@ def requests() -> dict[tuple[str, str, str], float]:
     }
 
 
+def is_idle(shell: Shell) -> bool:
+    """Whether nothing is or will be planned unless something changes."""
+    return shell._queue.oldest_seconds == 0 and shell._queue._schedule.next_timer() is None
+
+
 async def probe(port: int, path: str) -> tuple[int, str]:
     async with ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as response:
         return response.status, await response.text()
@@ -146,36 +161,49 @@ async def test_jobs_are_made_true_then_cost_nothing_and_a_restart_touches_no_pod
         return found == expected and written >= len(expected)
 
     await bench.submit("before")
-    async with bench.running():
+    async with bench.running() as shell:
         await bench.submit("after", pods=3)
-        await until(bench.is_in("Running", "before", "after"))
+        await eventually_async(bench.is_in("Running", "before", "after"))
         pods = await bench.all(POD)
         assert set(pods) == {"before-0", "before-1", "after-0", "after-1", "after-2"}
         assert set(await bench.all(SERVICE)) == {"before", "after"}
         assert len(await bench.all(SECRET)) == 2
-        await until(told)
+        await eventually_async(told)
         assert (await probe(bench.options.health_port, "/readyz")) == (200, "ok\n")
         _, metrics = await probe(bench.options.metrics_port, "/metrics")
         assert f'rljob_phase{{name="after",namespace="{bench.namespace}",phase="Running"}} 1.0' in metrics
         assert "longboat_leader 1.0" in metrics
+        await eventually_async(lambda: is_idle(shell))
         settled = requests()
-        await asyncio.sleep(30)
+        pass_time(30)
+        await bench.report_nothing(shell)
         # Neither a write nor a read for a job; in this time one or two kinds are listed for repair, however many jobs.
         since = {key: count - settled.get(key, 0) for key, count in requests().items()}
-        assert {key for key, count in since.items() if count} <= {key for key in since if key[0] == "list"}
-        assert sum(since.values()) <= 2
+        asked = {key: count for key, count in since.items() if count and key[0] != "watch"}
+        assert asked.pop(("create", "services", "201")) == 1, "the test's own"
+        assert {verb for verb, *_ in asked} <= {"list"}
+        assert sum(asked.values()) <= 2
     versions = {name: pod["metadata"]["resourceVersion"] for name, pod in (await bench.all(POD)).items()}
     before = requests()
     async with bench.running() as shell:
-        await until(lambda: shell._freshness.listed)
-        await until(lambda: shell._leading and shell._queue.depth == 0)
-        await asyncio.sleep(1)
+        await eventually_async(lambda: shell._freshness.listed)
+        await eventually_async(lambda: shell._leading and is_idle(shell))
     written = {key: count for key, count in requests().items() if key[0] not in ("get", "list", "watch")}
     assert written == {key: count for key, count in before.items() if key[0] not in ("get", "list", "watch")}
     assert {name: pod["metadata"]["resourceVersion"] for name, pod in (await bench.all(POD)).items()} == versions
 
 
-async def test_progress_costs_no_plan_and_a_change_of_the_spec_does(bench: Bench) -> None:
+@asynccontextmanager
+async def without_bookmarks(
+    client: KubeClient, *stream: Any, watch: Any = KubeClient.watch
+) -> AsyncIterator[AsyncIterator[WatchEvent]]:
+    async with watch(client, *stream) as events:
+        yield (event async for event in events if event.type != "BOOKMARK")
+
+
+async def test_progress_costs_no_plan_and_a_change_of_the_spec_does(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await bench.submit("x", pods=1)
     planned: list[int] = []  # the step that each plan has seen
 
@@ -184,28 +212,28 @@ async def test_progress_costs_no_plan_and_a_change_of_the_spec_does(bench: Bench
         planned.append(status.get("training", {}).get("step", 0))
         return small_plan.plan(observed, now)
 
+    # All that is waited for comes by an event of its own.
+    monkeypatch.setattr(KubeClient, "watch", without_bookmarks)
     async with bench.running(plan) as shell:
-        await until(bench.is_in("Running", "x"))
+        await eventually_async(bench.is_in("Running", "x"))
         await bench.report("x", step=1)
-        await until(lambda: 1 in planned)  # the first report brings `state` and `incarnation`: it does wake
-        await until(
+        await eventually_async(lambda: 1 in planned)  # the first report brings `state` and `incarnation`: it does wake
+        await eventually_async(
             partial(bench.knows_that_it_is_scheduled, shell, "x-0")
         )  # or can't be: the last thing that is told of it
         # Its plan isn't made at once: other changes may follow.
-        await until(lambda: shell._queue.oldest_seconds == 0 and shell._queue._schedule.next_timer() is None)
+        await eventually_async(lambda: is_idle(shell))
         at_first = len(planned)
         for step in range(2, 7):
             await bench.report("x", step)
-            await until(partial(bench.knows_step, shell, "x", step))
-        await asyncio.sleep(0.5)
+            await eventually_async(partial(bench.knows_step, shell, "x", step))
+            assert is_idle(shell)
         assert len(planned) == at_first
         await bench.wants("x", 2)
-        await until(bench.has_pods("x-0", "x-1"))
+        await eventually_async(bench.has_pods("x-0", "x-1"))
         await bench.wants("x", 0)
-        await until(bench.has_pods())
-        await until(
-            lambda: shell._controller.expectations.waiting() == [], seconds=50
-        )  # not by a bookmark, after a minute
+        await eventually_async(bench.has_pods())
+        await eventually_async(lambda: shell._controller.expectations.waiting() == [])
 
 
 async def test_a_crash_after_any_write_converges(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +260,7 @@ async def test_a_crash_after_any_write_converges(bench: Bench, monkeypatch: pyte
             with pytest.raises(LeadershipLostError):
                 await shell.run()
         async with bench.running():
-            await until(bench.is_in("Running", *names))
+            await eventually_async(bench.is_in("Running", *names))
         pods = await bench.all(POD)
         assert set(pods) == {f"{each}-{index}" for each in names for index in range(2)}
         # One that was made before the crash, and is named by nothing yet, can't be known again: it goes with its job.
@@ -246,11 +274,11 @@ async def test_a_quota_is_told_and_its_end_is_noticed(bench: Bench) -> None:
     await bench.admin.create(QUOTA, {**quota, "spec": {"hard": {"pods": "1"}}})
     await bench.submit("x", pods=3)
     async with bench.running():
-        await until(bench.is_in("Failed", "x"))
+        await eventually_async(bench.is_in("Failed", "x"))
         assert "exceeded quota" in (await bench.job("x"))["status"]["reason"]
         assert len(await bench.all(POD)) == 1
         await bench.admin.patch(QUOTA, bench.namespace, "pods", {"spec": {"hard": {"pods": "9"}}}, MERGE_PATCH)
-        await until(bench.is_in("Running", "x"))
+        await eventually_async(bench.is_in("Running", "x"))
 
 
 async def test_a_strangers_object_is_left_alone(bench: Bench) -> None:
@@ -262,29 +290,29 @@ async def test_a_strangers_object_is_left_alone(bench: Bench) -> None:
     theirs = await bench.admin._transport.send(Request("POST", path, "create", "services", query, body))
     await bench.submit("x")
     async with bench.running():
-        await until(bench.is_in("Failed", "x"))
+        await eventually_async(bench.is_in("Failed", "x"))
         assert "Service x" in (await bench.job("x"))["status"]["reason"]
         assert not await bench.all(POD)
         assert (await bench.admin.get(SERVICE, bench.namespace, "x"))["spec"]["selector"] == {"app": "theirs"}
         await bench.admin.delete(SERVICE, bench.namespace, "x", theirs["metadata"]["uid"])
-        await until(bench.is_in("Running", "x"))
+        await eventually_async(bench.is_in("Running", "x"))
         assert (await bench.admin.get(SERVICE, bench.namespace, "x"))["spec"]["selector"] == {LABEL_JOB: "x"}
 
 
 async def test_a_job_made_anew_gets_children_of_its_own(bench: Bench) -> None:
     await bench.submit("x")
     async with bench.running():
-        await until(bench.is_in("Running", "x"))
+        await eventually_async(bench.is_in("Running", "x"))
         await bench.delete("x")
         new = await bench.submit("x")
-        await until(bench.is_in("Running", "x"))
+        await eventually_async(bench.is_in("Running", "x"))
 
         async def only_ours() -> bool:
             objects = [*(await bench.all(POD)).values(), *(await bench.all(SERVICE)).values()]
             owners = {obj["metadata"]["ownerReferences"][0]["uid"] for obj in objects}
             return owners == {new["metadata"]["uid"]} and len(objects) == 3
 
-        await until(only_ours)
+        await eventually_async(only_ours)
         _, metrics = await probe(bench.options.metrics_port, "/metrics")
         assert 'name="x"' in metrics
         await bench.delete("x")
@@ -292,13 +320,13 @@ async def test_a_job_made_anew_gets_children_of_its_own(bench: Bench) -> None:
         async def forgotten() -> bool:
             return 'name="x"' not in (await probe(bench.options.metrics_port, "/metrics"))[1]
 
-        await until(forgotten)
+        await eventually_async(forgotten)
 
 
 async def test_a_deletion_that_kopf_missed_is_repaired(bench: Bench) -> None:
     await bench.submit("x", pods=0)
     async with bench.running() as shell:
-        await until(bench.is_in("Running", "x"))
+        await eventually_async(bench.is_in("Running", "x"))
         held = shell._cache.job(JobKey(bench.namespace, "x"))
         assert held is not None
         phantom = {**held, "metadata": {**held["metadata"], "name": "phantom", "uid": "none"}}
@@ -318,7 +346,7 @@ async def test_a_deletion_that_kopf_missed_is_repaired(bench: Bench) -> None:
 async def test_nothing_is_left_in_the_cluster_of_what_kopf_could_write(bench: Bench) -> None:
     await bench.submit("x")
     async with bench.running():
-        await until(bench.is_in("Running", "x"))
+        await eventually_async(bench.is_in("Running", "x"))
     job = await bench.job("x")
     assert not job["metadata"].get("finalizers")
     assert set(job["metadata"]["annotations"]) == {small_plan.PODS}
@@ -328,7 +356,7 @@ async def test_nothing_is_left_in_the_cluster_of_what_kopf_could_write(bench: Be
 
 async def test_the_lease_is_given_up_at_the_end(bench: Bench) -> None:
     async with bench.running() as shell:
-        await until(lambda: shell._leading)
+        await eventually_async(lambda: shell._leading)
         lease = await bench.admin.get(LEASE, bench.namespace, "operator")
         assert lease["spec"]["holderIdentity"] == shell._identity
     lease = await bench.admin.get(LEASE, bench.namespace, "operator")
@@ -343,7 +371,7 @@ async def test_it_ends_also_while_it_waits_for_its_crds(
 
     monkeypatch.setattr("longboat_operator.shell.await_served", never)
     async with bench.running() as shell:
-        await until(
+        await eventually_async(
             lambda: (
                 shell._freshness.unlisted == [Source("RLJob", bench.namespace), Source("RLRuntime", bench.namespace)]
             )

@@ -6,7 +6,9 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,10 +27,11 @@ from longboat_operator.model import LABEL_ROLE, JobKey
 from longboat_operator.shell import LeaseOptions, Options, Shell
 from tests.crds.manifests import changed
 from tests.operator_shell import small_plan
-from tests.operator_shell.conftest import until
-from tests.operator_shell.test_process_live import Process
+from tests.operator_shell.conftest import lease, open_shell
+from tests.operator_shell.test_process_live import BootClock, Process
 from tests.operator_shell.test_shell_live import probe
 from tests.support.ports import free_port
+from tests.support.waiting import eventually_async
 
 pytestmark = pytest.mark.cluster
 
@@ -99,15 +102,15 @@ async def running(shell: Shell) -> AsyncIterator[Shell]:
 
 
 @pytest.fixture
-async def leader(cluster: Cluster, namespace: str) -> AsyncIterator[Process]:
+async def leader(cluster: Cluster, namespace: str, tmp_path: Path) -> AsyncIterator[Process]:
     """Another operator, as a process."""
-    process = Process(cluster.kubeconfig, namespace, f"--namespace={namespace}")
+    process = Process(cluster.kubeconfig, BootClock(tmp_path), namespace, f"--namespace={namespace}")
     yield process
     await process.kill_if_alive()
 
 
 def options(namespace: str) -> Options:
-    return Options((namespace,), LeaseOptions(namespace, "operator"), free_port(), free_port(), workers=2)
+    return Options((namespace,), lease(namespace), free_port(), free_port(), workers=2)
 
 
 async def named(admin: KubeClient, namespace: str, role: str) -> dict[str, str]:
@@ -124,7 +127,8 @@ async def test_pages_that_take_thirty_seconds_keep_the_lease(
     await admin.create(RL_JOB, small_plan.manifest(namespace, "x"))
     await admin.create(RL_JOB, small_plan.manifest(namespace, "y"))
     slow, configuration = gateway
-    shell = Shell(configuration, options(namespace), small_plan.observe, small_plan.plan)
+    short = replace(options(namespace), lease=LeaseOptions(namespace, "operator"))
+    shell = open_shell(configuration, short, small_plan.observe, small_plan.plan)
     elector, now, pages, one_at_a_time = shell._elector, boot_clock(), 0, asyncio.Lock()
     seen: set[int] = set()
     assert elector is not None
@@ -146,11 +150,11 @@ async def test_pages_that_take_thirty_seconds_keep_the_lease(
             seen.add((await probe(shell._options.health_port, "/readyz"))[0])
             for _ in range(5):
                 now += 6.0
-                await until(partial(renewed_at, now))
+                await eventually_async(partial(renewed_at, now))
 
     slow.before = page
     async with running(shell):
-        await until(lambda: shell._leading)
+        await eventually_async(lambda: shell._leading)
         assert pages > len(shell._jobs + shell._children)  # the jobs took two
         assert leadership.held
         assert seen == {503}  # it leads, and doesn't plan yet
@@ -162,7 +166,7 @@ async def test_pages_that_take_thirty_seconds_keep_the_lease(
             jobs = [await admin.get(RL_JOB, namespace, name) for name in ("x", "y")]
             return all((job.get("status") or {}).get("phase") == "Running" for job in jobs)
 
-        await until(run)
+        await eventually_async(run)
 
 
 async def test_a_pod_that_was_lost_unseen_by_the_standby_is_no_second_loss(
@@ -191,10 +195,11 @@ async def test_a_pod_that_was_lost_unseen_by_the_standby_is_no_second_loss(
         return int((roles.get("reward") or {}).get("restarts", 0))
 
     await leader.start()
-    await until(lambda: named(admin, namespace, "reward"))
-    standby, key = Shell(configuration, options(namespace), observe.observe, planner.plan), JobKey(namespace, "x")
+    await eventually_async(lambda: named(admin, namespace, "reward"))
+    standby = open_shell(configuration, options(namespace), observe.observe, planner.plan)
+    key = JobKey(namespace, "x")
     async with running(standby):
-        await until(lambda: standby._cache.children(key)["Pod"])
+        await eventually_async(lambda: standby._cache.children(key)["Pod"])
 
         thawed.clear()
         [(name, uid)] = (await named(admin, namespace, "reward")).items()
@@ -203,20 +208,20 @@ async def test_a_pod_that_was_lost_unseen_by_the_standby_is_no_second_loss(
         async def replaced() -> bool:
             return set(await named(admin, namespace, "reward")) == {name.replace("-a0", "-a1")}
 
-        await until(replaced)
-        await until(lambda: _equals(told, 1))
+        await eventually_async(replaced)
+        await eventually_async(lambda: _equals(told, 1))
         job = await admin.get(RL_JOB, namespace, "x")
-        await until(lambda: _version(standby, key) >= int(job["metadata"]["resourceVersion"]))
+        await eventually_async(lambda: _version(standby, key) >= int(job["metadata"]["resourceVersion"]))
         assert name in standby._cache.children(key)["Pod"]  # that is all it knows
         after = await named(admin, namespace, "reward")
 
         leader.send(signal.SIGTERM)
         assert (await leader.end())[0] == 0
-        await until(lambda: standby._elector is not None and standby._elector.leadership.held)
-        await until(lambda: standby._leading or name not in standby._cache.children(key)["Pod"])
+        await eventually_async(lambda: standby._elector is not None and standby._elector.leadership.held)
+        await eventually_async(lambda: standby._leading or name not in standby._cache.children(key)["Pod"])
         thawed.set()
-        await until(lambda: standby._leading and set(standby._cache.children(key)["Pod"]) >= set(after))
-        await until(lambda: standby._queue.depth == 0 and not standby._controller.expectations.waiting())
+        await eventually_async(lambda: standby._leading and set(standby._cache.children(key)["Pod"]) >= set(after))
+        await eventually_async(lambda: standby._queue.depth == 0 and not standby._controller.expectations.waiting())
         assert await told() == 1
         assert await named(admin, namespace, "reward") == after
 

@@ -32,11 +32,12 @@ from longboat_operator.metrics import ACTIONS
 from longboat_operator.model import ANNOTATION_RAY_TOKEN, LABEL_JOB
 from longboat_operator.observe import observe
 from longboat_operator.planner import plan
-from longboat_operator.shell import Options, Shell
-from tests.operator_shell.conftest import until
+from longboat_operator.shell import Options
+from tests.operator_shell.conftest import open_shell
 from tests.operator_shell.small_plan import manifest
 from tests.operator_shell.test_shell_live import requests
 from tests.support.ports import free_port
+from tests.support.waiting import eventually_async
 
 pytestmark = pytest.mark.cluster
 
@@ -57,7 +58,7 @@ class Bench:
     async def operator(self) -> AsyncIterator[None]:
         """The real operator, serving the namespace."""
         options = Options((self.namespace,), None, free_port(), free_port(), workers=2)
-        shell = Shell(await load_configuration(self.cluster.kubeconfig), options, observe, plan)
+        shell = open_shell(await load_configuration(self.cluster.kubeconfig), options, observe, plan)
         running = asyncio.create_task(shell.run())
         try:
             yield
@@ -151,8 +152,8 @@ def applied() -> dict[str, float]:
 @served
 async def test_what_stands_is_not_touched_again_whatever_the_server_filled_in(bench: Bench) -> None:
     await bench.submit("x")
-    await until(bench.has_pods("x", 4))
-    await until(bench.says("x", "VolumeNotReady"))  # nobody makes a volume for the claim
+    await eventually_async(bench.has_pods("x", 4))
+    await eventually_async(bench.says("x", "VolumeNotReady"))  # nobody makes a volume for the claim
     before, writes = applied(), requests()
     await bench.edit("x", ttlSecondsAfterFinished=1000)  # it is planned again
 
@@ -167,7 +168,7 @@ async def test_what_stands_is_not_touched_again_whatever_the_server_filled_in(be
         # A write is counted once it was answered.
         return bool(job["status"]["observedGeneration"] == job["metadata"]["generation"] and written())
 
-    await until(seen)
+    await eventually_async(seen)
     assert applied() == before
     assert written() == {("apply", "rljobs/status", "200")}
 
@@ -185,7 +186,7 @@ async def test_a_strangers_object_stays_as_it_is_also_when_the_job_is_deleted(be
     name = names.get(resource, "x-driver")
     theirs = await bench.put(resource, name, **contents.get(resource, {}))
     await bench.submit("x")
-    await until(bench.says("x", "NameTaken"))
+    await eventually_async(bench.says("x", "NameTaken"))
     message = (await bench.condition("x", "Scheduled"))["message"]
     assert f"{resource.kind} {name} exists and is not this job's" in message
     assert "metadata.name" in message
@@ -194,7 +195,7 @@ async def test_a_strangers_object_stays_as_it_is_also_when_the_job_is_deleted(be
             n for n, found in (await bench.all(other)).items() if LABEL_JOB in found["metadata"].get("labels", {})
         ]
     await bench.delete(RL_JOB, "x")
-    await until(bench.is_gone(RL_JOB, "x"))
+    await eventually_async(bench.is_gone(RL_JOB, "x"))
     left = await bench.get(resource, name)
     assert unmanaged(left) == unmanaged(theirs)
 
@@ -203,16 +204,16 @@ async def test_a_strangers_object_stays_as_it_is_also_when_the_job_is_deleted(be
 async def test_a_name_that_becomes_free_is_used(bench: Bench) -> None:
     await bench.put(SERVICE_ACCOUNT, "x-driver")
     await bench.submit("x")
-    await until(bench.says("x", "NameTaken"))
+    await eventually_async(bench.says("x", "NameTaken"))
     await bench.delete(SERVICE_ACCOUNT, "x-driver")
-    await until(bench.has_pods("x", 4))
+    await eventually_async(bench.has_pods("x", 4))
     assert (await bench.get(SERVICE_ACCOUNT, "x-driver"))["metadata"]["ownerReferences"]
 
 
 @served
 async def test_what_is_edited_by_hand_is_restored_once(bench: Bench) -> None:
     await bench.submit("x")
-    await until(bench.has_pods("x", 4))
+    await eventually_async(bench.has_pods("x", 4))
     ours = {
         (resource, name): found
         for resource in (ROLE, SERVICE, NETWORK_POLICY)
@@ -238,14 +239,14 @@ async def test_what_is_edited_by_hand_is_restored_once(bench: Bench) -> None:
         same = all(live[key].get(part) == ours[key].get(part) for key in ours for part in ("spec", "rules"))
         return same and sum(since().values()) >= len(ours)  # an apply is counted once it was answered
 
-    await until(restored)
+    await eventually_async(restored)
     assert since() == {"Role": 1, "Service": 1, "NetworkPolicy": 2}
 
 
 @served
 async def test_what_loses_its_labels_gets_them_back(bench: Bench) -> None:
     await bench.submit("x")
-    await until(bench.has_pods("x", 4))
+    await eventually_async(bench.has_pods("x", 4))
     for resource, name in ((SERVICE_ACCOUNT, "x-driver"), (CLAIM, "x-checkpoint")):
         before = await bench.get(resource, name)
         await bench.admin.patch(resource, bench.namespace, name, {"metadata": {"labels": None}}, MERGE_PATCH)
@@ -253,7 +254,7 @@ async def test_what_loses_its_labels_gets_them_back(bench: Bench) -> None:
         async def labelled(resource: Resource = resource, name: str = name, before: Any = before) -> bool:
             return bool((await bench.get(resource, name))["metadata"].get("labels") == before["metadata"]["labels"])
 
-        await until(labelled)
+        await eventually_async(labelled)
         assert (await bench.get(resource, name))["metadata"]["uid"] == before["metadata"]["uid"]
     assert (await bench.condition("x", "Scheduled"))["reason"] != "NameTaken"
 
@@ -277,12 +278,12 @@ async def test_a_claim_is_enlarged_by_hand_and_retained_after_all(bench: Bench) 
     volume = await bench.admin.create(VOLUME, {"apiVersion": "v1", "kind": "PersistentVolume", **meta, "spec": spec})
     try:
         await bench.submit("x", reclaimPolicy="Delete", volume={"storageClassName": name})
-        await until(bench.has_pods("x", 4))
+        await eventually_async(bench.has_pods("x", 4))
 
         async def bound() -> bool:
             return bool((await bench.get(CLAIM, "x-checkpoint")).get("status", {}).get("phase") == "Bound")
 
-        await until(bound)
+        await eventually_async(bound)
         claim = await bench.get(CLAIM, "x-checkpoint")
         assert [owner["name"] for owner in claim["metadata"]["ownerReferences"]] == ["x"]
         size = {"spec": {"resources": {"requests": {"storage": "20Gi"}}}}
@@ -292,12 +293,12 @@ async def test_a_claim_is_enlarged_by_hand_and_retained_after_all(bench: Bench) 
         async def free() -> bool:
             return "ownerReferences" not in (await bench.get(CLAIM, "x-checkpoint"))["metadata"]
 
-        await until(free)
+        await eventually_async(free)
         # It waits for its pods as before.
         waiting = {"VolumeNotReady", "PodsStarting", "PodUnschedulable"}
         assert (await bench.condition("x", "Scheduled"))["reason"] in waiting
         await bench.delete(RL_JOB, "x")
-        await until(bench.is_gone(SERVICE_ACCOUNT, "x-driver"))
+        await eventually_async(bench.is_gone(SERVICE_ACCOUNT, "x-driver"))
         left = await bench.get(CLAIM, "x-checkpoint")
         assert "deletionTimestamp" not in left["metadata"]
         assert left["spec"]["resources"]["requests"]["storage"] == "20Gi"
@@ -310,7 +311,7 @@ async def test_a_claim_is_enlarged_by_hand_and_retained_after_all(bench: Bench) 
 @served
 async def test_a_job_made_anew_waits_for_what_the_garbage_collector_still_has_to_remove(bench: Bench) -> None:
     await bench.submit("x", reclaimPolicy="Delete")
-    await until(bench.has_pods("x", 4))
+    await eventually_async(bench.has_pods("x", 4))
     await bench.delete(RL_JOB, "x")
     await bench.submit("x", reclaimPolicy="Delete")
     uid = (await bench.get(RL_JOB, "x"))["metadata"]["uid"]
@@ -319,14 +320,14 @@ async def test_a_job_made_anew_waits_for_what_the_garbage_collector_still_has_to
         pods = (await bench.all(POD)).values()
         return len(pods) == 4 and all(pod["metadata"]["ownerReferences"][0]["uid"] == uid for pod in pods)
 
-    await until(all_new)
+    await eventually_async(all_new)
     assert (await bench.get(SERVICE_ACCOUNT, "x-driver"))["metadata"]["ownerReferences"][0]["uid"] == uid
 
 
 @served
 async def test_a_deleted_token_is_replaced_when_a_pod_needs_it(bench: Bench) -> None:
     await bench.submit("x")
-    await until(bench.has_pods("x", 4))
+    await eventually_async(bench.has_pods("x", 4))
     token = (await bench.get(RL_JOB, "x"))["status"]["rayTokenSecret"]
     assert set(await bench.all(SECRET)) == {token}
     await bench.delete(SECRET, token)
@@ -337,18 +338,18 @@ async def test_a_deleted_token_is_replaced_when_a_pod_needs_it(bench: Bench) -> 
         used = {pod["metadata"]["annotations"][ANNOTATION_RAY_TOKEN] for pod in pods}
         return len(pods) == 5 and used == {status["rayTokenSecret"]} == set(await bench.all(SECRET)) != {token}
 
-    await until(replaced)
+    await eventually_async(replaced)
 
 
 @served
 async def test_the_access_mode_of_a_claim_that_was_brought_is_read(bench: Bench) -> None:
     await bench.submit("x", claimName="theirs")
-    await until(bench.says("x", "VolumeNotReady"))
+    await eventually_async(bench.says("x", "VolumeNotReady"))
     message = (await bench.condition("x", "Scheduled"))["message"]
     assert message.startswith("spec.checkpoint.claimName: PersistentVolumeClaim theirs doesn't exist")
     spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
     theirs = await bench.put(CLAIM, "theirs", spec=spec)
-    await until(bench.has_pods("x", 4))
+    await eventually_async(bench.has_pods("x", 4))
     together = {
         pod["metadata"]["labels"]["longboat.dev/role"]
         for pod in (await bench.all(POD)).values()

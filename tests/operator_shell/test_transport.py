@@ -21,6 +21,8 @@ from longboat_operator.watch.cache import Cache, Source
 from longboat_operator.watch.feed import Feed
 from longboat_operator.watch.freshness import SILENCE_SECONDS, Freshness
 from longboat_operator.watch.informer import Informer
+from tests.support.loop_time import pass_time
+from tests.support.waiting import DEADLINE_SECONDS
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Serve = Callable[[Handler], Awaitable[transport.Transport]]
@@ -38,7 +40,7 @@ async def serve() -> AsyncIterator[Serve]:
         await server.start_server()
         configuration = Configuration(host=str(server.make_url("/")).rstrip("/"))
         configuration.api_key["BearerToken"] = "Bearer first"
-        made = transport.Transport(configuration, timeout_seconds=30.0)
+        made = transport.Transport(configuration, DEADLINE_SECONDS)
         ends.extend((made.close, server.close))
         return made
 
@@ -166,12 +168,15 @@ async def drain(made: transport.Transport) -> None:
 async def test_a_list_may_take_longer_than_a_write(serve: Serve) -> None:
     asked, given_up = asyncio.Event(), asyncio.Event()
 
-    async def slow(_: web.Request) -> web.Response:
+    async def slow(request: web.Request) -> web.Response:
+        if request.path.endswith("/first"):
+            return web.json_response({})
         asked.set()
         await given_up.wait()
         return web.json_response({"metadata": {"resourceVersion": "9"}, "items": []})
 
     made = await serve(slow)
+    await ungated(made).get(resources.POD, "a", "first")  # the list will use the same connection
     made.timeout_seconds = 0.2
     listing = asyncio.ensure_future(anext(ungated(made).list_pages(resources.POD, None, metadata_only=True)))
     await asked.wait()  # so that its time began before that of the write
@@ -181,8 +186,7 @@ async def test_a_list_may_take_longer_than_a_write(serve: Serve) -> None:
     assert (await listing).resource_version == "9"
 
 
-async def test_a_silent_watch_is_given_up(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "WATCH_SILENCE_SECONDS", 0.2)
+async def test_a_silent_watch_is_given_up(serve: Serve) -> None:
     release = asyncio.Event()
 
     async def silent(request: web.Request) -> web.StreamResponse:
@@ -191,38 +195,48 @@ async def test_a_silent_watch_is_given_up(serve: Serve, monkeypatch: pytest.Monk
         await release.wait()
         return response
 
+    client = ungated(await serve(silent))
     with pytest.raises(errors.QuietError):
-        await drain(await serve(silent))
+        async with client.watch(resources.POD, None, "", "1") as events:
+            pass_time(transport.WATCH_SILENCE_SECONDS)
+            await anext(events)
     release.set()
 
 
 async def test_a_quiet_watch_goes_on_without_a_word(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "WATCH_SILENCE_SECONDS", 1.0)
     pods = Source("Pod", None)
-    now, watched, thrice, release = 0.0, [], asyncio.Event(), asyncio.Event()
+    now, watched, heard, release = 0.0, [], asyncio.Queue[int](), asyncio.Event()
 
     async def quiet(request: web.Request) -> web.StreamResponse:
-        nonlocal now
         if "watch" not in request.query:
             return web.json_response({"metadata": {"resourceVersion": "9"}, "items": []})
         watched.append(request.query["resourceVersion"])
-        now += SILENCE_SECONDS  # in all far longer than a dead watch may be silent
         response = web.StreamResponse()
         await response.prepare(request)
-        if len(watched) == 3:
-            thrice.set()
         await release.wait()
         return response
 
     freshness = Freshness([pods], bookmarked=[pods])
     feed = Feed(Cache(), freshness, lambda _: None, clock=lambda: now)
+    hear = feed.heard
+
+    def noted(source: Source, version: int) -> None:
+        hear(source, version)
+        heard.put_nowait(version)
+
+    monkeypatch.setattr(feed, "heard", noted)
     informer = Informer(ungated(await serve(quiet)), resources.POD, None, "", feed)
     with capture_logs() as logs:
         task = asyncio.create_task(informer.run())
-        await thrice.wait()
+        await heard.get()  # the list
+        for _ in range(3):
+            await heard.get()  # a watch, which stays silent
+            now += SILENCE_SECONDS  # in all far longer than a dead watch may be silent
+            pass_time(transport.WATCH_SILENCE_SECONDS)
+        await heard.get()
     task.cancel()
     release.set()
-    assert watched == ["9", "9", "9"]  # each goes on where the one before was
+    assert watched == ["9", "9", "9", "9"]  # each goes on where the one before was
     assert [entry for entry in logs if entry["log_level"] != "debug"] == []
     assert freshness.problems(now) == []
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import subprocess
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,50 +24,16 @@ from longboat_operator.watch.feed import Feed
 from longboat_operator.watch.freshness import Freshness
 from longboat_operator.watch.informer import Informer
 from longboat_operator.watch.repair import Repair
-from tests.operator_shell.conftest import until
-from tests.support.ports import free_port
+from tests.driver.cuttable_link import CuttableLink
+from tests.support.waiting import DEADLINE_SECONDS, eventually_async
 
 pytestmark = pytest.mark.cluster
-
-
-class Line:
-    """A connection to the API server that can be cut: what runs through it ends, what is new is refused."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._target = (host, port)
-        self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
-        self.port = free_port()
-
-    async def restore(self) -> None:
-        self._server = await asyncio.start_server(self._carry, "127.0.0.1", self.port)
-
-    async def cut(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for writer in tuple(self._writers):
-            writer.transport.abort()
-
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection(*self._target)
-        self._writers |= {writer, far_writer}
-        try:
-            await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
-        finally:
-            self._writers -= {writer, far_writer}
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError):
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-        writer.close()
 
 
 class Watched:
     """One kind in one namespace, watched through a line."""
 
-    def __init__(self, client: KubeClient, resource: Resource, namespace: str, line: Line) -> None:
+    def __init__(self, client: KubeClient, resource: Resource, namespace: str, line: CuttableLink) -> None:
         self.line = line
         self.source = Source(resource.kind, namespace)
         self.cache = Cache()
@@ -90,18 +55,17 @@ async def watched(
     address = urlsplit(configuration.host)
     assert address.hostname is not None
     assert address.port is not None
-    line = Line(address.hostname, address.port)
-    await line.restore()
-    configuration.host = f"https://127.0.0.1:{line.port}"
+    line = CuttableLink(address.hostname, address.port)
+    configuration.host = f"https://127.0.0.1:{await line.start()}"
     configuration.tls_server_name = address.hostname
-    transport = Transport(configuration, timeout_seconds=30.0)
+    transport = Transport(configuration, DEADLINE_SECONDS)
     resource = getattr(request, "param", SERVICE)
     watched = Watched(KubeClient(transport, lambda: None), resource, namespace, line)
     task = asyncio.create_task(watched.informer.run())
-    await until(lambda: watched.freshness.listed)
+    await eventually_async(lambda: watched.freshness.listed)
     yield watched
     task.cancel()
-    await line.cut()
+    await line.stop()
     await transport.close()
 
 
@@ -138,25 +102,25 @@ def relists(kind: str = "Service") -> float:
 async def test_only_labelled_objects_are_seen_and_trimmed(admin: KubeClient, namespace: str, watched: Watched) -> None:
     await create(admin, namespace, "stranger", job=None)
     mine = await create(admin, namespace, "mine")
-    await until(lambda: watched.names() == {"mine"})
+    await eventually_async(lambda: watched.names() == {"mine"})
     held = watched.cache.get(ObjectKey("Service", namespace, "mine"))
     assert held is not None
     assert held["metadata"]["uid"] == mine["metadata"]["uid"]
     assert "managedFields" not in held["metadata"]
     await delete(admin, mine)
-    await until(lambda: watched.names() == set())
+    await eventually_async(lambda: watched.names() == set())
 
 
 async def test_a_cut_watch_resumes_without_a_list(admin: KubeClient, namespace: str, watched: Watched) -> None:
     first, second = await create(admin, namespace, "first"), await create(admin, namespace, "second")
-    await until(lambda: watched.names() == {"first", "second"})
+    await eventually_async(lambda: watched.names() == {"first", "second"})
     lists = relists()
-    await watched.line.cut()
+    watched.line.cut()
     await delete(admin, first)
     await create(admin, namespace, "third")
     assert watched.names() == {"first", "second"}
-    await watched.line.restore()
-    await until(lambda: watched.names() == {"second", "third"})
+    watched.line.mend()
+    await eventually_async(lambda: watched.names() == {"second", "third"})
     assert relists() == lists
     assert [change.new is None for change in watched.changes] == [False, False, True, False]
     await delete(admin, second)
@@ -169,14 +133,14 @@ async def test_a_deletion_behind_a_compaction_is_found_by_a_new_list(
     cluster: Cluster, admin: KubeClient, namespace: str, watched: Watched
 ) -> None:
     first = await create_event(admin, namespace, "first")
-    await until(lambda: watched.names() == {"first"})
+    await eventually_async(lambda: watched.names() == {"first"})
     lists = relists("Event")
-    await watched.line.cut()
+    watched.line.cut()
     await delete(admin, first)
     second = await create_event(admin, namespace, "second")
     compact(cluster, int(second["metadata"]["resourceVersion"]))
-    await watched.line.restore()
-    await until(lambda: watched.names() == {"second"})
+    watched.line.mend()
+    await eventually_async(lambda: watched.names() == {"second"})
     assert relists("Event") == lists + 1
     gone = [change for change in watched.changes if change.new is None]
     assert [change.key.name for change in gone] == ["first"]
@@ -186,8 +150,8 @@ async def test_a_re_list_repairs_a_lost_deletion_and_finds_out_a_dead_watch(
     admin: KubeClient, namespace: str, watched: Watched
 ) -> None:
     first = await create(admin, namespace, "first")
-    await until(lambda: watched.names() == {"first"})
-    await watched.line.cut()  # from now on the watch tells nothing
+    await eventually_async(lambda: watched.names() == {"first"})
+    watched.line.cut()  # from now on the watch tells nothing
     await delete(admin, first)
     second = await create(admin, namespace, "second")
     repair = Repair(admin, watched.cache, watched.feed, [])
@@ -196,8 +160,8 @@ async def test_a_re_list_repairs_a_lost_deletion_and_finds_out_a_dead_watch(
     assert watched.names() == set()
     assert watched.freshness.owes(watched.source)
     assert watched.freshness.problems(1e9) != []
-    await watched.line.restore()
-    await until(lambda: watched.names() == {"second"})
+    watched.line.mend()
+    await eventually_async(lambda: watched.names() == {"second"})
     assert not watched.freshness.owes(watched.source)
     held = watched.cache.get(ObjectKey("Service", namespace, "second"))
     assert held is not None
