@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.cluster import cgroups
-from e2e.cluster.waiting import wait_until
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
@@ -19,19 +19,17 @@ GROUP = f"/longboat-frozen-{os.getpid()}/node0/pod"
 def asleep() -> Iterator[subprocess.Popen[bytes]]:
     """A process in a group that is frozen."""
     cgroups.create(GROUP)
-    process = subprocess.Popen(["sleep", "1001"])
+    process = subprocess.Popen(["sleep", "infinity"])
     for file in cgroups.process_files(GROUP):
         file.write_text(str(process.pid))
     folders = [file.parent for file in cgroups.process_files(GROUP)]
     states = [folder / "freezer.state" for folder in folders if (folder / "freezer.state").exists()]
     for state in states:
         state.write_text("FROZEN")
-        wait_until(lambda state=state: state.read_text().strip() == "FROZEN", "it is not frozen", seconds=60)
+        eventually(lambda state=state: state.read_text().strip(), "FROZEN".__eq__)
     for folder in () if states else folders:
         (folder / "cgroup.freeze").write_text("1")
-        wait_until(
-            lambda folder=folder: "frozen 1" in (folder / "cgroup.events").read_text(), "it is not frozen", seconds=60
-        )
+        eventually(lambda folder=folder: (folder / "cgroup.events").read_text(), lambda events: "frozen 1" in events)
     yield process
     cgroups.thaw(GROUP)
     process.kill()

@@ -8,7 +8,7 @@ import pytest
 
 from e2e.cluster import Cluster, ClusterError
 from e2e.cluster.errors import CommandError
-from e2e.cluster.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
@@ -31,7 +31,7 @@ def busy(cluster: Cluster) -> Iterator[Cluster]:
     cluster.kubectl("create", "namespace", NAMESPACE)
     cluster.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted")
     cluster.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": _web(image)}))
-    cluster.kubectl("-n", NAMESPACE, "rollout", "status", "deployment/web", "--timeout=300s")
+    _rolled_out(cluster)
     yield cluster
     cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
 
@@ -83,7 +83,7 @@ def _web(image: str) -> list[dict[str, Any]]:
 def test_pods_reach_services_by_name_and_nothing_outside(busy: Cluster) -> None:
     pod = _pods(busy)[0]
     # A Service is reachable once kube-proxy has learned of its pods, some time after they are ready.
-    wait_until(lambda: _fetched(busy, pod) == "200", "the Service does not answer by name", seconds=300)
+    eventually(lambda: _fetched(busy, pod), "200".__eq__)
     outside = "import socket; socket.create_connection(('192.0.2.1', 80), 5)"
     with pytest.raises(CommandError, match="Network is unreachable"):
         busy.kubectl("-n", NAMESPACE, "exec", pod, "--", "python3", "-c", outside)
@@ -112,11 +112,7 @@ def test_a_running_pods_cpu_can_be_resized(busy: Cluster) -> None:
     actual = (
         "jsonpath={.status.containerStatuses[0].resources.requests.cpu} {.status.containerStatuses[0].restartCount}"
     )
-    wait_until(
-        lambda: busy.kubectl("-n", NAMESPACE, "get", "pod", pod, "-o", actual) == "70m 0",
-        "the kubelet did not carry the resize out",
-        seconds=300,
-    )
+    eventually(lambda: busy.kubectl("-n", NAMESPACE, "get", "pod", pod, "-o", actual), "70m 0".__eq__)
 
 
 def test_a_lost_node_is_noticed_and_comes_back(busy: Cluster) -> None:
@@ -124,20 +120,26 @@ def test_a_lost_node_is_noticed_and_comes_back(busy: Cluster) -> None:
     lost = {pod for pod in _pods(busy) if _node_of(busy, pod) == node.name}
     assert lost
     node.kill_kubelet()
-    wait_until(lambda: not node.ready(busy.api), "the lost node is still Ready", seconds=300)
-    wait_until(lambda: lost <= _evicted(busy), "pods of the lost node are not evicted", seconds=300)
+    eventually(lambda: not node.ready(busy.api))
+    eventually(lambda: _evicted(busy), lost.issubset)
     running = node.ctr("tasks", "list", "--quiet").split()
     assert running, "containers of a node whose kubelet is lost run on"
     node.power_off()
     node.power_on()
-    wait_until(lambda: node.ready(busy.api), "the node did not come back", seconds=300)
-    busy.kubectl("-n", NAMESPACE, "rollout", "status", "deployment/web", "--timeout=300s")
-    wait_until(lambda: not lost & set(_pods(busy)), "pods of the lost node are still there", seconds=300)
+    eventually(lambda: node.ready(busy.api))
+    _rolled_out(busy)
+    eventually(lambda: _pods(busy), lost.isdisjoint)
 
 
 def test_an_unknown_image_is_named(cluster: Cluster) -> None:
     with pytest.raises(ClusterError, match="'nonsense' is neither an archive nor one of our images: base"):
         cluster.load_image("nonsense")
+
+
+def _rolled_out(cluster: Cluster) -> None:
+    """Waits until all pods of the Deployment are available."""
+    limit = f"--timeout={DEADLINE_SECONDS:g}s"
+    cluster.kubectl("-n", NAMESPACE, "rollout", "status", "deployment/web", limit, timeout=None)
 
 
 def _pods(cluster: Cluster) -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 from e2e.cluster import Cluster, ClusterError, Timings, cgroups, network, process
 from e2e.cluster.paths import Layout, cache
 from e2e.cluster.timings import QUICK
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended, pytest.mark.alone]
 
@@ -31,6 +32,7 @@ POD = {
         "volumes": [{"name": "memory", "emptyDir": {"medium": "Memory"}}, {"name": "disk", "emptyDir": {}}],
     },
 }
+READY = "jsonpath={.status.conditions[?(@.type=='Ready')].status}"
 SERVICE = {
     "apiVersion": "v1",
     "kind": "Service",
@@ -75,7 +77,7 @@ def test_up_pod_down_leaves_nothing() -> None:
         cluster.kubectl(
             "apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": [POD, SERVICE]})
         )
-        cluster.kubectl("wait", "--for=condition=Ready", "pod/web", "--timeout=300s")
+        eventually(lambda: cluster.kubectl("get", "pod", "web", "-o", READY), "True".__eq__)
         inside = _processes_of(cluster)
         during = Machine.now()
     finally:

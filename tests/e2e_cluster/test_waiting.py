@@ -1,5 +1,6 @@
 """Waiting for the cluster's processes."""
 
+import operator
 import socket
 import subprocess
 import sys
@@ -8,15 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster import process
+from e2e.cluster import process, waiting
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.waiting import accepts_connections, wait_for_process
+from tests.support.waiting import eventually
 
 
 def answers(*given: bool) -> Callable[[], bool]:
     """Gives these answers, the last one for ever."""
     left = list(given)
     return lambda: left.pop(0) if len(left) > 1 else left[0]
+
+
+@pytest.fixture(autouse=True)
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "EXEC_SECONDS", 0.0)
 
 
 def test_a_process_that_is_just_becoming_its_program_has_not_ended(tmp_path: Path) -> None:
@@ -31,10 +38,10 @@ def test_a_process_that_has_ended_is_told_with_the_end_of_its_log(tmp_path: Path
 
 
 HALF_ENDED = """
-import ctypes, socket, threading, time
+import ctypes, signal, socket, threading
 listener = socket.create_server(("127.0.0.1", 0))
 print(listener.getsockname()[1], flush=True)
-threading.Thread(target=time.sleep, args=(1000,)).start()
+threading.Thread(target=signal.pause).start()
 ctypes.PyDLL(None).pthread_exit(None)
 """
 
@@ -44,8 +51,7 @@ def test_a_process_is_killed_once_its_last_thread_has_let_go_of_its_port() -> No
     with subprocess.Popen([sys.executable, "-c", HALF_ENDED], stdout=subprocess.PIPE, text=True) as started:
         assert started.stdout is not None
         port = int(started.stdout.readline())
-        while process.command_line(started.pid):
-            pass
+        eventually(lambda: process.command_line(started.pid), operator.not_)
         assert process.runs(started.pid)
         process.kill(started.pid)
         socket.create_server(("127.0.0.1", port)).close()

@@ -230,7 +230,7 @@ bench.run.main()
 
 def test_a_benchmark_leaves_nothing(tmp_path: Path, start: Callable[[list[str]], Program]) -> None:
     """It takes SIGTERM for Ctrl-C."""
-    arguments = ["rounds", "--tasks", "drawn", "--seeds", "1", "--steps", "2"]
+    arguments = ["rounds", "--tasks", "drawn", "--seeds", "1", "--steps", "100000"]
     program = start([sys.executable, "-c", BENCHMARK, str(tmp_path / "results"), *arguments])
     program.wait_until(waits_for_engines(program))
     program.send(signal.SIGTERM)

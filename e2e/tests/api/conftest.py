@@ -1,16 +1,17 @@
 """A cluster with the API and nobody who acts on it."""
 
 import json
-import time
 from collections.abc import Iterator
+from itertools import cycle
 from typing import Any
 
 import pytest
 
 from e2e import installation
 from e2e.cluster.cluster import Cluster
-from e2e.tests.api.objects import NAMESPACE, STARTED, Jobs, NewJob, Refused
+from e2e.tests.api.objects import NAMESPACE, OPERATOR, STARTED, Jobs, NewJob, Refused, may
 from tests.crds.manifests import MINIMAL, changed
+from tests.support.waiting import eventually
 
 
 @pytest.fixture(scope="package")
@@ -25,6 +26,7 @@ def server() -> Iterator[Cluster]:
         )
         cluster.kubectl("create", "namespace", NAMESPACE)
         _await_policies(Jobs(cluster, NAMESPACE))
+        eventually(lambda: may(cluster, OPERATOR, "create", "pods", "-n", NAMESPACE))
         yield cluster
     finally:
         Cluster.down(name)
@@ -34,16 +36,17 @@ def _await_policies(jobs: Jobs) -> None:
     """A policy takes effect some moments after it was created."""
     jobs.create(changed({"metadata.name": "probe", "spec.rewards.0.parameters": {"a": 1}}))
     jobs.merge("probe", {"status": {"startTime": STARTED}}, "status")
-    deadline = time.monotonic() + 300
-    renamed = {"a": None, "b": 1}
-    while time.monotonic() < deadline:
+    renamed = cycle([{"a": None, "b": 1}, {"a": 1, "b": None}])
+
+    def refused() -> bool:
+        reward = {**MINIMAL["spec"]["rewards"][0], "parameters": next(renamed)}
         try:
-            jobs.merge("probe", {"spec": {"rewards": [{**MINIMAL["spec"]["rewards"][0], "parameters": renamed}]}})
+            jobs.merge("probe", {"spec": {"rewards": [reward]}})
         except Refused:
-            return
-        renamed = {key: None if value else 1 for key, value in renamed.items()}
-        time.sleep(0.1)
-    pytest.fail("the admission policies have no effect")
+            return True
+        return False
+
+    eventually(refused)
 
 
 @pytest.fixture
@@ -75,9 +78,9 @@ def restricted(server: Cluster) -> Iterator[str]:
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
     server.kubectl("create", "-f", "-", stdin=json.dumps(body))
-    deadline = time.monotonic() + 300  # the account is made by a controller
-    while "default" not in server.kubectl("-n", name, "get", "serviceaccounts", "-o", "name"):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    # The account is made by a controller.
+    eventually(
+        lambda: server.kubectl("-n", name, "get", "serviceaccounts", "-o", "name"), lambda names: "default" in names
+    )
     yield name
     server.kubectl("delete", "namespace", name)

@@ -4,7 +4,6 @@ import http.client
 import json
 import re
 import ssl
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -12,11 +11,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from e2e import installation
 from e2e.cluster.cluster import Cluster
+from e2e.cluster.errors import CommandError
 from longboat_operator.pods.names import JobRef
+from tests.support.waiting import DEADLINE_SECONDS, eventually
 
 REPOSITORY = Path(__file__).parents[3]
 NAMESPACE = "api"
+OPERATOR = f"system:serviceaccount:{installation.NAMESPACE}:{installation.RELEASE}"
 STARTED = "2026-01-01T00:00:00Z"
 
 NewJob = Callable[..., str]
@@ -90,7 +93,9 @@ class Jobs:
             context.load_cert_chain(pki / "admin.crt", pki / "admin.key")
         else:
             headers["Authorization"] = f"Bearer {self.token}"
-        connection = http.client.HTTPSConnection(self.cluster.network.node, 6443, timeout=30, context=context)
+        connection = http.client.HTTPSConnection(
+            self.cluster.network.node, 6443, timeout=DEADLINE_SECONDS, context=context
+        )
         try:
             connection.request(method, place, None if body is None else json.dumps(body), headers)
             answer: dict[str, Any] = json.loads(connection.getresponse().read())
@@ -110,16 +115,25 @@ def listed(objects: Sequence[Any]) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "List", "items": list(objects)}
 
 
-def eventually(call: Callable[[], Any]) -> Any:
-    """A new account and its rights take effect a moment after they were created."""
-    deadline = time.monotonic() + 300
-    while True:
+def may(cluster: Cluster, account: str, *action: str) -> bool:
+    """Whether an account may do this."""
+    try:
+        cluster.kubectl("auth", "can-i", "-q", f"--as={account}", *action)
+    except CommandError:
+        return False
+    return True
+
+
+def once_known(call: Callable[[], Any]) -> Any:
+    """Calls until the server knows the account that asks, and its rights: they take effect a moment after they were created."""
+
+    def answered() -> Any:
         try:
             return call()
         except Refused as refused:
-            unknown = refused.status == HTTPStatus.UNAUTHORIZED or re.search(
-                "cannot (get|patch) resource", refused.message
-            )
-            if not unknown or time.monotonic() > deadline:
+            unknown = refused.status == HTTPStatus.UNAUTHORIZED
+            if not unknown and not re.search("cannot (get|patch) resource", refused.message):
                 raise
-        time.sleep(0.1)
+            return refused
+
+    return eventually(answered, lambda answer: not isinstance(answer, Refused))

@@ -7,6 +7,7 @@ import pytest
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.errors import CommandError
 from e2e.tests.api.objects import NAMESPACE, STARTED, Jobs, NewJob
+from tests.support.waiting import DEADLINE_SECONDS
 
 pytestmark = pytest.mark.cluster
 
@@ -82,4 +83,5 @@ def test_kubectl_waits_for_a_condition(server: Cluster, jobs: Jobs, new_job: New
     name = new_job()
     condition = {"type": "Succeeded", "status": "True", "reason": "JobSucceeded", "message": "All steps are done."}
     jobs.apply_status(name, "longboat-operator", {"conditions": [{**condition, "lastTransitionTime": STARTED}]})
-    server.kubectl("-n", NAMESPACE, "wait", f"rlj/{name}", "--for=condition=Succeeded", "--timeout=300s")
+    limit = f"--timeout={DEADLINE_SECONDS:g}s"
+    server.kubectl("-n", NAMESPACE, "wait", f"rlj/{name}", "--for=condition=Succeeded", limit, timeout=None)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from e2e.cluster.cluster import Cluster
-from e2e.tests.api.objects import NAMESPACE, STARTED, Jobs, NewJob, Refused, eventually, listed
+from e2e.tests.api.objects import NAMESPACE, STARTED, Jobs, NewJob, Refused, listed, once_known
 from longboat_operator.pods.access import driver_account, driver_role, driver_role_binding
 
 pytestmark = pytest.mark.cluster
@@ -25,7 +25,7 @@ def driver(server: Cluster, jobs: Jobs, new_job: NewJob) -> Jobs:
     server.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(listed(made)))
     token = server.kubectl("-n", NAMESPACE, "create", "token", ref.driver_account).strip()
     driver = Jobs(server, NAMESPACE, token)
-    eventually(lambda: driver.get(ref.name))
+    once_known(lambda: driver.get(ref.name))
     return driver
 
 
@@ -108,7 +108,7 @@ def test_a_driver_reaches_no_other_job(server: Cluster, driver: Jobs, jobs: Jobs
     )
     try:
         with pytest.raises(Refused, match="writes the status of its own job only"):
-            eventually(lambda: driver.apply_status(other, "longboat-driver", {"training": TRAINING}))
+            once_known(lambda: driver.apply_status(other, "longboat-driver", {"training": TRAINING}))
     finally:
         server.kubectl("delete", "clusterrolebinding", "too-much")
     assert "training" not in jobs.get(other)["status"]

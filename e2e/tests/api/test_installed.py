@@ -8,14 +8,14 @@ import pytest
 from e2e import installation
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.errors import CommandError
-from e2e.cluster.waiting import wait_until
-from e2e.tests.api.objects import NAMESPACE, REPOSITORY, Jobs, NewJob, eventually
+from e2e.tests.api.objects import NAMESPACE, REPOSITORY, Jobs, NewJob, may, once_known
 from longboat_crds.base import Role
 from longboat_crds.load import load, load_job
 from longboat_crds.objects import ClusterRLRuntime
 from longboat_operator.pods.names import JobRef
 from longboat_operator.pods.pod import build_pod
 from longboat_operator.pods.roles import ROLES
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.cluster
 
@@ -46,15 +46,8 @@ def test_a_release_for_one_namespace_has_no_rights_elsewhere_and_leaves_nothing(
         *(word for setting in settings for word in ("--set", setting)),
     )
 
-    def may_create_pods(where: str) -> bool:
-        try:
-            server.kubectl("auth", "can-i", "-q", "create", "pods", "--as", account, "-n", where)
-        except CommandError:
-            return False
-        return True
-
-    wait_until(lambda: may_create_pods(NAMESPACE), "its rights have no effect", seconds=300)
-    assert not may_create_pods("default")
+    eventually(lambda: may(server, account, "create", "pods", "-n", NAMESPACE))
+    assert not may(server, account, "create", "pods", "-n", "default")
     installation.helm(server.kubeconfig, "uninstall", "second", "--namespace", namespace, "--wait")
     kinds = (
         "deployments,services,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings,networkpolicies,crds"
@@ -144,7 +137,7 @@ def test_the_policy_for_drivers_lets_an_operator_write_whatever_its_release_is_c
         account = server.kubectl("-n", "operators", "get", "deployments", *selected)
         token = server.kubectl("-n", "operators", "create", "token", account).strip()
         operator, job = Jobs(server, NAMESPACE, token), new_job()
-        written = eventually(lambda: operator.apply_status(job, "longboat-operator", {"phase": "Running"}))
+        written = once_known(lambda: operator.apply_status(job, "longboat-operator", {"phase": "Running"}))
         assert written["status"] == {"phase": "Running"}
     finally:
         installation.helm(server.kubeconfig, "uninstall", release, "--namespace", "operators", "--wait")
