@@ -46,7 +46,7 @@ cluster-machine:
 	@lacks=$$([ "$$(id -u)" -eq 0 ] || printf 'root, '; \
 	  command -v apt-get > /dev/null || command -v buildah > /dev/null || printf 'Debian (or its packages $(PACKAGES)), '; \
 	  command -v go > /dev/null || [ -x "$$(ls -t $(CACHE)/bin/kubebox-*/kubebox 2> /dev/null | head -n 1)" ] || printf 'Go 1.26, '); \
-	[ -z "$$lacks" ] || { echo "no test cluster without $${lacks%, }: run \`make test-fast\`, which needs none"; exit 1; }
+	[ -z "$$lacks" ] || { echo "this machine lacks $${lacks%, }, which a test cluster needs: run \`make test-fast\` instead"; exit 1; }
 
 # --- Set-up -------------------------------------------------------------------------------------------------------
 
