@@ -61,7 +61,7 @@ def seconds_alone(costs: Mapping[str, Cost]) -> dict[str, float]:
     }
 
 
-@dataclass
+@dataclass(eq=False)
 class Measurement:
     """Measures the tests of one process."""
 
@@ -107,7 +107,7 @@ class Measurement:
             item.user_properties.append((_PROPERTY, json.dumps([own, dict(used), self.ending])))
 
 
-@dataclass
+@dataclass(eq=False)
 class Writer:
     """Gathers what all processes have measured, and writes it down at the end of the run."""
 
