@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 async def _contain(recorder: Recorder, socket: Path, victim: subprocess.Popen[bytes], variants: Sequence[str]) -> None:
     client = await loaded(socket)
     for variant in variants:
-        found = await tried(client, RESPONSES[variant], victim)
+        found = await tried(client, RESPONSES[variant], victim, time.monotonic)
         group = RESPONSES[variant].group
         recorder.write("tried", variant=variant, group=group, harm=found.harm, next_seconds=found.next_seconds)
         print(f"{variant:60} {found.harm or 'contained':30} next grade after {found.next_seconds:.2f} s", flush=True)

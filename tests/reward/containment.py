@@ -7,8 +7,7 @@ import json
 import secrets
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ PYTHON, COMMAND = (
     )
 )
 # Limits of a case, in seconds: for hostile programs, and for honest ones, which share the machine with them.
-HOSTILE_SECONDS, HONEST_SECONDS = 2.0, 120.0
+HOSTILE_SECONDS, HONEST_SECONDS = 2.0, 600.0
 _HONEST = """
 import subprocess, sys, threading
 number = int(input())
@@ -75,7 +74,9 @@ async def loaded(socket: Path) -> GraderClient:
     return client
 
 
-async def tried(client: GraderClient, response: Response, victim: subprocess.Popen[bytes]) -> Tried:
+async def tried(
+    client: GraderClient, response: Response, victim: subprocess.Popen[bytes], clock: Callable[[], float]
+) -> Tried:
     """Grades it beside an honest sample, and another honest one as soon as it has its grade."""
     reward = (COMMAND if response.way is Way.COMMAND else PYTHON).name
     arguments = own_arguments()
@@ -83,9 +84,9 @@ async def tried(client: GraderClient, response: Response, victim: subprocess.Pop
     sample = RewardSample(response.aimed(*arguments).text, "", columns=answered)
     beside = asyncio.create_task(_honest(client, reward))
     outcome = await graded(client, reward, sample, HOSTILE_SECONDS)
-    ended = time.monotonic()
+    ended = clock()
     following = await _honest(client, reward)
-    seconds = time.monotonic() - ended
+    seconds = clock() - ended
     return Tried(_harm(response, outcome, {"beside": await beside, "next": following}, victim, arguments[1]), seconds)
 
 

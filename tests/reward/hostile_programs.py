@@ -7,9 +7,12 @@ is left on the machine. All are bounded: they are run without a sandbox too.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 SEED = 7
+# The argument of processes `sleep` that they leave, so that those of others who run them at the same time aren't taken for these.
+LEFT = f"1000.{os.getpid()}"
 TRUSTING = """
 import json
 import os
@@ -41,26 +44,26 @@ fine += [not state, not texts, not Grader.grades, threading.active_count() == 1,
 fine += [not os.listdir('.'), signal.getsignal(signal.SIGALRM) in (signal.SIG_DFL, None), signal.getitimer(signal.ITIMER_REAL)[0] == 0]
 fine += [open('probe', 'w').close() is None, os.remove('probe') is None, sys.getrecursionlimit() == 1000, os.umask(0o077) == 0o077]
 fine += [sample.ground_truth == 'truth', random.random() == random.Random(7).random(), not hasattr(sample, 'harm')]
-time.sleep(0.03)
 score = 0.25 if all(fine) else 0.0
 """
 
 
 @dataclass(frozen=True)
 class Program:
-    """`seconds` is the time it gets."""
+    """One that `hangs` never ends by itself."""
 
     text: str
-    seconds: float = 10.0
+    hangs: bool = False
 
 
 def ways_out() -> dict[str, Program]:
     calls = {
         "an internet socket": "import socket; score = escaped(socket.socket)",
         "a Unix socket": "import socket; score = escaped(socket.socket, socket.AF_UNIX)",
-        "a netlink socket": "import socket; score = escaped(socket.socket, socket.AF_NETLINK)",
+        "a netlink socket": "import socket; score = escaped(socket.socket, socket.AF_NETLINK, socket.SOCK_RAW)",
         "a datagram socket pair": "import socket; score = escaped(socket.socketpair, socket.AF_UNIX, socket.SOCK_DGRAM)",
-        "a session of its own": "import os; score = escaped(os.setsid)",
+        # By a child, since who leads a group can't begin a session.
+        "a session of its own": "import os\nif (pid := os.fork()) == 0: os._exit(escaped(os.setsid))\nscore = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])",
         "a signal to its parent": "import os; score = escaped(os.kill, os.getppid(), 0)",
         "a signal to everybody": "import os; score = escaped(os.kill, -1, 0)",
         "another priority": "import os; score = escaped(os.setpriority, os.PRIO_PROCESS, 0, 5)",
@@ -68,29 +71,30 @@ def ways_out() -> dict[str, Program]:
         "its parent's environment": "import os; score = escaped(os.open, f'/proc/{os.getppid()}/environ', os.O_RDONLY)",
         "its parent's limits": "import resource, os; score = escaped(resource.prlimit, os.getppid(), resource.RLIMIT_CORE, (0, 0))",
         "a directory elsewhere": "import os; score = escaped(os.mkdir, f'/tmp/harm-{os.getpid()}')",
-        "a file in shared memory": "score = escaped(open, '/dev/shm/harm', 'w')",
+        "a file in shared memory": "import os; score = escaped(open, f'/dev/shm/harm-{os.getpid()}', 'w')",
         "a file beside its directory": "score = escaped(open, '../harm', 'w')",
-        "much memory": "try: x = bytearray(8 * 2**30); score = 1.0\nexcept MemoryError: pass",
+        # Of which nothing is used, since there may be no more on the machine; without MAP_NORESERVE a small one would refuse it.
+        "much memory": "import mmap; score = escaped(mmap.mmap, -1, 8 * 2**30, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)",
     }
     return {name: Program(text) for name, text in calls.items()}
 
 
 # What any process of a grade can do, for which it has to be killed or its answer refused.
 ENDS = {
-    "sleeping for ever": Program("import time; time.sleep(1e6)", 0.3),
+    "sleeping for ever": Program("import time; time.sleep(1e6)", hangs=True),
     "a deaf busy loop": Program(
         "import signal\nfor n in (1, 2, 10, 14, 15, 24): signal.signal(n, signal.SIG_IGN)\nwhile True:\n  try:\n    while True: pass\n"
         "  except BaseException: pass",
-        0.3,
+        hangs=True,
     ),
     "exiting": Program("import os; os._exit(3)"),
     "a segmentation fault": Program("import ctypes; ctypes.string_at(0)"),
     "killing itself": Program("import os; os.kill(os.getpid(), 9)"),
-    "a fork bomb": Program("import os, time\nfor _ in range(4): os.fork()\ntime.sleep(1e6)", 0.3),
+    "a fork bomb": Program("import os, time\nfor _ in range(4): os.fork()\ntime.sleep(1e6)", hangs=True),
     "a background process": Program(
         "import os, time\nif os.fork() == 0:\n  if os.fork() == 0:\n    time.sleep(1e6)\n  os._exit(0)"
     ),
-    "a program in the background": Program("import subprocess; subprocess.Popen(['sleep', '1000'])"),
+    "a program in the background": Program(f"import subprocess; subprocess.Popen(['sleep', '{LEFT}'])"),
     "a garbled answer": Program("import os, time; os.write(3, b'\\xff' * 8); time.sleep(1e6)"),
     "a forged answer, twice": Program("import os\n{FORGED}\nfor _ in range(2): os.write(3, forged)\ntime.sleep(1e6)"),
     "closing the answer's pipe": Program("import os, time; os.close(3); time.sleep(1e6)"),
@@ -133,13 +137,13 @@ STAYS = {
         "import threading, time\nthreading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()"
     ),
     "a thread that answers later": Program(
-        "import os, threading\n{FORGED}\ndef later():\n  time.sleep(0.02)\n  os.write(3, forged)\nthreading.Thread(target=later, daemon=True).start()"
+        # Once the next grade has begun.
+        "import os, random, threading\n{FORGED}\nrandom.seed(0)\nbefore = random.getstate()\ndef later():\n  while random.getstate() == before: pass\n"
+        "  os.write(3, forged)\nthreading.Thread(target=later, daemon=True).start()"
     ),
     "an answer ahead": Program("import os\n{FORGED}\nos.write(3, forged); time.sleep(0.05)"),
-    "a timer": Program("import signal; signal.setitimer(signal.ITIMER_REAL, 0.02)"),
-    "a signal handler": Program(
-        "import signal\ndef late(*_): raise SystemExit\nsignal.signal(signal.SIGALRM, late); signal.setitimer(signal.ITIMER_REAL, 0.02)"
-    ),
+    "a timer": Program("import signal; signal.setitimer(signal.ITIMER_REAL, 1e6)"),
+    "a signal handler": Program("import signal\ndef late(*_): raise SystemExit\nsignal.signal(signal.SIGALRM, late)"),
     "a blocked signal": Program("import signal; signal.signal(signal.SIGALRM, signal.SIG_IGN)"),
     "a trace function": Program("import sys; sys.settrace(lambda *_: 1 / 0)"),
     "a lower recursion limit": Program("import sys; sys.setrecursionlimit(60)"),
@@ -166,7 +170,7 @@ FORGED = (
 
 def programs() -> dict[str, Program]:
     found = {**ways_out(), **ENDS, **STAYS}
-    return {name: Program(each.text.replace("{FORGED}", FORGED), each.seconds) for name, each in found.items()}
+    return {name: Program(each.text.replace("{FORGED}", FORGED), each.hangs) for name, each in found.items()}
 
 
 PROGRAMS = programs()

@@ -10,10 +10,10 @@ import contextlib
 import json
 import os
 import random
+import select
 import signal
 import sys
 import tempfile
-import time
 import types
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -22,18 +22,22 @@ from typing import Any
 
 from longboat_runtime.reward.graders.frames import FrameBuffer, FrameError, encode, to_json
 from longboat_runtime.reward.result import RewardSample
-from tests.reward.hostile_programs import PROBE, PROGRAMS, SEED, TRUSTING, Program
+from tests.reward.hostile_programs import LEFT, PROBE, PROGRAMS, SEED, TRUSTING, Program
 
-PATIENCE = 1.0
+# How long an answer of a program that hangs is waited for, in seconds: there is none, however long that is.
+PATIENCE = 0.3
+# The name of a program that does no harm.
+HONEST = "honest"
 # What the programs leave, if nobody prevents it.
-SLEEPER = b"sleep\x001000\x00"
+SLEEPER = f"sleep\x00{LEFT}\x00".encode()
 
 
 def main(directory: str) -> None:
-    print(json.dumps({name: harm(program, tempfile.mkdtemp(dir=directory)) for name, program in PROGRAMS.items()}))
-    Path("/dev/shm/harm").unlink(missing_ok=True)
-    for harmed in Path("/tmp").glob("harm-*"):
-        harmed.rmdir()
+    programs = {HONEST: Program("score = 0.5"), **PROGRAMS}
+    print(json.dumps({name: harm(program, tempfile.mkdtemp(dir=directory)) for name, program in programs.items()}))
+    for harmed in (*Path("/dev/shm").glob("harm-*"), *Path("/tmp").glob("harm-*")):
+        with contextlib.suppress(OSError):
+            harmed.rmdir() if harmed.is_dir() else harmed.unlink()
 
 
 def harm(program: Program, directory: str) -> str | None:
@@ -44,14 +48,13 @@ def harm(program: Program, directory: str) -> str | None:
         grade_on(requests_out, answers_in, directory)
     os.close(requests_out)
     os.close(answers_in)
-    os.set_blocking(answers_out, False)
     buffer = FrameBuffer()
     try:
-        for token, (text, seconds) in enumerate([(program.text, min(program.seconds, PATIENCE)), (PROBE, PATIENCE)]):
+        for token, (text, hangs) in enumerate([(program.text, program.hangs), (PROBE, False)]):
             sample = to_json(asdict(RewardSample(text, "prompt", "truth")))
             with contextlib.suppress(BrokenPipeError):
                 os.write(requests_in, encode({"token": token, "seed": SEED}, sample))
-            answer = next_answer(answers_out, buffer, seconds)
+            answer = next_answer(answers_out, buffer, PATIENCE if hangs else None)
             if answer is None:
                 return "no answer"
             score = answer["outcome"]["score"]
@@ -83,6 +86,8 @@ def grade_on(requests: int, answers: int, directory: str) -> None:
         os.dup2(answers, 3)
         os.closerange(4, 1024)
         os.chdir(directory)
+        # As real ones have it.
+        os.umask(0o077)
         os.environ["HOME"] = directory
         module = types.ModuleType("trusting")
         exec(TRUSTING, vars(module))  # noqa: S102 - as its author would have it
@@ -104,15 +109,12 @@ def graded(function: Any, sample: RewardSample) -> float:
         return -1.0
 
 
-def next_answer(answers: int, buffer: FrameBuffer, seconds: float) -> dict[str, Any] | None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+def next_answer(answers: int, buffer: FrameBuffer, patience: float | None) -> dict[str, Any] | None:
+    """The next answer, None if there is none that can be read."""
+    while select.select([answers], [], [], patience)[0]:
+        data = os.read(answers, 2**20)
         try:
-            data = os.read(answers, 2**20)
             messages = buffer.feed(data)
-        except BlockingIOError:
-            time.sleep(0.002)
-            continue
         except FrameError:
             return None
         if messages:

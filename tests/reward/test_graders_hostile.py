@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -21,10 +20,13 @@ from longboat_crds.rewards import RewardSpec
 from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
 from tests.reward.conftest import as_graders_user, graded
-from tests.reward.hostile_programs import PROBE, PROGRAMS, SEED, TRUSTING
-from tests.reward.naive import sleepers
+from tests.reward.hostile_programs import LEFT, PROBE, PROGRAMS, SEED, TRUSTING
+from tests.reward.naive import HONEST, sleepers
+from tests.support.waiting import eventually, eventually_async
 
 PAGE = Path(__file__).parents[2] / "docs/rewards.md"
+# Limits in seconds: of what hangs, and of what is to end by itself.
+SHORT, LONG = 0.3, 600.0
 
 
 def sample(text: str) -> RewardSample:
@@ -45,24 +47,25 @@ def trusting(graders_directory: Path) -> str:
     return f"{path}:run"
 
 
-async def load(client: GraderClient, function: str, isolation: str, field: str) -> None:
-    reward = RewardSpec.model_validate({"name": "trusting", "function": function, "isolation": isolation})
+async def load(client: GraderClient, function: str, isolation: str, field: str, name: str = "trusting") -> None:
+    reward = RewardSpec.model_validate({"name": name, "function": function, "isolation": isolation})
     # Another field makes it another reward, of which nothing is known.
     assert await client.load(reward, field) is None
 
 
-async def harm(client: GraderClient, name: str) -> str | None:
+async def harm(client: GraderClient, name: str, reward: str = "trusting") -> str | None:
     """What the program did to the grade after it, or to the machine."""
     program = PROGRAMS[name]
-    outcome = await graded(client, "trusting", sample(program.text), program.seconds, SEED)
+    outcome = await graded(client, reward, sample(program.text), SHORT if program.hangs else LONG, SEED)
     for _ in range(2):
-        probe = await client.grade("trusting", sample(PROBE), 10.0, SEED)
+        probe = await client.grade(reward, sample(PROBE), LONG, SEED)
         if (probe.kind, probe.score) != (OutcomeKind.SCORED, 0.25):
             return f"the next grade: {probe}"
     if outcome.score == 1.0:
         return "it got out"
-    left = processes_left()
-    return f"processes {left}" if left else None
+    # Killed ones may need a moment to be gone.
+    eventually(lambda: [*sleepers()], lambda left: not left)
+    return None
 
 
 def left_by_grades(directory: Path) -> list[Path]:
@@ -72,23 +75,24 @@ def left_by_grades(directory: Path) -> list[Path]:
         return [directory]  # something in it is being removed
 
 
-def processes_left(patience: float = 60.0) -> list[int]:
-    """Processes of programs, which sleep for ever; killed ones may need a moment to be gone."""
-    deadline = time.monotonic() + patience
-    while (found := [*sleepers()]) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return found
+# Auto refuses all for the same reason.
+UNDER_AUTO = ("an internet socket", "exiting", "a global variable")
 
 
-@pytest.mark.parametrize("isolation", ["Auto", "PerGrade"])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    ("name", "isolation"),
+    [
+        *(pytest.param(name, "PerGrade") for name in PROGRAMS),
+        *(pytest.param(name, "Auto", marks=[] if name in UNDER_AUTO else [pytest.mark.extended]) for name in PROGRAMS),
+    ],
+)
 async def test_no_program_does_harm(client: GraderClient, trusting: str, name: str, isolation: str) -> None:
-    fresh = f"spec.{name}" if isolation == "Auto" else "spec"
-    await load(client, trusting, isolation, fresh)
-    assert await harm(client, name) is None
+    reward = f"trusting-{isolation.lower()}"
+    await load(client, trusting, isolation, f"spec.{name}" if isolation == "Auto" else "spec", reward)
+    assert await harm(client, name, reward) is None
     # It would have run in a process that stays: that was refused before it could.
-    assert client.isolation["trusting"].isolation == "PerGrade"
-    assert ("compiles code" in client.isolation["trusting"].reason) == (isolation == "Auto")
+    assert client.isolation[reward].isolation == "PerGrade"
+    assert ("compiles code" in client.isolation[reward].reason) == (isolation == "Auto")
 
 
 async def test_what_shared_allows_is_documented(client: GraderClient, trusting: str) -> None:
@@ -98,7 +102,7 @@ async def test_what_shared_allows_is_documented(client: GraderClient, trusting: 
         if await harm(client, name) is not None:
             harmed.add(name)
         # The process that was harmed, if it still grades, makes room for another.
-        await client.grade("trusting", sample("import os; os.kill(os.getpid(), 9)"), 10.0, SEED)
+        await client.grade("trusting", sample("import os; os.kill(os.getpid(), 9)"), LONG, SEED)
     page = PAGE.read_text(encoding="utf-8").partition("### What Shared allows")[2].partition("\n##")[0]
     assert set(re.findall(r"^\* \*\*([^*]+)\*\*", page, re.MULTILINE)) == harmed
     assert harmed
@@ -108,8 +112,12 @@ async def test_what_shared_allows_is_documented(client: GraderClient, trusting: 
 def without_sandbox(graders_directory: Path) -> dict[str, str | None]:
     """What harm each program does to a naive grader."""
     command = [*as_graders_user(), sys.executable, "-m", "tests.reward.naive", str(graders_directory)]
-    done = subprocess.run(command, capture_output=True, cwd=Path(__file__).parents[2], timeout=300, check=True)
+    done = subprocess.run(command, capture_output=True, cwd=Path(__file__).parents[2], check=True)
     return json.loads(done.stdout)
+
+
+def test_a_program_that_does_no_harm_does_none_without_the_sandbox(without_sandbox: dict[str, str | None]) -> None:
+    assert without_sandbox[HONEST] is None
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -124,36 +132,32 @@ def test_every_program_does_its_harm_without_the_sandbox(name: str, without_sand
 async def grade(client: GraderClient, trusting: str):
     await load(client, trusting, "PerGrade", "spec")
 
-    async def grade(program: str, seconds: float = 20.0) -> FunctionOutcome:
+    async def grade(program: str, seconds: float = LONG) -> FunctionOutcome:
         return await graded(client, "trusting", sample(program), seconds, SEED)
 
     return grade
 
 
-async def test_a_timeout_says_so_and_takes_its_time(grade) -> None:
-    outcome = await grade("import time; time.sleep(1e6)", seconds=0.3)
+async def test_a_timeout_says_so(grade) -> None:
+    outcome = await grade("import time; time.sleep(1e6)", seconds=SHORT)
     assert (outcome.kind, outcome.score, outcome.message) == (OutcomeKind.TIMEOUT, 0.0, "killed after 0.3 s")
-    assert outcome.seconds >= 0.3
-    assert outcome.cpu_seconds < 0.3
 
 
-async def test_cpu_seconds_are_the_childs(grade) -> None:
-    outcome = await grade(
-        "import time\nbegan = time.process_time()\nwhile time.process_time() < began + 0.2: pass\nscore = 1"
-    )
-    assert outcome.cpu_seconds >= 0.2
+async def test_the_time_and_the_cpu_seconds_that_a_grade_took_are_told(grade) -> None:
+    outcome = await grade("score = 1")
+    assert outcome.seconds > 0.0
+    assert outcome.cpu_seconds > 0.0
 
 
-@pytest.mark.parametrize("own", [None, 10.0])
+@pytest.mark.parametrize("own", [None, LONG / 2])
 async def test_cpu_seconds_are_told_of_one_that_never_answered(
     client: GraderClient, trusting: str, own: float | None
 ) -> None:
     await load(client, trusting, "PerGrade", "spec")
-    program = "import os, time\nwhile time.process_time() < 0.3: pass\nos._exit(3)"
-    outcome = await graded(client, "trusting", sample(program), 20.0, SEED, own)
+    outcome = await graded(client, "trusting", sample("import os; os._exit(3)"), LONG, SEED, own)
     assert outcome.kind is OutcomeKind.GRADER_ERROR
-    assert outcome.cpu_seconds >= 0.299  # in microseconds
-    assert outcome.own_seconds is None or outcome.own_seconds >= outcome.cpu_seconds
+    assert outcome.cpu_seconds > 0.0
+    assert (outcome.own_seconds is None) == (own is None)
 
 
 async def test_threads_use_up_the_cpu_limit_before_the_time_is_up(grade) -> None:
@@ -178,12 +182,12 @@ frame = sys._getframe()
 while 'request' not in frame.f_locals: frame = frame.f_back
 outcome = {'kind': 'scored', 'score': 1.0, 'seconds': 0, 'message': '', 'cpu_seconds': 0}
 header = json.dumps({'token': frame.f_locals['request']['token'], 'outcome': outcome}).encode()
-subprocess.Popen(['sleep', '1000'])
+subprocess.Popen(['sleep', LEFT])
 os.write(3, len(header).to_bytes(4, 'big') + bytes(4) + header)
 time.sleep(1e6)
 """
-    assert (await grade(program)).score == 1.0
-    assert processes_left() == []
+    assert (await grade(program.replace("LEFT", repr(LEFT)))).score == 1.0
+    eventually(lambda: [*sleepers()], lambda left: not left)
 
 
 async def test_system_calls_beyond_python_are_refused(grade) -> None:
@@ -234,8 +238,7 @@ score = 1.0
 """
     assert (await grade(program)).score == 1.0
     assert (await grade("score = 1.0")).score == 1.0
-    while left_by_grades(graders_directory):  # noqa: ASYNC110 - nothing says so
-        await asyncio.sleep(0.05)
+    await eventually_async(lambda: left_by_grades(graders_directory), right=lambda left: not left)
 
 
 async def test_ordinary_python_works_inside(grade) -> None:
@@ -257,7 +260,7 @@ score = sum(done)
 
 
 async def test_more_grades_than_processes_wait_their_turn(grade) -> None:
-    outcomes = await asyncio.gather(*(grade("import time; time.sleep(0.05); score = 1") for _ in range(12)))
+    outcomes = await asyncio.gather(*(grade("score = 1") for _ in range(12)))
     assert sum(outcome.score for outcome in outcomes) == 12
 
 

@@ -5,7 +5,6 @@ Here a sample of the variants of every class is tried; `python -m bench.run sand
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -27,6 +26,11 @@ from tests.reward.containment import (
     without_sandbox,
 )
 from tests.reward.hostile_responses import GROUPS, RESPONSES, SAMPLE, Harm, Way
+from tests.support.waiting import eventually_async
+
+# One of each class in the ordinary tier.
+FIRST = {RESPONSES[name].group: name for name in reversed(SAMPLE)}.values()
+VARIANTS = [pytest.param(name, marks=[] if name in FIRST else [pytest.mark.extended]) for name in SAMPLE]
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +54,14 @@ async def client(server: tuple[Path, int]) -> AsyncIterator[GraderClient]:
     await client.close()
 
 
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize("name", VARIANTS)
 async def test_no_program_does_harm(
     client: GraderClient, server: tuple[Path, int], victim: subprocess.Popen[bytes], name: str
 ) -> None:
     """And the next sample needs no new graders: those that were there grade it, the processes that they fork theirs from included."""
     zygotes = set(children(server[1]))
     assert len(zygotes) == 2
-    assert (await tried(client, RESPONSES[name], victim)).harm is None
+    assert (await tried(client, RESPONSES[name], victim, lambda: 0.0)).harm is None
     assert zygotes <= set(children(server[1]))
 
 
@@ -65,9 +69,7 @@ async def test_nothing_is_left_in_the_directories(client: GraderClient, graders_
     for name in [name for name in SAMPLE if RESPONSES[name].harm is Harm.TRAPS]:
         sample = RewardSample(RESPONSES[name].text, "", columns=HONEST_ROW)
         await client.grade(PYTHON.name, sample, HOSTILE_SECONDS, 0)
-    async with asyncio.timeout(300):
-        while in_directories(graders_directory):  # noqa: ASYNC110 - nothing says so
-            await asyncio.sleep(0.05)
+    await eventually_async(lambda: in_directories(graders_directory), right=lambda left: not left)
 
 
 def in_directories(directory: Path) -> list[Path]:
@@ -78,12 +80,15 @@ def in_directories(directory: Path) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def unprotected(graders_directory: Path, server: tuple[Path, int]) -> dict[str, str | None]:
-    """What each does in a directory that belongs to the graders' user."""
-    return without_sandbox(graders_directory, SAMPLE)
+def unprotected(
+    graders_directory: Path, server: tuple[Path, int], request: pytest.FixtureRequest
+) -> dict[str, str | None]:
+    """What each that is asked for does in a directory that belongs to the graders' user."""
+    asked = [item for item in request.session.items if "unprotected" in getattr(item, "fixturenames", ())]
+    return without_sandbox(graders_directory, [item.callspec.params["name"] for item in asked])  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_every_program_does_its_harm_without_the_sandbox(name: str, unprotected: dict[str, str | None]) -> None:
     assert unprotected[name] is not None
 

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -24,9 +23,10 @@ from longboat_runtime.reward.graders.leftovers import remove_tree
 from longboat_runtime.reward.graders.process_tree import descendants
 from tests.reward.hostile_neighbours import SECRET
 from tests.reward.hostile_responses import OUTPUT_BYTES, RESPONSES, TEST_FILE, TESTS, Harm, Response, Way
+from tests.support.waiting import DEADLINE_SECONDS, NeverHappenedError, eventually
 
-# What a program gets that prints HARM when it is done, and one that is to go on for ever, in seconds.
-PATIENCE, SHORT = 30.0, 2.0
+# How long what is to go on for ever is waited for, in seconds.
+SHORT = 2.0
 
 # Judges as one might write them. The first runs the response in its own process and keeps what it returns.
 _TAKES_VALUES = """
@@ -103,7 +103,7 @@ def _seen(response: Response, place: Path, output: int) -> str | None:
         return _failed_judge(place, output)
     process = _started(_PYTEST if response.way is Way.TEST_FILE else ["../program.py"], place, output)
     try:
-        code = process.wait(SHORT if response.harm is Harm.RUNS_ON else PATIENCE)
+        code = process.wait(SHORT if response.harm is Harm.RUNS_ON else DEADLINE_SECONDS)
     except subprocess.TimeoutExpired:
         return "it goes on" if response.harm is Harm.RUNS_ON else None
     printed = os.pread(output, 64, max(os.fstat(output).st_size - 64, 0))
@@ -126,10 +126,10 @@ def _seen(response: Response, place: Path, output: int) -> str | None:
 
 def _leaves(argument: str) -> bool:
     """Whether such a process is there, as soon as it is."""
-    end = time.monotonic() + SHORT
-    while not (found := list(left(argument))) and time.monotonic() < end:
-        time.sleep(0.01)
-    return bool(found)
+    try:
+        return bool(eventually(lambda: list(left(argument))))
+    except NeverHappenedError:
+        return False
 
 
 def _failed_judge(place: Path, output: int, judge: str = "judge.py") -> str | None:
