@@ -1,8 +1,8 @@
 """The CPU seconds of tests: recorded with `--record-cpu-seconds`, and read to tell which tests are slow.
 
 A pytest plugin. CPU seconds say what a test costs on any machine; how long it takes also depends on what else runs there. They are those of
-the process that runs the test and of all its descendants that have been waited for. What a fixture of a larger scope takes counts for every
-test that uses it, since each of them may be run alone.
+the process that runs the test and of all that it starts, orphans too, but for the pods of test clusters, which have control groups of their
+own. What a fixture of a larger scope takes counts for every test that uses it, since each of them may be run alone.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Generator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ SLOW_SECONDS = 1.0
 _LEAST_SECONDS = 0.2
 
 _PROPERTY = "cpu_seconds"
+
+# Where cgroup v2 is: alone, or beside v1.
+_HIERARCHIES = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 
 
 @dataclass(frozen=True)
@@ -61,49 +65,75 @@ def seconds_alone(costs: Mapping[str, Cost]) -> dict[str, float]:
     }
 
 
+class Group:
+    """A control group of this process and all that it starts, whose CPU seconds the kernel counts. Needs root and cgroup v2."""
+
+    def __init__(self) -> None:
+        self._hierarchy = next(path for path in _HIERARCHIES if (path / "cgroup.procs").exists())
+        self._group = self._hierarchy / f"longboat-tests-{os.getpid()}"
+        self._group.mkdir()
+        (self._group / "cgroup.procs").write_text(str(os.getpid()))
+
+    def cpu_seconds(self) -> float:
+        """Counts what has been used since the group was made."""
+        counters = dict(line.split() for line in (self._group / "cpu.stat").read_text().splitlines())
+        return int(counters["usage_usec"]) / 1e6
+
+    def close(self) -> None:
+        """Removes the group; what still runs in it goes on outside."""
+        for pid in (self._group / "cgroup.procs").read_text().split():
+            with suppress(ProcessLookupError):
+                (self._hierarchy / "cgroup.procs").write_text(pid)
+        self._group.rmdir()
+
+
 @dataclass(eq=False)
 class Measurement:
     """Measures the tests of one process."""
 
+    group: Group = field(default_factory=Group)
     begun: float = 0.0
     shared: float = 0.0
     ending: float = 0.0
     fixtures: dict[int, tuple[str, float]] = field(default_factory=dict)
     """Name and CPU seconds of each fixture of a larger scope that has been set up, by the identity of its definition."""
 
+    def pytest_unconfigure(self) -> None:
+        self.group.close()
+
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
-        before = _cpu_seconds()
+        before = self.group.cpu_seconds()
         try:
             return (yield)
         finally:
             if fixturedef.scope != "function":
-                seconds = _cpu_seconds() - before
+                seconds = self.group.cpu_seconds() - before
                 self.fixtures[id(fixturedef)] = fixturedef.argname, seconds
                 self.shared += seconds
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self) -> Generator[None, object, object]:
-        self.begun, self.shared, self.ending = _cpu_seconds(), 0.0, 0.0
+        self.begun, self.shared, self.ending = self.group.cpu_seconds(), 0.0, 0.0
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_teardown(
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> Generator[None, object, object]:
-        before = _cpu_seconds()
+        before = self.group.cpu_seconds()
         try:
             return (yield)
         finally:
             if nextitem is None or nextitem.path != item.path:
-                self.ending = _cpu_seconds() - before
+                self.ending = self.group.cpu_seconds() - before
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
         if call.when == "teardown":
             definitions = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
             used = [self.fixtures[id(each)] for every in definitions for each in every if id(each) in self.fixtures]
-            own = _cpu_seconds() - self.begun - self.shared - self.ending
+            own = self.group.cpu_seconds() - self.begun - self.shared - self.ending
             item.user_properties.append((_PROPERTY, json.dumps([own, dict(used), self.ending])))
 
 
@@ -143,8 +173,3 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Measurement())
         if "PYTEST_XDIST_WORKER" not in os.environ:
             config.pluginmanager.register(Writer(record))
-
-
-def _cpu_seconds() -> float:
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
