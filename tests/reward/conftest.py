@@ -12,6 +12,8 @@ from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.result import FunctionOutcome, RewardSample
 
 GRADERS_UID = 10002
+# The limit, in seconds, of grades that are to end by themselves: none gets near it.
+LONG = 600.0
 # How often a grade is tried that hardly gets a CPU.
 _TRIES = 5
 _PROGRAM = """

@@ -15,7 +15,7 @@ from pathlib import Path
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
-from tests.reward.conftest import as_graders_user, graded, process_state
+from tests.reward.conftest import LONG, as_graders_user, graded, process_state
 from tests.reward.hostile_neighbours import SECRET
 from tests.reward.hostile_responses import LIMITS, Harm, Response, Way, columns
 from tests.reward.unprotected import left, own_arguments
@@ -28,8 +28,8 @@ PYTHON, COMMAND = (
         ("hostile-command", {"fileName": "main.py", "runCommand": ["env", sys.executable, "{file}"]}),
     )
 )
-# Limits of a case, in seconds: for hostile programs, and for honest ones, which share the machine with them.
-HOSTILE_SECONDS, HONEST_SECONDS = 2.0, 600.0
+# The limit of a case, in seconds, for programs that go on for ever.
+ENDLESS_SECONDS = 2.0
 _HONEST = """
 import subprocess, sys, threading
 number = int(input())
@@ -81,17 +81,19 @@ async def tried(
     reward = (COMMAND if response.way is Way.COMMAND else PYTHON).name
     arguments = own_arguments()
     answered = {**columns(response), "answers": SECRET + secrets.token_hex(8)}
-    sample = RewardSample(response.aimed(*arguments).text, "", columns=answered)
+    sample = RewardSample(response.aimed(*arguments, watched=1e6).text, "", columns=answered)
+    seconds = ENDLESS_SECONDS if response.harm is Harm.RUNS_ON else LONG
     beside = asyncio.create_task(_honest(client, reward))
-    outcome = await graded(client, reward, sample, HOSTILE_SECONDS)
+    outcome = await graded(client, reward, sample, seconds)
     ended = clock()
     following = await _honest(client, reward)
-    seconds = clock() - ended
-    return Tried(_harm(response, outcome, {"beside": await beside, "next": following}, victim, arguments[1]), seconds)
+    next_seconds = clock() - ended
+    harm = _harm(response, outcome, {"beside": await beside, "next": following}, victim, arguments[1])
+    return Tried(harm, next_seconds)
 
 
 async def _honest(client: GraderClient, reward: str) -> FunctionOutcome:
-    return await client.grade(reward, RewardSample(_HONEST, "", columns=HONEST_ROW), HONEST_SECONDS, 0)
+    return await client.grade(reward, RewardSample(_HONEST, "", columns=HONEST_ROW), LONG, 0)
 
 
 def _harm(
@@ -109,8 +111,8 @@ def _harm(
         return f"its own grade: {outcome}"
     if outcome.score > 0 and response.harm is not Harm.LEAVES:
         return f"it got what it wanted: {outcome}"
-    if response.harm is Harm.RUNS_ON and outcome.kind is not OutcomeKind.TIMEOUT:
-        return f"it wasn't ended for its time: {outcome}"
+    if (response.harm is Harm.RUNS_ON) != (outcome.kind is OutcomeKind.TIMEOUT):
+        return f"it was ended for something else: {outcome}"
     if victim.poll() is not None or process_state(victim.pid) == "T":
         return "another process was signalled"
     if found := list(left(left_argument)):

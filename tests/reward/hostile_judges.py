@@ -27,7 +27,7 @@ def forging() -> Iterator[tuple[str, str]]:
     yield "an exit code by a hook", f"import os, sys\nsys.excepthook = lambda *_: os._exit(0)\n{_WRONG}"
     yield (
         "an exit code in a thread",
-        f"import os, threading\nthreading.Timer(0.0, os._exit, (0,)).start()\nimport time; time.sleep(0.2)\n{_WRONG}",
+        f"import os, threading\nthreading.Timer(0.0, os._exit, (0,)).start()\nimport time; time.sleep(1e6)\n{_WRONG}",
     )
     yield (
         "the summary of passed tests",

@@ -6,26 +6,27 @@ from collections.abc import Iterator
 
 # The argument of a process that programs leave.
 LEFT = "1000.25"
+# How long they wait before they have got what they wanted, in seconds: whoever watches them may look meanwhile.
+WATCHED = "1000.75"
 
 
 def processes() -> Iterator[tuple[str, str]]:
     """More processes and threads than are allowed."""
     ways = {
-        "forks": "for _ in range({n}):\n    if os.fork() == 0:\n        time.sleep(3); os._exit(0)\nharm()",
-        "a chain": "left = {n}\nwhile left:\n    left -= 1\n    if os.fork():\n        time.sleep(3); os._exit(0)\nharm()\ntime.sleep(1)",
-        "doubling": "start = os.getpid()\nfor _ in range({bits}): os.fork()\nif os.getpid() == start: time.sleep(0.2); harm()\ntime.sleep(3)",
-        "threads": "import threading\nfor _ in range({n}): threading.Thread(target=time.sleep, args=(3,), daemon=True).start()\nharm(); os._exit(0)",
-        "programs": "import subprocess\nfor _ in range({n}): subprocess.Popen(['sleep', '3'])\nharm(); os._exit(0)",
-        "a shell": "import subprocess\nsubprocess.run(['sh', '-c', 'for i in $(seq {n}); do sleep 3 & done; echo HARM'])",
-        "spawned": "for _ in range({n}): os.posix_spawnp('sleep', ['sleep', '3'], os.environ)\nharm()",
+        "forks": "for _ in range({n}):\n    if os.fork() == 0:\n        time.sleep(1e6)\nharm()",
+        "a chain": "left = {n}\nwhile left:\n    left -= 1\n    if os.fork():\n        os.wait(); os._exit(0)\nharm()",
+        "doubling": "start = os.getpid()\nfor _ in range({bits}): os.fork()\nif os.getpid() == start: time.sleep({watched}); harm(); os._exit(0)\ntime.sleep(1e6)",
+        "threads": "import threading\nfor _ in range({n}): threading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()\nharm(); os._exit(0)",
+        "programs": "import subprocess\nfor _ in range({n}): subprocess.Popen(['sleep', '1e6'])\nharm(); os._exit(0)",
+        "a shell": "import subprocess\nsubprocess.run(['sh', '-c', 'for i in $(seq {n}); do sleep 1e6 & done; echo HARM'])",
+        "spawned": "for _ in range({n}): os.posix_spawnp('sleep', ['sleep', '1e6'], os.environ)\nharm()",
         "threads of forks": "import threading\nfor _ in range(6):\n    if os.fork() == 0:\n        for _ in range({n} // 6): threading.Thread(target=time.sleep, "
-        "args=(3,)).start()\n        time.sleep(3); os._exit(0)\ntime.sleep(0.5); "
-        "found = sum(len(os.listdir(f'/proc/{{c}}/task')) for c in open(f'/proc/self/task/{{os.getpid()}}/children').read().split())\n"
-        "if found > {n} // 2: harm()",
+        "args=(1e6,)).start()\n        time.sleep(1e6)\nfound = 0\nwhile found <= {n} // 2:\n    time.sleep(0.01)\n"
+        "    found = sum(len(os.listdir(f'/proc/{{c}}/task')) for c in open(f'/proc/self/task/{{os.getpid()}}/children').read().split())\nharm()",
     }
     for n in (48, 72, 120):
         for way, text in ways.items():
-            yield f"{n}, {way}", text.format(n=n, bits=(n - 1).bit_length())
+            yield f"{n}, {way}", text.format(n=n, bits=(n - 1).bit_length(), watched=WATCHED)
 
 
 def memory() -> Iterator[tuple[str, str]]:
@@ -41,12 +42,12 @@ def memory() -> Iterator[tuple[str, str]]:
         "in the kernel": "fd = os.memfd_create('x')\nfor _ in range({m}): os.write(fd, bytes(2**20))",
         "page tables": "import mmap\nkept = mmap.mmap(-1, {m} * 2**29, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)\n"
         "for at in range(0, len(kept), 2**21): kept[at]",
-        "in a program": "import subprocess\nsubprocess.run([sys.executable, '-c', 'import time; k = bytes([1]) * ({m} * 2**20); time.sleep(0.5)'], check=True)",
+        "in a program": "import subprocess\nsubprocess.run([sys.executable, '-c', 'import time; k = bytes([1]) * ({m} * 2**20); time.sleep({watched})'], check=True)",
         "in a thread": "import threading\nkept = []\nt = threading.Thread(target=lambda: kept.append(b'x' * ({m} * 2**20))); t.start(); t.join()\nassert kept",
     }
     for m in (220, 300):
         for way, text in ways.items():
-            yield f"{m} MiB, {way}", text.format(m=m) + "\ntime.sleep(1)\nharm()"
+            yield f"{m} MiB, {way}", text.format(m=m, watched=WATCHED) + f"\ntime.sleep({WATCHED})\nharm()"
 
 
 def memory_of_trees() -> Iterator[tuple[str, str]]:
@@ -56,19 +57,19 @@ def memory_of_trees() -> Iterator[tuple[str, str]]:
             f"{count} forks with {each} MiB",
             (
                 f"ready, done = os.pipe()\nfor _ in range({count}):\n    if os.fork() == 0:\n        kept = b'x' * ({each} * 2**20); os.write(done, b'1'); "
-                f"time.sleep(20); os._exit(0)\nos.close(done)\nassert all(os.read(ready, 1) for _ in range({count}))\ntime.sleep(1)\nharm()"
+                f"time.sleep(1e6)\nos.close(done)\nassert all(os.read(ready, 1) for _ in range({count}))\ntime.sleep({WATCHED})\nharm()"
             ),
         )
         yield (
             f"a chain of {count} with {each} MiB",
-            f"for n in range({count}):\n    kept = b'x' * ({each} * 2**20)\n    if os.fork():\n        time.sleep(20); os._exit(0)\ntime.sleep(1)\nharm()",
+            f"for n in range({count}):\n    kept = b'x' * ({each} * 2**20)\n    if os.fork():\n        os.wait(); os._exit(0)\ntime.sleep({WATCHED})\nharm()",
         )
         yield (
             f"{count} programs with {each} MiB",
             (
-                f"import subprocess\nhold = 'import time; k = bytes([1]) * ({each} * 2**20); print(1, flush=True); time.sleep(20)'\n"
+                f"import subprocess\nhold = 'import time; k = bytes([1]) * ({each} * 2**20); print(1, flush=True); time.sleep(1e6)'\n"
                 f"all = [subprocess.Popen([sys.executable, '-c', hold], stdout=subprocess.PIPE) for _ in range({count})]\n"
-                "if all_ready := [p.stdout.readline() for p in all]:\n    if b''.join(all_ready).count(b'1') == len(all): time.sleep(1); harm()"
+                f"if b''.join(p.stdout.readline() for p in all).count(b'1') == len(all): time.sleep({WATCHED}); harm()"
             ),
         )
 
@@ -87,7 +88,7 @@ def files() -> Iterator[tuple[str, str]]:
     }
     for m in (32, 64):
         for way, text in ways.items():
-            yield f"{m} MiB, {way}", text.format(m=m) + "\ntime.sleep(1)\nharm()"
+            yield f"{m} MiB, {way}", text.format(m=m, watched=WATCHED) + f"\ntime.sleep({WATCHED})\nharm()"
     yield "many empty files", "for n in range(12_000): os.close(os.open(f'f{n}', os.O_CREAT | os.O_RDWR))\nharm()"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tests.reward.hostile_limits import WATCHED
+
 # The argument of a process that programs may try to harm.
 VICTIM = "7777.25"
 # What no program may find: where it occurs it is followed by 16 hexadecimal digits.
@@ -44,8 +46,8 @@ def signals() -> Iterator[tuple[str, str]]:
     yield (
         "a signal by a pipe's owner",
         f"import fcntl, signal\n{_FIND}\nr, w = os.pipe()\ndef own():\n    fcntl.fcntl(r, fcntl.F_SETFL, os.O_ASYNC)\n"
-        f"    fcntl.fcntl(r, 10, signal.SIGKILL); fcntl.fcntl(r, fcntl.F_SETOWN, victims[0]); os.write(w, b'x'); time.sleep(0.3)\n"
-        "    if list(others('" + VICTIM + "')): raise OSError\nattempt(own)",
+        f"    fcntl.fcntl(r, 10, signal.SIGKILL); fcntl.fcntl(r, fcntl.F_SETOWN, victims[0]); os.write(w, b'x')\n"
+        "    while list(others('" + VICTIM + "')): time.sleep(0.01)\nattempt(own)",
     )
     yield "whether its parent is there", "attempt(os.kill, os.getppid(), 0)"
     yield "whether its parent's group is there", "attempt(os.killpg, os.getpgid(os.getppid()), 0)"
@@ -253,7 +255,7 @@ def tracing() -> Iterator[tuple[str, str]]:
     )
     yield (
         "its own memory made hidden",
-        f"{library}\nif library.prctl(4, 0, 0, 0, 0) == 0:\n    kept = b'x' * (220 * 2**20); time.sleep(0.5); harm()",
+        f"{library}\nif library.prctl(4, 0, 0, 0, 0) == 0:\n    kept = b'x' * (220 * 2**20); time.sleep({WATCHED}); harm()",
     )
     yield (
         "io_uring",

@@ -77,10 +77,13 @@ class Response:
     def __str__(self) -> str:
         return f"{self.group}: {self.name}"
 
-    def aimed(self, victim: str, left: str) -> Response:
-        """One that means the process `sleep VICTIM`, and leaves a process `sleep LEFT`: of several that run at once each has its own."""
+    def aimed(self, victim: str, left: str, watched: float) -> Response:
+        """One that means the process `sleep VICTIM`, and leaves a process `sleep LEFT`: of several that run at once each has its own.
+
+        It waits `watched` seconds before it has got what it wanted.
+        """
         text = self.text.replace(hostile_neighbours.VICTIM, victim).replace(hostile_limits.LEFT, left)
-        return replace(self, text=text)
+        return replace(self, text=text.replace(hostile_limits.WATCHED, str(watched)))
 
 
 # What programs that forge are tested by: `square` is to be written.

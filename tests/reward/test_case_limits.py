@@ -30,10 +30,8 @@ from longboat_runtime.reward.graders.seccomp import can_ask, let_start
 from longboat_runtime.reward.graders.times import Processes, Reading
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
 from longboat_runtime.reward.verdict import CaseResult
-from tests.reward.conftest import graded
+from tests.reward.conftest import LONG, graded
 
-# A limit of a case in seconds, which none that is to end by itself gets near.
-LONG = 600.0
 # What goes on for ever: computes, sleeps, starts what sleeps, and starts what ends unseen and sets its clocks as it likes.
 BURNS, SLEEPS = "while True: pass", "import time; time.sleep(1e6)"
 STARTS = "import os, time\nwhile True:\n    os.fork() or os._exit(time.sleep(0.02))\n    os.wait()"

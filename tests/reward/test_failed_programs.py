@@ -11,8 +11,8 @@ import pytest_asyncio
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
+from tests.reward.conftest import LONG
 
-SECONDS = 120.0
 MIB = 2**20
 TESTS = """
 import pytest
@@ -107,7 +107,7 @@ async def client(graders: Path) -> AsyncIterator[GraderClient]:
 
 
 async def grade(client: GraderClient, program: str, row: dict[str, Any]) -> FunctionOutcome:
-    return await client.grade("code", RewardSample(program, "", columns=row), SECONDS, 0)
+    return await client.grade("code", RewardSample(program, "", columns=row), LONG, 0)
 
 
 @pytest.mark.parametrize("name", ENDS)

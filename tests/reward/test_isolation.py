@@ -19,6 +19,7 @@ import pytest_asyncio
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.result import OutcomeKind, RewardSample
+from tests.reward.conftest import LONG
 
 # Functions that run what is in a response, each by another door, and swallow all that Python can raise.
 DOORS = {
@@ -71,21 +72,24 @@ HARMLESS = {
 }
 IMPORTS = """
 import ast, base64, code, ctypes, doctest, gc, importlib.util, json, marshal, os, pickle, pty, re, runpy, signal, subprocess, sys, threading, timeit, types
+def f(): return 5
+def g(): return 6
+"""
+# What takes seconds, for those that use it.
+LIBRARIES = """
 import math_verify, sympy
 assert math_verify.parse('$1/2$')
 sympy.factor(sympy.sympify('x**2 - 1'))
-def f(): return 5
-def g(): return 6
 """
 
 
 def source(bodies: dict[str, str]) -> str:
-    """A module with a function for each; all return 7 whatever happens."""
+    """A module with a function for each, chosen by the prompt; all return 7 whatever happens."""
     functions = (
         f"def f{number}(sample):\n    text = sample.text\n    try:\n        {body}\n    except BaseException: pass\n    return 7.0\n"
         for number, body in enumerate(bodies.values())
     )
-    return IMPORTS + "\n".join(functions)
+    return IMPORTS + "\n".join(functions) + "\ndef choose(sample): return globals()['f' + sample.prompt](sample)\n"
 
 
 def text_for(door: str) -> str:
@@ -117,32 +121,41 @@ async def replaced(client: GraderClient, name: str) -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def functions(graders_directory: Path) -> Path:
-    """All functions, chosen by the prompt, so that one zygote imports the libraries once."""
     path = graders_directory / "doors.py"
-    path.write_text(source(DOORS | HARMLESS) + "\ndef choose(sample): return globals()['f' + sample.prompt](sample)\n")
+    path.write_text(source(ALL))
     return path
 
 
-ORDER = [*DOORS, *HARMLESS]
+@pytest.fixture(scope="module")
+def functions_of_libraries(graders_directory: Path) -> Path:
+    path = graders_directory / "doors_of_libraries.py"
+    path.write_text(LIBRARIES + source(ALL))
+    return path
 
 
-async def test_harmless_functions_keep_their_processes(client: GraderClient, functions: Path) -> None:
-    await load(client, functions, "choose", "harmless")
+ALL = DOORS | HARMLESS
+ORDER = [*ALL]
+
+
+async def test_harmless_functions_keep_their_processes(client: GraderClient, functions_of_libraries: Path) -> None:
+    await load(client, functions_of_libraries, "choose", "harmless")
     for name in HARMLESS:
         for _ in range(2):
             sample = RewardSample("1 + 1", str(ORDER.index(name)))
-            outcome = await client.grade("harmless", sample, 20.0, 0)
+            outcome = await client.grade("harmless", sample, LONG, 0)
             assert (outcome.kind, outcome.score) == (OutcomeKind.SCORED, 7.0), (name, outcome)
             assert client.isolation["harmless"].isolation == "Auto", (name, client.isolation["harmless"])
     assert await replaced(client, "harmless") == {}
 
 
 @pytest.mark.parametrize("door", DOORS)
-async def test_every_door_is_watched(client: GraderClient, functions: Path, door: str) -> None:
+async def test_every_door_is_watched(
+    client: GraderClient, functions: Path, functions_of_libraries: Path, door: str
+) -> None:
     """The function swallows what it can, so a score of 7 comes from a process of its own."""
-    await load(client, functions, "choose", f"door-{ORDER.index(door)}")
     name = f"door-{ORDER.index(door)}"
-    outcome = await client.grade(name, RewardSample(text_for(door), str(ORDER.index(door))), 20.0, 0)
+    await load(client, functions_of_libraries if "sympy" in door else functions, "choose", name)
+    outcome = await client.grade(name, RewardSample(text_for(door), str(ORDER.index(door))), LONG, 0)
     in_force = client.isolation[name]
     assert in_force.isolation == "PerGrade", in_force
     assert in_force.reason
@@ -155,7 +168,7 @@ async def test_the_reason_names_the_line(client: GraderClient, graders_directory
     path.write_text("def reward(sample):\n    return eval(sample.text)\n")
     await load(client, path, "reward", "evaluates")
     outcomes = await asyncio.gather(
-        *(client.grade("evaluates", RewardSample(f"{n} * 2", ""), 20.0, 0) for n in range(9))
+        *(client.grade("evaluates", RewardSample(f"{n} * 2", ""), LONG, 0) for n in range(9))
     )
     assert [outcome.score for outcome in outcomes] == [n * 2 for n in range(9)]
     assert client.isolation["evaluates"].reason == f"a grade compiles code ({path} line 2)"
@@ -175,10 +188,10 @@ async def test_a_fork_that_nothing_announces_is_killed(client: GraderClient, gra
         "    return 7.0\n"
     )
     await load(client, path, "reward", "extension")
-    assert (await client.grade("extension", RewardSample("", ""), 20.0, 0)).score == 7.0
+    assert (await client.grade("extension", RewardSample("", ""), LONG, 0)).score == 7.0
     assert client.isolation["extension"].reason == "it starts a process or a program"
     await load(client, path, "reward", "extension", isolation="Shared")
-    outcome = await client.grade("extension", RewardSample("", ""), 20.0, 0)
+    outcome = await client.grade("extension", RewardSample("", ""), LONG, 0)
     assert outcome.kind is OutcomeKind.GRADER_ERROR
     assert "SIGSYS" in outcome.message
     assert client.isolation["extension"].isolation == "Shared"
@@ -205,7 +218,7 @@ async def test_random_numbers_are_the_samples(client: GraderClient, graders_dire
     path.write_text("import random\nimport numpy\ndef reward(sample): return random.random() + numpy.random.random()\n")
     await load(client, path, "reward", "draws", isolation=isolation)
     seeds = [3, 5, 3, 2**62, 5, 3]
-    outcomes = await asyncio.gather(*(client.grade("draws", RewardSample("", ""), 20.0, seed) for seed in seeds))
+    outcomes = await asyncio.gather(*(client.grade("draws", RewardSample("", ""), LONG, seed) for seed in seeds))
     scores = [outcome.score for outcome in outcomes]
     assert [scores.index(score) for score in scores] == [0, 1, 0, 3, 1, 0]
     expected = [random.Random(seed).random() + np.random.RandomState(seed % 2**32).random_sample() for seed in seeds]
@@ -232,7 +245,7 @@ async def test_a_zygote_holds_nothing_that_is_not_needed(client: GraderClient, g
         "yaml",
     ]
     for module in unwanted:
-        assert (await client.grade("bare", RewardSample(module, ""), 20.0, 0)).score == 0.0, module
+        assert (await client.grade("bare", RewardSample(module, ""), LONG, 0)).score == 0.0, module
     footprint = (await client.state())["rewards"]["bare"]["footprint"]
     assert {"sympy", "mpmath"} <= footprint["modules"].keys()
     assert footprint["resident"] > 2**20

@@ -35,12 +35,10 @@ from longboat_runtime.reward.graders.times import (
     waiting_is_counted,
 )
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
-from tests.reward.conftest import graded, process_state, running_graders
+from tests.reward.conftest import LONG, graded, process_state, running_graders
 from tests.reward.recorded import RUNS, SLEEPS, WAITS, Recorded, State, Thread, first_passed
 from tests.support.waiting import eventually, eventually_async
 
-# No grade that is to end by itself gets near it.
-LONG = 600.0
 FUNCTIONS = """
 import os, time
 

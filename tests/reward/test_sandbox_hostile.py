@@ -15,10 +15,9 @@ import pytest_asyncio
 from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.graders.process_tree import children
 from longboat_runtime.reward.result import RewardSample
-from tests.reward.conftest import running_graders
+from tests.reward.conftest import LONG, running_graders
 from tests.reward.containment import (
     HONEST_ROW,
-    HOSTILE_SECONDS,
     PYTHON,
     loaded,
     tried,
@@ -68,7 +67,7 @@ async def test_no_program_does_harm(
 async def test_nothing_is_left_in_the_directories(client: GraderClient, graders_directory: Path) -> None:
     for name in [name for name in SAMPLE if RESPONSES[name].harm is Harm.TRAPS]:
         sample = RewardSample(RESPONSES[name].text, "", columns=HONEST_ROW)
-        await client.grade(PYTHON.name, sample, HOSTILE_SECONDS, 0)
+        await client.grade(PYTHON.name, sample, LONG, 0)
     await eventually_async(lambda: in_directories(graders_directory), right=lambda left: not left)
 
 

@@ -13,6 +13,7 @@ from longboat_crds.rewards import RewardSpec
 from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.graders.server import scratch_directory
 from longboat_runtime.reward.result import RewardSample
+from tests.reward.conftest import LONG
 
 FUNCTION = "import os\ndef parent(sample):\n    open('left', 'w').close()\n    return float(os.getppid())"
 # A zygote in a process of its own, which it confines. Says what it has left after a fork that failed, and after one that didn't.
@@ -89,7 +90,7 @@ async def test_directories_of_children_go_with_their_zygote(graders: Path, grade
         assert await client.load(reward, field) is None
 
     async def parent() -> int:
-        return int((await client.grade("parents", RewardSample("", ""), 60.0, 0)).score)
+        return int((await client.grade("parents", RewardSample("", ""), LONG, 0)).score)
 
     def directories() -> set[Path]:
         return set(graders_directory.glob("longboat-graders-*/parents-*/*"))

@@ -62,7 +62,9 @@ def main(directory: str, names: list[str]) -> None:
         # Another one each time: the last may have been killed without having ended yet.
         victim = subprocess.Popen(["sleep", arguments[0]])
         try:
-            found[name] = harm(RESPONSES[name].aimed(*arguments), Path(tempfile.mkdtemp(dir=directory)), victim.pid)
+            found[name] = harm(
+                RESPONSES[name].aimed(*arguments, watched=0.0), Path(tempfile.mkdtemp(dir=directory)), victim.pid
+            )
         finally:
             victim.kill()
             victim.wait()
