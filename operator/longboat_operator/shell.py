@@ -130,7 +130,8 @@ class Shell:
         finally:
             log.info("stopping")
             self._queue.close()
-            await asyncio.wait(workers, timeout=self._transport.timeout_seconds)
+            if self._leading:  # else no worker has begun
+                await asyncio.wait(workers, timeout=self._transport.timeout_seconds)
             if self._elector is not None:
                 await self._elector.release()
             kopf_stop.set()

@@ -159,8 +159,10 @@ async def test_a_watch_takes_lines_of_any_length_in_pieces_of_any_size(serve: Se
     assert len(events[0].object["metadata"]["name"]) == len(big)
 
 
-async def drain(made: transport.Transport) -> None:
+async def drain(made: transport.Transport, seconds: float = 0.0) -> None:
+    """Watches until the stream ends, `seconds` after it has been opened."""
     async with ungated(made).watch(resources.POD, None, "", "1") as events:
+        pass_time(seconds)
         async for _ in events:
             pass
 
@@ -195,11 +197,8 @@ async def test_a_silent_watch_is_given_up(serve: Serve) -> None:
         await release.wait()
         return response
 
-    client = ungated(await serve(silent))
     with pytest.raises(errors.QuietError):
-        async with client.watch(resources.POD, None, "", "1") as events:
-            pass_time(transport.WATCH_SILENCE_SECONDS)
-            await anext(events)
+        await drain(await serve(silent), seconds=transport.WATCH_SILENCE_SECONDS)
     release.set()
 
 
