@@ -9,7 +9,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -76,10 +76,20 @@ class Punctuality:
 
 
 class Pace:
-    """Lets every step end when the roofline says, counted from the end of the one before or, after a rest, from its own beginning."""
+    """Lets every step end when the roofline says, counted from the end of the one before or, after a rest, from its own beginning.
 
-    def __init__(self, roofline: Roofline, devices: int) -> None:
+    `sleep_until` returns at a time of the `clock`.
+    """
+
+    def __init__(
+        self,
+        roofline: Roofline,
+        devices: int,
+        clock: Callable[[], float] = time.monotonic,
+        sleep_until: Callable[[float], None] | None = None,
+    ) -> None:
         self._roofline, self._devices = roofline, devices
+        self._clock, self._sleep_until = clock, sleep_until or _sleep_until
         self._contexts: dict[str, int] = {}
         self._end: float | None = None
         self.stated = 0.0
@@ -103,14 +113,14 @@ class Pace:
 
     def step(self, step: Any) -> Any:
         """Runs a step of vLLM's and waits for its stated end."""
-        began = time.monotonic()
+        began = self._clock()
         begin = began if self._end is None else self._end
         self.stated = 0.0
         outputs = step()
-        computed = time.monotonic()
+        computed = self._clock()
         if self.stated:
-            _sleep_until(begin + self.stated)
-            ended = time.monotonic()
+            self._sleep_until(begin + self.stated)
+            ended = self._clock()
             late = ended - begin > (1 + LATE) * self.stated
             self.punctuality += Punctuality(1, int(late), self.stated, ended - begin, computed - began)
             # The next step isn't late because this one was.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Iterator
+from dataclasses import astuple
 from types import SimpleNamespace
 from typing import Any
 
@@ -109,35 +107,39 @@ def test_a_step_lasts_what_is_stated_for_what_the_scheduler_put_into_it():
     assert pace.stated == pytest.approx(ROOFLINE.step_seconds(2, 3, 6 + 100 + 50, 5))
 
 
-@pytest.fixture
-def scheduling() -> Iterator[None]:
-    """Steps have the thread that runs them go before all ordinary ones: for as long as the test."""
-    before = os.sched_getscheduler(0), os.sched_getparam(0)
-    yield
-    os.sched_setscheduler(0, *before)
-
-
-@pytest.mark.usefixtures("scheduling")
 def test_a_step_ends_at_its_stated_time_and_a_late_one_is_counted():
-    pace = Pace(ROOFLINE, 1)
+    now = 100.0
 
-    def step() -> str:
+    def sleep_until(end: float) -> None:
+        nonlocal now
+        now = max(now, end)
+
+    def step(seconds: float) -> str:
+        nonlocal now
         pace.scheduled(scheduled({}, {"a": 10}))
+        now += seconds
         return "outputs"
 
-    assert pace.step(step) == "outputs"
+    pace = Pace(ROOFLINE, 1, lambda: now, sleep_until)
     stated = ROOFLINE.step_seconds(1, 1, 11)
-    assert pace.punctuality.steps == 1
-    assert pace.punctuality.stated == pytest.approx(stated)
-    assert pace.punctuality.taken >= stated * 0.999
-
-    def late() -> None:
-        pace.scheduled(scheduled({}, {"a": 10}))
-        time.sleep(2 * stated)
-
-    before = pace.punctuality.late
-    pace.step(late)
-    assert pace.punctuality.late == before + 1
+    assert pace.step(lambda: step(0.25 * stated)) == "outputs"
+    assert now == pytest.approx(100.0 + stated)
+    assert astuple(pace.punctuality) == pytest.approx((1, 0, stated, stated, 0.25 * stated))
+    now += 0.5 * stated
+    # It began late, and ends when it would have.
+    pace.step(lambda: step(0.25 * stated))
+    assert now == pytest.approx(100.0 + 2 * stated)
+    assert (pace.punctuality.steps, pace.punctuality.late) == (2, 0)
+    pace.step(lambda: step(2 * stated))
+    assert (pace.punctuality.steps, pace.punctuality.late) == (3, 1)
+    # The next one is counted from that end; after a rest from its own beginning.
+    pace.step(lambda: step(0.0))
+    assert now == pytest.approx(100.0 + 5 * stated)
+    now += 10 * stated
+    pace.rested()
+    pace.step(lambda: step(0.0))
+    assert now == pytest.approx(100.0 + 16 * stated)
+    assert (pace.punctuality.steps, pace.punctuality.late) == (5, 1)
 
 
 def test_a_block_in_which_more_than_one_step_in_a_hundred_was_late_is_void():
