@@ -6,6 +6,7 @@ from pathlib import Path
 from bench.engine_step.measure import bands
 from bench.engine_step.processes import cpu_seconds, innermost, used
 from bench.engine_step.summary import table
+from tests.support.waiting import eventually
 
 
 def test_only_decode_steps_of_about_the_size_count() -> None:
@@ -14,14 +15,15 @@ def test_only_decode_steps_of_about_the_size_count() -> None:
 
 
 def test_cpu_of_a_child_is_counted_under_its_name() -> None:
-    before = cpu_seconds(os.getpid())
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        while used(before, cpu_seconds(os.getpid())).get(Path(sys.executable).name, 0.0) < 0.05:
-            pass
+        name, _ = eventually(lambda: cpu_seconds(os.getpid()).get(child.pid, ("", 0.0)), lambda seen: seen[1] > 0.0)
     finally:
         child.kill()
         child.wait()
+    assert name == Path(sys.executable).name
+    before = {1: ("driver", 1.0), 2: ("engine", 2.0)}
+    assert used(before, before | {1: ("driver", 1.5), 3: ("engine", 0.25)}) == {"driver": 0.5, "engine": 0.25}
 
 
 def test_samples_are_counted_by_the_innermost_function() -> None:

@@ -163,7 +163,7 @@ async def test_cpu_seconds_are_told_of_one_that_never_answered(
 async def test_threads_use_up_the_cpu_limit_before_the_time_is_up(grade) -> None:
     """Several programs each have it; a busy one is ended by it."""
     program = "import resource; score = float(resource.getrlimit(resource.RLIMIT_CPU)[0])"
-    assert (await grade(program, seconds=5)).score == 6.0
+    assert (await grade(program)).score == LONG + 1
 
 
 async def test_a_grade_that_exits_is_a_grader_error_not_a_zero(grade) -> None:
@@ -267,8 +267,9 @@ async def test_more_grades_than_processes_wait_their_turn(grade) -> None:
 async def test_a_dead_zygote_is_replaced(grade) -> None:
     outcome = await grade("import os; score = os.getppid()")
     os.kill(int(outcome.score), signal.SIGKILL)
-    again = outcome
-    while again.kind is not OutcomeKind.SCORED or again.score == outcome.score:
-        again = await grade("import os; score = os.getppid()")
+    again = await eventually_async(
+        lambda: grade("import os; score = os.getppid()"),
+        right=lambda again: again.kind is OutcomeKind.SCORED and again.score != outcome.score,
+    )
     assert again.score > 0
     assert json.dumps(again.to_json())

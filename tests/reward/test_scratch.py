@@ -14,6 +14,7 @@ from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.graders.server import scratch_directory
 from longboat_runtime.reward.result import RewardSample
 from tests.reward.conftest import LONG
+from tests.support.waiting import eventually_async
 
 FUNCTION = "import os\ndef parent(sample):\n    open('left', 'w').close()\n    return float(os.getppid())"
 # A zygote in a process of its own, which it confines. Says what it has left after a fork that failed, and after one that didn't.
@@ -103,7 +104,6 @@ async def test_directories_of_children_go_with_their_zygote(graders: Path, grade
         os.kill(first, signal.SIGKILL)
     else:
         await load("spec.rewards[1]")
-    while await parent() in (first, 0):
-        continue
+    await eventually_async(parent, right=lambda now: now not in (first, 0))
     assert not before & directories()
     await client.close()
