@@ -1,10 +1,13 @@
 """What machines do to pods."""
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from e2e.cluster.errors import CommandError
-from e2e.jobs import Job
+from e2e.installation import NAMESPACE as SYSTEM
+from e2e.jobs import Job, Object
+from tests.support.waiting import eventually
 
 KILLED = 128 + signal.SIGKILL
 
@@ -23,7 +26,7 @@ def signal_process(job: Job, pod: str, container: str, word: str) -> None:
         job.exec(pod, container, "sh", "-c", script)
     except CommandError as error:
         if error.status != KILLED:
-            job.wait(f"{container} ends: {error}", lambda: _running(job, pod, container) != before, 60)
+            job.wait(f"{container} ends: {error}", lambda: _running(job, pod, container), lambda now: now != before)
 
 
 def _running(job: Job, pod: str, container: str) -> str | None:
@@ -38,9 +41,41 @@ def delete_at_once(job: Job, pod: str) -> None:
     job.cluster.kubectl("-n", job.namespace, "delete", "pod", pod, "--grace-period=0", "--force")
 
 
+@contextmanager
+def api_server_frozen(job: Job) -> Iterator[None]:
+    """The API server doesn't answer until after the block, and until the job's driver and the operator have noticed.
+
+    The driver says so, and an operator ends that can't renew its lease. They are read where their nodes keep them.
+    """
+    driver = job.pods()[job.pod("driver")]
+    (operator,) = (job.cluster.api.get(f"/api/v1/namespaces/{SYSTEM}/pods") or {})["items"]
+    marks = (("the API server doesn't serve", driver), ("stopping", operator))
+    before = [_printed(job, pod).count(mark) for mark, pod in marks]
+    control_plane = job.cluster.control_plane
+    control_plane.signal("kube-apiserver", signal.SIGSTOP)
+    try:
+        yield
+        for times, (mark, pod) in zip(before, marks, strict=True):
+            eventually(lambda mark=mark, pod=pod: _printed(job, pod).count(mark), lambda now, times=times: now > times)  # type: ignore[misc]
+    finally:
+        control_plane.signal("kube-apiserver", signal.SIGCONT)
+
+
+def _printed(job: Job, pod: Object) -> str:
+    """The logs of a pod's containers."""
+    metadata = pod["metadata"]
+    root = job.cluster.node(pod["spec"]["nodeName"]).layout.pod_logs
+    files = root.glob(f"{metadata['namespace']}_{metadata['name']}_{metadata['uid']}/*/*.log")
+    return "".join(file.read_text(errors="replace") for file in files)
+
+
 def resumes_after(job: Job, harm: Callable[[], None]) -> None:
     """A new incarnation goes on at least where the old one's last step was."""
     before = job.status()["training"]
     harm()
-    job.wait("a new incarnation", lambda: job.status()["training"]["incarnation"] > before["incarnation"])
+    job.wait(
+        "a new incarnation",
+        lambda: job.status()["training"]["incarnation"],
+        lambda incarnation: incarnation > before["incarnation"],
+    )
     job.wait_for_step(before["step"] + 2)

@@ -7,12 +7,14 @@ from pathlib import Path
 from e2e.cluster.binaries import KUBEBOX
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.errors import ClusterError
-from e2e.cluster.waiting import wait_until
 from e2e.host_runtime import REPOSITORY
+from tests.support.waiting import DEADLINE_SECONDS, eventually
 
 CHART = REPOSITORY / "charts" / "longboat"
 NAMESPACE = "longboat-system"
 RELEASE = "longboat"
+
+_WAIT = ("--wait", f"--timeout={DEADLINE_SECONDS:.0f}s")
 
 
 def install(kubeconfig: Path, image: str, *settings: str) -> None:
@@ -24,13 +26,13 @@ def install(kubeconfig: Path, image: str, *settings: str) -> None:
     values = [f"image.repository={repository}", f"image.tag={tag}", *settings]
     helm(
         kubeconfig, "upgrade", "--install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--create-namespace",
-        "--wait", "--timeout", "300s", *(word for value in values for word in ("--set", value)),
+        *_WAIT, *(word for value in values for word in ("--set", value)),
     )  # fmt: skip
 
 
 def uninstall(kubeconfig: Path) -> None:
     """`helm uninstall`, waiting until its objects are gone."""
-    helm(kubeconfig, "uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "300s")
+    helm(kubeconfig, "uninstall", RELEASE, "--namespace", NAMESPACE, *_WAIT)
 
 
 def helm(kubeconfig: Path, *argv: str) -> str:
@@ -49,11 +51,17 @@ def helm(kubeconfig: Path, *argv: str) -> str:
 
 
 def scale_operator(cluster: Cluster, replicas: int) -> None:
-    """So many operators; returns when no other is left if there are to be none, else at once."""
+    """Scales the operator's Deployment; returns at once, but for 0 replicas when no pod is left."""
     selected = ("-n", NAMESPACE, "-l", f"app.kubernetes.io/instance={RELEASE}")
     cluster.kubectl("scale", "deployment", *selected, f"--replicas={replicas}")
     if not replicas:
-        wait_until(lambda: not operator_pods(cluster), "the operator is not gone", seconds=300)
+        eventually(lambda: operator_pods(cluster), lambda pods: not pods)
+
+
+def await_operator(cluster: Cluster) -> None:
+    """Waits until all of the operator's pods are of its present Deployment, and available."""
+    options = ("-n", NAMESPACE, "status", "deployment", RELEASE, f"--timeout={DEADLINE_SECONDS:.0f}s")
+    cluster.kubectl("rollout", *options, timeout=None)
 
 
 def operator_pods(cluster: Cluster) -> list[str]:

@@ -3,23 +3,25 @@
 import json
 import re
 import subprocess
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Timer
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from e2e.cluster.binaries import KUBEBOX
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.errors import CommandError
 from e2e.volumes import apply
+from tests.support.waiting import DEADLINE_SECONDS, NeverHappenedError, eventually
 
 Object = dict[str, Any]
+T = TypeVar("T")
 
 
-class Timeout(AssertionError):
-    """What was waited for did not happen; the message holds what the cluster says of the job."""
+class JobFailedError(AssertionError):
+    """The job failed while something else was waited for; the message holds what the cluster says of it."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Job:
 
     def delete(self) -> None:
         """Delete the job and wait until the API server has none of that name."""
-        self._kubectl("delete", "rljob", self.name, "--ignore-not-found", "--timeout", "300s")
+        self._kubectl("delete", "rljob", self.name, "--ignore-not-found", f"--timeout={DEADLINE_SECONDS:.0f}s")
 
     def step(self) -> int:
         """Committed optimizer steps."""
@@ -97,40 +99,64 @@ class Job:
         """The command lines of all processes of a container."""
         return self.exec(pod, container, "sh", "-c", r"cat /proc/[0-9]*/cmdline 2> /dev/null | tr '\0' ' '")
 
-    def printed(self, pod: str, container: str, what: str, seconds: float = 600) -> re.Match[str]:
-        """Wait until a container has printed a line in which this regular expression is found, and return the match at once."""
+    def printed(self, pod: str, container: str, what: str) -> re.Match[str]:
+        """Waits until a container has printed a line in which this regular expression is found, and returns the match at once."""
         argv = [str(KUBEBOX.path), "kubectl", "-n", self.namespace, "logs", "-f", pod, "-c", container]
+        last = ""
         with subprocess.Popen(argv, env=self.cluster.environment, stdout=subprocess.PIPE, text=True) as following:
-            end = Timer(seconds, following.kill)
+            end = Timer(DEADLINE_SECONDS, following.kill)
             end.start()
             try:
-                for line in following.stdout or ():
-                    if found := re.search(what, line):
-                        return found
+                for last in following.stdout or ():
+                    if match := re.search(what, last):
+                        return match
             finally:
                 end.cancel()
                 following.kill()
-        raise Timeout(f"{pod} has not printed {what!r} within {seconds:.0f} s, or ended\n{self.describe()}")
+        raise NeverHappenedError(f"{pod} has not printed {what!r}; its last line: {last!r}\n{self.describe()}")
 
-    def wait(self, what: str, happened: Callable[[], Any], seconds: float = 600) -> Any:
-        """Wait until `happened()` is true and return it. A job that failed meanwhile ends the wait at once."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            result = happened()
-            if result:
-                return result
-            if self.condition("Failed").get("status") == "True" and "fail" not in what.lower():
-                raise Timeout(f"{what}: the job failed meanwhile\n{self.describe()}")
-            time.sleep(0.5)
-        raise Timeout(f"{what}: not within {seconds:.0f} s\n{self.describe()}")
+    def wait(self, what: str, look: Callable[[], T], right: Callable[[T], object] = bool) -> T:
+        """Waits until `right` accepts what `look` returns, and returns that. Gives up at once if the job fails meanwhile."""
 
-    def wait_for(self, condition: str, seconds: float = 600) -> None:
-        """`kubectl wait --for=condition=…`."""
-        self.wait(f"condition {condition}", lambda: self.condition(condition).get("status") == "True", seconds)
+        def unless_failed(seen: T) -> object:
+            accepted = right(seen)
+            if not accepted:
+                self.require_not_failed(what)
+            return accepted
 
-    def wait_for_step(self, step: int, seconds: float = 600) -> int:
-        """Wait until at least `step` optimizer steps are committed."""
-        return int(self.wait(f"step {step}", lambda: (n := self.step()) >= step and n, seconds))
+        with self._explained(what):
+            return eventually(look, unless_failed)
+
+    def wait_for(self, condition: str) -> Object:
+        """Waits until the condition of this type is True, and returns it."""
+        return self.wait(f"condition {condition}", lambda: self.condition(condition), _is_true)
+
+    def wait_for_failure(self) -> Object:
+        """Waits until the job has failed, and returns the condition that says why."""
+        with self._explained("the job fails"):
+            return eventually(lambda: self.condition("Failed"), _is_true)
+
+    def wait_for_step(self, step: int) -> int:
+        """Waits until at least `step` optimizer steps are committed, and returns how many are."""
+        return self.wait(f"step {step}", self.step, lambda seen: seen >= step)
+
+    def has_succeeded(self) -> bool:
+        """Whether it has; raises JobFailedError if it has failed."""
+        self.require_not_failed("condition Succeeded")
+        return _is_true(self.condition("Succeeded"))
+
+    def require_not_failed(self, awaited: str) -> None:
+        """Raises JobFailedError if the job has failed, which is not what was `awaited`."""
+        if _is_true(self.condition("Failed")):
+            raise JobFailedError(f"{awaited}: the job failed meanwhile\n{self.describe()}")
+
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        """Adds what was waited for and what the cluster says of the job to the message of a wait that is given up."""
+        try:
+            yield
+        except NeverHappenedError as error:
+            raise NeverHappenedError(f"{what}: {error}\n{self.describe()}") from None
 
     def describe(self) -> str:
         """Everything that explains a job that does not do what it should."""
@@ -148,10 +174,14 @@ class Job:
         return "\n".join([*parts, f"--- log of the operator\n{operator}"])
 
     def _kubectl(self, *argv: str) -> str:
-        return self.cluster.kubectl("-n", self.namespace, *argv)
+        return self.cluster.kubectl("-n", self.namespace, *argv, timeout=None)
 
     def _quiet(self, *argv: str) -> str:
         try:
             return self._kubectl(*argv)
         except CommandError as error:
             return str(error)
+
+
+def _is_true(condition: Object) -> bool:
+    return bool(condition.get("status") == "True")

@@ -30,11 +30,15 @@ GRADE_SECONDS = 0.5
 # The pool that the file names has grades that compute, and the other's cost nothing.
 BURN = f'''"""Grades that compute for a while, if the file `heavy` names their pool."""
 
+import os
 import pathlib
 import time
 
 
-def reward(sample, pool):
+def reward(sample, pool, hold=None):
+    """Waits while the file `hold` is there, so that no round ends."""
+    while hold and os.path.exists(hold):
+        time.sleep(0.05)
     if pathlib.Path("/data/heavy").read_text() == pool:
         end = time.process_time() + {GRADE_SECONDS}
         while time.process_time() < end:
@@ -185,9 +189,9 @@ def watching(job: Job) -> Iterator[Watched]:
 
 
 def reward_pods(job: Job) -> str:
-    """Path of a watch of the job's reward pods."""
+    """Path of the job's reward pods."""
     selector = quote(f"longboat.dev/job={job.name},longboat.dev/role=reward")
-    return f"/api/v1/namespaces/{job.namespace}/pods?watch=1&labelSelector={selector}"
+    return f"/api/v1/namespaces/{job.namespace}/pods?labelSelector={selector}"
 
 
 def _look(seen: Watched, over: Event) -> None:

@@ -37,9 +37,13 @@ class Site:
         return self.apply_runtime(name, strand)
 
 
+def data_folder(cluster: Cluster, namespace: str) -> Path:
+    """The directory that pods of the namespace see as /data."""
+    return cluster.layout.root / "data" / namespace
+
+
 def prepare(cluster: Cluster, namespace: str) -> Site:
     """Bring everything an RLJob needs that is not the job's own. What is there already stays."""
-    data = cluster.layout.root / "data" / namespace
     operator, host = catalogue.find("operator").build(), catalogue.find("runtime-host").build()
     for image in (operator, host):
         cluster.load(image.archive)
@@ -49,5 +53,6 @@ def prepare(cluster: Cluster, namespace: str) -> Site:
     volumes.apply(
         cluster, [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}}]
     )
-    volumes.apply(cluster, [*host_runtime.claims(namespace, data), host_runtime.template(host.ref)])
-    return Site(cluster, namespace, data)
+    folder = data_folder(cluster, namespace)
+    volumes.apply(cluster, [*host_runtime.claims(namespace, folder), host_runtime.template(host.ref)])
+    return Site(cluster, namespace, folder)

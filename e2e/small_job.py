@@ -6,8 +6,14 @@ from typing import Any
 
 REWARD = '''"""Share of vowels among the letters of the answer."""
 
+import os
+import time
 
-def reward(sample):
+
+def reward(sample, hold=None):
+    """Waits while the file `hold` is there, so that no round ends."""
+    while hold and os.path.exists(hold):
+        time.sleep(0.05)
     letters = [c for c in sample.text if c.isalpha()]
     return sum(c in "aeiou" for c in letters) / max(1, len(letters))
 '''
@@ -43,7 +49,7 @@ def spec(runtime: str = "host", **changes: Any) -> dict[str, Any]:
         "algorithm": {"name": "GRPO", "groupSize": 2},
         "rounds": {"steps": 4, "promptsPerRound": 4},
         "rollout": {"sampling": {"maxTokens": 16}, "kvCache": "64Mi", "enforceEager": True},
-        "rewards": [{"name": "vowels", "function": "/data/reward.py:reward", "timeoutSeconds": 5}],
+        "rewards": [{"name": "vowels", "function": "/data/reward.py:reward", "timeoutSeconds": 600}],
         "trainer": {"optimizer": {"learningRate": 1e-4}, "maxTokensPerBin": 256},
         "checkpoint": {"everySteps": 2, "graceSeconds": 60},
         **changes,
@@ -61,13 +67,13 @@ def code_spec(**sandbox: Any) -> dict[str, Any]:
             {
                 "name": "cases",
                 "kind": "Sandbox",
-                "timeoutSeconds": 30,
+                "timeoutSeconds": 600,
                 "sandbox": {"credit": "Fraction", "runCommand": PARITY, **sandbox},
             },
             {
                 "name": "echo",
                 "kind": "Sandbox",
-                "timeoutSeconds": 30,
+                "timeoutSeconds": 600,
                 "learnedTimeout": {"minSeconds": 5},
                 "sandbox": {"runCommand": ECHO},
             },

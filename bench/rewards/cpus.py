@@ -10,7 +10,9 @@ from typing import Any
 from bench.rewards import swaps
 from bench.rewards.swaps import ARMS, PROMPTS, Trace
 from e2e import volumes
-from e2e.jobs import Job, Timeout
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.waiting import wait_until
+from e2e.jobs import Job, JobFailedError
 from e2e.site import Site
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import Event
@@ -102,10 +104,10 @@ def block(site: Site, arm: str, trace: Trace, total: int) -> dict[str, Any]:
     values: dict[str, Any] = {"arm": arm, "seed": trace.seed, "load": load, "rounds": []}
     try:
         job.apply(dict(swaps.job_spec(trace, ARMS[arm](total), total)))
-        job.wait_for("Succeeded", seconds)
+        wait_until(job.has_succeeded, f"{job.name} has not succeeded", seconds, interval=0.5)
         log = list(read_log(volumes.folder(site.cluster, site.namespace, f"{job.name}-checkpoint")))
         restarts = job.status().get("restarts", 0)
-    except Timeout as error:
+    except (ClusterError, JobFailedError) as error:
         return {**values, "void": [str(error).split("\n", 1)[0]]}
     finally:
         job.delete()

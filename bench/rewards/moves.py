@@ -12,7 +12,9 @@ from urllib.parse import quote
 from bench.rewards import swaps
 from bench.rewards.cpus import BEYOND_SECONDS, START_SECONDS
 from bench.rewards.swaps import Trace
-from e2e.jobs import Job, Timeout
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.waiting import wait_until
+from e2e.jobs import Job, JobFailedError
 from e2e.reward_cpus import reward_pods, watching
 from e2e.site import Site
 from e2e.watches import following
@@ -153,7 +155,7 @@ def measured(site: Site, trace: Trace, total: int, replicas: int) -> dict[str, A
     """The whole trace, in two pools of so many pods each: all that is recorded of it."""
     swaps.write(trace, site.data)
     job = Job(site.cluster, site.namespace, f"moves-{trace.seed}")
-    jobs = f"/apis/longboat.dev/v1alpha1/namespaces/{job.namespace}/rljobs?watch=1&fieldSelector="
+    jobs = f"/apis/longboat.dev/v1alpha1/namespaces/{job.namespace}/rljobs?fieldSelector="
     jobs += quote(f"metadata.name={job.name}")
     seen, load, void = Seen(), os.getloadavg()[0], []
     seconds = START_SECONDS + trace.rounds * (2000 * trace.work / total + BEYOND_SECONDS)
@@ -164,9 +166,9 @@ def measured(site: Site, trace: Trace, total: int, replicas: int) -> dict[str, A
             following(job.cluster, jobs, seen.job),
         ):
             job.apply(dict(swaps.job_spec(trace, swaps.moving(total, replicas), total)))
-            job.wait_for("Succeeded", seconds)
+            wait_until(job.has_succeeded, f"{job.name} has not succeeded", seconds, interval=0.5)
             step = job.step()
-    except Timeout as error:
+    except (ClusterError, JobFailedError) as error:
         step = job.step()
         void.append(str(error).split("\n", 1)[0])
     finally:

@@ -94,7 +94,7 @@ def _suspend(job: Job, fault: Fault) -> str:
     """Resume after `outage` seconds, if need be before the job has suspended; half of the times wait for that first."""
     job.patch({"suspend": True})
     if fault.forced:
-        job.wait("suspended", lambda: job.status().get("phase") == "Suspended", 300)
+        job.wait("suspended", lambda: job.status().get("phase") == "Suspended")
     time.sleep(fault.outage / 2)
     persist(lambda: job.patch({"suspend": False}))
     return f"for {fault.outage / 2:.1f} s{' from when it was suspended' if fault.forced else ''}"

@@ -9,7 +9,7 @@ from e2e import small_job, volumes
 from e2e.jobs import Job
 from e2e.site import Site
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 Spec = dict[str, Any]
 
@@ -89,8 +89,7 @@ def test_spec_problem_is_named(
     spoiled: dict[str, Job], spoil: Callable[[Spec], None], reason: str, field: str, cure: str
 ) -> None:
     job = spoiled[spoil.__name__]
-    job.wait("the job fails", lambda: job.condition("Failed").get("status") == "True")
-    condition = job.condition("Failed")
+    condition = job.wait_for_failure()
     assert condition["reason"] == reason
     assert field in condition["message"]
     assert cure in condition["message"]
@@ -99,12 +98,16 @@ def test_spec_problem_is_named(
 def test_full_checkpoint_volume_is_named_and_loses_nothing(site: Site, full: Job) -> None:
     """With more room the job is as before."""
     full.wait_for_step(4)
-    full.wait("the job says so", lambda: full.condition("Degraded").get("reason") == "CheckpointVolumeFull")
-    message = full.condition("Degraded")["message"]
+    degraded = full.wait(
+        "the job says so",
+        lambda: full.condition("Degraded"),
+        lambda condition: condition.get("reason") == "CheckpointVolumeFull",
+    )
+    message = degraded["message"]
     assert "spec.checkpoint" in message
     assert "Enlarge the claim" in message
     assert full.status()["checkpoint"]["step"] == 2
     step = full.step()
     volumes.enlarge(site.cluster, site.namespace, "small", 100)
-    full.wait("a later checkpoint", lambda: full.status()["checkpoint"]["step"] > step, 120)
-    full.wait("the job is well", lambda: full.condition("Degraded").get("status") != "True")
+    full.wait("a later checkpoint", lambda: full.status()["checkpoint"]["step"], lambda later: later > step)
+    full.wait("the job is well", lambda: full.condition("Degraded"), lambda degraded: degraded.get("status") != "True")

@@ -39,12 +39,37 @@ def runtime(site: Site) -> str:
     return site.apply_runtime("countdown", enlarge)
 
 
+def tensor_parallel(job: Job) -> int:
+    return int(job.status().get("training", {}).get("tensorParallel", 0))
+
+
+def test_engines_are_reshaped_when_nothing_is_preempted(elastic_job: Job) -> None:
+    pods = elastic_job.pod_uids()
+    elastic_job.patch({"rollout": {"parallelism": {"mode": "Fixed"}}})
+    elastic_job.wait("engines of two devices", lambda: tensor_parallel(elastic_job), (2).__eq__)
+    elastic_job.patch({"rollout": {"parallelism": {"mode": "Preemptions"}}})
+    elastic_job.wait("engines of one device", lambda: tensor_parallel(elastic_job), (1).__eq__)
+    training = elastic_job.wait(
+        "a round in that shape",
+        lambda: elastic_job.status()["training"],
+        lambda training: training["recentRounds"][-1]["tensorParallel"] == 1,
+    )
+    change = training["reshapes"][-1]
+    assert (change["tensorParallel"], change.get("failure")) == (1, None)
+    assert change["reason"] == "no preemptions in 4 Short rounds: 2 -> 1 devices an engine"
+    assert tensor_parallel_shown(elastic_job) == "1"
+    assert elastic_job.pod_uids() == pods
+    found = fates_in(elastic_job)
+    assert (found["lost"], found["doubled"], found["lost_samples"]) == ([], [], 0)
+
+
+@pytest.mark.extended
 def test_engines_are_reshaped_when_responses_grow_and_when_they_shrink(
     runtime: str, new_job: Callable[[str], Job]
 ) -> None:
     job = new_job("growing")
     job.apply(countdown_job.spec(runtime, "growing", {"steps": len(GROWING)}))
-    job.wait("engines of two devices", lambda: job.status().get("training", {}).get("tensorParallel") == 2, 400)
+    job.wait("engines of two devices", lambda: tensor_parallel(job), (2).__eq__)
     assert tensor_parallel_shown(job) == "2"
     job.wait_for("Succeeded")
     training = job.status()["training"]
@@ -136,7 +161,7 @@ def reshaped(job: Job, phase: ReshapePhase) -> str:
     if phase is ReshapePhase.START:
         return starting(job)
     job.wait_for_step(1)
-    return job.printed(job.pod("driver"), "driver", rf"reshape of (\S+): {phase}$", 400)[1]
+    return job.printed(job.pod("driver"), "driver", rf"reshape of (\S+): {phase}$")[1]
 
 
 def starting(job: Job) -> str:
@@ -146,8 +171,8 @@ def starting(job: Job) -> str:
         return [pod for pod in job.pod_uids("rollout") if WORKER.search(job.processes(pod, "rollout"))]
 
     job.wait_for_step(1)
-    job.printed(job.pod("driver"), "driver", BEGUN, 400)
-    pod: str = job.wait("an engine starts in another shape", found, 120)[0]
+    job.printed(job.pod("driver"), "driver", BEGUN)
+    pod: str = job.wait("an engine starts in another shape", found)[0]
     assert not job.status()["training"].get("reshapes"), "it has not been reported, so it goes on"
     return pod
 

@@ -1,46 +1,89 @@
-"""What people do to jobs and what machines do to pods, on a real Kubernetes with real vLLM, Ray and torch.
-
-The tests of `survivor` share one long job and run in the order of this file: each leaves it running.
-"""
+"""What people do to jobs and what machines do to pods, on a real Kubernetes with real vLLM, Ray and torch."""
 
 import json
 import os
 import subprocess
+from operator import not_
 from pathlib import Path
 
 import pytest
 
 from e2e.cluster.binaries import KUBEBOX
 from e2e.harm import delete_at_once, resumes_after, signal_process
-from e2e.host_runtime import ENVIRONMENT
+from e2e.host_runtime import CONTAINERS, ENVIRONMENT
 from e2e.installation import NAMESPACE as SYSTEM
-from e2e.installation import operator_pods
+from e2e.installation import await_operator, operator_pods
 from e2e.jobs import Job
 from e2e.prompts import fates_in
 from e2e.tests import trespass
 
 pytestmark = pytest.mark.cluster
 
-GPU_ROLES = ("rollout", "trainer")
+
+@pytest.fixture
+def job(tail_batching_job: Job) -> Job:
+    return tail_batching_job
 
 
-def test_job_of_a_mixture_of_experts_finishes_with_an_export(finished: Job) -> None:
-    status = finished.status()
-    assert status["phase"] == "Succeeded"
-    assert status["training"]["step"] == 4
-    assert float(status["training"]["parity"]) < 1e-4
-    assert status["checkpoint"]["step"] == 4
-    assert status["checkpoint"]["export"]
-    finished.wait("pods released", lambda: not finished.pods())
-    columns = finished.cluster.kubectl("-n", finished.namespace, "get", "rlj", finished.name).split()
-    assert {"PHASE", "STEP", "REWARD", "ROLLOUT"} <= set(columns)
-    assert "Succeeded" in columns
+def nothing_is_lost(job: Job) -> None:
+    """No prompt was lost or trained twice."""
+    found = fates_in(job)
+    assert (found["lost"], found["doubled"]) == ([], [])
 
 
-def test_code_on_the_ray_head_reads_nothing_of_the_driver(survivor: Job) -> None:
+@pytest.mark.parametrize("role", ["rollout", "reward", "trainer"])
+def test_lost_pod_is_replaced_and_the_others_stay(job: Job, role: str) -> None:
+    others = job.pod_uids(*(CONTAINERS.keys() - {role}))
+    (lost,) = job.pod_uids(role)
+    delete_at_once(job, lost)
+    job.wait("a new pod", lambda: job.pod_uids(role).keys() - {lost})
+    # The next step may be of samples and gradients that were there before.
+    job.wait_for_step(job.step() + 2)
+    assert job.pod_uids(*(CONTAINERS.keys() - {role})) == others
+    nothing_is_lost(job)
+
+
+def test_lost_driver_pod_resumes_and_keeps_the_other_pods(job: Job) -> None:
+    others = job.pod_uids("rollout", "reward", "trainer")
+    resumes_after(job, lambda: delete_at_once(job, job.pod("driver")))
+    assert job.pod_uids("rollout", "reward", "trainer") == others
+    nothing_is_lost(job)
+
+
+@pytest.mark.extended
+def test_killed_driver_container_resumes_in_its_pod(job: Job) -> None:
+    pods = job.pod_uids()
+    resumes_after(job, lambda: signal_process(job, job.pod("driver"), "driver", "longboat agent driver"))
+    assert job.pod_uids() == pods
+    nothing_is_lost(job)
+
+
+@pytest.mark.extended
+def test_killed_ray_head_is_joined_again(job: Job) -> None:
+    pods = job.pod_uids()
+    resumes_after(job, lambda: signal_process(job, job.pod("driver"), "ray-head", "gcs_server"))
+    assert job.pod_uids() == pods
+    nothing_is_lost(job)
+
+
+@pytest.mark.extended
+def test_killed_operator_changes_no_pod(job: Job) -> None:
+    pods = job.pod_uids()
+    step = job.step()
+    for name in operator_pods(job.cluster):
+        job.cluster.kubectl("-n", SYSTEM, "delete", "pod", name, "--grace-period=0", "--force")
+    job.wait_for_step(step + 3)
+    await_operator(job.cluster)
+    job.wait_for_step(job.step() + 2)
+    assert job.pod_uids() == pods
+    nothing_is_lost(job)
+
+
+@pytest.mark.extended
+def test_code_on_the_ray_head_reads_nothing_of_the_driver(job: Job) -> None:
     """Whoever has the job's Ray token can run code there: here, a rollout pod."""
     command = (str(ENVIRONMENT / "bin" / "python"), trespass.__file__)
-    found = json.loads(survivor.exec(survivor.pod("rollout"), "rollout", *command).splitlines()[-1])
+    found = json.loads(job.exec(job.pod("rollout"), "rollout", *command).splitlines()[-1])
     for program in ("longboat agent driver", "longboat_runtime.cli driver"):
         assert any(program in command for command in found["driver"]), f"{program} is seen"
         assert any(program in command for command in found["hidden"]), f"{program} is hidden from its own user"
@@ -49,12 +92,13 @@ def test_code_on_the_ray_head_reads_nothing_of_the_driver(survivor: Job) -> None
     assert found["token"] == "ENOENT", "the head mounts no API token"
 
 
-def test_responses_are_shown_from_the_driver_pod(survivor: Job, tmp_path: Path) -> None:
+@pytest.mark.extended
+def test_responses_are_shown_from_the_driver_pod(job: Job, tmp_path: Path) -> None:
     kubectl = tmp_path / "kubectl"
     kubectl.write_text(f'#!/bin/sh\nexec "{KUBEBOX.path}" kubectl "$@"\n')
     kubectl.chmod(0o755)
-    environment = survivor.cluster.environment | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    command = [str(ENVIRONMENT / "bin" / "longboat"), "samples", survivor.name, "-n", survivor.namespace]
+    environment = job.cluster.environment | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = [str(ENVIRONMENT / "bin" / "longboat"), "samples", job.name, "-n", job.namespace]
     options = ["--json", "--step", "all"]
     shown = subprocess.run([*command, *options], env=environment, check=True, capture_output=True, text=True).stdout
     samples = [json.loads(line) for line in shown.splitlines()]
@@ -67,78 +111,15 @@ def test_responses_are_shown_from_the_driver_pod(survivor: Job, tmp_path: Path) 
     assert 1 <= len({sample["step"] for sample in samples}) <= 4
 
 
-def test_lost_rollout_pod_is_replaced(survivor: Job) -> None:
-    others = survivor.pod_uids("driver", "trainer", "reward")
-    lost = survivor.pod("rollout")
-    step = survivor.step()
-    delete_at_once(survivor, lost)
-    survivor.wait("a new rollout pod", lambda: survivor.pod_uids("rollout").keys() - {lost})
-    survivor.wait_for_step(step + 3)
-    assert survivor.pod_uids("driver", "trainer", "reward") == others
-
-
-def test_killed_driver_container_resumes_in_its_pod(survivor: Job) -> None:
-    pods = survivor.pod_uids()
-    resumes_after(survivor, lambda: signal_process(survivor, survivor.pod("driver"), "driver", "longboat agent driver"))
-    assert survivor.pod_uids() == pods
-
-
-def test_killed_ray_head_is_joined_again(survivor: Job) -> None:
-    pods = survivor.pod_uids()
-    resumes_after(survivor, lambda: signal_process(survivor, survivor.pod("driver"), "ray-head", "gcs_server"))
-    assert survivor.pod_uids() == pods
-
-
-def test_lost_driver_pod_resumes_and_keeps_the_other_pods(survivor: Job) -> None:
-    kept = survivor.pod_uids(*GPU_ROLES, "reward")
-    resumes_after(survivor, lambda: delete_at_once(survivor, survivor.pod("driver")))
-    assert survivor.pod_uids(*GPU_ROLES, "reward") == kept
-
-
-def test_killed_operator_changes_no_pod(survivor: Job) -> None:
-    pods = survivor.pod_uids()
-    step = survivor.step()
-    for name in operator_pods(survivor.cluster):
-        survivor.cluster.kubectl("-n", SYSTEM, "delete", "pod", name, "--grace-period=0", "--force")
-    survivor.wait_for_step(step + 3)
-    survivor.cluster.kubectl("-n", SYSTEM, "rollout", "status", "deployment", "--timeout=300s")
-    survivor.wait_for_step(survivor.step() + 2)
-    assert survivor.pod_uids() == pods
-
-
-def test_suspend_keeps_a_step_and_resume_continues_there(survivor: Job) -> None:
-    survivor.patch({"suspend": True})
-    survivor.wait("suspended", lambda: survivor.status()["phase"] == "Suspended")
-    survivor.wait("pods released", lambda: not survivor.pods())
-    kept = survivor.status()["checkpoint"]["step"]
-    assert kept == survivor.step()
-    assert str(kept) in survivor.condition("Suspended")["message"]
-    survivor.patch({"suspend": False})
-    survivor.wait("running again", lambda: survivor.status()["phase"] == "Running")
-    survivor.wait_for_step(kept + 1)
-    assert fates_in(survivor)["begun"][-1] == kept
-
-
-def test_all_that_came_before_lost_and_doubled_no_prompt(survivor: Job) -> None:
-    found = fates_in(survivor)
-    assert (found["lost"], found["doubled"]) == ([], [])
-    assert found["incarnations"] > 1
-    assert found["deferred"] > 0, "short rounds left prompts behind"
-    rounds = survivor.status()["training"]["recentRounds"]
-    assert {summary["kind"] for summary in rounds} == {"Short", "Long"}
-
-
-def test_deleted_job_leaves_only_its_claim(survivor: Job) -> None:
-    survivor.delete()
-    kinds = "pods,services,serviceaccounts,roles,rolebindings,secrets,networkpolicies,controllerrevisions"
-    survivor.wait(
-        "children collected",
-        lambda: not survivor.cluster.kubectl(
-            "-n", survivor.namespace, "get", kinds, "-l", "longboat.dev/job=survivor", "-o", "name"
-        ).strip(),
-        90,
-    )  # fmt: skip
-    claims = survivor.cluster.kubectl(
-        "-n", survivor.namespace, "get", "pvc", "-l", "longboat.dev/job=survivor", "-o", "name"
-    )
-    assert claims.split() == ["persistentvolumeclaim/survivor-checkpoint"]
+def test_suspend_keeps_a_step_and_resume_continues_there(job: Job) -> None:
+    job.patch({"suspend": True})
+    job.wait("suspended", lambda: job.status()["phase"], "Suspended".__eq__)
+    job.wait("pods released", job.pods, not_)
+    kept = job.status()["checkpoint"]["step"]
+    assert kept == job.step()
+    assert str(kept) in job.condition("Suspended")["message"]
+    job.patch({"suspend": False})
+    job.wait_for("Running")
+    job.wait_for_step(kept + 1)
+    assert fates_in(job)["begun"][-1] == kept
+    nothing_is_lost(job)

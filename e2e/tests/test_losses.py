@@ -1,20 +1,21 @@
 """What ends a job and what doesn't: a node that is lost under it doesn't, a driver that fails for ever does."""
 
 from collections.abc import Callable, Iterator
+from operator import not_
 from typing import Any
 
 import pytest
 
 from e2e import host_runtime, small_job
 from e2e.cluster.node import Node
-from e2e.cluster.waiting import wait_until
 from e2e.host_runtime import HOSTNAME
 from e2e.installation import NAMESPACE as SYSTEM
 from e2e.jobs import Job
 from e2e.prompts import fates_in
 from e2e.site import Site
+from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 RANKS = 4
 
@@ -48,7 +49,7 @@ def doomed(site: Site) -> Iterator[Node]:
     yield node
     node.power_off()
     node.power_on()
-    wait_until(lambda: node.ready(site.cluster.api), f"{node.name} did not come back", seconds=300)
+    eventually(lambda: node.ready(site.cluster.api))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -105,7 +106,9 @@ def test_a_job_goes_on_after_the_node_of_its_four_trainer_pods(
     trainers = job.pod_uids("trainer")
     assert {pod["spec"]["nodeName"] for name, pod in job.pods().items() if name in trainers} == {doomed.name}
     doomed.power_off()
-    job.wait("four new trainer pods", lambda: len(job.pod_uids("trainer").keys() - trainers) == RANKS)
+    job.wait(
+        "four new trainer pods", lambda: job.pod_uids("trainer").keys() - trainers.keys(), lambda new: len(new) == RANKS
+    )
     job.wait_for_step(step + 3)
     role = job.status()["roles"]["trainer"]
     assert role["restarts"] >= RANKS
@@ -118,11 +121,10 @@ def test_a_job_goes_on_after_the_node_of_its_four_trainer_pods(
 
 
 def test_a_driver_that_fails_at_its_first_step_for_ever_ends_its_job(failing: Job) -> None:
-    failing.wait("the job fails", lambda: failing.condition("Failed").get("status") == "True", 300)
-    failed = failing.condition("Failed")
+    failed = failing.wait_for_failure()
     assert failed["reason"] == "RestartLimitExceeded"
     assert "role driver failed 2 times before the first step was committed" in failed["message"]
     assert "failurePolicy.maxDriverRestarts: 1" in failed["message"]
     assert FAULT in failed["message"]
     assert failing.step() == 0
-    failing.wait("the failed job holds no pods", lambda: not failing.pods(), 60)
+    eventually(failing.pods, not_)

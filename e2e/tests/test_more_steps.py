@@ -9,7 +9,7 @@ import pytest
 from e2e import small_job, volumes
 from e2e.cluster.cluster import Cluster
 from e2e.installation import NAMESPACE as SYSTEM
-from e2e.installation import scale_operator
+from e2e.installation import await_operator, scale_operator
 from e2e.jobs import Job
 from e2e.prompts import fates_in
 from e2e.site import Site
@@ -18,7 +18,7 @@ from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rounds import events
 from longboat_runtime.timeline.log import newest
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 RATE = 1e-4
 FIRST, SECOND, LAST = 30, 32, 34
@@ -53,7 +53,7 @@ def operator_away(cluster: Cluster) -> Iterator[None]:
         yield
     finally:
         scale_operator(cluster, int(replicas))
-        cluster.kubectl("-n", SYSTEM, "rollout", "status", "deployment", "--timeout=300s")
+        await_operator(cluster)
 
 
 def horizons(job: Job) -> dict[int, int]:
@@ -94,11 +94,11 @@ def test_a_job_ends_at_the_number_of_steps_that_its_spec_has_at_the_end(
     job.wait_for_step(2)
     with held(site.data):
         job.patch({"rounds": {"steps": SECOND}})
-    job.wait("the driver follows", lambda: job.status()["training"]["steps"] == SECOND)
+    job.wait("the driver follows", lambda: job.status()["training"]["steps"], SECOND.__eq__)
     with ExitStack() as away:
         with held(site.data):
             away.enter_context(operator_away(job.cluster))
-        job.wait("the driver ends", lambda: job.status()["training"]["state"] == "Succeeded")
+        job.wait("the driver ends", lambda: job.status()["training"]["state"], "Succeeded".__eq__)
         assert job.step() == SECOND
         assert job.status()["phase"] == "Running", "which nobody has seen"
         job.patch({"rounds": {"steps": LAST}})

@@ -1,6 +1,7 @@
 """Rollout pods that have to go, on engines in pods of their own: what runs there continues elsewhere."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -8,11 +9,9 @@ from e2e import small_job
 from e2e.jobs import Job
 from e2e.prompts import fates_in
 from e2e.site import Site
+from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.cluster
-
-# How often the job is scaled, until responses have moved.
-TRIES = 5
+pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 
 def test_responses_of_a_deleted_pod_and_of_a_smaller_scale_continue_elsewhere(
@@ -34,25 +33,28 @@ def test_responses_of_a_deleted_pod_and_of_a_smaller_scale_continue_elsewhere(
     def scale(replicas: int) -> None:
         job.cluster.kubectl("-n", job.namespace, "scale", "rljob", job.name, f"--replicas={replicas}")
 
+    def both_serve() -> None:
+        job.wait("both pods serve", lambda: job.status()["roles"]["rollout"].get("readyText"), "2/2".__eq__)
+
+    def moved_by_a_smaller_scale() -> dict[str, Any]:
+        """Takes one of two pods away; what became of all prompts since the job began."""
+        scale(2)
+        both_serve()
+        job.wait_for_step(job.step() + 1)
+        scale(1)
+        job.wait("one pod", lambda: job.pod_uids("rollout"), lambda pods: len(pods) == 1)
+        job.wait_for_step(job.step() + 3)
+        return fates_in(job)
+
     job.apply(small_job.spec(runtime, rounds=rounds, rollout=rollout))
     job.wait_for("Running")
-    job.wait("both pods serve", lambda: job.status()["roles"]["rollout"].get("readyText") == "2/2")
+    both_serve()
     job.wait_for_step(job.step() + 1)
     before = job.pod_uids("rollout")
     gone = min(before)
     job.cluster.kubectl("-n", job.namespace, "delete", "pod", gone)
     job.wait("another pod", lambda: job.pod_uids("rollout").keys() - before.keys())
-    job.wait("both pods serve", lambda: job.status()["roles"]["rollout"].get("readyText") == "2/2")
-    for _ in range(TRIES):
-        job.wait_for_step(job.step() + 1)
-        scale(1)
-        job.wait("one pod", lambda: len(job.pod_uids("rollout")) == 1)
-        job.wait_for_step(job.step() + 3)
-        found = fates_in(job)
-        if found["moved_samples"]:
-            break
-        scale(2)
-        job.wait("both pods serve", lambda: job.status()["roles"]["rollout"].get("readyText") == "2/2")
+    # No response may run there when a pod has to go: then it is tried again.
+    found = eventually(moved_by_a_smaller_scale, lambda found: found["moved_samples"] > 0)
     assert (found["lost"], found["doubled"], found["uncovered"]) == ([], [], [])
     assert found["lost_samples"] == 0, "nothing had to be drawn again"
-    assert found["moved_samples"] > 0

@@ -9,7 +9,7 @@ from e2e.harm import resumes_after, signal_process
 from e2e.jobs import Job
 from e2e.prompts import fates_in
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 
 @pytest.mark.usefixtures("held_up")

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,20 +17,20 @@ from e2e.cluster import cluster as clusters
 from e2e.cluster.images import pause
 from e2e.cluster.node import Node
 from e2e.cluster.timings import PATIENT
+from e2e.harm import api_server_frozen
 from e2e.host_runtime import HOSTNAME
 from e2e.installation import NAMESPACE as SYSTEM
-from e2e.installation import RELEASE, scale_operator
+from e2e.installation import RELEASE, await_operator, scale_operator
 from e2e.jobs import Job, Object
 from e2e.prompts import fates_in
 from e2e.reward_cpus import POOLS, TOTAL, Watched, apply_runtime_apart, moved, requested, reward_cpu, watching
 from e2e.site import Site
 from e2e.volumes import apply
 from longboat_crds.quantities import millicores
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.faults, pytest.mark.timeout(1800)]
 
-# How long the API server is gone, in seconds.
-OUTAGE = 30.0
 # The pool that waits has so many of the total in the end at least: the driver asks for no more if a pod's loss has left grades of the
 # other pool to do. The next move is still worth its while.
 ENOUGH = 450
@@ -179,7 +178,7 @@ class Moving:
             "CPUsRefused": f"Pod {receiver} on node {self.node.name} can't have {refused['cpu']} CPUs ({outcome}",
             "CPUsNotMoved": f"CPUs could be moved from reward pool {other} to {self.heavy}",
         }.items():
-            self.job.wait(f"event {reason}", lambda r=reason, w=words: self._told(r, w), 60)  # type: ignore[misc]
+            self.job.wait(f"event {reason}", lambda r=reason, w=words: self._told(r, w))  # type: ignore[misc]
         assert refused["node"] == self.node.name
         assert [source["name"] for source in refused["sources"]] == [other]
         return str(refused["message"])
@@ -189,6 +188,10 @@ class Moving:
         selector = f"involvedObject.name={self.job.name},reason={reason}"
         path = f"/api/v1/namespaces/{self.job.namespace}/events?fieldSelector={selector}"
         return any(words in event["message"] for event in (self.job.cluster.api.get(path) or {})["items"])
+
+
+def _is_ready(pod: Object) -> bool:
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in pod.get("status", {}).get("conditions", ()))
 
 
 def _cpus(pod: Object) -> Cpus:
@@ -216,7 +219,7 @@ def node(site: Site) -> Node:
     kept, apart = site.cluster.nodes
     patch = {"spec": {"template": {"spec": {"nodeSelector": {HOSTNAME: kept.name}}}}}
     site.cluster.kubectl("-n", SYSTEM, "patch", "deployment", RELEASE, "-p", json.dumps(patch))
-    site.cluster.kubectl("-n", SYSTEM, "rollout", "status", "deployment", RELEASE, "--timeout=300s")
+    await_operator(site.cluster)
     return apart
 
 
@@ -256,14 +259,8 @@ def test_a_reward_pod_is_killed(moving: Moving, phase: Phase, victim: str) -> No
 
 
 def test_the_api_server_is_gone_in_the_middle_of_a_move(moving: Moving) -> None:
-    api = moving.job.cluster.control_plane
-    with moving.held(Phase.LOWERED):
-        api.signal("kube-apiserver", signal.SIGSTOP)
-        try:
-            moving.node.signal_kubelet(signal.SIGCONT)
-            time.sleep(OUTAGE)
-        finally:
-            api.signal("kube-apiserver", signal.SIGCONT)
+    with moving.held(Phase.LOWERED), api_server_frozen(moving.job):
+        moving.node.signal_kubelet(signal.SIGCONT)
     moving.settle()
 
 
@@ -312,7 +309,7 @@ def filler(moving: Moving) -> Iterator[Callable[[bool], None]]:
         }
         metadata = {"name": "filler", "namespace": "default"}
         apply(cluster, [{"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}])
-        cluster.kubectl("-n", "default", "wait", "--for=condition=Ready", "pod/filler", "--timeout=300s")
+        eventually(lambda: _is_ready(cluster.api.get("/api/v1/namespaces/default/pods/filler") or {}))
 
     yield fill
     fill(False)

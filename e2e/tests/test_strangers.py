@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from operator import not_
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from e2e.jobs import Job
 from e2e.site import Site
 from e2e.volumes import apply
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 PATHS = {"ServiceAccount": "serviceaccounts", "PersistentVolumeClaim": "persistentvolumeclaims"}
 
@@ -52,7 +53,7 @@ def test_a_strangers_object_is_in_the_way_and_stays_as_it_is(
     try:
         job = new_job("spark")
         job.apply(small_job.spec())
-        job.wait("the job says so", lambda: job.condition("Scheduled").get("reason") == "NameTaken")
+        job.wait("the job says so", lambda: job.condition("Scheduled").get("reason"), "NameTaken".__eq__)
         assert job.status()["phase"] == "Pending"
         assert job.status()["reason"] == "NameTaken"
         message = job.condition("Scheduled")["message"]
@@ -66,7 +67,7 @@ def test_a_strangers_object_is_in_the_way_and_stays_as_it_is(
         probe = copy.deepcopy(account(site))
         probe["metadata"] |= {"name": "probe", "ownerReferences": [owner]}
         apply(site.cluster, [probe])
-        job.wait("the garbage collector has passed", lambda: not found(site, probe))
+        job.wait("the garbage collector has passed", lambda: found(site, probe), not_)
         assert found(site, body) == before
     finally:
         site.cluster.kubectl("-n", site.namespace, "delete", body["kind"], body["metadata"]["name"], "--wait=false")
@@ -74,13 +75,17 @@ def test_a_strangers_object_is_in_the_way_and_stays_as_it_is(
 
 def test_the_job_starts_when_the_name_is_free(held_up: dict[str, Job]) -> None:
     freed = held_up["freed"]
-    freed.wait("pods are made", freed.pods, 60)
+    freed.wait("pods are made", freed.pods)
 
 
 def test_a_volume_that_can_not_be_mounted_is_named(held_up: dict[str, Job]) -> None:
     """The pod's status says nothing of it, its Events do."""
     unmounted = held_up["unmounted"]
-    unmounted.wait("the job says so", lambda: unmounted.condition("RolesReady").get("reason") == "VolumeNotReady", 120)
-    message = unmounted.condition("RolesReady")["message"]
+    unready = unmounted.wait(
+        "the job says so",
+        lambda: unmounted.condition("RolesReady"),
+        lambda condition: condition.get("reason") == "VolumeNotReady",
+    )
+    message = unready["message"]
     assert "FailedMount" in message
     assert 'configmap "nowhere" not found' in message

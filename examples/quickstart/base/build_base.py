@@ -1,6 +1,6 @@
 """Makes what the quickstart trains on: a tiny Qwen3 that has learned to count down from careless people, and its prompts.
 
-    python build_base.py DIRECTORY
+    python build_base.py DIRECTORY [--steps STEPS]
 
 writes DIRECTORY/model (a Hugging Face directory), train.jsonl and heldout.jsonl. A short supervised warm-up gives reinforcement
 learning something to reinforce. It stops early and its demonstrations hold slips, which the model imitates: one in seven
@@ -70,13 +70,17 @@ def model(vocabulary: int, layers: int = 2, hidden: int = 128) -> Qwen3ForCausal
 
 
 def warm_up(
-    learner: Qwen3ForCausalLM, words: PreTrainedTokenizerFast, excluded: list[str], rate: float = LEARNING_RATE
+    learner: Qwen3ForCausalLM,
+    words: PreTrainedTokenizerFast,
+    excluded: list[str],
+    rate: float = LEARNING_RATE,
+    steps: int = STEPS,
 ) -> None:
     """Supervised steps on demonstrations for prompts that are not held out."""
     rng = random.Random(1)
     without = set(excluded)
     optimizer = torch.optim.AdamW(learner.parameters(), lr=rate, weight_decay=0.0)
-    for step in range(1, STEPS + 1):
+    for step in range(1, steps + 1):
         drawn = (draw(rng, evenly=number < EVEN) for number in range(2 * BATCH))
         prompts = [prompt for prompt in drawn if prompt not in without][:BATCH]
         batch = sorted(([*words.encode(p + demonstration(p, rng, SLIPS)), 1] for p in prompts), key=len)
@@ -95,7 +99,7 @@ def warm_up(
             group["lr"] = rate * min(1.0, step / 20)
         optimizer.step()
         if step % 10 == 0:
-            print(f"warm-up step {step}/{STEPS}: loss {loss:.3f}", flush=True)
+            print(f"warm-up step {step}/{steps}: loss {loss:.3f}", flush=True)
 
 
 def write_rows(file: Path, prompts: list[str], longest: int) -> None:
@@ -110,7 +114,9 @@ def main() -> None:
     """Write model and data."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
-    directory = parser.parse_args().directory
+    parser.add_argument("--steps", type=int, default=STEPS, help="of the warm-up (default: %(default)s)")
+    options = parser.parse_args()
+    directory: Path = options.directory
     directory.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     torch.set_num_threads(
@@ -119,7 +125,7 @@ def main() -> None:
     kept_apart = held_out(HELD_OUT)
     words = tokenizer()
     learner = model(len(words))
-    warm_up(learner, words, kept_apart)
+    warm_up(learner, words, kept_apart, steps=options.steps)
     learner.save_pretrained(directory / "model")
     words.save_pretrained(directory / "model")
     longest = sorted(number_of(prompt) for prompt in kept_apart)[-(HELD_OUT // 10)]

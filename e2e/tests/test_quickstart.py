@@ -1,0 +1,41 @@
+"""Jobs that train to their end: the quickstart of `examples/`, and a mixture of experts."""
+
+from operator import not_
+
+import pytest
+
+from e2e import quickstart
+from e2e.jobs import Job
+from e2e.prompts import fates_in
+
+pytestmark = pytest.mark.cluster
+
+
+def succeeds(job: Job, steps: int) -> None:
+    """The job ends with weights that engine and trainer agree on, an export and no pods, and shows it to a person."""
+    job.wait_for("Succeeded")
+    status = job.status()
+    assert status["phase"] == "Succeeded"
+    assert status["training"]["step"] == steps
+    assert float(status["training"]["parity"]) < 1e-4
+    assert status["checkpoint"]["step"] == steps
+    assert status["checkpoint"]["export"]
+    job.wait("pods released", job.pods, not_)
+    columns = job.cluster.kubectl("-n", job.namespace, "get", "rlj", job.name).split()
+    assert {"PHASE", "STEP", "REWARD", "ROLLOUT"} <= set(columns)
+    assert "Succeeded" in columns
+    found = fates_in(job)
+    assert (found["lost"], found["doubled"], found["uncovered"]) == ([], [], [])
+
+
+def test_the_quickstart_trains_in_short_and_long_rounds_and_succeeds(quickstart_job: Job) -> None:
+    succeeds(quickstart_job, quickstart.STEPS)
+    training = quickstart_job.status()["training"]
+    assert float(training["reward"]) > 0
+    assert {summary["kind"] for summary in training["recentRounds"]} == {"Short", "Long"}
+    assert fates_in(quickstart_job)["deferred"] > 0, "short rounds left prompts behind"
+
+
+@pytest.mark.extended
+def test_job_of_a_mixture_of_experts_finishes_with_an_export(experts_job: Job) -> None:
+    succeeds(experts_job, steps=4)
