@@ -10,17 +10,21 @@ import pytest
 
 from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.result import FunctionOutcome, RewardSample
+from tests.support.waiting import DEADLINE_SECONDS
 
 GRADERS_UID = 10002
 # The limit, in seconds, of grades that are to end by themselves: none gets near it.
 LONG = 600.0
 # How often a grade is tried that hardly gets a CPU.
 _TRIES = 5
-_PROGRAM = """
+# They take a machine that stalls for no fault of theirs.
+_PROGRAM = f"""
 import sys
 from pathlib import Path
-from longboat_runtime.reward.graders.server import main
-main(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]) if sys.argv[4] else None)
+from longboat_runtime.reward.graders import loaded_function, server, zygote_process
+loaded_function.STUCK_SECONDS = zygote_process.LOAD_SECONDS = {DEADLINE_SECONDS}
+socket, processes, config_maps, cgroup = sys.argv[1:]
+server.main(Path(socket), int(processes), Path(config_maps), Path(cgroup) if cgroup else None)
 """
 
 
@@ -34,6 +38,15 @@ def as_graders_user() -> list[str]:
     return ["setpriv", *user, "--bounding-set=-all,+dac_read_search", *capabilities]
 
 
+def start_graders_in(directory: Path, processes: int, cgroup: Path | None = None) -> subprocess.Popen[bytes]:
+    """Starts graders as a reward pod runs them: not as root. Their socket is `graders.sock` in the directory."""
+    if os.getuid() == 0:
+        os.chown(directory, GRADERS_UID, GRADERS_UID)
+    arguments = [str(directory / "graders.sock"), str(processes), str(directory), str(cgroup or "")]
+    environment = {**os.environ, "TMPDIR": str(directory)}
+    return subprocess.Popen([*as_graders_user(), sys.executable, "-c", _PROGRAM, *arguments], env=environment)
+
+
 @contextmanager
 def running_graders(
     directory: Path, processes: int = 2, cgroup: Path | None = None, started: Callable[[int], None] = lambda pid: None
@@ -42,26 +55,10 @@ def running_graders(
 
     They follow the quota below `cgroup`; `started` gets the id of their process.
     """
-    if os.getuid() == 0:
-        os.chown(directory, GRADERS_UID, GRADERS_UID)
-    socket = directory / "graders.sock"
-    environment = {**os.environ, "TMPDIR": str(directory)}
-    process = subprocess.Popen(
-        [
-            *as_graders_user(),
-            sys.executable,
-            "-c",
-            _PROGRAM,
-            str(socket),
-            str(processes),
-            str(directory),
-            str(cgroup or ""),
-        ],
-        env=environment,
-    )
+    process = start_graders_in(directory, processes, cgroup)
     started(process.pid)
     try:
-        yield socket
+        yield directory / "graders.sock"
     finally:
         process.terminate()
         assert process.wait() == 0
@@ -85,6 +82,12 @@ def graders_directory() -> Iterator[Path]:
 def graders(graders_directory: Path) -> Iterator[Path]:
     with running_graders(graders_directory) as socket:
         yield socket
+
+
+@pytest.fixture(autouse=True)
+def _patient_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients in this process wait for graders that take long to start."""
+    monkeypatch.setattr("longboat_runtime.reward.client.CONNECT_SECONDS", DEADLINE_SECONDS)
 
 
 def process_state(pid: int) -> str:

@@ -1,10 +1,7 @@
 """Graders that are killed while they grade cost the samples that they had no attempt; a sample that kills them each time is given up."""
 
 import asyncio
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +19,7 @@ from longboat_runtime.reward.queue import Group
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
 from longboat_runtime.reward.worker import GradeRequest
 from longboat_runtime.samples import FinishReason, Response, SampleId
-from tests.reward.conftest import GRADERS_UID, as_graders_user
+from tests.reward.conftest import start_graders_in
 from tests.support.waiting import eventually_async
 
 REWARD = RewardSpec.model_validate({"name": "code", "kind": "Sandbox", "sandbox": {}, "timeoutSeconds": 3600})
@@ -32,12 +29,6 @@ NODE = 28 * "ab"
 SQUARE = "print(int(input()) ** 2)"
 # It waits until it may go on: it is being graded as long as that.
 WAITS = "import os, time\nwhile not os.path.exists({gate!r}): time.sleep(0.01)\nprint(int(input()) ** 2)"
-PROGRAM = """
-import sys
-from pathlib import Path
-from longboat_runtime.reward.graders.server import main
-main(Path(sys.argv[1]), 3)
-"""
 
 
 class Container:
@@ -48,10 +39,7 @@ class Container:
         self.start()
 
     def start(self) -> None:
-        self._process = subprocess.Popen(
-            [*as_graders_user(), sys.executable, "-c", PROGRAM, str(self.socket)],
-            env={**os.environ, "TMPDIR": str(self._directory)},
-        )
+        self._process = start_graders_in(self._directory, 3)
 
     def kill(self) -> None:
         """At once, as for want of memory: the kernel ends zygotes with it, and so all that they have started."""
@@ -67,8 +55,6 @@ class Container:
 def container(graders_directory: Path) -> Iterator[Container]:
     directory = graders_directory / "container"
     directory.mkdir(exist_ok=True)
-    if os.getuid() == 0:
-        os.chown(directory, GRADERS_UID, GRADERS_UID)
     container = Container(directory)
     yield container
     container.end()

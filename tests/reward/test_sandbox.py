@@ -22,7 +22,7 @@ from tests.reward.conftest import LONG, graded
 
 PAGE = Path(__file__).parents[2] / "docs/rewards.md"
 # The limit, in seconds, of a case of programs that hang.
-SHORT = 2.0
+SHORT = 0.5
 
 ADD = "a, b = map(int, input().split())\nprint({})"
 SORTED = (
