@@ -10,9 +10,19 @@ import ray
 
 from longboat_crds.rewards import DEFAULT_POOL, default_pools
 from longboat_runtime.agent.ray_command import MINIMAL_OBJECT_STORE
+from longboat_runtime.driver import rollouts
 from longboat_runtime.local.graders import local_graders
 from longboat_runtime.local.ray import start_ray
 from longboat_runtime.reward.slots import resource
+from longboat_runtime.tracking import trackers
+from tests.support.waiting import DEADLINE_SECONDS
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trackers and files of samples have all the time there is at a job's end."""
+    monkeypatch.setattr(trackers, "ENDED_SECONDS", DEADLINE_SECONDS)
+    monkeypatch.setattr(rollouts, "END_SECONDS", DEADLINE_SECONDS)
 
 
 @pytest.fixture(scope="module")

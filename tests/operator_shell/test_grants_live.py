@@ -27,8 +27,9 @@ PATIENCE_SECONDS = 2 * DEADLINE_SECONDS
 async def bench(cluster: Cluster, admin: KubeClient, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Its plans have all the time there is where the driver's or the node's part is played."""
     monkeypatch.setattr(pool, "LEAVE_SECONDS", PATIENCE_SECONDS)
-    for name in ("SILENT_SECONDS", "REQUEST_SECONDS", "FIRST_PIN_SECONDS", "LONGEST_PIN_SECONDS"):
+    for name in ("SILENT_SECONDS", "FIRST_PIN_SECONDS", "LONGEST_PIN_SECONDS"):
         monkeypatch.setattr(reward_cpus, name, PATIENCE_SECONDS)
+    monkeypatch.setattr(reward_cpus, "REQUEST_SECONDS", 1.0)  # no former leader has anything under way
     made = Bench(cluster, admin, namespace)
     template = {"spec": {"nodeSelector": {"test.longboat.dev/none": "none"}}}
     await made.put(RL_RUNTIME, "nowhere", spec={"image": "localhost/none:1", "common": {"template": template}})

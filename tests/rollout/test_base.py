@@ -7,6 +7,7 @@ import pytest
 
 from longboat_runtime.rollout.base import Outbox
 from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId
+from tests.support.waiting import DEADLINE_SECONDS
 
 
 def sample(index: int) -> GeneratedSample:
@@ -76,7 +77,7 @@ def test_nobody_waits_long_for_what_goes_on_running() -> None:
 def test_a_waiting_taker_is_woken() -> None:
     outbox = Outbox()
     got: list[GeneratedSample] = []
-    taker = threading.Thread(target=lambda: got.extend(outbox.take(60)))
+    taker = threading.Thread(target=lambda: got.extend(outbox.take(DEADLINE_SECONDS)))
     taker.start()
     outbox.put(sample(3))
     taker.join()

