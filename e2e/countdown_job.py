@@ -73,7 +73,7 @@ def spec(runtime: str, dataset: str, rounds: Mapping[str, Any], **rollout: Any) 
             "enforceEager": True,
             **rollout,
         },
-        "rewards": [{"name": "countdown", "function": f"{data}/reward.py:reward", "timeoutSeconds": 5}],
+        "rewards": [{"name": "countdown", "function": f"{data}/reward.py:reward", "timeoutSeconds": 600}],
         # So slow that what the model was made for stays.
         "trainer": {"optimizer": {"learningRate": 1e-8}, "maxTokensPerBin": 1024},
         "checkpoint": {"everySteps": 1, "export": False, "graceSeconds": 60},

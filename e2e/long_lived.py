@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from e2e import reward_cpus, small_job
-from e2e.host_runtime import DATA
 from e2e.jobs import Job
 from e2e.site import Site
 
@@ -15,7 +14,7 @@ class LongLived:
     """A job that trains until it is deleted, and stands still while no test uses it.
 
     It is replaced by another one, under another name, when it doesn't make steps any more, or when a test that used it has failed.
-    `spec` makes the job's spec, given the file (as pods see it) whose presence holds it.
+    `spec` makes the job's spec, given the name of the file whose presence holds it.
     """
 
     def __init__(self, site: Site, name: str, spec: Callable[[str], dict[str, Any]]) -> None:
@@ -28,7 +27,7 @@ class LongLived:
         self._number += 1
         self._job = Job(self._site.cluster, self._site.namespace, f"{self._name}-{self._number}")
         self._hold.touch()
-        self._job.apply(self._spec(f"{DATA}/{self._hold.name}"))
+        self._job.apply(self._spec(self._hold.name))
         return self._job
 
     def end(self) -> None:
@@ -68,7 +67,7 @@ def tail_batching_spec(hold: str) -> dict[str, Any]:
     return small_job.spec(
         rounds={"policy": "TailBatching", "steps": 100_000, "promptsPerRound": 4},
         rollouts={"everySteps": 1, "keep": 3},
-        rewards=[_held(reward, hold) for reward in small_job.spec()["rewards"]],
+        rewards=[small_job.held(reward, hold) for reward in small_job.spec()["rewards"]],
     )
 
 
@@ -78,11 +77,9 @@ def elastic_spec(runtime: str, hold: str) -> dict[str, Any]:
     cases = next(reward for reward in small_job.code_spec()["rewards"] if reward["name"] == "cases")
     return spec | {
         "dataset": small_job.code_spec()["dataset"],
-        "rewards": [*(_held(reward, hold) for reward in spec["rewards"]), cases | {"pool": reward_cpus.POOLS[0]}],
+        "rewards": [
+            *(small_job.held(reward, hold) for reward in spec["rewards"]),
+            cases | {"pool": reward_cpus.POOLS[0]},
+        ],
         "rollout": {**spec["rollout"], "tensorParallel": 2, "parallelism": {"mode": "Fixed"}},
     }
-
-
-def _held(reward: dict[str, Any], hold: str) -> dict[str, Any]:
-    """A reward whose grades wait while the file `hold` is there."""
-    return reward | {"parameters": {**reward.get("parameters", {}), "hold": hold}, "timeoutSeconds": 3600}

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from e2e.host_runtime import DATA
+
 REWARD = '''"""Share of vowels among the letters of the answer."""
 
 import os
@@ -54,6 +56,11 @@ def spec(runtime: str = "host", **changes: Any) -> dict[str, Any]:
         "checkpoint": {"everySteps": 2, "graceSeconds": 60},
         **changes,
     }
+
+
+def held(reward: dict[str, Any], file: str) -> dict[str, Any]:
+    """A reward whose grades wait while `file` is in the data folder, so that no round of its job ends."""
+    return reward | {"parameters": {**reward.get("parameters", {}), "hold": f"{DATA}/{file}"}, "timeoutSeconds": 3600}
 
 
 def code_spec(**sandbox: Any) -> dict[str, Any]:

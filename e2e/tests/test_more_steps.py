@@ -22,21 +22,13 @@ pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 RATE = 1e-4
 FIRST, SECOND, LAST = 30, 32, 34
-REWARD = f'''{small_job.REWARD}
-
-def held(sample):
-    """Waits while the file is there: no round ends."""
-    import os, time
-    while os.path.exists("/data/hold"):
-        time.sleep(0.05)
-    return reward(sample)
-'''
+HOLD = "hold-longer"
 
 
 @contextmanager
 def held(data: Path) -> Iterator[None]:
     """The job makes no step, however long something takes."""
-    file = data / "hold"
+    file = data / HOLD
     file.touch()
     try:
         yield
@@ -79,14 +71,12 @@ def rates(job: Job) -> dict[int, float]:
 def test_a_job_ends_at_the_number_of_steps_that_its_spec_has_at_the_end(
     site: Site, new_job: Callable[[str], Job]
 ) -> None:
-    (site.data / "held.py").write_text(REWARD)
-    (site.data / "held.py").chmod(0o644)
     job = new_job("longer")
     optimizer = {"learningRate": RATE, "schedule": "Linear"}
     job.apply(
         small_job.spec(
             rounds={"steps": FIRST, "promptsPerRound": 4},
-            rewards=[{"name": "vowels", "function": "/data/held.py:held", "timeoutSeconds": 600}],
+            rewards=[small_job.held(reward, HOLD) for reward in small_job.spec()["rewards"]],
             trainer={"optimizer": optimizer, "maxTokensPerBin": 256},
             failurePolicy={"maxDriverRestarts": 0},
         )
