@@ -351,6 +351,7 @@ async def test_a_burst_of_demands_is_two_writes(
     broker.publish(progress(1, 1))
     await broker.flush()
     written = noting_writes(broker)
+    clock.now += DEMAND_INTERVAL
     broker.publish(asking(1, 1, 1))
     await eventually_async(lambda: broker._stored is broker._wanted)
     for number in range(2, 30):
