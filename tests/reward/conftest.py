@@ -10,19 +10,18 @@ import pytest
 
 from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.result import FunctionOutcome, RewardSample
-from tests.support.waiting import DEADLINE_SECONDS
+from tests.support.waiting import DEADLINE_SECONDS, eventually_async
 
 GRADERS_UID = 10002
 # The limit, in seconds, of grades that are to end by themselves: none gets near it.
 LONG = 600.0
-# How often a grade is tried that hardly gets a CPU.
-_TRIES = 5
 # They take a machine that stalls for no fault of theirs.
 _PROGRAM = f"""
 import sys
 from pathlib import Path
-from longboat_runtime.reward.graders import loaded_function, server, zygote_process
+from longboat_runtime.reward.graders import loaded_function, server, supervised, zygote_process
 loaded_function.STUCK_SECONDS = zygote_process.LOAD_SECONDS = {DEADLINE_SECONDS}
+supervised.STARVED = 1e6
 socket, processes, config_maps, cgroup = sys.argv[1:]
 server.main(Path(socket), int(processes), Path(config_maps), Path(cgroup) if cgroup else None)
 """
@@ -107,9 +106,9 @@ def set_quota(cgroup: Path, text: str) -> None:
 async def graded(
     client: GraderClient, reward: str, sample: RewardSample, seconds: float, seed: int = 0, own: float | None = None
 ) -> FunctionOutcome:
-    """Its outcome. As pools do, grades again what hardly got a CPU, a few times: other tests may want them all, and limits are short here."""
-    for _ in range(_TRIES):
-        outcome = await client.grade(reward, sample, seconds, seed, own)
-        if "hardly got a CPU" not in outcome.message:
-            break
-    return outcome
+    """Its outcome. As pools do, grades again what hardly got a CPU: other tests may want them all, and limits are short here."""
+
+    async def grade() -> FunctionOutcome:
+        return await client.grade(reward, sample, seconds, seed, own)
+
+    return await eventually_async(grade, right=lambda outcome: "hardly got a CPU" not in outcome.message)

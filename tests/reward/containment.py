@@ -29,7 +29,7 @@ PYTHON, COMMAND = (
     )
 )
 # The limit of a case, in seconds, for programs that go on for ever.
-ENDLESS_SECONDS = 2.0
+ENDLESS_SECONDS = 1.0
 _HONEST = """
 import subprocess, sys, threading
 number = int(input())

@@ -61,7 +61,7 @@ HARMLESS = {
     "patterns": "re.search(text[:1] + 'x?', text)",
     "arithmetic by sympy": "sympy.parse_expr('2*x + sqrt(3)/factorial(3) - 1.5')",
     "polynomials by sympy": "sympy.factor(sympy.sympify('x**2 - 1'))",
-    "math-verify": "assert math_verify.verify(math_verify.parse('$1/2$'), math_verify.parse('0.5'))",
+    "math-verify": "assert math_verify.verify(*(math_verify.parse(t, parsing_timeout=600) for t in ('$1/2$', '0.5')), timeout_seconds=600)",
     "a module that is imported late": "import fractions, calendar, xml.dom.minidom",
     "classes that are imported late": "import http.server, concurrent.futures",
     "a thread that ends": "thread = threading.Thread(target=len, args=('',)); thread.start(); thread.join()",
@@ -78,7 +78,7 @@ def g(): return 6
 # What takes seconds, for those that use it.
 LIBRARIES = """
 import math_verify, sympy
-assert math_verify.parse('$1/2$')
+assert math_verify.parse('$1/2$', parsing_timeout=600)
 sympy.factor(sympy.sympify('x**2 - 1'))
 """
 

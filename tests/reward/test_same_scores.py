@@ -25,7 +25,7 @@ import re
 
 from math_verify import LatexExtractionConfig, parse, verify
 
-parse(r"\boxed{1}")
+parse(r"\boxed{1}", parsing_timeout=600)
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     if data_source == "openai/gsm8k":

@@ -26,7 +26,7 @@ from tests.reward.hostile_responses import OUTPUT_BYTES, RESPONSES, TEST_FILE, T
 from tests.support.waiting import DEADLINE_SECONDS, NeverHappenedError, eventually
 
 # How long what is to go on for ever is waited for, in seconds.
-SHORT = 2.0
+SHORT = 1.0
 
 # Judges as one might write them. The first runs the response in its own process and keeps what it returns.
 _TAKES_VALUES = """
