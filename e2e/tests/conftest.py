@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from operator import eq
 from typing import Any
 
 import pytest
@@ -139,7 +140,7 @@ def held_up(site: sites.Site) -> Iterator[dict[str, Job]]:
     runtime = site.apply_runtime_without("nowhere", *host_runtime.CONTAINERS)
     freed = jobs["freed"]
     freed.apply(small_job.spec(runtime, checkpoint={"reclaimPolicy": "Delete"}, failurePolicy=unready))
-    freed.wait("the job says so", lambda: freed.condition("Scheduled").get("reason"), "NameTaken".__eq__)
+    freed.wait("the job says so", lambda: freed.condition("Scheduled").get("reason"), partial(eq, "NameTaken"))
     site.cluster.kubectl("-n", site.namespace, "delete", "serviceaccount", "freed-driver")
     yield jobs
     for job in jobs.values():

@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
+from operator import eq
 from typing import Any
 
 import pytest
@@ -46,9 +48,9 @@ def tensor_parallel(job: Job) -> int:
 def test_engines_are_reshaped_when_nothing_is_preempted(elastic_job: Job) -> None:
     pods = elastic_job.pod_uids()
     elastic_job.patch({"rollout": {"parallelism": {"mode": "Fixed"}}})
-    elastic_job.wait("engines of two devices", lambda: tensor_parallel(elastic_job), (2).__eq__)
+    elastic_job.wait("engines of two devices", lambda: tensor_parallel(elastic_job), partial(eq, 2))
     elastic_job.patch({"rollout": {"parallelism": {"mode": "Preemptions"}}})
-    elastic_job.wait("engines of one device", lambda: tensor_parallel(elastic_job), (1).__eq__)
+    elastic_job.wait("engines of one device", lambda: tensor_parallel(elastic_job), partial(eq, 1))
     training = elastic_job.wait(
         "a round in that shape",
         lambda: elastic_job.status()["training"],
@@ -69,7 +71,7 @@ def test_engines_are_reshaped_when_responses_grow_and_when_they_shrink(
 ) -> None:
     job = new_job("growing")
     job.apply(countdown_job.spec(runtime, "growing", {"steps": len(GROWING)}))
-    job.wait("engines of two devices", lambda: tensor_parallel(job), (2).__eq__)
+    job.wait("engines of two devices", lambda: tensor_parallel(job), partial(eq, 2))
     assert tensor_parallel_shown(job) == "2"
     job.wait_for("Succeeded")
     training = job.status()["training"]

@@ -3,7 +3,8 @@
 import json
 import os
 import subprocess
-from operator import not_
+from functools import partial
+from operator import eq, not_
 from pathlib import Path
 
 import pytest
@@ -113,7 +114,7 @@ def test_responses_are_shown_from_the_driver_pod(job: Job, tmp_path: Path) -> No
 
 def test_suspend_keeps_a_step_and_resume_continues_there(job: Job) -> None:
     job.patch({"suspend": True})
-    job.wait("suspended", lambda: job.status()["phase"], "Suspended".__eq__)
+    job.wait("suspended", lambda: job.status()["phase"], partial(eq, "Suspended"))
     job.wait("pods released", job.pods, not_)
     kept = job.status()["checkpoint"]["step"]
     assert kept == job.step()

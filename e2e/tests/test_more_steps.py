@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from operator import eq
 from pathlib import Path
 
 import pytest
@@ -84,11 +86,11 @@ def test_a_job_ends_at_the_number_of_steps_that_its_spec_has_at_the_end(
     job.wait_for_step(2)
     with held(site.data):
         job.patch({"rounds": {"steps": SECOND}})
-    job.wait("the driver follows", lambda: job.status()["training"]["steps"], SECOND.__eq__)
+    job.wait("the driver follows", lambda: job.status()["training"]["steps"], partial(eq, SECOND))
     with ExitStack() as away:
         with held(site.data):
             away.enter_context(operator_away(job.cluster))
-        job.wait("the driver ends", lambda: job.status()["training"]["state"], "Succeeded".__eq__)
+        job.wait("the driver ends", lambda: job.status()["training"]["state"], partial(eq, "Succeeded"))
         assert job.step() == SECOND
         assert job.status()["phase"] == "Running", "which nobody has seen"
         job.patch({"rounds": {"steps": LAST}})

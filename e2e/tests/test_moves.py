@@ -1,6 +1,8 @@
 """Rollout pods that have to go, on engines in pods of their own: what runs there continues elsewhere."""
 
 from collections.abc import Callable
+from functools import partial
+from operator import eq
 from typing import Any
 
 import pytest
@@ -34,7 +36,7 @@ def test_responses_of_a_deleted_pod_and_of_a_smaller_scale_continue_elsewhere(
         job.cluster.kubectl("-n", job.namespace, "scale", "rljob", job.name, f"--replicas={replicas}")
 
     def both_serve() -> None:
-        job.wait("both pods serve", lambda: job.status()["roles"]["rollout"].get("readyText"), "2/2".__eq__)
+        job.wait("both pods serve", lambda: job.status()["roles"]["rollout"].get("readyText"), partial(eq, "2/2"))
 
     def moved_by_a_smaller_scale() -> dict[str, Any]:
         """Takes one of two pods away; what became of all prompts since the job began."""

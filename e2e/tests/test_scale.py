@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
+from operator import eq
 from typing import Any
 
 import pytest
@@ -66,7 +68,7 @@ def serve(job: Job, pods: int) -> None:
     job.wait(
         f"{pods} pods serve",
         lambda: (job.status()["roles"]["rollout"].get("readyText"), len(job.pod_uids("rollout"))),
-        (f"{pods}/{pods}", pods).__eq__,
+        partial(eq, (f"{pods}/{pods}", pods)),
     )
 
 

@@ -2,7 +2,8 @@
 
 import copy
 from collections.abc import Callable
-from operator import not_
+from functools import partial
+from operator import eq, not_
 from typing import Any
 
 import pytest
@@ -53,7 +54,7 @@ def test_a_strangers_object_is_in_the_way_and_stays_as_it_is(
     try:
         job = new_job("spark")
         job.apply(small_job.spec())
-        job.wait("the job says so", lambda: job.condition("Scheduled").get("reason"), "NameTaken".__eq__)
+        job.wait("the job says so", lambda: job.condition("Scheduled").get("reason"), partial(eq, "NameTaken"))
         assert job.status()["phase"] == "Pending"
         assert job.status()["reason"] == "NameTaken"
         message = job.condition("Scheduled")["message"]
