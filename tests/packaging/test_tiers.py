@@ -94,7 +94,9 @@ def run(suite: Path, *options: str) -> str:
         *options,
         str(suite),
     ]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]).stdout
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    root = Path(__file__).parents[2]
+    return subprocess.run(command, env=alone, cwd=root, capture_output=True, text=True, check=False).stdout
 
 
 @pytest.fixture
