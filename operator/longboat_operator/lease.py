@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -153,11 +154,21 @@ class Elector:
         """Gives the lease up, so that a standby needn't wait; nothing is written by us after this."""
         held = self.leadership.held
         self.leadership.end()
-        if held and self._lease is not None:
+        if held:
             try:
-                await self._write(self._lease, holder="")
+                await self._give_up()
             except KubeError as error:
                 log.warning("lease not released; it will expire", error=str(error))
+
+    async def _give_up(self) -> None:
+        """Writes that nobody holds the lease. A renewal that is under way may come before that, but only one."""
+        if self._lease is not None:
+            with suppress(ConflictError):
+                await self._write(self._lease, holder="")
+                return
+        lease = await self._read()
+        if lease is not None and lease["spec"].get("holderIdentity") == self.identity:
+            await self._write(lease, holder="")
 
     def _until_next_try(self) -> float:
         """The retry time, or less if the holder's lease expires sooner."""

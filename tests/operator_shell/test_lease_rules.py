@@ -150,6 +150,35 @@ async def test_a_released_lease_is_taken_at_once() -> None:
     assert world.lease["spec"]["leaseTransitions"] == 2
 
 
+class SlowToAnswer(LeaseClient):
+    """Stores a lease at once, and answers when it is told to."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.answer = asyncio.Event()
+
+    async def replace(self, *lease: Any) -> dict[str, Any]:
+        stored = await super().replace(*lease)
+        await self.answer.wait()
+        return stored
+
+
+async def test_a_lease_is_released_although_a_renewal_is_under_way() -> None:
+    world = World()
+    (first, _), (second, _) = elector(world, "first"), elector(world, "second")
+    first._client = slow = SlowToAnswer(world)  # type: ignore[assignment]
+    await first._try_once()
+    renewing, releasing = asyncio.create_task(first._try_once()), asyncio.create_task(first.release())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    slow.answer.set()
+    assert await renewing
+    await releasing
+    with pytest.raises(LeadershipLostError):
+        first.leadership.check()
+    assert await second._try_once()
+
+
 async def test_a_renewal_whose_answer_got_lost_keeps_the_lease() -> None:
     world = World()
     first, client = elector(world, "first")
