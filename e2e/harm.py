@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from e2e.cluster.errors import CommandError
 from e2e.installation import NAMESPACE as SYSTEM
@@ -45,28 +46,31 @@ def delete_at_once(job: Job, pod: str) -> None:
 def api_server_frozen(job: Job) -> Iterator[None]:
     """The API server doesn't answer until after the block, and until the job's driver and the operator have noticed.
 
-    The driver says so, and an operator ends that can't renew its lease. They are read where their nodes keep them.
+    The driver says so, and an operator ends that can't renew its lease: its next container has another log file.
     """
     driver = job.pods()[job.pod("driver")]
     (operator,) = (job.cluster.api.get(f"/api/v1/namespaces/{SYSTEM}/pods") or {})["items"]
-    marks = (("the API server doesn't serve", driver), ("stopping", operator))
-    before = [_printed(job, pod).count(mark) for mark, pod in marks]
+    complaints, containers = _complaints(job, driver), _logs(job, operator)
     control_plane = job.cluster.control_plane
     control_plane.signal("kube-apiserver", signal.SIGSTOP)
     try:
         yield
-        for times, (mark, pod) in zip(before, marks, strict=True):
-            eventually(lambda mark=mark, pod=pod: _printed(job, pod).count(mark), lambda now, times=times: now > times)  # type: ignore[misc]
+        eventually(lambda: _complaints(job, driver), lambda now: now > complaints)
+        eventually(lambda: _logs(job, operator), lambda now: now - containers)
     finally:
         control_plane.signal("kube-apiserver", signal.SIGCONT)
 
 
-def _printed(job: Job, pod: Object) -> str:
-    """The logs of a pod's containers."""
+def _complaints(job: Job, driver: Object) -> int:
+    """How often a driver has said that the API server doesn't answer."""
+    return sum(log.read_text(errors="replace").count("the API server doesn't serve") for log in _logs(job, driver))
+
+
+def _logs(job: Job, pod: Object) -> set[Path]:
+    """The log files of a pod's containers, where its node keeps them: one for each time that a container was started."""
     metadata = pod["metadata"]
     root = job.cluster.node(pod["spec"]["nodeName"]).layout.pod_logs
-    files = root.glob(f"{metadata['namespace']}_{metadata['name']}_{metadata['uid']}/*/*.log")
-    return "".join(file.read_text(errors="replace") for file in files)
+    return set(root.glob(f"{metadata['namespace']}_{metadata['name']}_{metadata['uid']}/*/*.log"))
 
 
 def resumes_after(job: Job, harm: Callable[[], None]) -> None:
