@@ -169,14 +169,27 @@ class Process:
             if 'resource="leases"' not in line and not re.search('verb="(get|list|watch)"', line)
         ]
 
-    async def plans(self) -> int:
+    async def plans(self) -> float:
         """How many plans have been carried out, if nothing waits for another; else 0."""
+        samples = await self._samples()
+        if samples.get("rljob_queue_oldest_seconds", 1.0) > 0:
+            return 0.0
+        return sum(samples[name] for name in samples if name.startswith("rljob_reconcile_duration_seconds_count"))
+
+    async def knows_who_leads(self) -> None:
+        """Waits until this standby knows the lease as it is now: until it has asked for it, and again after an answer."""
+
+        async def asked() -> float:
+            samples = await self._samples()
+            return samples.get('longboat_api_requests_total{code="200",resource="leases",verb="get"}', 0.0)
+
+        before = await asked()
+        await eventually_async(asked, lambda count: count >= before + 2)
+
+    async def _samples(self) -> dict[str, float]:
         _, text = await self._get(self.metrics, "/metrics")
-        samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-        if float(samples.get("rljob_queue_oldest_seconds", 1)) > 0:
-            return 0
-        counts = [samples[name] for name in samples if name.startswith("rljob_reconcile_duration_seconds_count")]
-        return int(sum(map(float, counts)))
+        samples = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, value in samples}
 
     async def _get(self, port: int, path: str) -> tuple[int, str]:
         try:
@@ -274,6 +287,7 @@ async def test_a_suspended_leader_ends_and_a_killed_one_is_replaced(
     assert not await second.leads()
 
     first.send(signal.SIGSTOP)  # as a suspended machine would
+    await second.knows_who_leads()
     boot_clock.advance(LEASE_SECONDS)
     await eventually_async(second.leads)
     await admin.create(RL_JOB, small_plan.manifest(account.namespace, "x"))
@@ -288,6 +302,7 @@ async def test_a_suspended_leader_ends_and_a_killed_one_is_replaced(
     await eventually_async(second.plans)
     second.send(signal.SIGKILL)
     await second.end()
+    await third.knows_who_leads()
     boot_clock.advance(LEASE_SECONDS)
     await eventually_async(third.leads)
     await eventually_async(third.plans)
