@@ -32,18 +32,10 @@ from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardS
 from longboat_runtime.reward.verdict import CaseResult
 from tests.reward.conftest import LONG, graded
 
-# What goes on for ever: computes, sleeps, starts what sleeps, and starts what ends unseen and sets its clocks as it likes.
+# What goes on for ever: computes, sleeps, sleeps with clocks that it has set itself, and starts what sleeps.
 BURNS, SLEEPS = "while True: pass", "import time; time.sleep(1e6)"
-STARTS = "import os, time\nwhile True:\n    os.fork() or os._exit(time.sleep(0.02))\n    os.wait()"
-UNSEEN = """
-import os, signal, time
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-time.process_time = time.monotonic = lambda: 0.0
-while True:
-    if os.fork() == 0:
-        time.sleep(0.1); os._exit(0)
-    time.sleep(0.15)
-"""
+SETS_CLOCKS = "import time\ntime.process_time = time.monotonic = lambda: 0.0\ntime.sleep(1e6)"
+STARTS = "import os, time\nwhile True:\n    os.fork() or os._exit(time.sleep(0.2))\n    os.wait()"
 CALLED = f"def echo(text):\n    if text == 'long':\n        {BURNS}\n    return text"
 ECHO = "print(input())"
 
@@ -268,9 +260,9 @@ async def grade(
         ("all", SLEEPS, printed("long")),
         ("all", CALLED, called("long")),
         ("command", SLEEPS, printed("long")),
-        ("all", UNSEEN, printed("long")),
+        ("all", SETS_CLOCKS, printed("long")),
     ],
-    ids=["computes", "sleeps", "is called", "is a command", "starts what ends unseen"],
+    ids=["computes", "sleeps", "is called", "is a command", "sets its clocks"],
 )
 async def test_a_case_that_goes_on_is_killed_at_the_learned_limit(
     client: GraderClient, name: str, program: str, row: dict[str, Any]
