@@ -76,3 +76,9 @@ async def test_so_does_an_asynchronous_one(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_goes_wrong_while_waiting_is_raised_at_once() -> None:
     with pytest.raises(ZeroDivisionError):
         eventually(lambda: 1 // 0)
+
+
+def test_a_method_that_cannot_compare_is_no_answer() -> None:
+    """NotImplemented, which `"x".__eq__` returns for None, is true."""
+    with pytest.raises(TypeError, match="cannot judge None"):
+        eventually(lambda: None, "Running".__eq__)

@@ -31,7 +31,7 @@ def eventually(look: Callable[[], T], right: Callable[[T], object] = bool) -> T:
     """
     for pause in _pauses():
         seen = look()
-        if right(seen):
+        if _accepts(right, seen):
             return seen
         time.sleep(pause)
     raise _never_happened(seen)
@@ -43,10 +43,18 @@ async def eventually_async(look: Callable[[], T | Awaitable[T]], right: Callable
         seen = look()
         if isawaitable(seen):
             seen = await seen
-        if right(seen):
+        if _accepts(right, seen):
             return seen
         await asyncio.sleep(pause)
     raise _never_happened(seen)
+
+
+def _accepts(right: Callable[[T], object], seen: T) -> bool:
+    """Returns the answer of `right`; raises TypeError where there is none: NotImplemented would be true."""
+    answer = right(seen)
+    if answer is NotImplemented:
+        raise TypeError(f"{right!r} cannot judge {seen!r}; use functools.partial(operator.eq, ...)")
+    return bool(answer)
 
 
 def _pauses() -> Iterator[float]:
