@@ -21,7 +21,7 @@ import pytest
 RECORD = Path(__file__).parents[1] / "cpu_seconds.json"
 
 # Tests above this are `slow`. All others together take less than two minutes of an idle core, the start of pytest included.
-SLOW_SECONDS = 1.0
+SLOW_SECONDS = 0.5
 
 # Less than this is not recorded.
 _LEAST_SECONDS = 0.2
