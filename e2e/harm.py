@@ -62,7 +62,7 @@ def api_server_frozen(job: Job) -> Iterator[None]:
 
 
 def _complaints(job: Job, driver: Object) -> int:
-    """How often a driver has said that the API server doesn't answer."""
+    """Counts how often a driver has said that the API server doesn't answer."""
     return sum(log.read_text(errors="replace").count("the API server doesn't serve") for log in _logs(job, driver))
 
 

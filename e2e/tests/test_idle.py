@@ -42,7 +42,7 @@ def renewed(site: Site) -> datetime:
 
 
 def written_in_a_period(site: Site, running: Job) -> dict[str, float]:
-    """What the operator writes, beside renewals of its Lease, in a period in which the job makes steps."""
+    """Counts what the operator writes, beside renewals of its Lease, in a period in which the job makes steps."""
     before, begun, step = writes(site), renewed(site), running.step()
     running.wait("renewals of the Lease", lambda: renewed(site) - begun, lambda passed: passed >= PERIOD)
     running.wait_for_step(step + 1)

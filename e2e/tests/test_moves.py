@@ -57,6 +57,6 @@ def test_responses_of_a_deleted_pod_and_of_a_smaller_scale_continue_elsewhere(
     job.cluster.kubectl("-n", job.namespace, "delete", "pod", gone)
     job.wait("another pod", lambda: job.pod_uids("rollout").keys() - before.keys())
     # No response may run there when a pod has to go: then it is tried again.
-    found = eventually(moved_by_a_smaller_scale, lambda found: found["moved_samples"] > 0)
-    assert (found["lost"], found["doubled"], found["uncovered"]) == ([], [], [])
-    assert found["lost_samples"] == 0, "nothing had to be drawn again"
+    fates = eventually(moved_by_a_smaller_scale, lambda fates: fates["moved_samples"] > 0)
+    assert (fates["lost"], fates["doubled"], fates["uncovered"]) == ([], [], [])
+    assert fates["lost_samples"] == 0, "nothing had to be drawn again"
