@@ -33,20 +33,20 @@ done
 endef
 
 .PHONY: test
-test: cluster-machine ## Run what a change has to pass: lint, the tests of the parts, and those of the whole on one test cluster (as root)
+test: check-machine ## Run what a change has to pass: lint, component tests, and end-to-end tests on one test cluster (as root)
 	$(call in_turn,setup lint binaries images test-parts test-cluster)
 
 .PHONY: test-all
-test-all: cluster-machine ## Run all tests but the faults: further cases, more test clusters, random examples (an hour, as root)
+test-all: check-machine ## Run all tests but the faults: further cases, more test clusters, random examples (an hour, as root)
 	$(call in_turn,setup lint binaries images test-all-parts test-alone test-all-cluster)
 
 # Says in one line what this machine lacks, and what can be run instead.
-.PHONY: cluster-machine
-cluster-machine:
+.PHONY: check-machine
+check-machine:
 	@lacks=$$([ "$$(id -u)" -eq 0 ] || printf 'root, '; \
 	  command -v apt-get > /dev/null || command -v buildah > /dev/null || printf 'Debian (or its packages $(PACKAGES)), '; \
 	  command -v go > /dev/null || [ -x "$$(ls -t $(CACHE)/bin/kubebox-*/kubebox 2> /dev/null | head -n 1)" ] || printf 'Go 1.26, '); \
-	[ -z "$$lacks" ] || { echo "this machine lacks $${lacks%, }, which a test cluster needs: run \`make test-fast\` instead"; exit 1; }
+	[ -z "$$lacks" ] || { echo "a test cluster needs $${lacks%, }, which this machine lacks: run \`make test-fast\` instead"; exit 1; }
 
 # --- Set-up -------------------------------------------------------------------------------------------------------
 
@@ -108,15 +108,15 @@ test-unit: binaries bytecode ## Run the tests of `make test` that need no test c
 	$(PYTHON) -m pytest -m "not cluster and not extended" $(PARALLEL) tests
 
 .PHONY: test-parts
-test-parts: binaries images bytecode ## Run the tests of the parts, on test clusters too
+test-parts: binaries images bytecode ## Run the component tests, on test clusters too
 	$(PYTHON) -m pytest -m "not extended" $(PARALLEL) e2e/tests/api tests
 
 .PHONY: test-cluster
-test-cluster: binaries images bytecode ## Run the tests of the whole on one test cluster (CLUSTER=NAME uses a running one)
-	$(PYTHON) -m pytest -m "cluster and not extended and not faults" $(WHOLE)
+test-cluster: binaries images bytecode ## Run the end-to-end tests on one test cluster (CLUSTER=NAME uses a running one)
+	$(PYTHON) -m pytest -m "cluster and not extended and not faults" $(E2E)
 
 .PHONY: test-all-parts
-test-all-parts: binaries images bytecode ## Run the tests of the parts and all further cases, with random examples
+test-all-parts: binaries images bytecode ## Run the component tests and all further cases, with random examples
 	$(PYTHON) -m pytest -m "not alone" --hypothesis-profile search $(PARALLEL) e2e/tests/api tests
 
 .PHONY: test-alone
@@ -124,14 +124,16 @@ test-alone: binaries images bytecode ## Run the tests that compare the machine b
 	$(PYTHON) -m pytest -m alone tests/e2e_cluster
 
 .PHONY: test-all-cluster
-test-all-cluster: binaries images bytecode ## Run the tests of the whole and all further cases (CLUSTER=NAME uses a running one)
-	$(PYTHON) -m pytest -m "cluster and not faults" $(WHOLE)
+test-all-cluster: binaries images bytecode ## Run the end-to-end tests and all further cases (CLUSTER=NAME uses a running one)
+	$(PYTHON) -m pytest -m "cluster and not faults" $(E2E)
 
-WHOLE = e2e --ignore e2e/tests/api $(if $(CLUSTER),--cluster $(CLUSTER))
+E2E = e2e --ignore e2e/tests/api $(if $(CLUSTER),--cluster $(CLUSTER))
 
 .PHONY: test-faults
-test-faults: cluster-machine binaries images bytecode ## Run faults on a test cluster, then COUNT random jobs whose pods and engines come and go; what has passed at this commit isn't run again
-	$(PYTHON) -m pytest -m faults --journal build/faults/$$(git describe --always --dirty).txt $(WHOLE) || [ $$? -eq 5 ]
+test-faults: check-machine binaries images bytecode ## Run faults on a test cluster, then COUNT random jobs whose pods and engines come and go; faults that have passed at this commit aren't run again
+	commit=$$(git rev-parse HEAD) && passed=build/faults/$$commit.txt && \
+	if [ -z "$$(git status --porcelain)" ]; then journal="--journal $$passed"; else journal=; fi && \
+	{ $(PYTHON) -m pytest -m faults $$journal $(E2E) || [ $$? -eq 5 -a -n "$$journal" -a -s $$passed ]; }
 	$(PYTHON) -m tests.driver.moving $(or $(COUNT),10000)
 
 .PHONY: interleavings
@@ -139,13 +141,13 @@ interleavings: setup ## Run COUNT random interleavings of what can happen to a j
 	$(PYTHON) -m tests.rounds.interleavings $(or $(COUNT),10000)
 
 .PHONY: stress
-stress: setup ## Run TESTS (files, or any arguments of pytest) COUNT times on a busy machine, and say what failed and how often
-	@test -n "$(TESTS)" || { echo "make stress TESTS='tests/agent tests/store' COUNT=10"; exit 2; }
+stress: setup ## Run TESTS (files, or any pytest arguments) COUNT times on a busy machine, and report what failed and how often
+	$(if $(TESTS),,$(error TESTS is missing: say which tests to run, e.g. make stress TESTS='tests/agent tests/store' COUNT=10))
 	$(PYTHON) -m tests.support.stress $(or $(COUNT),10) $(TESTS)
 
 .PHONY: cpu-seconds
-cpu-seconds: binaries images bytecode ## Record what each test costs, by which the quick ones are told from the slow
-	$(PYTHON) -m pytest -m "not alone" --record-cpu-seconds $(PARALLEL) e2e/tests/api tests
+cpu-seconds: bytecode ## Record the CPU seconds of each test, which tell quick tests from slow ones (as root)
+	$(PYTHON) -m pytest -m "not cluster and not helm" --record-cpu-seconds $(PARALLEL) tests
 
 .PHONY: bench
 bench: setup ## Run the benchmark NAME (`ls bench`)

@@ -7,7 +7,6 @@ import pytest
 import structlog
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
-from xdist.workermanage import WorkerController
 
 from longboat_runtime.imports import uncollected
 from tests.support import examples
@@ -21,9 +20,6 @@ SHARED = {
     "tests/operator_shell/": "cluster",
 }
 
-# What mostly waits: for a cluster, for Ray to notice what has ended.
-WAITING = {*SHARED.values(), "tests/agent/test_ray_agents.py"}
-
 # The policy by which this process is scheduled.
 SCHEDULING = os.sched_getscheduler(0)
 
@@ -35,22 +31,13 @@ pytest_plugins = ["e2e.fixtures", "tests.support.cpu_seconds", "tests.support.jo
 examples.register()
 
 
-def cpu_of(worker: str) -> int | None:
-    """The CPU of worker `gwN`: the Nth of this process. One beyond them has none of its own."""
-    cpus = sorted(os.sched_getaffinity(0))
-    number = int(worker.removeprefix("gw"))
-    return cpus[number] if number < len(cpus) else None
-
-
-def pytest_configure() -> None:
-    """Gives a worker of several one CPU, and so everything that its tests start.
+def pytest_configure(config: pytest.Config) -> None:
+    """Gives each worker of several, and all that its tests start, one thread for a computation.
 
     Threads of one computation wait for each other by spinning: on CPUs that others use too they take ten times as long.
     """
-    worker = os.environ.get("PYTEST_XDIST_WORKER")
-    cpu = cpu_of(worker) if worker else None
-    if cpu is not None:
-        os.sched_setaffinity(0, {cpu})
+    if config.getoption("numprocesses"):
+        os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.hookimpl(wrapper=True)
@@ -69,24 +56,11 @@ def pytest_runtest_teardown() -> Generator[None, object, object]:
 
 
 class Schedule(LoadFileScheduling):
-    """A worker gets a file at a time, or all files that share a cluster: else there would be one for each worker.
-
-    A worker without a CPU of its own begins with what mostly waits and goes on from the end, where the quick files are: what
-    computes for long takes ten times as long there. The others take what doesn't wait, from the beginning.
-    """
+    """Gives a worker a file at a time, or all files that share a cluster: else there would be a cluster for each worker."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
         return next((scope for start, scope in SHARED.items() if file.startswith(start)), file)
-
-    def _assign_work_unit(self, node: WorkerController) -> None:
-        waits = cpu_of(node.gateway.id) is None
-        scope = next((scope for scope in self.workqueue if (scope in WAITING) is waits), None)
-        if scope is None and waits:
-            scope = next(reversed(self.workqueue))
-        if scope is not None:
-            self.workqueue.move_to_end(scope, last=False)
-        super()._assign_work_unit(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedule:

@@ -2,6 +2,8 @@
 
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from e2e.cluster.binaries import KUBEBOX
@@ -14,8 +16,6 @@ CHART = REPOSITORY / "charts" / "longboat"
 NAMESPACE = "longboat-system"
 RELEASE = "longboat"
 
-_WAIT = ("--wait", f"--timeout={DEADLINE_SECONDS:.0f}s")
-
 
 def install(kubeconfig: Path, image: str, *settings: str) -> None:
     """`helm upgrade --install` with `image` (name:tag) as the operator's, waiting until it is ready.
@@ -26,13 +26,8 @@ def install(kubeconfig: Path, image: str, *settings: str) -> None:
     values = [f"image.repository={repository}", f"image.tag={tag}", *settings]
     helm(
         kubeconfig, "upgrade", "--install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--create-namespace",
-        *_WAIT, *(word for value in values for word in ("--set", value)),
+        "--wait", f"--timeout={DEADLINE_SECONDS:.0f}s", *(word for value in values for word in ("--set", value)),
     )  # fmt: skip
-
-
-def uninstall(kubeconfig: Path) -> None:
-    """`helm uninstall`, waiting until its objects are gone."""
-    helm(kubeconfig, "uninstall", RELEASE, "--namespace", NAMESPACE, *_WAIT)
 
 
 def helm(kubeconfig: Path, *argv: str) -> str:
@@ -50,8 +45,19 @@ def helm(kubeconfig: Path, *argv: str) -> str:
     return done.stdout
 
 
+@contextmanager
+def operator_away(cluster: Cluster) -> Iterator[None]:
+    """Keeps the operator away for the block, so that nobody plans."""
+    scale_operator(cluster, 0)
+    try:
+        yield
+    finally:
+        scale_operator(cluster, 1)
+        await_operator(cluster)
+
+
 def scale_operator(cluster: Cluster, replicas: int) -> None:
-    """Scales the operator's Deployment; returns at once, but for 0 replicas when no pod is left."""
+    """Scales the operator's Deployment; with 0 replicas, waits until no pod is left."""
     selected = ("-n", NAMESPACE, "-l", f"app.kubernetes.io/instance={RELEASE}")
     cluster.kubectl("scale", "deployment", *selected, f"--replicas={replicas}")
     if not replicas:
@@ -59,7 +65,7 @@ def scale_operator(cluster: Cluster, replicas: int) -> None:
 
 
 def await_operator(cluster: Cluster) -> None:
-    """Waits until all of the operator's pods are of its present Deployment, and available."""
+    """Waits until the operator's rollout is complete: all pods are up to date and available."""
     options = ("-n", NAMESPACE, "status", "deployment", RELEASE, f"--timeout={DEADLINE_SECONDS:.0f}s")
     cluster.kubectl("rollout", *options, timeout=None)
 

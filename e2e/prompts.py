@@ -16,6 +16,13 @@ def fates_in(job: Job) -> dict[str, Any]:
     return fates(volumes.folder(job.cluster, job.namespace, f"{job.name}-checkpoint"))
 
 
+def nothing_is_lost(job: Job) -> dict[str, Any]:
+    """Returns `fates_in` the job, having asserted that no prompt or token was lost or trained twice."""
+    fates = fates_in(job)
+    assert (fates["lost"], fates["doubled"], fates["uncovered"]) == ([], [], [])
+    return fates
+
+
 def fates(root: Path) -> dict[str, Any]:
     """Counts over the surviving incarnations, and the prompts that broke the rule.
 

@@ -14,35 +14,33 @@ from tests.support.waiting import eventually
 
 
 @contextmanager
-def following(cluster: Cluster, path: str, tell: Callable[[dict[str, Any]], None]) -> Iterator[None]:
-    """Tells of each event of a watch, in the order of the API server's writes, until the end of the block.
+def following(cluster: Cluster, path: str, on_event: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    """Calls `on_event` with each event of a watch, in the order of the API server's writes, until the end of the block.
 
-    All that was written before the end of the block has been told of then. `path` ends in a query. A watch that breaks is resumed
-    where it was. What `tell` raises is raised at the end.
+    Returns after the last event that was written in the block. `path` must have a query. A watch that breaks is resumed where it was.
+    Errors of `on_event` are raised at the end.
     """
-    watch = _Watch(cluster, path, tell)
+    watch = _Watch(cluster, path, on_event)
     with ThreadPoolExecutor(1) as pool:
         follows = pool.submit(watch.follow)
         try:
             yield
-            listed = cluster.api.get(path) or {}
-            eventually(lambda: follows.done() or watch.has_told(listed))
+            eventually(lambda: follows.done() or watch.versions == _versions(cluster.api.get(path) or {}))
         finally:
             watch.over.set()
         follows.result()
 
 
 class _Watch:
-    """A watch, and the newest version of each object that it has told of, by uid; versions of all objects ascend."""
+    """Follows a watch, and keeps the newest version of each object that it has reported, by uid."""
 
-    def __init__(self, cluster: Cluster, path: str, tell: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, cluster: Cluster, path: str, on_event: Callable[[dict[str, Any]], None]) -> None:
         self.over = Event()
-        self._cluster, self._path, self._tell = cluster, path, tell
-        self._versions: dict[str, int] = {}
-        self._deleted: set[str] = set()
+        self._cluster, self._path, self._on_event = cluster, path, on_event
+        self.versions: dict[str, str] = {}
 
     def follow(self) -> None:
-        """Tells of events until `over`."""
+        """Reports events until `over`."""
         version = ""
         while not self.over.is_set():
             argv = [str(KUBEBOX.path), "kubectl", "get", "--raw", f"{self._path}&watch=1&resourceVersion={version}"]
@@ -55,22 +53,18 @@ class _Watch:
                         version = event["object"]["metadata"]["resourceVersion"]
                         self._see(event)
 
-    def has_told(self, listed: dict[str, Any]) -> bool:
-        """Whether it has told of all that happened before a list of the same objects was made."""
-        versions = {item["metadata"]["uid"]: int(item["metadata"]["resourceVersion"]) for item in listed["items"]}
-        known = dict(self._versions)
-        gone = [
-            uid for uid in known.keys() - versions.keys() if known[uid] <= int(listed["metadata"]["resourceVersion"])
-        ]
-        return self._deleted >= set(gone) and all(known.get(uid, -1) >= version for uid, version in versions.items())
-
     def _see(self, event: dict[str, Any]) -> None:
-        self._tell(event)
+        self._on_event(event)
         metadata = event["object"]["metadata"]
-        self._versions[metadata["uid"]] = int(metadata["resourceVersion"])
+        self.versions[metadata["uid"]] = metadata["resourceVersion"]
         if event["type"] == "DELETED":
-            self._deleted.add(metadata["uid"])
+            del self.versions[metadata["uid"]]
 
     def _end(self, watch: "subprocess.Popen[str]") -> None:
         self.over.wait()
         watch.kill()
+
+
+def _versions(listed: dict[str, Any]) -> dict[str, str]:
+    """Returns the version of each object in a list, by uid."""
+    return {item["metadata"]["uid"]: item["metadata"]["resourceVersion"] for item in listed["items"]}

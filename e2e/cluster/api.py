@@ -10,7 +10,7 @@ from e2e.cluster.network import Network
 from e2e.cluster.pki import Pair
 
 # How long a server that doesn't answer is asked again, in seconds.
-PATIENCE = 60.0
+PATIENCE = 600.0
 
 
 class Api:

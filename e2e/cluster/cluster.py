@@ -5,16 +5,17 @@ import fcntl
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from e2e.cluster import cgroups, namespaces, network
-from e2e.cluster.api import Api
+from e2e.cluster.api import PATIENCE, Api
 from e2e.cluster.binaries import KUBEBOX
 from e2e.cluster.control_plane import ControlPlane
-from e2e.cluster.errors import ClusterError
+from e2e.cluster.errors import ClusterError, CommandError
 from e2e.cluster.images import catalogue, pause
 from e2e.cluster.namespaces import Namespaces
 from e2e.cluster.network import Network
@@ -26,6 +27,9 @@ from e2e.cluster.timings import QUICK, Timings
 from e2e.cluster.waiting import wait_for_process
 
 PROGRAMS = ("containerd", "ctr", "ip", "iptables", "nsenter", "runc", "setsid", "unshare")
+
+# What kubectl says if it has no connection, through which it could have asked.
+_UNCONNECTED = re.compile("TLS handshake timeout|connection refused|dial tcp")
 
 
 @dataclass
@@ -106,9 +110,17 @@ class Cluster:
     def kubectl(self, *argv: str, stdin: str | None = None, timeout: float | None = 360) -> str:
         """Run kubectl as the administrator and return its output; raises CommandError when it fails.
 
-        `timeout` (seconds) is only for a command that hangs: one that waits is given a shorter limit in its arguments.
+        `timeout` (seconds) is only for a command that hangs: one that waits is given a shorter limit in its arguments. A command that
+        cannot connect, so that nothing has been asked yet, is repeated for PATIENCE.
         """
-        return run([KUBEBOX.path, "kubectl", *argv], stdin=stdin, env=self.environment, timeout=timeout)
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return run([KUBEBOX.path, "kubectl", *argv], stdin=stdin, env=self.environment, timeout=timeout)
+            except CommandError as error:
+                if not _UNCONNECTED.search(error.stderr) or time.monotonic() > deadline:
+                    raise
+                time.sleep(1)
 
     def load(self, archive: Path) -> None:
         """Import an image archive into every node."""

@@ -22,5 +22,5 @@ DEFAULT = Timings(
 QUICK = Timings(node_status_update=1, node_lease=4, node_monitor_period=1, node_monitor_grace=5, max_restart_backoff=2)
 """For tests: a lost node is noticed in about 5 s, a crashing container comes back every 2 to 3 s."""
 
-PATIENT = replace(QUICK, node_monitor_grace=120)
+PATIENT = replace(QUICK, node_monitor_grace=1200)
 """For tests that freeze a kubelet: its node is not lost meanwhile."""

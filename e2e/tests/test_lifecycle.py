@@ -15,7 +15,7 @@ from e2e.host_runtime import CONTAINERS, ENVIRONMENT
 from e2e.installation import NAMESPACE as SYSTEM
 from e2e.installation import await_operator, operator_pods
 from e2e.jobs import Job
-from e2e.prompts import fates_in
+from e2e.prompts import fates_in, nothing_is_lost
 from e2e.tests import trespass
 
 pytestmark = pytest.mark.cluster
@@ -24,12 +24,6 @@ pytestmark = pytest.mark.cluster
 @pytest.fixture
 def job(tail_batching_job: Job) -> Job:
     return tail_batching_job
-
-
-def nothing_is_lost(job: Job) -> None:
-    """No prompt was lost or trained twice."""
-    found = fates_in(job)
-    assert (found["lost"], found["doubled"]) == ([], [])
 
 
 @pytest.mark.parametrize("role", ["rollout", "reward", "trainer"])

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from e2e import small_job, volumes
-from e2e.cluster.cluster import Cluster
-from e2e.installation import NAMESPACE as SYSTEM
-from e2e.installation import await_operator, scale_operator
+from e2e.installation import operator_away
 from e2e.jobs import Job
 from e2e.prompts import fates_in
 from e2e.site import Site
@@ -36,18 +34,6 @@ def held(data: Path) -> Iterator[None]:
         yield
     finally:
         file.unlink()
-
-
-@contextmanager
-def operator_away(cluster: Cluster) -> Iterator[None]:
-    """Nobody plans meanwhile."""
-    replicas = cluster.kubectl("-n", SYSTEM, "get", "deployment", "-o", "jsonpath={.items[0].spec.replicas}")
-    scale_operator(cluster, 0)
-    try:
-        yield
-    finally:
-        scale_operator(cluster, int(replicas))
-        await_operator(cluster)
 
 
 def horizons(job: Job) -> dict[int, int]:

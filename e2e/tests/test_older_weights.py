@@ -7,7 +7,7 @@ import pytest
 from e2e import small_job
 from e2e.harm import resumes_after, signal_process
 from e2e.jobs import Job
-from e2e.prompts import fates_in
+from e2e.prompts import fates_in, nothing_is_lost
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
@@ -25,8 +25,7 @@ def test_carried_prompts_survive_a_killed_driver(new_job: Callable[[str], Job]) 
     before = fates_in(job)
     assert before["mixed"] > 0, "responses that went on"
     resumes_after(job, lambda: signal_process(job, job.pod("driver"), "driver", "longboat agent driver"))
-    found = fates_in(job)
+    found = nothing_is_lost(job)
     assert found["incarnations"] > 1
-    assert (found["lost"], found["doubled"], found["uncovered"]) == ([], [], [])
     assert found["behind"].keys() - {0}, "tokens of older weights were trained"
     assert not any(steps < 0 for steps in found["behind"]), "none of weights that were yet to come"

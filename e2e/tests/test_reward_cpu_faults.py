@@ -22,7 +22,7 @@ from e2e.host_runtime import HOSTNAME
 from e2e.installation import NAMESPACE as SYSTEM
 from e2e.installation import RELEASE, await_operator, scale_operator
 from e2e.jobs import Job, Object
-from e2e.prompts import fates_in
+from e2e.prompts import nothing_is_lost
 from e2e.reward_cpus import POOLS, TOTAL, Watched, apply_runtime_apart, moved, requested, reward_cpu, watching
 from e2e.site import Site
 from e2e.volumes import apply
@@ -142,8 +142,7 @@ class Moving:
         """Waits until all is as it was granted, with enough for the pool that waits; nothing is lost, and the sum has held."""
         self.job.wait(f"CPUs for {self.heavy}", self._rests)
         self.job.wait_for_step(self.job.step() + 2)
-        found = fates_in(self.job)
-        assert (found["lost"], found["doubled"], found["uncovered"]) == ([], [], [])
+        nothing_is_lost(self.job)
         assert max(self.seen.sums) <= TOTAL
         assert max(self.seen.quotas) <= TOTAL
 

@@ -1,7 +1,7 @@
 """Rollout pods that come and go on a running job: what the driver asks for, what it is granted, and what is lost on the way: nothing."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from operator import eq
 from typing import Any
@@ -10,9 +10,9 @@ import pytest
 
 from e2e import small_job
 from e2e.harm import api_server_frozen, delete_at_once, signal_process
-from e2e.installation import scale_operator
+from e2e.installation import operator_away
 from e2e.jobs import Job
-from e2e.prompts import fates_in
+from e2e.prompts import fates_in, nothing_is_lost
 from e2e.volumes import folder
 from e2e.watches import following
 from longboat_runtime.driver.eventlog import surviving
@@ -86,12 +86,10 @@ def nobody_leaves(job: Job) -> None:
     )
 
 
-def nothing_is_lost(job: Job) -> dict[str, Any]:
+def goes_on(job: Job) -> dict[str, Any]:
     """Waits for steps that follow, and returns what became of every prompt."""
     job.wait_for_step(job.step() + 2)
-    found = fates_in(job)
-    assert (found["lost"], found["doubled"], found["uncovered"]) == ([], [], [])
-    return found
+    return nothing_is_lost(job)
 
 
 def logged(job: Job) -> list[events.Body]:
@@ -110,7 +108,7 @@ def test_kubectl_scale_adds_a_pod_and_drains_one(tail_batching_job: Job) -> None
     scale(tail_batching_job, 1)
     serve(tail_batching_job, 1)
     nobody_leaves(tail_batching_job)
-    assert nothing_is_lost(tail_batching_job)["lost_samples"] == lost, "nothing had to be drawn again"
+    assert goes_on(tail_batching_job)["lost_samples"] == lost, "nothing had to be drawn again"
     (drained,) = (before | {added}) - tail_batching_job.pod_uids("rollout").keys()
     assert drained in {body.pod for body in logged(tail_batching_job) if isinstance(body, events.PodDrained)}
 
@@ -138,7 +136,7 @@ def test_a_running_job_is_scaled_up_and_down(job: Job) -> None:
     gone = pods - job.pod_uids("rollout").keys()
     assert len(gone) == 2
     assert gone in seen, "both at once"
-    found = nothing_is_lost(job)
+    found = goes_on(job)
     assert found["lost_samples"] == 0, "nothing had to be drawn again"
     assert {body.pod for body in logged(job) if isinstance(body, events.PodDrained)} == gone
 
@@ -153,7 +151,7 @@ def test_a_pod_is_killed_while_it_goes(job: Job, word: str) -> None:
     delete_at_once(job, job.printed(driver, "driver", rf"pod (\S+) {word}")[1])
     serve(job, 1)
     nobody_leaves(job)
-    nothing_is_lost(job)
+    goes_on(job)
 
 
 @pytest.mark.faults
@@ -178,33 +176,18 @@ def test_pods_are_killed_while_they_come(job: Job) -> None:
     delete_at_once(job, job.wait("its engine starts", engine_starts))
     serve(job, 2)
     assert grant(job) == {"answers": demand(job)["number"], "replicas": 2}
-    assert nothing_is_lost(job)["lost_samples"] == 0, "nothing has run there"
-
-
-@pytest.fixture
-def operator_away(job: Job) -> Iterator[Callable[[], None]]:
-    """The operator is gone; what is returned brings it back."""
-    away = [True]
-
-    def back() -> None:
-        away.clear()
-        scale_operator(job.cluster, 1)
-
-    scale_operator(job.cluster, 0)
-    yield back
-    if away:
-        back()
+    assert goes_on(job)["lost_samples"] == 0, "nothing has run there"
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("job", [1], indirect=True)
-def test_operator_and_driver_are_killed_between_demand_and_grant(job: Job, operator_away: Callable[[], None]) -> None:
-    scale(job, 2)
-    job.wait("the demand", lambda: demand(job), lambda demand: demand.get("replicas") == 2)
-    before = demand(job)
-    assert grant(job)["replicas"] == 1
-    signal_process(job, job.pod("driver"), "driver", "longboat_runtime.cli driver")
-    operator_away()
+def test_operator_and_driver_are_killed_between_demand_and_grant(job: Job) -> None:
+    with operator_away(job.cluster):
+        scale(job, 2)
+        job.wait("the demand", lambda: demand(job), lambda demand: demand.get("replicas") == 2)
+        before = demand(job)
+        assert grant(job)["replicas"] == 1
+        signal_process(job, job.pod("driver"), "driver", "longboat_runtime.cli driver")
     job.wait(
         "a new incarnation asks",
         lambda: demand(job),
@@ -212,7 +195,7 @@ def test_operator_and_driver_are_killed_between_demand_and_grant(job: Job, opera
     )
     job.wait("the grant", lambda: grant(job).get("replicas") == 2 and grant(job)["answers"] == demand(job)["number"])
     serve(job, 2)
-    nothing_is_lost(job)
+    goes_on(job)
 
 
 @pytest.mark.faults
@@ -224,6 +207,6 @@ def test_the_api_server_is_gone_while_a_pod_is_drained(job: Job) -> None:
         pass
     serve(job, 1)
     nobody_leaves(job)
-    found = nothing_is_lost(job)
+    found = goes_on(job)
     assert found["lost_samples"] == 0, "nothing had to be drawn again"
     assert job.step() > step

@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=DURATION_SECONDS,
         metavar="SECONDS",
-        help="how long a standby waits after the leader has renewed the lease for the last time; default: %(default)g",
+        help="how long a standby waits after the leader's last renewal before it takes over; default: %(default)g",
     )
     run.add_argument(
         "--health-port", type=int, default=8081, metavar="PORT", help="/healthz and /readyz; default: %(default)s"

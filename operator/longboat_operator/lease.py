@@ -9,6 +9,7 @@ process must end.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +20,7 @@ from typing import Any
 import structlog
 
 from longboat_operator.kube.client import KubeClient
+from longboat_operator.kube.config import ConfigurationError
 from longboat_operator.kube.errors import ConflictError, KubeError, NotFoundError
 from longboat_operator.kube.resources import LEASE
 
@@ -115,11 +117,16 @@ class Elector:
         retry_seconds: float = RETRY_SECONDS,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
-        """`client` must write without asking this leadership; `request_seconds` is its time limit."""
+        """`client` must write without asking this leadership; `request_seconds` is its time limit.
+
+        Raises:
+            ConfigurationError: the lease could expire while a request of its holder is under way.
+        """
         write_seconds = duration_seconds - request_seconds - _MARGIN_SECONDS
         if write_seconds <= retry_seconds:
-            message = f"a lease of {duration_seconds:g} s is too short for requests of up to {request_seconds:g} s"
-            raise ValueError(message)
+            least = request_seconds + _MARGIN_SECONDS + retry_seconds
+            message = f"--lease-duration: {duration_seconds:g} s is too short; use more than {least:g} s"
+            raise ConfigurationError(message)
         self.leadership = Leadership(write_seconds, clock)
         self.identity = identity
         self._client = client
@@ -161,13 +168,13 @@ class Elector:
                 log.warning("lease not released; it will expire", error=str(error))
 
     async def _give_up(self) -> None:
-        """Writes that nobody holds the lease. A renewal that is under way may come before that, but only one."""
+        """Clears the lease's holder. Tries once more if a renewal under way was stored first, or the answer was lost."""
         if self._lease is not None:
-            with suppress(ConflictError):
+            with suppress(KubeError):
                 await self._write(self._lease, holder="")
                 return
         lease = await self._read()
-        if lease is not None and lease["spec"].get("holderIdentity") == self.identity:
+        if lease is not None and (lease.get("spec") or {}).get("holderIdentity") == self.identity:
             await self._write(lease, holder="")
 
     def _until_next_try(self) -> float:
@@ -218,7 +225,7 @@ class Elector:
         spec |= {
             "holderIdentity": holder,
             "renewTime": now,
-            "leaseDurationSeconds": max(1, round(self._duration_seconds)) if holder else 1,
+            "leaseDurationSeconds": math.ceil(self._duration_seconds) if holder else 1,
         }
         if lease is None:
             metadata = {"namespace": self._namespace, "name": self._name}

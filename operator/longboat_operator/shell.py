@@ -47,7 +47,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LeaseOptions:
-    """Which Lease to compete for, and how long a standby waits after the leader has renewed it for the last time."""
+    """Says which Lease to compete for, and how long a standby waits after the leader's last renewal."""
 
     namespace: str
     name: str

@@ -19,7 +19,7 @@ import secrets
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -57,6 +57,7 @@ from longboat_runtime.samples import (
 )
 from tests.driver.fakes import FakeStore, Site, digest, make_spec
 from tests.driver.runs import history, trained
+from tests.support.waiting import DEADLINE_SECONDS
 
 STEPS, PROMPTS, GROUP = 3, 2, 2
 EVALUATION: dict[str, Any] = {"evaluation": {"every_steps": 1, "samples_per_prompt": 1}}
@@ -495,6 +496,16 @@ def check(site: MovingSite, moves: Moves, *, killed: bool) -> None:
     assert not site.store.samples, "nothing is left in the store"
 
 
+async def to_its_end(job: Coroutine[Any, Any, None]) -> None:
+    """Awaits the job; raises TimeoutError if it hangs."""
+    running = asyncio.ensure_future(job)
+    await asyncio.wait([running], timeout=DEADLINE_SECONDS)
+    if not running.done():
+        running.cancel()
+        raise TimeoutError(f"the job has not ended after {DEADLINE_SECONDS:g} s")
+    await running
+
+
 def chunk(numbers: range, seed: int) -> Moves:
     """Runs the jobs with these numbers."""
     moves = Moves()
@@ -503,7 +514,7 @@ def chunk(numbers: range, seed: int) -> Moves:
         with tempfile.TemporaryDirectory(prefix="moving-", dir=MEMORY if MEMORY.is_dir() else None) as root, at_once():
             job = run_job(Path(root), policy, seed + number, moves, kill=kill)
             try:
-                asyncio.run(job)
+                asyncio.run(to_its_end(job))
             except BaseException as error:
                 error.add_note(f"{policy}, seed {seed + number}, {'with' if kill else 'without'} kills")
                 raise

@@ -173,8 +173,9 @@ def noting_writes(broker: KubernetesBroker) -> list[dict[str, Any]]:
     apply_status = broker._own.apply_status
 
     async def noted(status: dict[str, Any]) -> dict[str, Any]:
+        answer = await apply_status(status)
         written.append(status)
-        return await apply_status(status)
+        return answer
 
     broker._own.apply_status = noted  # type: ignore[method-assign, assignment]
     return written

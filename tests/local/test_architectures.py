@@ -46,6 +46,7 @@ def job(folder: Path, model: Path) -> Job:
     return Job("tiny", RLJobSpec.model_validate(spec), folder / "run", 1)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("architecture", FAMILIES)
 async def test_two_steps_train_it_and_engines_have_the_trainers_log_probs(
     architecture: str, tmp_path: Path, sockets: Mapping[str, Path]

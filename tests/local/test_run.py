@@ -23,6 +23,7 @@ from longboat_runtime.sample_files.reading import read_file, read_files
 from tests.support.tiny_model import build_tiny_model
 from tests.tracking.jobs import rows
 
+STEPS, HALF = 4, 2
 REWARD = """
 def letters(sample):
     return sum(letter == sample.ground_truth for letter in sample.text) / max(len(sample.text), 1)
@@ -47,12 +48,12 @@ def job(data: Path, root: Path, incarnation: int) -> Job:
         "dataset": {
             "files": {"paths": [str(data / "train.jsonl")]},
             "columns": {"prompt": "prompt", "groundTruth": "answer"},
-            "evaluation": {"files": {"paths": [str(data / "test.jsonl")]}, "everySteps": 10},
+            "evaluation": {"files": {"paths": [str(data / "test.jsonl")]}, "everySteps": STEPS},
         },
         "algorithm": {"name": "DrGRPO", "groupSize": 4},
-        "rounds": {"steps": 10, "promptsPerRound": 4},
-        "checkpoint": {"everySteps": 5, "keep": 2},
-        "rollouts": {"everySteps": 5, "keep": 2},
+        "rounds": {"steps": STEPS, "promptsPerRound": 4},
+        "checkpoint": {"everySteps": HALF, "keep": 2},
+        "rollouts": {"everySteps": HALF, "keep": 2},
         "tracking": {"weightsAndBiases": {"project": "letters", "mode": "Offline"}},
         "rollout": {"sampling": {"maxTokens": 8}, "kvCache": "16Mi", "enforceEager": True},
         "rewards": [{"name": "letters", "function": f"{data}/rewards.py:letters"}],
@@ -68,14 +69,14 @@ async def run(job_: Job, sockets: Mapping[str, Path]) -> None:
 async def test_a_resumed_run_is_the_run_that_never_stopped(
     data: Path, sockets: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    """Ten steps in one go, and five, a checkpoint, a new start and five more, are the same, bit for bit."""
+    """All steps in one go, and half of them, a checkpoint, a new start and the others, are the same, bit for bit."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     await run(job(data, whole, 1), sockets)
     shutil.copytree(whole, broken)
     shutil.rmtree(broken / "export")
-    shutil.rmtree(broken / Position(1, 10).path)
+    shutil.rmtree(broken / Position(1, STEPS).path)
     await run(job(data, broken, 2), sockets)
-    assert (broken / Position(2, 10).path).is_dir()
+    assert (broken / Position(2, STEPS).path).is_dir()
     assert batches(broken, 2) == batches(whole, 1)
     ours, theirs = load_file(broken / "export" / "model.safetensors"), load_file(whole / "export" / "model.safetensors")
     assert ours.keys() == theirs.keys()
@@ -83,18 +84,18 @@ async def test_a_resumed_run_is_the_run_that_never_stopped(
     before = load_file(data / "model" / "model.safetensors")
     assert not all(torch.equal(ours[name], before[name]) for name in ours), "something was learned"
     records = {record.step: record.metrics for record in read_records(broken)}
-    assert list(records) == list(range(11))
+    assert list(records) == list(range(STEPS + 1))
     assert "val/score/mean" in records[0]
     assert all(record["sync/parity_max"] < 1e-4 for record in records.values())
-    assert records[10]["reward/grades/scored"] == 16
+    assert records[STEPS]["reward/grades/scored"] == 16
     responses = {step: [sample["response"] for sample in read_file(path)] for step, path in read_files(broken).items()}
-    assert {step: len(texts) for step, texts in responses.items()} == {5: 16, 10: 16}
+    assert {step: len(texts) for step, texts in responses.items()} == {HALF: 16, STEPS: 16}
     assert responses == {
         step: [sample["response"] for sample in read_file(path)] for step, path in read_files(whole).items()
     }
     tracked = {row["_step"]: row for row in rows(broken)}
-    assert list(tracked) == list(range(11))
-    assert {step for step, row in tracked.items() if "samples/nrows" in row} >= {5, 10}
+    assert list(tracked) == list(range(STEPS + 1))
+    assert {step for step, row in tracked.items() if "samples/nrows" in row} >= {HALF, STEPS}
 
 
 def batches(root: Path, incarnation: int) -> list[tuple]:

@@ -10,6 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from longboat_operator.kube.config import ConfigurationError
 from longboat_operator.kube.errors import AlreadyExistsError, ConflictError, NotFoundError, TransportError
 from longboat_operator.lease import Elector, Leadership, LeadershipLostError, Seen, may_take, see
 from tests.support.examples import examples
@@ -151,7 +152,7 @@ async def test_a_released_lease_is_taken_at_once() -> None:
 
 
 class SlowToAnswer(LeaseClient):
-    """Stores a lease at once, and answers when it is told to."""
+    """Stores a lease at once, but answers only once `answer` is set."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -228,5 +229,5 @@ def test_who_may_take(seen: Seen | None, now: float, expected: bool) -> None:
 
 
 def test_a_lease_too_short_for_its_requests_is_refused() -> None:
-    with pytest.raises(ValueError, match="too short"):
+    with pytest.raises(ConfigurationError, match="--lease-duration: 8 s is too short; use more than"):
         Elector(LeaseClient(World()), "a", "lease", "me", request_seconds=5.0, duration_seconds=8.0)  # type: ignore[arg-type]

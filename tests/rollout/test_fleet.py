@@ -126,6 +126,7 @@ async def serving(fleet: RayRolloutFleet, engines: int) -> list[str]:
     return names()
 
 
+@pytest.mark.extended
 async def test_an_engine_that_cannot_start_says_what_to_change(store: StoreClient, tmp_path: Path) -> None:
     broken = RayRolloutFleet(spec(tmp_path / "nothing"), store)
     try:
@@ -176,6 +177,7 @@ async def test_stacks_show_the_engines_threads(fleet: RayRolloutFleet) -> None:
     assert all("Thread engine" in text and "inprocess.py" in text for text in stacks.values())
 
 
+@pytest.mark.extended
 async def test_a_dead_engines_samples_are_lost_and_its_successor_serves(
     fleet: RayRolloutFleet, store: StoreClient, reference: ReferenceModel
 ) -> None:
@@ -206,6 +208,7 @@ async def test_a_dead_engines_samples_are_lost_and_its_successor_serves(
         assert {span.version for span in event.spans} == {reference.version}
 
 
+@pytest.mark.extended
 async def test_an_engine_that_does_not_pass_the_gate_serves_nothing(
     fleet: RayRolloutFleet, reference: ReferenceModel
 ) -> None:
@@ -227,6 +230,7 @@ def _store_of_its_own() -> StoreClient:
     return StoreClient(ray.remote(SampleStoreActor).options(num_cpus=0).remote())
 
 
+@pytest.mark.extended
 async def test_an_engine_restarted_with_a_stale_copy_is_refused(fleet: RayRolloutFleet, model_directory: Path) -> None:
     """In bfloat16, where the first publication calibrates: what the engine before it has measured holds for its successor.
 
@@ -255,6 +259,7 @@ async def test_an_engine_restarted_with_a_stale_copy_is_refused(fleet: RayRollou
         await alone.close()
 
 
+@pytest.mark.extended
 async def test_aborted_samples_come_back_through_the_store(fleet: RayRolloutFleet, store: StoreClient) -> None:
     requests = [request(row, tokens=LONG, attempt=5) for row in range(4)]
     await fleet.submit(requests)

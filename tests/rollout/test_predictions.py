@@ -87,6 +87,7 @@ def engines(weights: float, **terms: float) -> Throughput:
     return {size: roofline(size, weights=weights, **terms) for size in (1, 2, 4)}  # type: ignore[arg-type]
 
 
+@pytest.mark.extended
 def test_a_constant_load_is_worth_one_change() -> None:
     """Of 60 jobs with random engines, loads and costs, hardly one changes the shape of a kind twice.
 
@@ -123,14 +124,8 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("sizes", [(1, 2), (1, 2, 4)])
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        *WRONG,
-        "swapped",
-    ],
-)
+@pytest.mark.parametrize("sizes", [pytest.param((1, 2), marks=pytest.mark.extended), (1, 2, 4)])
+@pytest.mark.parametrize("wrong", ["swapped", *(pytest.param(name, marks=pytest.mark.extended) for name in WRONG)])
 def test_measured_rounds_correct_the_profile(wrong: str, sizes: tuple[int, ...]) -> None:
     """Over the run, its trials included, at least 0.95 of the best fixed shape."""
     truth, costs = engines(0.02), dict.fromkeys((1, 2, 4), 8.0)
@@ -200,7 +195,7 @@ def test_a_kind_that_saves_changes_waits_for_nothing() -> None:
     assert by_predictions({SHORT: 1, RoundKind.LONG: 1}, alone, replace(outlook, present=1), (1, 4)) is None
 
 
-@pytest.mark.parametrize("seed", [5, 6, 7])
+@pytest.mark.parametrize("seed", [5, *(pytest.param(seed, marks=pytest.mark.extended) for seed in (6, 7))])
 def test_shapes_follow_kinds_and_phases(seed: int) -> None:
     """Small engines suit many short responses, large ones few long ones: the load is one, then the other, 20 rounds each.
 

@@ -1,8 +1,8 @@
 """The CPU seconds of tests: recorded with `--record-cpu-seconds`, and read to tell which tests are slow.
 
-A pytest plugin. CPU seconds say what a test costs on any machine; how long it takes also depends on what else runs there. They are those of
-the process that runs the test and of all that it starts, orphans too, but for the pods of test clusters, which have control groups of their
-own. What a fixture of a larger scope takes counts for every test that uses it, since each of them may be run alone.
+A pytest plugin. CPU seconds say what a test costs on any machine; how long it takes also depends on what else runs there. They cover the
+process that runs the test and all that it starts, orphans too. What a fixture of a larger scope takes counts for every test that uses it,
+since each of them may be run alone.
 """
 
 from __future__ import annotations
@@ -23,18 +23,15 @@ RECORD = Path(__file__).parents[1] / "cpu_seconds.json"
 # Tests above this are `slow`. All others together take less than two minutes of an idle core, the start of pytest included.
 SLOW_SECONDS = 0.5
 
-# Less than this is not recorded.
-_LEAST_SECONDS = 0.2
-
 _PROPERTY = "cpu_seconds"
 
 # Where cgroup v2 is: alone, or beside v1.
-_HIERARCHIES = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
+HIERARCHIES = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 
 
 @dataclass(frozen=True)
 class Cost:
-    """CPU seconds of one test of a run, of the shared fixtures that it uses, and of ending those after its file's last test."""
+    """Holds the CPU seconds of a test, of the shared fixtures that it uses, and of their teardown after its file's last test."""
 
     own: float
     fixtures: dict[str, float]
@@ -42,14 +39,14 @@ class Cost:
 
 
 def recorded(record: Path = RECORD) -> dict[str, float]:
-    """Reads the recorded CPU seconds by test id; tests of almost none are missing."""
+    """Reads the recorded CPU seconds by test id; only slow tests are recorded."""
     return json.loads(record.read_text()) if record.exists() else {}
 
 
 def seconds_alone(costs: Mapping[str, Cost]) -> dict[str, float]:
     """Computes what each test would take if it ran alone: its own seconds and those of every shared fixture that it uses.
 
-    A file's shared fixtures end after its last test, so that what this takes is divided among the tests of the file that use one.
+    A file's shared fixtures end after its last test. Each test of the file that uses one is charged all that this takes.
     """
     starting: dict[str, dict[str, float]] = defaultdict(dict)
     ending: dict[str, float] = defaultdict(float)
@@ -65,12 +62,23 @@ def seconds_alone(costs: Mapping[str, Cost]) -> dict[str, float]:
     }
 
 
-class Group:
-    """A control group of this process and all that it starts, whose CPU seconds the kernel counts. Needs root and cgroup v2."""
+def measurable(hierarchy: Path) -> bool:
+    """Returns whether groups can be made in this cgroup v2 hierarchy."""
+    return os.access(hierarchy / "cgroup.procs", os.W_OK)
+
+
+class ControlGroup:
+    """Moves this process into a new control group, whose CPU seconds the kernel counts; what it starts joins it.
+
+    Raises pytest.UsageError without root and cgroup v2.
+    """
 
     def __init__(self) -> None:
-        self._hierarchy = next(path for path in _HIERARCHIES if (path / "cgroup.procs").exists())
-        self._group = self._hierarchy / f"longboat-tests-{os.getpid()}"
+        current = next(line[4:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line[:3] == "0::")
+        self._parent = next((path / current for path in HIERARCHIES if measurable(path)), None)
+        if self._parent is None:
+            raise pytest.UsageError("--record-cpu-seconds needs root and a writable cgroup v2")
+        self._group = self._parent / f"longboat-tests-{os.getpid()}"
         self._group.mkdir()
         (self._group / "cgroup.procs").write_text(str(os.getpid()))
 
@@ -80,10 +88,10 @@ class Group:
         return int(counters["usage_usec"]) / 1e6
 
     def close(self) -> None:
-        """Removes the group; what still runs in it goes on outside."""
+        """Removes the group; what still runs in it goes on in the group that this process came from."""
         for pid in (self._group / "cgroup.procs").read_text().split():
             with suppress(ProcessLookupError):
-                (self._hierarchy / "cgroup.procs").write_text(pid)
+                (self._parent / "cgroup.procs").write_text(pid)
         self._group.rmdir()
 
 
@@ -91,7 +99,7 @@ class Group:
 class Measurement:
     """Measures the tests of one process."""
 
-    group: Group = field(default_factory=Group)
+    group: ControlGroup = field(default_factory=ControlGroup)
     begun: float = 0.0
     shared: float = 0.0
     ending: float = 0.0
@@ -151,18 +159,14 @@ class Writer:
                     self.costs[report.nodeid] = Cost(*json.loads(str(value)))
 
     def pytest_sessionfinish(self) -> None:
-        files = {test.partition("::")[0] for test in self.costs}
-        others = {
-            test: seconds for test, seconds in recorded(self.record).items() if test.partition("::")[0] not in files
-        }
-        measured = {test: round(seconds, 1) for test, seconds in seconds_alone(self.costs).items()}
-        kept = {test: seconds for test, seconds in measured.items() if seconds >= _LEAST_SECONDS}
-        self.record.write_text(json.dumps(dict(sorted((others | kept).items())), indent=0) + "\n")
+        seconds = recorded(self.record) | seconds_alone(self.costs)
+        slow = {test: round(each, 1) for test, each in sorted(seconds.items()) if each > SLOW_SECONDS}
+        self.record.write_text(json.dumps(slow, indent=0) + "\n")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds `--record-cpu-seconds`."""
-    text = f"write the CPU seconds of the tests of this run to FILE (default: tests/{RECORD.name})"
+    text = f"update FILE with the CPU seconds of the tests of this run (default: tests/{RECORD.name}; needs root)"
     option = {"nargs": "?", "const": RECORD, "metavar": "FILE", "type": Path}
     parser.getgroup("longboat").addoption("--record-cpu-seconds", help=text, **option)
 

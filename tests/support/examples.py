@@ -20,7 +20,7 @@ def register() -> None:
     How long an example takes says nothing on a machine that others use too.
     """
     common = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.register_profile(FIXED, common, derandomize=True, database=None, max_examples=20)
+    settings.register_profile(FIXED, common, derandomize=True, database=None, max_examples=10)
     settings.register_profile(SEARCH, common)
     settings.load_profile(FIXED)
 

@@ -13,45 +13,51 @@ from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
 
-# What is linted, and what in it is a program that people run, for as long as they say, or waits for the others.
+# Linted folders and files. Exempt are programs that people run for a time they choose, and the helpers that wait for all tests.
 _LINTED = ("tests", "e2e")
 _EXEMPT = ("e2e/chaos", "e2e/cluster", "e2e/demo", "tests/support/waiting.py", "tests/support/stress.py")
 
-_HELPERS = "wait with `eventually` or `eventually_async` of tests/support/waiting.py"
+_SLEEP = "wait with `eventually` or `eventually_async` of tests/support/waiting.py"
+_DEADLINE = "remove the deadline; pytest's timeout ends a test that hangs"
+_CLOCK = "tests measure no time: pass the code under test a clock, or write a benchmark"
 _CURES = {
-    "time.sleep": _HELPERS,
-    "asyncio.timeout": "await without a deadline of its own; pytest's timeout ends a test that hangs",
-    "asyncio.timeout_at": "await without a deadline of its own; pytest's timeout ends a test that hangs",
-    "asyncio.wait_for": "await without a deadline of its own; pytest's timeout ends a test that hangs",
+    "time.sleep": _SLEEP,
+    **dict.fromkeys(("asyncio.timeout", "asyncio.timeout_at", "asyncio.wait_for"), _DEADLINE),
     **dict.fromkeys(
-        ("time.monotonic", "time.monotonic_ns", "time.perf_counter", "time.perf_counter_ns", "time.process_time", "time.time"),
-        "a test measures no time: hand the product a clock, or make it a benchmark",
+        (
+            f"time.{clock}{unit}"
+            for clock in ("monotonic", "perf_counter", "process_time", "thread_time", "time")
+            for unit in ("", "_ns")
+        ),
+        _CLOCK,
     ),
-}  # fmt: skip
+}
+
+# Methods that take a time limit, and the position of that among their arguments.
+_LIMITS = {"communicate": 1, "join": 0, "poll": 0, "result": 0, "select": 3, "wait": 0}
 
 
 @dataclass(frozen=True)
 class Offence:
-    """A call in a test by which the speed of the machine may decide."""
+    """Names an expression that lets the speed of the machine decide a test."""
 
     path: Path
     line: int
-    call: str
+    expression: str
     cure: str
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.call}: {self.cure}"
+        return f"{self.path}:{self.line}: {self.expression}: {self.cure}"
 
 
 def offences(path: Path, text: str) -> list[Offence]:
-    """Lists the calls in a file that wait for a constant time, set a deadline or read a clock."""
+    """Lists the expressions in a file that sleep, set a deadline or read a clock."""
     tree = ast.parse(text)
     names = _imported(tree)
     return [
-        Offence(path, node.lineno, call, cure)
+        Offence(path, node.lineno, expression, cure)
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        for call, cure in _judged(node, names)
+        for expression, cure in _judged(node, names)
     ]
 
 
@@ -66,25 +72,34 @@ def _imported(tree: ast.Module) -> dict[str, str]:
     return names
 
 
-def _judged(call: ast.Call, names: dict[str, str]) -> Iterator[tuple[str, str]]:
-    head, _, rest = ast.unparse(call.func).partition(".")
-    name = ".".join(filter(None, (names.get(head, head), rest)))
-    if name in _CURES:
-        yield name, _CURES[name]
-    elif name == "asyncio.sleep" and not (
-        call.args and isinstance(call.args[0], ast.Constant) and call.args[0].value == 0
-    ):
-        yield name, _HELPERS
-    for keyword in call.keywords:
-        if keyword.arg == "timeout" and isinstance(keyword.value, ast.Constant) and keyword.value.value is not None:
-            yield f"{name}(timeout={keyword.value.value})", "pass DEADLINE_SECONDS, or no timeout"
+def _judged(node: ast.AST, names: dict[str, str]) -> Iterator[tuple[str, str]]:
+    if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+        head, _, rest = ast.unparse(node).partition(".")
+        name = ".".join(filter(None, (names.get(head, head), rest)))
+        if head in names and name in _CURES:
+            yield name, _CURES[name]
+    elif isinstance(node, ast.Call):
+        function = ast.unparse(node.func)
+        zero = bool(node.args) and ast.unparse(node.args[0]) == "0"
+        if names.get(function, function) == "asyncio.sleep" and not zero:
+            yield "asyncio.sleep", _SLEEP
+        limits = [keyword.value for keyword in node.keywords if keyword.arg == "timeout"]
+        position = _LIMITS.get(function.rpartition(".")[2])
+        if position is not None and isinstance(node.func, ast.Attribute):
+            limits += node.args[position : position + 1]
+        for limit in limits:
+            if isinstance(limit, ast.Constant) and isinstance(limit.value, int | float):
+                yield f"{function}({limit.value})", "pass DEADLINE_SECONDS, or no time limit"
 
 
 def main(paths: list[Path]) -> int:
     """Prints the offences in these files, by default in all tests; returns the exit status."""
     if not paths:
-        files = (path.relative_to(_ROOT) for folder in _LINTED for path in sorted((_ROOT / folder).rglob("*.py")))
-        paths = [path for path in files if not path.as_posix().startswith(_EXEMPT)]
+        files = [
+            Path("conftest.py"),
+            *(path.relative_to(_ROOT) for folder in _LINTED for path in sorted((_ROOT / folder).rglob("*.py"))),
+        ]
+        paths = [path for path in files if not any(path.is_relative_to(exempt) for exempt in _EXEMPT)]
     all_offences = [offence for path in paths for offence in offences(path, (_ROOT / path).read_text())]
     for offence in all_offences:
         print(offence)

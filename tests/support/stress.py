@@ -1,11 +1,12 @@
 """Runs tests again and again on a busy machine, and says which failed and how often: `python -m tests.support.stress COUNT TEST ...`.
 
-Two processes compute for ever meanwhile. Each round is a run of pytest of its own, so that shared fixtures start anew too. A test that takes
-more than half a minute is left out after three rounds. Results of all rounds stay below `build/stress`.
+As many processes as there are CPUs, and at least two, compute meanwhile. Each round is a run of pytest of its own, so that shared fixtures
+start anew too. A test that takes more than half a minute is left out after three rounds. Results of all rounds stay below `build/stress`.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -17,9 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-BURNERS = 2
+BURNERS = max(2, len(os.sched_getaffinity(0)))
 
-# A test that takes longer runs in so many rounds only.
+# Ends once it is an orphan, so that nothing burns on after this program was killed.
+_BURN = "import os; parent = os.getppid()\nwhile os.getppid() == parent: sum(range(1000000))"
+
+# A test that takes longer than LONG_SECONDS runs in LONG_ROUNDS rounds only.
 LONG_SECONDS, LONG_ROUNDS = 30.0, 3
 
 RESULTS = Path("build/stress")
@@ -40,7 +44,7 @@ class Result:
 @contextmanager
 def busy() -> Iterator[None]:
     """Keeps `BURNERS` processes computing within the block."""
-    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BURNERS)]
+    burners = [subprocess.Popen([sys.executable, "-c", _BURN]) for _ in range(BURNERS)]
     try:
         yield
     finally:
@@ -54,14 +58,14 @@ def read_results(report: Path) -> list[Result]:
     results = []
     for case in ElementTree.parse(report).getroot().iter("testcase"):  # noqa: S314 - written by our own pytest
         if case.find("skipped") is None:
-            bad = next((found for kind in ("failure", "error") if (found := case.find(kind)) is not None), None)
+            bad = next((element for kind in ("failure", "error") if (element := case.find(kind)) is not None), None)
             failure = "" if bad is None else (bad.get("message") or "failed").splitlines()[0]
             results.append(Result(_test_id(case), float(case.get("time", 0)), failure))
     return results
 
 
 def summary(results: Sequence[Result]) -> str:
-    """Writes a line for each test that failed, with how often and why, and one for all."""
+    """Returns a line for each failed test, with how often and why it failed, and a line of totals."""
     runs = Counter(result.test for result in results)
     failures: dict[str, list[str]] = defaultdict(list)
     for result in results:
@@ -88,13 +92,14 @@ def main(count: int, selection: list[str]) -> int:
                 for test in {r.test for r in results}
                 if number > LONG_ROUNDS and _longest(results, test) > LONG_SECONDS
             ]
-            command = [sys.executable, "-m", "pytest", "-q", "-o", "junit_family=xunit1", f"--junitxml={report}"]
+            journal = folder / f"{number}.passed"
+            journal.write_text("\n".join(done))
+            options = ["-q", "-p", "tests.support.journal", f"--journal={journal}"]
+            junit = ["-o", "junit_family=xunit1", f"--junitxml={report}"]
+            command = [sys.executable, "-m", "pytest", *options, *junit, *selection]
             begun = time.monotonic()
             with (folder / f"{number}.log").open("w") as log:
-                deselected = [word for test in done for word in ("--deselect", test)]
-                status = subprocess.run(
-                    [*command, *deselected, *selection], stdout=log, stderr=log, check=False
-                ).returncode
+                status = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
             if status == _NOTHING_SELECTED and done:
                 break
             if not report.exists() or status not in {0, 1}:
@@ -108,7 +113,7 @@ def main(count: int, selection: list[str]) -> int:
 
 
 def _test_id(case: ElementTree.Element) -> str:
-    """Joins file, class and name to the id that pytest takes."""
+    """Joins file, class and name into a pytest id."""
     file, name = case.get("file", ""), case.get("name", "")
     module = file.removesuffix(".py").replace("/", ".")
     classes = case.get("classname", "").removeprefix(module).strip(".")

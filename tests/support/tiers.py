@@ -5,70 +5,59 @@ A pytest plugin. `make test-fast` leaves out what is `slow`, `make test` what is
 
 from __future__ import annotations
 
-import datetime
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 import pytest
 
-from tests.support.cpu_seconds import SLOW_SECONDS, recorded
+from tests.support.cpu_seconds import recorded
 
 QUARANTINE = Path(__file__).parents[1] / "quarantine.txt"
 
-# More tests than this are not mended one after the other.
+# A longer list would never be worked off.
 MOST_QUARANTINED = 5
 
-
-@dataclass(frozen=True)
-class Quarantined:
-    """A test that failed without a cause in the change under test, and is being mended."""
-
-    test: str
-    since: datetime.date
-    message: str
+_ENTRY = re.compile(r"([^\t]+)\t\d{4}-\d\d-\d\d\t[^\t]+")
 
 
-def quarantined(text: str) -> list[Quarantined]:
-    """Reads `tests/quarantine.txt`: a test on each line, as id, date and message of the failure, separated by tabs.
+def quarantined(text: str) -> list[str]:
+    """Reads the ids in `tests/quarantine.txt`: a test on each line, as id, date and message of the failure, separated by tabs.
 
-    Raises pytest.UsageError for a line that isn't so, and for more tests than `MOST_QUARANTINED`.
+    Raises pytest.UsageError for a malformed line, and for more tests than `MOST_QUARANTINED`.
     """
-    entries = []
+    tests = []
     for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip() or line.startswith("#"):
-            continue
-        parts = [part.strip() for part in line.split("\t")]
-        try:
-            test, since, message = parts
-            entries.append(Quarantined(test, datetime.date.fromisoformat(since), message))
-        except ValueError:
-            expected = "expected the test's id, a date (2026-11-27) and the message, separated by tabs"
-            raise pytest.UsageError(f"{QUARANTINE.name} line {number}: {expected}; got {line!r}") from None
-    if len(entries) > MOST_QUARANTINED:
+        if line and not line.startswith("#"):
+            entry = _ENTRY.fullmatch(line)
+            if entry is None:
+                expected = "expected the test's id, a date (2026-11-27) and the message, separated by tabs"
+                raise pytest.UsageError(f"{QUARANTINE.name} line {number}: {expected}; got {line!r}")
+            tests.append(entry[1])
+    if len(tests) > MOST_QUARANTINED:
         raise pytest.UsageError(
-            f"{QUARANTINE.name}: {len(entries)} tests, {MOST_QUARANTINED} at most: mend one before another is added"
+            f"{QUARANTINE.name}: {len(tests)} tests, {MOST_QUARANTINED} at most: fix one before you add another"
         )
-    return entries
+    return tests
 
 
-def mark(items: Iterable[pytest.Item], seconds: dict[str, float], entries: list[Quarantined]) -> None:
+def mark(items: Iterable[pytest.Item], slow: Container[str], in_quarantine: Container[str]) -> None:
     """Marks tests of many CPU seconds as `slow`, and those in quarantine as `extended`."""
-    tests = {entry.test for entry in entries}
     for item in items:
-        if seconds.get(item.nodeid, 0.0) > SLOW_SECONDS:
+        if item.nodeid in slow:
             item.add_marker("slow")
-        if item.nodeid in tests:
+        if item.nodeid in in_quarantine:
             item.add_marker("extended")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks all tests before any are selected by their marks, and lets workers begin with the files that take longest.
+    """Marks all tests before any are selected by their marks, and lets workers begin with what takes longest.
 
-    A worker that got one of those last would keep the others waiting for it.
+    A worker that got one of those last would keep the others waiting for it. Tests on clusters come first: there is one cluster for many
+    files, and mostly they wait.
     """
     seconds = recorded()
     mark(items, seconds, quarantined(QUARANTINE.read_text()))
@@ -76,4 +65,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         files: Counter[Path] = Counter()
         for item in items:
             files[item.path] += seconds.get(item.nodeid, 0.0)
-        items.sort(key=lambda item: -files[item.path])
+        items.sort(key=lambda item: (item.get_closest_marker("cluster") is None, -files[item.path]))

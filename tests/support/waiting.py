@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 DEADLINE_SECONDS = 600.0
 
-# Seconds between two looks: a tenth of what has been waited so far, within these.
+# Seconds between two looks: a tenth of the time waited so far, within these bounds.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.005, 0.25
 
 
@@ -27,10 +27,12 @@ class NeverHappenedError(AssertionError):
 def eventually(look: Callable[[], T], right: Callable[[T], object] = bool) -> T:
     """Calls `look` until `right` accepts its value, and returns that value.
 
-    What either raises is raised at once. Raises NeverHappenedError after `DEADLINE_SECONDS`.
+    What either raises is raised at once. Raises NeverHappenedError if a look after `DEADLINE_SECONDS` isn't accepted either.
     """
     for pause in _pauses():
         seen = look()
+        if isawaitable(seen):
+            raise TypeError(f"{look!r} is asynchronous; use eventually_async")
         if _accepts(right, seen):
             return seen
         time.sleep(pause)
@@ -38,7 +40,7 @@ def eventually(look: Callable[[], T], right: Callable[[T], object] = bool) -> T:
 
 
 async def eventually_async(look: Callable[[], T | Awaitable[T]], right: Callable[[T], object] = bool) -> T:
-    """Does as `eventually`, and lets other tasks run meanwhile; `look` may be asynchronous."""
+    """Waits like `eventually` while other tasks run; `look` may be asynchronous."""
     for pause in _pauses():
         seen = look()
         if isawaitable(seen):
@@ -50,20 +52,21 @@ async def eventually_async(look: Callable[[], T | Awaitable[T]], right: Callable
 
 
 def _accepts(right: Callable[[T], object], seen: T) -> bool:
-    """Returns the answer of `right`; raises TypeError where there is none: NotImplemented would be true."""
+    """Returns whether `right` accepts the value; raises TypeError for NotImplemented and for coroutines, which would count as true."""
     answer = right(seen)
-    if answer is NotImplemented:
-        raise TypeError(f"{right!r} cannot judge {seen!r}; use functools.partial(operator.eq, ...)")
+    if answer is NotImplemented or isawaitable(answer):
+        raise TypeError(f"{right!r} cannot judge {seen!r}: it returned {answer!r}")
     return bool(answer)
 
 
 def _pauses() -> Iterator[float]:
-    """Yields the seconds to pause after each look, until the deadline has passed."""
+    """Yields the seconds to pause after each look. The last look comes after the deadline, however long this process was stopped."""
     begun = time.monotonic()
     waited = 0.0
     while waited < DEADLINE_SECONDS:
         yield min(max(_SHORTEST_PAUSE, waited / 10), _LONGEST_PAUSE)
         waited = time.monotonic() - begun
+    yield 0.0
 
 
 def _never_happened(seen: object) -> NeverHappenedError:

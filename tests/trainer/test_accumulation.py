@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -99,6 +100,7 @@ def test_four_ranks_have_the_gradient_of_one_weight_by_weight(tmp_path: Path) ->
             assert (four[case][weight] - gradient).norm() <= 1e-5 * gradient.norm(), f"{case}: {weight}"
 
 
+@pytest.mark.extended
 def test_a_rank_holds_a_few_layers_besides_its_shards_of_the_gradient_not_the_model(tmp_path: Path) -> None:
     shape = SHAPE | {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": LAYERS}
     Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=False)).save_pretrained(tmp_path / "model")

@@ -30,7 +30,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(
     ("backend", "checkpointing", "fsdp", "layers"),
-    [("eager", *case) for case in CASES[1:]]
+    [("eager", *CASES[-1]), pytest.param("eager", *CASES[1], marks=pytest.mark.extended)]
     + [pytest.param("inductor", *case, marks=pytest.mark.extended) for case in CASES],
     indirect=["backend"],
 )

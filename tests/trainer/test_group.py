@@ -115,6 +115,7 @@ async def test_a_group_trains_publishes_saves_restores_and_exports(
     assert all(file.stat().st_mode & 0o444 == 0o444 for file in (tmp_path / "export").iterdir())
 
 
+@pytest.mark.extended
 async def test_a_group_whose_ranks_live_writes_what_it_has_copied_before_it_is_lost(
     group: RayTrainerGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +197,7 @@ async def test_stacks_name_every_rank(group: RayTrainerGroup) -> None:
     assert "Thread" in stacks["trainer-0"]
 
 
+@pytest.mark.extended
 async def test_a_model_that_is_not_there_is_a_problem_of_the_spec(group: RayTrainerGroup, store: StoreClient) -> None:
     await group.close()
     without = RayTrainerGroup(make_spec(Path("/nowhere/model")), store)

@@ -6,7 +6,10 @@ from longboat_runtime.trainer.logprobs import CHUNK_ROWS, ChosenLogprobs
 
 @pytest.mark.parametrize(
     ("temperature", "rows", "compiled"),
-    [*((temperature, rows, False) for temperature in (1.0, 0.7) for rows in (1, 4, 100)), (0.7, 4, True)],
+    [
+        *((temperature, rows, False) for temperature in (1.0, 0.7) for rows in (1, 4, 100)),
+        pytest.param(0.7, 4, True, marks=pytest.mark.extended),
+    ],
 )
 def test_values_and_gradient_are_those_of_log_softmax(*, temperature: float, rows: int, compiled: bool) -> None:
     torch.manual_seed(0)

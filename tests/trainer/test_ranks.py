@@ -59,7 +59,7 @@ def work_of_two(rank: TrainerRank, directory: Path) -> None:
         torch.save(again, directory / "again")
 
 
-@pytest.fixture(scope="module", params=["qwen3", "gemma2"])
+@pytest.fixture(scope="module", params=["qwen3", pytest.param("gemma2", marks=pytest.mark.extended)])
 def spec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RLJobSpec:
     """Of a model whose samples are packed, and of one whose samples are padded, with gradient checkpointing too."""
     directory = tmp_path_factory.mktemp("model")

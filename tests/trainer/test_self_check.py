@@ -45,9 +45,14 @@ LARGE = {
         pytest.param(GPT2Config(), attention.NAME, id="GPT-2, learned positions"),
         pytest.param(Gemma2Config(), "eager", id="Gemma 2, scores with a soft cap"),
         pytest.param(StableLmConfig(), "sdpa", id="StableLM, which hands no arguments on to attention"),
-        pytest.param(Llama4TextConfig(), "sdpa", id="Llama 4, attention in chunks"),
-        pytest.param(JambaConfig(), "sdpa", id="Jamba, state-space layers"),
-        pytest.param(FalconH1Config(), "sdpa", id="Falcon H1, state-space and attention in each layer"),
+        pytest.param(Llama4TextConfig(), "sdpa", id="Llama 4, attention in chunks", marks=pytest.mark.extended),
+        pytest.param(JambaConfig(), "sdpa", id="Jamba, state-space layers", marks=pytest.mark.extended),
+        pytest.param(
+            FalconH1Config(),
+            "sdpa",
+            id="Falcon H1, state-space and attention in each layer",
+            marks=pytest.mark.extended,
+        ),
         pytest.param(MambaConfig(), "eager", id="Mamba, no attention"),
     ],
 )

@@ -40,6 +40,8 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "qwen3_moe": lambda: Qwen3MoeConfig(**SHAPE, **EXPERTS),
     "phimoe": lambda: PhimoeConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2),
 } | {name: partial(tiny_config, name) for name in ARCHITECTURES}
+# With buffers, with fewer experts than ranks, in bfloat16.
+FEW = ["llama3 frequencies", "fewer experts than ranks", "qwen3_moe", "qwen2"]
 
 
 def values(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -93,9 +95,10 @@ def save(config: PretrainedConfig, directory: Path, dtype: torch.dtype = torch.f
     model.to(dtype).save_pretrained(directory)
 
 
-def test_ranks_together_hold_the_weights_and_buffers_of_from_pretrained(tmp_path: Path) -> None:
-    for name, config in CONFIGS.items():
-        save(config(), tmp_path / "models" / name, torch.bfloat16 if "moe" in name else torch.float32)
+@pytest.mark.parametrize("names", [FEW, pytest.param(list(CONFIGS), marks=pytest.mark.extended)], ids=["few", "all"])
+def test_ranks_together_hold_the_weights_and_buffers_of_from_pretrained(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        save(CONFIGS[name](), tmp_path / "models" / name, torch.bfloat16 if "moe" in name else torch.float32)
     run_ranks(RANKS, compare_with_transformers, make_spec(tmp_path / "models" / "qwen2"), tmp_path / "models")
 
 
@@ -107,7 +110,7 @@ def test_files_with_an_index_load_as_one(tmp_path: Path) -> None:
     run_ranks(2, compare_with_transformers, make_spec(tmp_path / "models" / "model"), tmp_path / "models")
 
 
-@pytest.mark.parametrize("kind", ["layers", "experts"])
+@pytest.mark.parametrize("kind", [pytest.param("layers", marks=pytest.mark.extended), "experts"])
 def test_loading_takes_a_layer_besides_the_shards_not_the_model(tmp_path: Path, kind: str) -> None:
     shape = SHAPE | {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": LAYERS}
     experts = EXPERTS | {"num_experts": 8, "moe_intermediate_size": 64}

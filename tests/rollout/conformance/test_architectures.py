@@ -30,7 +30,6 @@ FAMILIES = (
     "mistral",
     "olmo2",
     "phi3",
-    "qwen2_moe",
     "stablelm",
 )
 TOKENS = 16
@@ -56,7 +55,10 @@ def publication(rank: TrainerRank, version: int) -> WeightPublication:
     return WeightPublication(version, packed.checksum, packed, PROBE, tuple(rank.probe(PROBE)))
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize(
+    "architecture",
+    ["qwen2_moe", *(pytest.param(name, marks=pytest.mark.extended) for name in FAMILIES)],
+)
 def test_trainer_and_engine_agree_after_every_publication(
     engine: HostedEngine, architecture: str, tmp_path: Path
 ) -> None:

@@ -24,7 +24,9 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny_model(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["in-process", "spawned"])
+@pytest.fixture(
+    scope="module", params=[False, pytest.param(True, marks=pytest.mark.extended)], ids=["in-process", "spawned"]
+)
 def engine(request: pytest.FixtureRequest, directory: Path) -> Iterator[HostedEngine]:
     """With KV cache for all that run."""
     config = EngineConfig("e", str(directory), "float32", RUNNING, (0,), 512, kv_cache_bytes=2**26, enforce_eager=True)

@@ -21,7 +21,14 @@ def audited(rng: np.random.Generator, count: int) -> list[PromptLengths]:
     return [PromptLengths("math", group, cut=(), later=(), trained=group) for group in groups]
 
 
-@pytest.mark.parametrize("policy", [Racing(1.0, 1.0), Racing(1.25, 1.5), Racing(1.25, 1.0, deferred_lost=1.0)])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param(Racing(1.0, 1.0), marks=pytest.mark.extended),
+        Racing(1.25, 1.5),
+        pytest.param(Racing(1.25, 1.0, deferred_lost=1.0), marks=pytest.mark.extended),
+    ],
+)
 def test_intervals_hold_the_difference(policy: Racing) -> None:
     ratio, distance = true_bias(policy)
     held = np.zeros(2)

@@ -37,14 +37,21 @@ def misses(policy: Racing, found: list[LengthBias]) -> dict[str, float]:
 
 @pytest.mark.parametrize(
     "policy",
-    [PROMPT_RACING, SAMPLE_RACING, LOST_LONG_ROUNDS],
+    [
+        PROMPT_RACING,
+        *(pytest.param(policy, marks=pytest.mark.extended) for policy in (SAMPLE_RACING, LOST_LONG_ROUNDS)),
+    ],
     ids=["prompt_racing", "sample_racing", "lost_long_rounds"],
 )
 def test_one_period_of_a_biased_policy(policy: Racing) -> None:
     assert not misses(policy, audits(policy, rounds=4, windows=50))
 
 
-@pytest.mark.parametrize(("policy", "rounds"), [(REDRAWN_BY_LOT, 4), (LOST_BY_LOT, 5)], ids=["redrawn", "lost"])
+@pytest.mark.parametrize(
+    ("policy", "rounds"),
+    [pytest.param(REDRAWN_BY_LOT, 4, marks=pytest.mark.extended), (LOST_BY_LOT, 5)],
+    ids=["redrawn", "lost"],
+)
 def test_one_period_without_bias_is_never_found_biased(policy: Racing, rounds: int) -> None:
     # Without bias the band is exact, not wider than needed: more windows tell 93 % from 95 %.
     found = audits(policy, rounds, windows=200)
