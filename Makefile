@@ -23,7 +23,7 @@ help: ## Show this
 
 # --- Everything ---------------------------------------------------------------------------------------------------
 
-# Makes one target after the other, and says how long each took.
+# Makes targets one after another, and says how long each took.
 define in_turn
 @for step in $(1); do \
   begun=$$(date +%s); echo "=== $$step"; \
@@ -130,7 +130,7 @@ test-all-cluster: binaries images bytecode ## Run the end-to-end tests and all f
 E2E = e2e --ignore e2e/tests/api $(if $(CLUSTER),--cluster $(CLUSTER))
 
 .PHONY: test-faults
-test-faults: check-machine binaries images bytecode ## Run faults on a test cluster, then COUNT random jobs whose pods and engines come and go; faults that have passed at this commit aren't run again
+test-faults: check-machine binaries images bytecode ## Run faults on a test cluster, then COUNT random jobs whose pods and engines come and go; skips faults that have passed at this commit
 	commit=$$(git rev-parse HEAD) && passed=build/faults/$$commit.txt && \
 	if [ -z "$$(git status --porcelain)" ]; then journal="--journal $$passed"; else journal=; fi && \
 	{ $(PYTHON) -m pytest -m faults $$journal $(E2E) || [ $$? -eq 5 -a -n "$$journal" -a -s $$passed ]; }

@@ -32,9 +32,9 @@ examples.register()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Gives each worker of several, and all that its tests start, one thread for a computation.
+    """Limits each pytest-xdist worker, and all that its tests start, to one thread per computation.
 
-    Threads of one computation wait for each other by spinning: on CPUs that others use too they take ten times as long.
+    Threads of one computation spin while they wait for each other: on CPUs that others use too they take ten times as long.
     """
     if config.getoption("numprocesses"):
         os.environ["OMP_NUM_THREADS"] = "1"
@@ -56,7 +56,7 @@ def pytest_runtest_teardown() -> Generator[None, object, object]:
 
 
 class Schedule(LoadFileScheduling):
-    """Gives a worker a file at a time, or all files that share a cluster: else there would be a cluster for each worker."""
+    """Gives a worker a file at a time, or all files that share a cluster: otherwise each worker would start one."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
