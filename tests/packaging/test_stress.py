@@ -63,7 +63,7 @@ def test_a_test_that_chance_decides_is_found(tmp_path: Path) -> None:
 
 def test_a_missing_test_has_a_replacement_that_is_there() -> None:
     replacements = read_replacements("# why\na.py::test_b[*] => a.py::test_c\na.py::test_d => gone: nobody used it\n")
-    lines, wrong = compare(
+    lines, problems = compare(
         ["a.py::test_kept", "a.py::test_b[1]", "a.py::test_b[[2]]", "a.py::test_d", "a.py::test_lost"],
         {"a.py::test_kept", "a.py::test_c"},
         replacements,
@@ -73,12 +73,12 @@ def test_a_missing_test_has_a_replacement_that_is_there() -> None:
         "a.py::test_b[[2]] => a.py::test_c",
         "a.py::test_d => gone: nobody used it",
     ]
-    assert wrong == ["missing, and nothing replaces it: a.py::test_lost"]
+    assert problems == ["missing, and nothing replaces it: a.py::test_lost"]
 
 
 def test_a_replacement_that_is_not_there_is_wrong() -> None:
-    _, wrong = compare([], {"a.py::test_b"}, [Replacement("a.py::test_a", "a.py::test_c")])
-    assert wrong == ["replaced_ids.txt names a test that isn't there: a.py::test_c"]
+    _, problems = compare([], {"a.py::test_b"}, [Replacement("a.py::test_a", "a.py::test_c")])
+    assert problems == ["replaced_ids.txt names a test that doesn't exist: a.py::test_c"]
 
 
 def test_a_line_that_says_nothing_is_an_error() -> None:

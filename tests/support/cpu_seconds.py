@@ -1,8 +1,8 @@
-"""The CPU seconds of tests: recorded with `--record-cpu-seconds`, and read to tell which tests are slow.
+"""Records the CPU seconds of tests with `--record-cpu-seconds`, and reads them to tell which tests are slow.
 
-A pytest plugin. CPU seconds say what a test costs on any machine; how long it takes also depends on what else runs there. They cover the
-process that runs the test and all that it starts, orphans too. What a fixture of a larger scope takes counts for every test that uses it,
-since each of them may be run alone.
+This is a pytest plugin. CPU seconds say what a test costs on any machine; how long it takes also depends on what else runs there. They cover the
+process that runs the test and all that it starts, orphans too. The CPU seconds of a fixture of a larger scope count for every test that uses
+it, since each of them may be run alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SLOW_SECONDS = 0.5
 
 _PROPERTY = "cpu_seconds"
 
-# Where cgroup v2 is: alone, or beside v1.
+# Where cgroup v2 is mounted: alone, or beside v1.
 HIERARCHIES = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 
 
@@ -83,12 +83,12 @@ class ControlGroup:
         (self._group / "cgroup.procs").write_text(str(os.getpid()))
 
     def cpu_seconds(self) -> float:
-        """Counts what has been used since the group was made."""
+        """Returns the CPU seconds used since the group was made."""
         counters = dict(line.split() for line in (self._group / "cpu.stat").read_text().splitlines())
         return int(counters["usage_usec"]) / 1e6
 
     def close(self) -> None:
-        """Removes the group; what still runs in it goes on in the group that this process came from."""
+        """Removes the group; what still runs in it moves to the group that this process came from."""
         for pid in (self._group / "cgroup.procs").read_text().split():
             with suppress(ProcessLookupError):
                 (self._parent / "cgroup.procs").write_text(pid)
@@ -140,7 +140,8 @@ class Measurement:
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
         if call.when == "teardown":
             definitions = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
-            used = [self.fixtures[id(each)] for every in definitions for each in every if id(each) in self.fixtures]
+            ids = [id(definition) for overrides in definitions for definition in overrides]
+            used = [self.fixtures[each] for each in ids if each in self.fixtures]
             own = self.group.cpu_seconds() - self.begun - self.shared - self.ending
             item.user_properties.append((_PROPERTY, json.dumps([own, dict(used), self.ending])))
 

@@ -1,4 +1,4 @@
-"""How many examples property tests try, and whether anew."""
+"""Sets how many examples property tests try, and whether each run tries the same ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FIXED = "fixed"
 # Other examples in each run, and more of them: `--hypothesis-profile search`.
 SEARCH = "search"
 
-# What fixed examples are of a random search, and at least.
+# A fixed run tries a tenth of the examples of a random search, but at least five.
 _TENTH, _FEWEST = 10, 5
 
 
@@ -26,5 +26,5 @@ def register() -> None:
 
 
 def examples(count: int) -> int:
-    """Returns how many examples to try where a random search tries `count`: a tenth if they are fixed, but no fewer than five."""
+    """Returns how many examples to try if a random search tries `count`: a tenth if they are fixed, but at least five."""
     return count if settings.get_current_profile_name() == SEARCH else max(min(count, _FEWEST), count // _TENTH)

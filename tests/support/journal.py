@@ -1,6 +1,6 @@
 """Resumes interrupted runs: `--journal FILE` records each test that passes, and the next run with that file leaves it out.
 
-A pytest plugin. `make test-faults` keeps a journal for each commit, so that what hours of faults have shown isn't shown again.
+This is a pytest plugin. `make test-faults` keeps a journal for each commit, so that hours of faults aren't repeated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Journal:
         items[:] = [item for item in items if item.nodeid not in self.passed]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Records a test once its fixtures have ended well. If they haven't, its file's tests run again: they may have shared them."""
+        """Records a test once its fixtures are torn down. If that fails, all tests of its file run again: they may share those fixtures."""
         if report.when == "call" and report.passed:
             self._called.add(report.nodeid)
         elif report.when == "teardown" and report.passed and report.nodeid in self._called:

@@ -1,6 +1,7 @@
 """Rejects tests that wait or measure by the clock: `python -m tests.support.lint_waits [PATH ...]`.
 
-How fast a shared machine is, nobody knows. So a test waits for what it expects with `eventually`, and what needs a time is a benchmark.
+Nobody knows how fast a shared machine is. So a test waits for what it expects with `eventually`, and whatever must be timed belongs in a
+benchmark.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
 
-# Linted folders and files. Exempt are programs that people run for a time they choose, and the helpers that wait for all tests.
+# Linted folders. Programs that people run for a time they choose are exempt, and so are the helpers that do the waiting.
 _LINTED = ("tests", "e2e")
 _EXEMPT = ("e2e/chaos", "e2e/cluster", "e2e/demo", "tests/support/waiting.py", "tests/support/stress.py")
 
 _SLEEP = "wait with `eventually` or `eventually_async` of tests/support/waiting.py"
 _DEADLINE = "remove the deadline; pytest's timeout ends a test that hangs"
 _CLOCK = "tests measure no time: pass the code under test a clock, or write a benchmark"
-_CURES = {
+_FIXES = {
     "time.sleep": _SLEEP,
     **dict.fromkeys(("asyncio.timeout", "asyncio.timeout_at", "asyncio.wait_for"), _DEADLINE),
     **dict.fromkeys(
@@ -33,7 +34,7 @@ _CURES = {
     ),
 }
 
-# Methods that take a time limit, and the position of that among their arguments.
+# Methods that take a time limit, and its position among their arguments.
 _LIMITS = {"communicate": 1, "join": 0, "poll": 0, "result": 0, "select": 3, "wait": 0}
 
 
@@ -44,10 +45,10 @@ class Offence:
     path: Path
     line: int
     expression: str
-    cure: str
+    fix: str
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.expression}: {self.cure}"
+        return f"{self.path}:{self.line}: {self.expression}: {self.fix}"
 
 
 def offences(path: Path, text: str) -> list[Offence]:
@@ -55,9 +56,9 @@ def offences(path: Path, text: str) -> list[Offence]:
     tree = ast.parse(text)
     names = _imported(tree)
     return [
-        Offence(path, node.lineno, expression, cure)
+        Offence(path, node.lineno, expression, fix)
         for node in ast.walk(tree)
-        for expression, cure in _judged(node, names)
+        for expression, fix in _offences_at(node, names)
     ]
 
 
@@ -72,12 +73,12 @@ def _imported(tree: ast.Module) -> dict[str, str]:
     return names
 
 
-def _judged(node: ast.AST, names: dict[str, str]) -> Iterator[tuple[str, str]]:
+def _offences_at(node: ast.AST, names: dict[str, str]) -> Iterator[tuple[str, str]]:
     if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
         head, _, rest = ast.unparse(node).partition(".")
         name = ".".join(filter(None, (names.get(head, head), rest)))
-        if head in names and name in _CURES:
-            yield name, _CURES[name]
+        if head in names and name in _FIXES:
+            yield name, _FIXES[name]
     elif isinstance(node, ast.Call):
         function = ast.unparse(node.func)
         zero = bool(node.args) and ast.unparse(node.args[0]) == "0"

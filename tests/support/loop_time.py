@@ -1,4 +1,4 @@
-"""Time of an event loop that a test advances, instead of waiting."""
+"""Advances the time of an event loop, so that tests need not wait."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 def pass_time(seconds: float) -> None:
-    """Advances the clock of the running event loop: what was to happen meanwhile happens now."""
+    """Advances the clock of the running event loop: what is scheduled for this time happens now."""
     loop = asyncio.get_running_loop()
     real = loop.time
     loop.time = lambda: real() + seconds  # type: ignore[method-assign]

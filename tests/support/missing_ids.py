@@ -1,7 +1,7 @@
-"""Says which tests of an earlier commit are missing: `python -m tests.support.missing_ids COMMIT`.
+"""Lists tests of an earlier commit that are missing now: `python -m tests.support.missing_ids COMMIT`.
 
-A test that was renamed or replaced has a line in `tests/replaced_ids.txt`, `OLD => NEW`, in which `*` stands for anything; NEW has to be there,
-or says after `gone:` why it isn't needed. Both commits are collected in this environment.
+A test that was renamed or replaced has a line in `tests/replaced_ids.txt`, `OLD => NEW`, in which `*` stands for anything; NEW must exist, or
+say after `gone:` why no test is needed. The tests of both commits are collected in this environment.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GONE = "gone:"
 
 @dataclass(frozen=True)
 class Replacement:
-    """A pattern of ids that are no more, and a pattern of those that took their place, or the reason why none did."""
+    """Maps a pattern of missing ids to a pattern of those that replace them, or to the reason why none does."""
 
     old: str
     new: str
@@ -46,23 +46,23 @@ def read_replacements(text: str) -> list[Replacement]:
 
 
 def compare(before: Iterable[str], now: set[str], replacements: Sequence[Replacement]) -> tuple[list[str], list[str]]:
-    """Lists what took the place of each id that is missing now, and what is wrong: ids without a replacement, replacements without a test."""
-    lines, wrong = [], []
+    """Lists what replaces each missing id, and the problems: ids without a replacement, and replacements without a test."""
+    lines, problems = [], []
     for test in before:
         if test in now:
             continue
         replacement = next((each for each in replacements if each.covers(test)), None)
         if replacement is None:
-            wrong.append(f"missing, and nothing replaces it: {test}")
+            problems.append(f"missing, and nothing replaces it: {test}")
         else:
             lines.append(f"{test} => {replacement.new}")
-    there = {each.new for each in replacements if any(_matches(test, each.new) for test in now)}
-    wrong += [
-        f"{REPLACED.name} names a test that isn't there: {each.new}"
+    existing = {each.new for each in replacements if any(_matches(test, each.new) for test in now)}
+    problems += [
+        f"{REPLACED.name} names a test that doesn't exist: {each.new}"
         for each in replacements
-        if each.new not in there and not each.new.startswith(_GONE)
+        if each.new not in existing and not each.new.startswith(_GONE)
     ]
-    return lines, wrong
+    return lines, problems
 
 
 def collected(root: Path) -> list[str]:
@@ -71,12 +71,14 @@ def collected(root: Path) -> list[str]:
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests", "e2e"]
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"{root}: pytest found no tests\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+        raise RuntimeError(
+            f"{root}: pytest could not collect the tests; fix the errors below\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+        )
     return [line for line in done.stdout.splitlines() if "::" in line]
 
 
 def main(commit: str) -> int:
-    """Prints what replaces the missing tests, then what is wrong; returns the exit status."""
+    """Prints what replaces the missing tests, then the problems; returns the exit status."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "earlier"
         subprocess.run(["git", "worktree", "add", "--quiet", "--detach", root, commit], cwd=_ROOT, check=True)
@@ -85,13 +87,13 @@ def main(commit: str) -> int:
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", root], cwd=_ROOT, check=True)
     now = set(collected(_ROOT))
-    lines, wrong = compare(before, now, read_replacements(REPLACED.read_text()))
-    print(*lines, *wrong, f"{len(before)} tests at {commit}, {len(now)} now, {len(lines)} replaced", sep="\n")
-    return 1 if wrong else 0
+    lines, problems = compare(before, now, read_replacements(REPLACED.read_text()))
+    print(*lines, *problems, f"{len(before)} tests at {commit}, {len(now)} now, {len(lines)} replaced", sep="\n")
+    return 1 if problems else 0
 
 
 def _matches(test: str, pattern: str) -> bool:
-    """Whether an id matches a pattern in which only `*` is special; ids have brackets."""
+    """Returns whether an id matches a pattern in which only `*` is special; ids have brackets."""
     return re.fullmatch(fnmatch.translate(pattern.replace("[", "[[]")), test) is not None
 
 

@@ -1,6 +1,6 @@
-"""Runs tests again and again on a busy machine, and says which failed and how often: `python -m tests.support.stress COUNT TEST ...`.
+"""Runs tests again and again on a busy machine, and reports which failed and how often: `python -m tests.support.stress COUNT TEST ...`.
 
-As many processes as there are CPUs, and at least two, compute meanwhile. Each round is a run of pytest of its own, so that shared fixtures
+As many processes as there are CPUs, and at least two, compute meanwhile. Each round is a separate run of pytest, so that shared fixtures
 start anew too. A test that takes more than half a minute is left out after three rounds. Results of all rounds stay below `build/stress`.
 """
 
@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 
 BURNERS = max(2, len(os.sched_getaffinity(0)))
 
-# Ends once it is an orphan, so that nothing burns on after this program was killed.
+# Ends once it is an orphan, so that nothing keeps computing after this program was killed.
 _BURN = "import os; parent = os.getppid()\nwhile os.getppid() == parent: sum(range(1000000))"
 
 # A test that takes longer than LONG_SECONDS runs in LONG_ROUNDS rounds only.
@@ -34,7 +34,7 @@ _NOTHING_SELECTED = 5
 
 @dataclass(frozen=True)
 class Result:
-    """How one test ended in one round. `failure` is the first line of what went wrong, empty if nothing did."""
+    """Says how one test ended in one round. `failure` is the first line of what went wrong, empty if nothing did."""
 
     test: str
     seconds: float

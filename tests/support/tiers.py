@@ -1,6 +1,6 @@
-"""Which tests each tier runs: marks that follow from the recorded CPU seconds and from the quarantine.
+"""Marks tests for the tiers, by the recorded CPU seconds and the quarantine.
 
-A pytest plugin. `make test-fast` leaves out what is `slow`, `make test` what is `extended`, `make test-all` the `faults`.
+This is a pytest plugin. `make test-fast` leaves out what is `slow`, `make test` what is `extended`, `make test-all` the `faults`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support.cpu_seconds import recorded
 
 QUARANTINE = Path(__file__).parents[1] / "quarantine.txt"
 
-# A longer list would never be worked off.
+# Nobody would ever work through a longer list.
 MOST_QUARANTINED = 5
 
 _ENTRY = re.compile(r"([^\t]+)\t\d{4}-\d\d-\d\d\t[^\t]+")
@@ -56,8 +56,8 @@ def mark(items: Iterable[pytest.Item], slow: Container[str], in_quarantine: Cont
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks all tests before any are selected by their marks, and lets workers begin with what takes longest.
 
-    A worker that got one of those last would keep the others waiting for it. Tests on clusters come first: there is one cluster for many
-    files, and mostly they wait.
+    A worker that got one of those last would keep the others waiting. Tests on clusters come first: many files share one cluster, and they
+    mostly wait.
     """
     seconds = recorded()
     mark(items, seconds, quarantined(QUARANTINE.read_text()))

@@ -1,7 +1,7 @@
-"""Waiting for what a test expects, however slow or busy the machine is.
+"""Waits for what a test expects, however slow or busy the machine is.
 
-A test waits for the thing itself with one of these two helpers, never for a time that seemed long enough. The deadline is only there so that
-a condition that never comes is reported; it costs nothing when tests pass. `tests.support.lint_waits` rejects other ways to wait.
+A test waits for the condition itself with one of these two helpers, never for a time that seemed long enough. The deadline only makes sure
+that a condition that never comes true is reported; it costs nothing when tests pass. `tests.support.lint_waits` rejects other ways to wait.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class NeverHappenedError(AssertionError):
 def eventually(look: Callable[[], T], right: Callable[[T], object] = bool) -> T:
     """Calls `look` until `right` accepts its value, and returns that value.
 
-    What either raises is raised at once. Raises NeverHappenedError if a look after `DEADLINE_SECONDS` isn't accepted either.
+    Exceptions of either are raised at once. Raises NeverHappenedError if a look after `DEADLINE_SECONDS` isn't accepted either.
     """
     for pause in _pauses():
         seen = look()
