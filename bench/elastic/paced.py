@@ -78,7 +78,7 @@ class Punctuality:
 class Pace:
     """Lets every step end when the roofline says, counted from the end of the one before or, after a rest, from its own beginning.
 
-    `sleep_until` returns at a time of the `clock`.
+    `sleep_until` returns when the `clock` has reached a time.
     """
 
     def __init__(

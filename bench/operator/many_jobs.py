@@ -157,11 +157,11 @@ async def _all(api: ApiDouble, names: list[str], true: Any) -> None:
 
 
 async def _rest(queue: WorkQueue[Key]) -> None:
-    """Returns once nothing has been due at so many looks as fit into a second.
+    """Returns once nothing was due in as many checks in a row as fit into a second.
 
-    They are counted: on a machine that stalls for a second, nothing that was to be due meanwhile has become due yet.
+    Counts checks, not seconds: after a stall of a second, timers that expired meanwhile have not fired yet.
     """
-    looks = 0
-    while looks * SAMPLE_SECONDS < 1.0:
-        looks = 0 if queue.oldest_seconds > 0.0 else looks + 1
+    checks = 0
+    while checks * SAMPLE_SECONDS < 1.0:
+        checks = 0 if queue.oldest_seconds > 0.0 else checks + 1
         await asyncio.sleep(SAMPLE_SECONDS)

@@ -120,7 +120,7 @@ class Elector:
         """`client` must write without asking this leadership; `request_seconds` is its time limit.
 
         Raises:
-            ConfigurationError: the lease could expire while a request of its holder is under way.
+            ConfigurationError: the lease could expire while its holder waits for a request.
         """
         write_seconds = duration_seconds - request_seconds - _MARGIN_SECONDS
         if write_seconds <= retry_seconds:

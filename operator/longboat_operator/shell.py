@@ -130,7 +130,7 @@ class Shell:
         finally:
             log.info("stopping")
             self._queue.close()
-            if self._leading:  # else no worker has begun
+            if self._leading:  # otherwise no worker has started
                 await asyncio.wait(workers, timeout=self._transport.timeout_seconds)
             if self._elector is not None:
                 await self._elector.release()

@@ -114,7 +114,7 @@ def main() -> None:
     """Write model and data."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--steps", type=int, default=STEPS, help="of the warm-up (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=STEPS, help="number of warm-up steps (default: %(default)s)")
     options = parser.parse_args()
     directory: Path = options.directory
     directory.mkdir(parents=True, exist_ok=True)

@@ -76,10 +76,10 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the kernel says of processes at time `at` of the monotonic clock.
+    """Holds what the kernel says of processes at time `at` of the monotonic clock.
 
-    `threads` has the nanoseconds that each thread has run and waited for a CPU so far. `cpu` are the CPU seconds of all processes, `ended`
-    those of processes among them that have ended and were waited for.
+    `threads` has the nanoseconds that each thread has run and waited for a CPU so far. `cpu` is the CPU seconds of all processes, `ended`
+    the part of processes that have ended and were waited for.
     """
 
     at: float
@@ -89,10 +89,10 @@ class Reading:
 
 
 class Processes:
-    """Reads what the kernel says of process `pid` and all that it starts; with `below` of all that it starts, without itself.
+    """Reads what the kernel says of process `pid` and of all that it starts; with `below`, only of what it starts.
 
-    One that is `alone` can't start other processes. Threads of a `partner` are read too: of a process whose answers they wait for. Where the
-    kernel doesn't count how long threads wait, none is read: `counted` says whether it does.
+    A process that is `alone` can't start others. The threads of a `partner`, for whose answers they wait, are read too. `counted` says
+    whether the kernel counts how long threads wait; if not, no threads are read.
     """
 
     def __init__(
@@ -102,13 +102,16 @@ class Processes:
         self.counted = counted
 
     def read(self, *, first: bool = False) -> Reading:
-        """Reads all of it. What a thread waits between two of the steps counts as waited, so the clock comes last in the `first` reading."""
+        """Takes a reading.
+
+        The `first` one reads the clock after the threads, later ones before, so that a wait during a reading counts as waited.
+        """
         before = time.monotonic()
         threads = self._threads() if self.counted else {}
         return Reading(time.monotonic() if first else before, threads, *self.cpu())
 
     def cpu(self) -> tuple[float, float]:
-        """CPU seconds of all, and those of processes among them that have ended."""
+        """Returns the CPU seconds of all processes, and the part of those that have ended."""
         if self._alone:
             return cpu_clock(self._pid), 0.0
         cpu = ended = 0.0
@@ -118,18 +121,18 @@ class Processes:
         return cpu + ended, ended
 
     def may_wait(self) -> bool:
-        """Whether a thread could run now. If it waits, the kernel adds that wait only once it runs."""
+        """Returns whether a thread is runnable. If it waits, the kernel adds that wait only once it runs."""
         return self.counted and any(_stat(f"{path}/stat")[:1] == [b"R"] for path in self._paths())
 
     def _threads(self) -> dict[int, tuple[int, int]]:
-        found = {}
+        threads = {}
         for path in self._paths():
             if len(numbers := _read(f"{path}/schedstat").split()) == 3:
-                found[int(path.rpartition("/")[2])] = int(numbers[0]), int(numbers[1])
-        return found
+                threads[int(path.rpartition("/")[2])] = int(numbers[0]), int(numbers[1])
+        return threads
 
     def _paths(self) -> Iterator[str]:
-        """Directories of the threads whose waiting counts."""
+        """Yields the directories of the threads whose waiting counts."""
         for pid in chain(self._pids(), () if self._partner is None else (self._partner,)):
             for task in _listed(f"/proc/{pid}/task"):
                 yield f"/proc/{pid}/task/{task}"
@@ -144,12 +147,12 @@ class Processes:
 
 
 class OwnTime:
-    """Measures one grade, which `processes` do, from now on. Pure, but for what `processes` read.
+    """Measures one grade, done by `processes`, from now on. Pure apart from what `processes` reads.
 
     How long threads wait is what the kernel says at each `look`. What those of ended processes had waited since the look before is their CPU
     seconds since then times what the node's `slowdown` adds: an estimate. `certain` is what it has taken at least, as of the last look: its CPU
     seconds up to the last end of a process, and all but waiting since then. Where waiting isn't counted at all, the slowdown alone
-    tells. `at` is when the last look was, `tasks` how many threads there were, `ran` how many nanoseconds all have run that were seen.
+    tells. `at` is the time of the last look, `tasks` the number of threads then, `ran` the nanoseconds that all threads seen so far have run.
 
     `certain` is more than the wall clock says where several processes compute at once. `elapsed` isn't: it is what has certainly passed while
     no thread waited for a CPU, `estimated` the same with what ended processes are taken to have waited. `excused` are seconds that count as waited.
@@ -227,7 +230,7 @@ class OwnTime:
         return least if ended > 0.0 else max(seconds - waited, least)
 
     def _waited(self, threads: Mapping[int, tuple[int, int]]) -> float:
-        """Seconds, of all threads that were seen, with these now."""
+        """Returns how many seconds all threads seen so far have waited; `threads` are those of now."""
         for task, now in threads.items():
             before = now if self._seen is None else self._seen.get(task, (0, 0))
             if before[0] < now[0] and before[1] <= now[1]:
