@@ -44,9 +44,9 @@ def delete_at_once(job: Job, pod: str) -> None:
 
 @contextmanager
 def api_server_frozen(job: Job) -> Iterator[None]:
-    """The API server doesn't answer until after the block, and until the job's driver and the operator have noticed.
+    """Freezes the API server for the block, and until the job's driver and the operator have noticed.
 
-    The driver says so, and an operator ends that can't renew its lease: its next container has another log file.
+    The driver says so. The operator ends, since it can't renew its lease: its next container has another log file.
     """
     driver = job.pods()[job.pod("driver")]
     (operator,) = (job.cluster.api.get(f"/api/v1/namespaces/{SYSTEM}/pods") or {})["items"]
@@ -67,14 +67,14 @@ def _complaints(job: Job, driver: Object) -> int:
 
 
 def _logs(job: Job, pod: Object) -> set[Path]:
-    """The log files of a pod's containers, where its node keeps them: one for each time that a container was started."""
+    """Lists the log files of a pod's containers on its node: one for each start of a container."""
     metadata = pod["metadata"]
     root = job.cluster.node(pod["spec"]["nodeName"]).layout.pod_logs
     return set(root.glob(f"{metadata['namespace']}_{metadata['name']}_{metadata['uid']}/*/*.log"))
 
 
 def resumes_after(job: Job, harm: Callable[[], None]) -> None:
-    """A new incarnation goes on at least where the old one's last step was."""
+    """Does the harm, and waits until a new incarnation has gone on at least from the old one's last step."""
     before = job.status()["training"]
     harm()
     job.wait(

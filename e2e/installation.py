@@ -47,7 +47,7 @@ def helm(kubeconfig: Path, *argv: str) -> str:
 
 @contextmanager
 def operator_away(cluster: Cluster) -> Iterator[None]:
-    """Keeps the operator away for the block, so that nobody plans."""
+    """Scales the operator to zero for the block, so that nothing is planned."""
     scale_operator(cluster, 0)
     try:
         yield

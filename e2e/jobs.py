@@ -100,7 +100,7 @@ class Job:
         return self.exec(pod, container, "sh", "-c", r"cat /proc/[0-9]*/cmdline 2> /dev/null | tr '\0' ' '")
 
     def printed(self, pod: str, container: str, what: str) -> re.Match[str]:
-        """Waits until a container has printed a line in which this regular expression is found, and returns the match at once."""
+        """Waits until a container prints a line that matches this regular expression, and returns the match at once."""
         argv = [str(KUBEBOX.path), "kubectl", "-n", self.namespace, "logs", "-f", pod, "-c", container]
         last = ""
         with subprocess.Popen(argv, env=self.cluster.environment, stdout=subprocess.PIPE, text=True) as following:
@@ -116,7 +116,7 @@ class Job:
         raise NeverHappenedError(f"{pod} has not printed {what!r}; its last line: {last!r}\n{self.describe()}")
 
     def wait(self, what: str, look: Callable[[], T], right: Callable[[T], object] = bool) -> T:
-        """Waits until `right` accepts what `look` returns, and returns that. Gives up at once if the job fails meanwhile."""
+        """Waits until `right` accepts what `look` returns, and returns that; gives up at once if the job fails meanwhile."""
 
         def unless_failed(seen: T) -> object:
             accepted = right(seen)
@@ -141,18 +141,18 @@ class Job:
         return self.wait(f"step {step}", self.step, lambda seen: seen >= step)
 
     def has_succeeded(self) -> bool:
-        """Whether it has; raises JobFailedError if it has failed."""
+        """Returns whether the job has succeeded; raises JobFailedError if it has failed."""
         self.require_not_failed("condition Succeeded")
         return _is_true(self.condition("Succeeded"))
 
     def require_not_failed(self, awaited: str) -> None:
-        """Raises JobFailedError if the job has failed, which is not what was `awaited`."""
+        """Raises JobFailedError if the job has failed; the message says what was `awaited` instead."""
         if _is_true(self.condition("Failed")):
             raise JobFailedError(f"{awaited}: the job failed meanwhile\n{self.describe()}")
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
-        """Adds what was waited for and what the cluster says of the job to the message of a wait that is given up."""
+        """Adds what was waited for and what the cluster says of the job to the message of a wait that gives up."""
         try:
             yield
         except NeverHappenedError as error:

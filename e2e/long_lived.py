@@ -1,4 +1,4 @@
-"""Jobs that many tests use, since starting one takes half a minute of CPU."""
+"""Lends long-lived jobs to many tests, since starting a job takes half a minute of CPU."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,11 +10,11 @@ from e2e.jobs import Job
 from e2e.site import Site
 
 
-class LongLived:
-    """A job that trains until it is deleted, and stands still while no test uses it.
+class LongLivedJob:
+    """Keeps a job that trains until it is deleted, and pauses it while no test uses it.
 
-    It is replaced by another one, under another name, when it doesn't make steps any more, or when a test that used it has failed.
-    `spec` makes the job's spec, given the name of the file whose presence holds it.
+    Replaces it by a job of another name when it makes no more steps. `spec` makes the job's spec, given the name of the file that pauses
+    the job while it exists.
     """
 
     def __init__(self, site: Site, name: str, spec: Callable[[str], dict[str, Any]]) -> None:
@@ -23,7 +23,7 @@ class LongLived:
         self._job: Job | None = None
 
     def begin(self) -> Job:
-        """Applies the job, which stops in its first round."""
+        """Applies the job, which pauses in its first round."""
         self._number += 1
         self._job = Job(self._site.cluster, self._site.namespace, f"{self._name}-{self._number}")
         self._hold.touch()
@@ -39,7 +39,7 @@ class LongLived:
 
     @contextmanager
     def lent(self) -> Iterator[Job]:
-        """The job, which makes steps until the end of the block."""
+        """Lends the job, which makes steps until the end of the block."""
         job = self._job if self._job is not None and self._job.get() else self.begin()
         if not self._makes_steps(job):
             self.end()
@@ -63,7 +63,7 @@ class LongLived:
 
 
 def tail_batching_spec(hold: str) -> dict[str, Any]:
-    """A job of short and long rounds."""
+    """Makes the spec of a job of short and long rounds."""
     return small_job.spec(
         rounds={"policy": "TailBatching", "steps": 100_000, "promptsPerRound": 4},
         rollouts={"everySteps": 1, "keep": 3},
@@ -72,7 +72,10 @@ def tail_batching_spec(hold: str) -> dict[str, Any]:
 
 
 def elastic_spec(runtime: str, hold: str) -> dict[str, Any]:
-    """A job whose engines may be reshaped and whose CPUs may move between two reward pools, one of which runs code too."""
+    """Makes the spec of a job whose engines may be reshaped and whose CPUs may move between two reward pools.
+
+    One of the pools also grades code.
+    """
     spec = reward_cpus.spec(runtime)
     cases = next(reward for reward in small_job.code_spec()["rewards"] if reward["name"] == "cases")
     return spec | {

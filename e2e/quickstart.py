@@ -1,4 +1,4 @@
-"""The quickstart of `examples/`, with a model that is warmed up less, and five steps of few prompts by TailBatching."""
+"""Shortens the quickstart of `examples/`: a shorter warm-up of the model, and five steps of few prompts by TailBatching."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ WARM_UP_STEPS = 16
 
 
 def write_data(folder: Path) -> None:
-    """Runs the example's own script that makes the base model and its prompts, for files below `folder`/quickstart."""
+    """Makes the base model and its prompts in `folder`/quickstart, with the example's own script."""
     script = [sys.executable, str(EXAMPLE / "base" / "build_base.py"), str(folder / "quickstart")]
     subprocess.run([*script, "--steps", str(WARM_UP_STEPS)], check=True, capture_output=True, text=True)
 
@@ -28,7 +28,7 @@ def apply_rewards(cluster: Cluster, namespace: str) -> None:
 
 
 def spec() -> dict[str, Any]:
-    """The spec of the example's RLJob, shortened."""
+    """Makes a shortened spec of the example's RLJob."""
     spec: dict[str, Any] = yaml.safe_load((EXAMPLE / "rljob.yaml").read_text())["spec"]
     # Two short rounds leave as many prompts as a long one has.
     spec["rounds"] = {"policy": "TailBatching", "steps": STEPS, "promptsPerRound": 8, "promptOvercommit": 1.5}

@@ -36,7 +36,7 @@ import time
 
 
 def reward(sample, pool, hold=None):
-    """Waits while the file `hold` is there, so that no round ends."""
+    """Waits while the file `hold` exists, so that no round ends."""
     while hold and os.path.exists(hold):
         time.sleep(0.05)
     if pathlib.Path("/data/heavy").read_text() == pool:
@@ -189,7 +189,7 @@ def watching(job: Job) -> Iterator[Watched]:
 
 
 def reward_pods(job: Job) -> str:
-    """Path of the job's reward pods."""
+    """Returns the API path of the job's reward pods."""
     selector = quote(f"longboat.dev/job={job.name},longboat.dev/role=reward")
     return f"/api/v1/namespaces/{job.namespace}/pods?labelSelector={selector}"
 

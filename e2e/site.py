@@ -38,7 +38,7 @@ class Site:
 
 
 def data_folder(cluster: Cluster, namespace: str) -> Path:
-    """The directory that pods of the namespace see as /data."""
+    """Returns the directory that pods of the namespace see as /data."""
     return cluster.layout.root / "data" / namespace
 
 

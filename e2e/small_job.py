@@ -13,7 +13,7 @@ import time
 
 
 def reward(sample, hold=None):
-    """Waits while the file `hold` is there, so that no round ends."""
+    """Waits while the file `hold` exists, so that no round ends."""
     while hold and os.path.exists(hold):
         time.sleep(0.05)
     letters = [c for c in sample.text if c.isalpha()]
@@ -59,12 +59,15 @@ def spec(runtime: str = "host", **changes: Any) -> dict[str, Any]:
 
 
 def held(reward: dict[str, Any], file: str) -> dict[str, Any]:
-    """A reward whose grades wait while `file` is in the data folder, so that no round of its job ends."""
+    """Makes the grades of a reward wait while `file` exists in the data folder, so that no round of its job ends."""
     return reward | {"parameters": {**reward.get("parameters", {}), "hold": f"{DATA}/{file}"}, "timeoutSeconds": 3600}
 
 
 def code_spec(**sandbox: Any) -> dict[str, Any]:
-    """One whose responses are programs: each is worth a half, and one for another reward, whose limits are learned. `sandbox` is of the former."""
+    """Makes the spec of a job whose responses are programs.
+
+    Each scores a half for reward `cases`, whose settings are `sandbox`, and one for reward `echo`, whose limits are learned.
+    """
     return spec(
         dataset={"files": {"paths": ["/data/code.jsonl"]}, "columns": {"groundTruth": "tests"}},
         # All are worth the same, and are trained all the same.

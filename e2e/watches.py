@@ -17,8 +17,8 @@ from tests.support.waiting import eventually
 def following(cluster: Cluster, path: str, on_event: Callable[[dict[str, Any]], None]) -> Iterator[None]:
     """Calls `on_event` with each event of a watch, in the order of the API server's writes, until the end of the block.
 
-    Returns after the last event that was written in the block. `path` must have a query. A watch that breaks is resumed where it was.
-    Errors of `on_event` are raised at the end.
+    The block ends only after the last event that was written in it. `path` must have a query. A watch that breaks is resumed where it
+    stopped. Errors of `on_event` are raised at the end.
     """
     watch = _Watch(cluster, path, on_event)
     with ThreadPoolExecutor(1) as pool:
@@ -40,14 +40,14 @@ class _Watch:
         self.versions: dict[str, str] = {}
 
     def follow(self) -> None:
-        """Reports events until `over`."""
+        """Reports events until `over` is set."""
         version = ""
         while not self.over.is_set():
             argv = [str(KUBEBOX.path), "kubectl", "get", "--raw", f"{self._path}&watch=1&resourceVersion={version}"]
             with subprocess.Popen(argv, env=self._cluster.environment, stdout=subprocess.PIPE, text=True) as watch:
                 Thread(target=self._end, args=(watch,), daemon=True).start()
                 for line in watch.stdout or ():
-                    if line.endswith("\n"):  # else it was cut off
+                    if line.endswith("\n"):  # otherwise it was cut off
                         event = json.loads(line)
                         assert event["type"] in {"ADDED", "MODIFIED", "DELETED"}, event
                         version = event["object"]["metadata"]["resourceVersion"]

@@ -28,7 +28,7 @@ from e2e.cluster.waiting import wait_for_process
 
 PROGRAMS = ("containerd", "ctr", "ip", "iptables", "nsenter", "runc", "setsid", "unshare")
 
-# What kubectl says if it has no connection, through which it could have asked.
+# What kubectl says if it could not connect, so that nothing was asked.
 _UNCONNECTED = re.compile("TLS handshake timeout|connection refused|dial tcp")
 
 
@@ -111,7 +111,7 @@ class Cluster:
         """Run kubectl as the administrator and return its output; raises CommandError when it fails.
 
         `timeout` (seconds) is only for a command that hangs: one that waits is given a shorter limit in its arguments. A command that
-        cannot connect, so that nothing has been asked yet, is repeated for PATIENCE.
+        cannot connect, so that nothing has been asked yet, is repeated for up to PATIENCE seconds.
         """
         deadline = time.monotonic() + PATIENCE
         while True:

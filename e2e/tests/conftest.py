@@ -13,7 +13,7 @@ from e2e import site as sites
 from e2e.cluster.cluster import Cluster
 from e2e.fixtures import lent
 from e2e.jobs import Job
-from e2e.long_lived import LongLived, elastic_spec, tail_batching_spec
+from e2e.long_lived import LongLivedJob, elastic_spec, tail_batching_spec
 from e2e.volumes import apply
 
 NAMESPACE = "e2e"
@@ -21,8 +21,8 @@ LONG_LIVED = {"elastic_job", "tail_batching_job"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of long-lived jobs first: while others run, these would only take CPUs."""
-    items.sort(key=lambda item: LONG_LIVED.isdisjoint(_uses(item)))
+    """Puts tests of long-lived jobs first, so that those jobs are gone when other tests need the CPUs."""
+    items.sort(key=lambda item: LONG_LIVED.isdisjoint(_fixtures_of(item)))
 
 
 @pytest.fixture(scope="package")
@@ -45,81 +45,81 @@ def site(cluster: Cluster) -> sites.Site:
 
 
 def experts_spec() -> dict[str, Any]:
-    """A job of a mixture of experts, of four steps; its rounds begin while the ones before are trained."""
+    """Makes the spec of a mixture-of-experts job of four steps, whose rounds begin while earlier ones are trained."""
     return small_job.spec(
         rounds={"policy": "BoundedAsync", "steps": 4, "promptsPerRound": 4},
         model={"path": "/data/experts", "dtype": "Float32"},
     )
 
 
-FINITE = {"quickstart_job": quickstart.spec, "experts_job": experts_spec}
+FINITE_JOBS = {"quickstart_job": quickstart.spec, "experts_job": experts_spec}
 
 
 @pytest.fixture(scope="package")
-def begun(site: sites.Site, request: pytest.FixtureRequest) -> Iterator[dict[str, LongLived]]:
-    """The long-lived jobs that tests of this run use; these and the others are applied at once, since each waits for its pods."""
-    needed = set().union(*(_uses(item) for item in request.session.items))
+def long_lived_jobs(site: sites.Site, request: pytest.FixtureRequest) -> Iterator[dict[str, LongLivedJob]]:
+    """Applies all jobs that tests of this run share at once, since each waits for its pods; returns the long-lived ones."""
+    needed = set().union(*(_fixtures_of(item) for item in request.session.items))
     reward_cpus.write_data(site.data, heavy="none")
     apart = min(site.cluster.nodes, key=lambda node: reward_cpus.requested(node, site.cluster))
     runtime = reward_cpus.apply_runtime_apart(site, "rewards-together", apart)
     quickstart.apply_rewards(site.cluster, site.namespace)
     site.apply_runtime(quickstart.RUNTIME, lambda specs: None)
     jobs = {
-        "elastic_job": LongLived(site, "elastic", partial(elastic_spec, runtime)),
-        "tail_batching_job": LongLived(site, "tail-batching", tail_batching_spec),
+        "elastic_job": LongLivedJob(site, "elastic", partial(elastic_spec, runtime)),
+        "tail_batching_job": LongLivedJob(site, "tail-batching", tail_batching_spec),
     }
     for name in sorted(needed & jobs.keys()):
         jobs[name].begin()
-    for name in sorted(needed & FINITE.keys()):
-        _finite(site, name).apply(FINITE[name]())
+    for name in sorted(needed & FINITE_JOBS.keys()):
+        _finite_job(site, name).apply(FINITE_JOBS[name]())
     yield jobs
     for long_lived in jobs.values():
         long_lived.end()
-    for name in FINITE:
-        _finite(site, name).delete()
+    for name in FINITE_JOBS:
+        _finite_job(site, name).delete()
 
 
-def _finite(site: sites.Site, name: str) -> Job:
+def _finite_job(site: sites.Site, name: str) -> Job:
     return Job(site.cluster, site.namespace, name.replace("_", "-"))
 
 
 @pytest.fixture
-def quickstart_job(site: sites.Site, begun: dict[str, LongLived]) -> Job:
-    """The example's job, shortened, which needs about as long as its pods take to start."""
-    return _finite(site, "quickstart_job")
+def quickstart_job(site: sites.Site, long_lived_jobs: dict[str, LongLivedJob]) -> Job:
+    """Returns the shortened job of the example, which takes about as long as its pods do to start."""
+    return _finite_job(site, "quickstart_job")
 
 
 @pytest.fixture
-def experts_job(site: sites.Site, begun: dict[str, LongLived]) -> Job:
-    return _finite(site, "experts_job")
+def experts_job(site: sites.Site, long_lived_jobs: dict[str, LongLivedJob]) -> Job:
+    return _finite_job(site, "experts_job")
 
 
-def _uses(item: pytest.Item) -> set[str]:
-    """Names of all fixtures that a test uses."""
+def _fixtures_of(item: pytest.Item) -> set[str]:
+    """Returns the names of all fixtures that a test uses."""
     return set(getattr(item, "fixturenames", ()))
 
 
-def _lent(name: str, jobs: dict[str, LongLived], request: pytest.FixtureRequest) -> Iterator[Job]:
-    """Lends a job to one test. It is deleted after a test that failed, and after the last one that uses it."""
+def _lent(name: str, jobs: dict[str, LongLivedJob], request: pytest.FixtureRequest) -> Iterator[Job]:
+    """Lends a job to one test; deletes it if the test fails, and after the last test that uses it."""
     failed = request.session.testsfailed
     with jobs[name].lent() as job:
         yield job
     items = request.session.items
     following = items[items.index(request.node) + 1 :]
-    if request.session.testsfailed > failed or not any(name in _uses(item) for item in following):
+    if request.session.testsfailed > failed or not any(name in _fixtures_of(item) for item in following):
         jobs[name].end()
 
 
 @pytest.fixture
-def tail_batching_job(begun: dict[str, LongLived], request: pytest.FixtureRequest) -> Iterator[Job]:
-    """A job of short and long rounds that trains until it is deleted. A test that uses it leaves it running."""
-    yield from _lent("tail_batching_job", begun, request)
+def tail_batching_job(long_lived_jobs: dict[str, LongLivedJob], request: pytest.FixtureRequest) -> Iterator[Job]:
+    """Lends a job of short and long rounds that trains until it is deleted. A test may delete it: the next one gets a new job."""
+    yield from _lent("tail_batching_job", long_lived_jobs, request)
 
 
 @pytest.fixture
-def elastic_job(begun: dict[str, LongLived], request: pytest.FixtureRequest) -> Iterator[Job]:
-    """A job with engines that may be reshaped, CPUs that may move and code that is graded, which trains until it is deleted."""
-    yield from _lent("elastic_job", begun, request)
+def elastic_job(long_lived_jobs: dict[str, LongLivedJob], request: pytest.FixtureRequest) -> Iterator[Job]:
+    """Lends a job that trains until it is deleted: its engines may be reshaped, its CPUs may move, and it grades code."""
+    yield from _lent("elastic_job", long_lived_jobs, request)
 
 
 @pytest.fixture(scope="package")
@@ -140,7 +140,7 @@ def held_up(site: sites.Site) -> Iterator[dict[str, Job]]:
     runtime = site.apply_runtime_without("nowhere", *host_runtime.CONTAINERS)
     freed = jobs["freed"]
     freed.apply(small_job.spec(runtime, checkpoint={"reclaimPolicy": "Delete"}, failurePolicy=unready))
-    freed.wait("the job says so", lambda: freed.condition("Scheduled").get("reason"), partial(eq, "NameTaken"))
+    freed.wait("reason NameTaken", lambda: freed.condition("Scheduled").get("reason"), partial(eq, "NameTaken"))
     site.cluster.kubectl("-n", site.namespace, "delete", "serviceaccount", "freed-driver")
     yield jobs
     for job in jobs.values():

@@ -99,7 +99,7 @@ def test_full_checkpoint_volume_is_named_and_loses_nothing(site: Site, full: Job
     """With more room the job is as before."""
     full.wait_for_step(4)
     degraded = full.wait(
-        "the job says so",
+        "reason CheckpointVolumeFull",
         lambda: full.condition("Degraded"),
         lambda condition: condition.get("reason") == "CheckpointVolumeFull",
     )

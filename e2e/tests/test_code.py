@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cluster
 
 
 def records_of(job: Job) -> list[Mapping[str, float]]:
-    """The metrics of each step."""
+    """Reads the metrics of each step."""
     root = volumes.folder(job.cluster, job.namespace, f"{job.name}-checkpoint")
     return [record.metrics for record in read_records(root) if record.step]
 

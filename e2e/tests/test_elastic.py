@@ -52,7 +52,7 @@ def test_engines_are_reshaped_when_nothing_is_preempted(elastic_job: Job) -> Non
     elastic_job.patch({"rollout": {"parallelism": {"mode": "Preemptions"}}})
     elastic_job.wait("engines of one device", lambda: tensor_parallel(elastic_job), partial(eq, 1))
     training = elastic_job.wait(
-        "a round in that shape",
+        "a round of engines of one device",
         lambda: elastic_job.status()["training"],
         lambda training: training["recentRounds"][-1]["tensorParallel"] == 1,
     )
@@ -80,17 +80,17 @@ def test_engines_are_reshaped_when_responses_grow_and_when_they_shrink(
     assert preemptions[0] == 0
     assert preemptions[1] > preemptions[2] > 0, "the same lengths in another shape"
     assert preemptions[3:] == [0] * 5
-    told = [(change["tensorParallel"], change["reason"], change.get("failure")) for change in training["reshapes"]]
-    assert told == [
+    reshapes = [(change["tensorParallel"], change["reason"], change.get("failure")) for change in training["reshapes"]]
+    assert reshapes == [
         (2, f"preemptions in Short rounds rose from 0 to {preemptions[1]}: 1 -> 2 devices an engine", None),
         (1, "no preemptions in 4 Short rounds: 2 -> 1 devices an engine", None),
     ]
     described = job.cluster.kubectl("-n", job.namespace, "describe", "rljob", job.name)
-    assert all(reason in described for _, reason, _ in told)
+    assert all(reason in described for _, reason, _ in reshapes)
     assert tensor_parallel_shown(job) == "1"
-    found = nothing_is_lost(job)
-    assert found["lost_samples"] == 0
-    assert found["ended"] == len(GROWING) * countdown_job.PROMPTS
+    fates = nothing_is_lost(job)
+    assert fates["lost_samples"] == 0
+    assert fates["ended"] == len(GROWING) * countdown_job.PROMPTS
 
 
 @pytest.mark.faults
@@ -103,9 +103,9 @@ def test_a_pod_is_lost_while_its_engines_are_reshaped(
     job.apply(countdown_job.spec(runtime, "growing", {"steps": 4}))
     delete_at_once(job, reshaped(job, phase))
     job.wait_for("Succeeded")
-    found = settled(job)
-    assert found["lost_samples"] == 0
-    assert found["ended"] == 4 * countdown_job.PROMPTS
+    fates = settled(job)
+    assert fates["lost_samples"] == 0
+    assert fates["ended"] == 4 * countdown_job.PROMPTS
 
 
 @pytest.mark.faults
@@ -119,9 +119,9 @@ def test_a_pod_is_lost_while_engines_are_reshaped_pod_by_pod(
     job.apply(countdown_job.spec(runtime, "staying", rounds, replicas=2))
     delete_at_once(job, reshaped(job, phase))
     job.wait_for("Succeeded")
-    found = settled(job)
-    assert found["moved_samples"] > 0 or phase is ReshapePhase.DRAIN
-    assert found["ended"] == len(STAYING) * countdown_job.PROMPTS
+    fates = settled(job)
+    assert fates["moved_samples"] > 0 or phase is ReshapePhase.DRAIN
+    assert fates["ended"] == len(STAYING) * countdown_job.PROMPTS
 
 
 @pytest.mark.faults
@@ -136,10 +136,10 @@ def test_all_that_runs_in_a_pod_that_has_taken_moved_responses_is_killed(
     (other,) = job.pod_uids("rollout").keys() - {drained}
     signal_process(job, other, "rollout", "ray")
     job.wait_for("Succeeded")
-    found = settled(job)
-    assert found["moved_samples"] > 0
-    assert found["lost_samples"] > 0, "they ran there"
-    assert found["ended"] == len(STAYING) * countdown_job.PROMPTS
+    fates = settled(job)
+    assert fates["moved_samples"] > 0
+    assert fates["lost_samples"] > 0, "they ran there"
+    assert fates["ended"] == len(STAYING) * countdown_job.PROMPTS
 
 
 @pytest.mark.faults
@@ -152,9 +152,9 @@ def test_a_driver_that_is_killed_while_engines_are_reshaped(
     starting(job)
     signal_process(job, job.pod("driver"), "driver", "longboat agent driver")
     job.wait_for("Succeeded")
-    found = settled(job)
-    assert found["incarnations"] == 2
-    assert found["ended"] == len(STAYING) * countdown_job.PROMPTS
+    fates = settled(job)
+    assert fates["incarnations"] == 2
+    assert fates["ended"] == len(STAYING) * countdown_job.PROMPTS
 
 
 def reshaped(job: Job, phase: ReshapePhase) -> str:
@@ -168,18 +168,18 @@ def reshaped(job: Job, phase: ReshapePhase) -> str:
 def starting(job: Job) -> str:
     """Waits until the first engine of two devices is being started, and returns its pod."""
 
-    def found() -> list[str]:
+    def pods_with_workers() -> list[str]:
         return [pod for pod in job.pod_uids("rollout") if WORKER.search(job.processes(pod, "rollout"))]
 
     job.wait_for_step(1)
     job.printed(job.pod("driver"), "driver", BEGUN)
-    pod: str = job.wait("an engine starts in another shape", found)[0]
+    pod: str = job.wait("an engine starts in another shape", pods_with_workers)[0]
     assert not job.status()["training"].get("reshapes"), "it has not been reported, so it goes on"
     return pod
 
 
 def settled(job: Job) -> dict[str, Any]:
-    """What became of a job's prompts; its engines have the shape that was wanted, and nothing is lost without trace."""
+    """Returns what became of a job's prompts; asserts that its engines have the wanted shape and that nothing is lost without trace."""
     training = job.status()["training"]
     assert training["tensorParallel"] == 2
     assert [change.get("failure") for change in training["reshapes"]] == [None]

@@ -15,13 +15,13 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 WRITES = {"create", "apply", "patch", "update", "delete"}
-# From the first renewal of the operator's Lease that counts to the last one.
+# How long writes are counted, measured by the renewal times in the operator's Lease.
 PERIOD = timedelta(minutes=1)
 SERIES = re.compile(r"^longboat_api_requests_total\{(?P<labels>[^}]*)\} (?P<value>\S+)$", re.MULTILINE)
 
 
 def writes(site: Site) -> dict[str, float]:
-    """Writes the operator has made, by verb and resource, but for the renewals of its own Lease."""
+    """Counts the operator's writes by verb and resource, except the renewals of its own Lease."""
     (pod,) = operator_pods(site.cluster)
     text = site.cluster.kubectl("get", "--raw", f"/api/v1/namespaces/{SYSTEM}/pods/{pod}:8080/proxy/metrics")
     counted: dict[str, float] = {}
@@ -35,14 +35,14 @@ def writes(site: Site) -> dict[str, float]:
 
 
 def renewed(site: Site) -> datetime:
-    """When the operator last renewed its Lease, by its own clock."""
+    """Returns when the operator last renewed its Lease, by its own clock."""
     leases = site.cluster.api.get(f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases") or {}
     (lease,) = leases["items"]
     return datetime.fromisoformat(lease["spec"]["renewTime"])
 
 
 def written_in_a_period(site: Site, running: Job) -> dict[str, float]:
-    """Counts what the operator writes, beside renewals of its Lease, in a period in which the job makes steps."""
+    """Counts the operator's writes in a period in which the job makes steps."""
     before, begun, step = writes(site), renewed(site), running.step()
     running.wait("renewals of the Lease", lambda: renewed(site) - begun, lambda passed: passed >= PERIOD)
     running.wait_for_step(step + 1)
@@ -50,10 +50,10 @@ def written_in_a_period(site: Site, running: Job) -> dict[str, float]:
 
 
 def test_idle_operator_writes_nothing(site: Site, quickstart_job: Job, tail_batching_job: Job) -> None:
-    """One finished and one running job.
+    """Neither a finished nor a running job makes the operator write.
 
-    There may be something to write in a minute: a node that stalls for seconds isn't ready, and its pods aren't either. But what an
-    operator writes of its own accord, it writes in every minute.
+    One minute without writes is enough: an operator that writes of its own accord does so in every minute. In some there is something to
+    write: after a stall of seconds a node isn't ready, and its pods aren't either.
     """
     quickstart_job.wait_for("Succeeded")
     eventually(lambda: written_in_a_period(site, tail_batching_job), not_)

@@ -32,7 +32,7 @@ def test_lost_pod_is_replaced_and_the_others_stay(job: Job, role: str) -> None:
     (lost,) = job.pod_uids(role)
     delete_at_once(job, lost)
     job.wait("a new pod", lambda: job.pod_uids(role).keys() - {lost})
-    # The next step may be of samples and gradients that were there before.
+    # The next step may still use samples and gradients from before the loss.
     job.wait_for_step(job.step() + 2)
     assert job.pod_uids(*(CONTAINERS.keys() - {role})) == others
     nothing_is_lost(job)
@@ -78,13 +78,13 @@ def test_killed_operator_changes_no_pod(job: Job) -> None:
 def test_code_on_the_ray_head_reads_nothing_of_the_driver(job: Job) -> None:
     """Whoever has the job's Ray token can run code there: here, a rollout pod."""
     command = (str(ENVIRONMENT / "bin" / "python"), trespass.__file__)
-    found = json.loads(job.exec(job.pod("rollout"), "rollout", *command).splitlines()[-1])
+    report = json.loads(job.exec(job.pod("rollout"), "rollout", *command).splitlines()[-1])
     for program in ("longboat agent driver", "longboat_runtime.cli driver"):
-        assert any(program in command for command in found["driver"]), f"{program} is seen"
-        assert any(program in command for command in found["hidden"]), f"{program} is hidden from its own user"
-    refused = {command: set(paths.values()) == {"EACCES"} for command, paths in found["driver"].items()}
-    assert all(refused.values()), f"user {found['user']} on the head: {found['driver']}"
-    assert found["token"] == "ENOENT", "the head mounts no API token"
+        assert any(program in command for command in report["driver"]), f"{program} is seen"
+        assert any(program in command for command in report["hidden"]), f"{program} is hidden from its own user"
+    refused = {command: set(paths.values()) == {"EACCES"} for command, paths in report["driver"].items()}
+    assert all(refused.values()), f"user {report['user']} on the head: {report['driver']}"
+    assert report["token"] == "ENOENT", "the head mounts no API token"
 
 
 @pytest.mark.extended

@@ -113,8 +113,8 @@ def test_a_job_goes_on_after_the_node_of_its_four_trainer_pods(
     role = job.status()["roles"]["trainer"]
     assert role["restarts"] >= RANKS
     assert role["recentRestarts"] <= 1
-    told = [r for r in job.status()["restartHistory"] if r["pod"] in trainers]
-    assert {(r["node"], r["counted"]) for r in told} == {(doomed.name, False)}
+    restarts = [r for r in job.status()["restartHistory"] if r["pod"] in trainers]
+    assert {(r["node"], r["counted"]) for r in restarts} == {(doomed.name, False)}
     nothing_is_lost(job)
     # By another driver, or by the same one if the newest checkpoint was of the last step.
 

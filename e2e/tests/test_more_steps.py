@@ -27,7 +27,7 @@ HOLD = "hold-longer"
 
 @contextmanager
 def held(data: Path) -> Iterator[None]:
-    """The job makes no step, however long something takes."""
+    """Keeps the job from making a step during the block, however long that takes."""
     file = data / HOLD
     file.touch()
     try:
@@ -37,18 +37,18 @@ def held(data: Path) -> Iterator[None]:
 
 
 def horizons(job: Job) -> dict[int, int]:
-    """The number of steps of the job as it was when each step was begun."""
+    """Maps each step to the job's number of steps as it was when the step began."""
     root = volumes.folder(job.cluster, job.namespace, f"{job.name}-checkpoint")
     end = newest(root)
     assert end is not None
-    found, steps = {}, FIRST
+    totals, steps = {}, FIRST
     for event in surviving(root, end):
         match event.body:
             case events.SpecChanged(steps=changed):
                 steps = changed
             case events.StepStarted(step=step):
-                found[step] = steps
-    return found
+                totals[step] = steps
+    return totals
 
 
 def rates(job: Job) -> dict[int, float]:
@@ -89,6 +89,6 @@ def test_a_job_ends_at_the_number_of_steps_that_its_spec_has_at_the_end(
     began = horizons(job)
     assert [*began] == [*range(1, LAST + 1)]
     assert (began[1], began[SECOND], began[SECOND + 1]) == (FIRST, SECOND, LAST)
-    assert rates(job) == {step: pytest.approx(RATE * (of - step + 1) / of) for step, of in began.items()}
-    found = fates_in(job)
-    assert (found["lost"], found["doubled"], found["begun"]) == ([], [], [0, SECOND])
+    assert rates(job) == {step: pytest.approx(RATE * (steps - step + 1) / steps) for step, steps in began.items()}
+    fates = fates_in(job)
+    assert (fates["lost"], fates["doubled"], fates["begun"]) == ([], [], [0, SECOND])

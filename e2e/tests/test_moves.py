@@ -39,7 +39,7 @@ def test_responses_of_a_deleted_pod_and_of_a_smaller_scale_continue_elsewhere(
         job.wait("both pods serve", lambda: job.status()["roles"]["rollout"].get("readyText"), partial(eq, "2/2"))
 
     def moved_by_a_smaller_scale() -> dict[str, Any]:
-        """Takes one of two pods away; what became of all prompts since the job began."""
+        """Takes one of two pods away, and returns what became of all prompts since the job began."""
         scale(2)
         both_serve()
         job.wait_for_step(job.step() + 1)
@@ -56,7 +56,7 @@ def test_responses_of_a_deleted_pod_and_of_a_smaller_scale_continue_elsewhere(
     gone = min(before)
     job.cluster.kubectl("-n", job.namespace, "delete", "pod", gone)
     job.wait("another pod", lambda: job.pod_uids("rollout").keys() - before.keys())
-    # No response may run there when a pod has to go: then it is tried again.
+    # If no response happens to be running on the pod that goes, the job is scaled again.
     fates = eventually(moved_by_a_smaller_scale, lambda fates: fates["moved_samples"] > 0)
     assert (fates["lost"], fates["doubled"], fates["uncovered"]) == ([], [], [])
     assert fates["lost_samples"] == 0, "nothing had to be drawn again"

@@ -25,7 +25,7 @@ def test_carried_prompts_survive_a_killed_driver(new_job: Callable[[str], Job]) 
     before = fates_in(job)
     assert before["mixed"] > 0, "responses that went on"
     resumes_after(job, lambda: signal_process(job, job.pod("driver"), "driver", "longboat agent driver"))
-    found = nothing_is_lost(job)
-    assert found["incarnations"] > 1
-    assert found["behind"].keys() - {0}, "tokens of older weights were trained"
-    assert not any(steps < 0 for steps in found["behind"]), "none of weights that were yet to come"
+    fates = nothing_is_lost(job)
+    assert fates["incarnations"] > 1
+    assert fates["behind"].keys() - {0}, "tokens of older weights were trained"
+    assert not any(steps < 0 for steps in fates["behind"]), "none of weights that were yet to come"

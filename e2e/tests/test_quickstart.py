@@ -12,7 +12,7 @@ pytestmark = pytest.mark.cluster
 
 
 def succeeds(job: Job, steps: int) -> None:
-    """The job ends with weights that engine and trainer agree on, an export and no pods, and shows it to a person."""
+    """Asserts that the job ends with weights that engine and trainer agree on, an export and no pods, and that kubectl shows it."""
     job.wait_for("Succeeded")
     status = job.status()
     assert status["phase"] == "Succeeded"

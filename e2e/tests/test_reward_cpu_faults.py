@@ -159,17 +159,17 @@ class Moving:
         )
 
     def refused(self, outcome: str, pod: str) -> dict[str, Any]:
-        """Waits until the status tells that this pod could not be given its CPUs; what it tells."""
+        """Waits until the status says that this pod could not be given its CPUs, and returns that refusal."""
 
-        def found() -> dict[str, Any]:
+        def refusal() -> dict[str, Any]:
             refusals = reward_cpu(self.job).get("refusals", ())
             return next((held for held in refusals if (held["pod"], held["outcome"]) == (pod, outcome)), {})
 
-        told: dict[str, Any] = self.job.wait(f"{pod} is {outcome}", found)
-        return told
+        seen: dict[str, Any] = self.job.wait(f"{pod} is {outcome}", refusal)
+        return seen
 
     def not_given(self, outcome: str, receiver: str) -> str:
-        """Waits until status and events tell that the receiver could not be given its CPUs; in whose words."""
+        """Waits until status and events say that the receiver could not be given its CPUs, and returns the message."""
         refused = self.refused(outcome, receiver)
         self.job.wait("the move is over", lambda: reward_cpu(self.job)["moves"][-1]["outcome"] == "Incomplete")
         (other,) = set(POOLS) - {self.heavy}
@@ -177,13 +177,13 @@ class Moving:
             "CPUsRefused": f"Pod {receiver} on node {self.node.name} can't have {refused['cpu']} CPUs ({outcome}",
             "CPUsNotMoved": f"CPUs could be moved from reward pool {other} to {self.heavy}",
         }.items():
-            self.job.wait(f"event {reason}", lambda r=reason, w=words: self._told(r, w))  # type: ignore[misc]
+            self.job.wait(f"event {reason}", lambda r=reason, w=words: self._has_event(r, w))  # type: ignore[misc]
         assert refused["node"] == self.node.name
         assert [source["name"] for source in refused["sources"]] == [other]
         return str(refused["message"])
 
-    def _told(self, reason: str, words: str) -> bool:
-        """Whether there is an event on the job with these words."""
+    def _has_event(self, reason: str, words: str) -> bool:
+        """Returns whether the job has an event with these words."""
         selector = f"involvedObject.name={self.job.name},reason={reason}"
         path = f"/api/v1/namespaces/{self.job.namespace}/events?fieldSelector={selector}"
         return any(words in event["message"] for event in (self.job.cluster.api.get(path) or {})["items"])

@@ -18,7 +18,7 @@ def test_cpus_move_to_the_pool_that_waits(site: Site, elastic_job: Job) -> None:
     poor = min(pools, key=pools.__getitem__)
     pods = elastic_job.pod_uids("reward")
     with watching(elastic_job) as seen:
-        elastic_job.wait("quotas as they are", lambda: all(seen.allowed[uid] for uid in pods.values()))
+        elastic_job.wait("the current quotas", lambda: all(seen.allowed[uid] for uid in pods.values()))
         reward_cpus.load(site.data, heavy=poor)
         try:
             elastic_job.wait(f"CPUs for {poor}", lambda: moved(elastic_job, poor))

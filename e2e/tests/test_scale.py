@@ -42,8 +42,8 @@ def job(new_job: Callable[[str], Job], request: pytest.FixtureRequest) -> Job:
 
 
 def demand(job: Job) -> dict[str, Any]:
-    found: dict[str, Any] = job.status().get("demand", {}).get("rollout", {})
-    return found
+    rollout: dict[str, Any] = job.status().get("demand", {}).get("rollout", {})
+    return rollout
 
 
 def grant(job: Job) -> dict[str, Any]:
@@ -51,8 +51,8 @@ def grant(job: Job) -> dict[str, Any]:
 
 
 def granted(status: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = status.get("allocation", {}).get("grant", {}).get("rollout", {})
-    return found
+    rollout: dict[str, Any] = status.get("allocation", {}).get("grant", {}).get("rollout", {})
+    return rollout
 
 
 def leaving(status: dict[str, Any]) -> set[str]:
@@ -72,15 +72,15 @@ def serve(job: Job, pods: int) -> None:
     )
 
 
-def drew(job: Job) -> set[str]:
-    """The pods whose engines have drawn responses."""
+def pods_that_drew(job: Job) -> set[str]:
+    """Returns the pods whose engines have drawn responses."""
     return {body.engine.split("/")[0] for body in logged(job) if isinstance(body, events.Generated)}
 
 
-def nobody_leaves(job: Job) -> None:
+def wait_until_none_leaves(job: Job) -> None:
     """Waits until the job has given back all pods that it had to."""
     job.wait(
-        "nobody leaves any more",
+        "no pod leaves any more",
         lambda: (leaving(job.status()), demand(job).get("drained")),
         lambda seen: not any(seen),
     )
@@ -104,10 +104,10 @@ def test_kubectl_scale_adds_a_pod_and_drains_one(tail_batching_job: Job) -> None
     scale(tail_batching_job, 2)
     serve(tail_batching_job, 2)
     (added,) = tail_batching_job.pod_uids("rollout").keys() - before
-    tail_batching_job.wait("the new pod draws", lambda: drew(tail_batching_job), lambda pods: added in pods)
+    tail_batching_job.wait("the new pod draws", lambda: pods_that_drew(tail_batching_job), lambda pods: added in pods)
     scale(tail_batching_job, 1)
     serve(tail_batching_job, 1)
-    nobody_leaves(tail_batching_job)
+    wait_until_none_leaves(tail_batching_job)
     assert goes_on(tail_batching_job)["lost_samples"] == lost, "nothing had to be drawn again"
     (drained,) = (before | {added}) - tail_batching_job.pod_uids("rollout").keys()
     assert drained in {body.pod for body in logged(tail_batching_job) if isinstance(body, events.PodDrained)}
@@ -125,19 +125,19 @@ def test_a_running_job_is_scaled_up_and_down(job: Job) -> None:
     )
     serve(job, 3)
     pods = job.pod_uids("rollout").keys()
-    job.wait("all of them draw", lambda: drew(job), lambda seen: pods <= seen)
+    job.wait("all of them draw", lambda: pods_that_drew(job), lambda seen: pods <= seen)
     seen: list[set[str]] = []
     jobs = f"/apis/longboat.dev/v1alpha1/namespaces/{job.namespace}/rljobs"
     path = f"{jobs}?fieldSelector=metadata.name={job.name}"
     with following(job.cluster, path, lambda event: seen.append(leaving(event["object"].get("status", {})))):
         scale(job, 1)
         serve(job, 1)
-        nobody_leaves(job)
+        wait_until_none_leaves(job)
     gone = pods - job.pod_uids("rollout").keys()
     assert len(gone) == 2
     assert gone in seen, "both at once"
-    found = goes_on(job)
-    assert found["lost_samples"] == 0, "nothing had to be drawn again"
+    fates = goes_on(job)
+    assert fates["lost_samples"] == 0, "nothing had to be drawn again"
     assert {body.pod for body in logged(job) if isinstance(body, events.PodDrained)} == gone
 
 
@@ -150,7 +150,7 @@ def test_a_pod_is_killed_while_it_goes(job: Job, word: str) -> None:
     scale(job, 1)
     delete_at_once(job, job.printed(driver, "driver", rf"pod (\S+) {word}")[1])
     serve(job, 1)
-    nobody_leaves(job)
+    wait_until_none_leaves(job)
     goes_on(job)
 
 
@@ -206,7 +206,7 @@ def test_the_api_server_is_gone_while_a_pod_is_drained(job: Job) -> None:
     with api_server_frozen(job):
         pass
     serve(job, 1)
-    nobody_leaves(job)
-    found = goes_on(job)
-    assert found["lost_samples"] == 0, "nothing had to be drawn again"
+    wait_until_none_leaves(job)
+    fates = goes_on(job)
+    assert fates["lost_samples"] == 0, "nothing had to be drawn again"
     assert job.step() > step

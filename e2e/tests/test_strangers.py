@@ -32,7 +32,7 @@ def claim(site: Site) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
 
 
-def found(site: Site, body: dict[str, Any]) -> dict[str, Any]:
+def stored(site: Site, body: dict[str, Any]) -> dict[str, Any]:
     path = f"/api/v1/namespaces/{site.namespace}/{PATHS[body['kind']]}/{body['metadata']['name']}"
     return site.cluster.api.get(path) or {}
 
@@ -50,26 +50,26 @@ def test_a_strangers_object_is_in_the_way_and_stays_as_it_is(
 ) -> None:
     body = stranger(site)
     apply(site.cluster, [body])
-    before = found(site, body)
+    before = stored(site, body)
     try:
         job = new_job("spark")
         job.apply(small_job.spec())
-        job.wait("the job says so", lambda: job.condition("Scheduled").get("reason"), partial(eq, "NameTaken"))
+        job.wait("reason NameTaken", lambda: job.condition("Scheduled").get("reason"), partial(eq, "NameTaken"))
         assert job.status()["phase"] == "Pending"
         assert job.status()["reason"] == "NameTaken"
         message = job.condition("Scheduled")["message"]
         assert f"{body['kind']} {body['metadata']['name']} exists and is not this job's" in message
         assert cure in message
         assert not job.pods()
-        assert found(site, body) == before
+        assert stored(site, body) == before
         job.delete()
         # The garbage collector works through a probe that came later: it would have had the stranger's object before.
         owner = {"apiVersion": "longboat.dev/v1alpha1", "kind": "RLJob", "name": "spark", "uid": "of-a-deleted-job"}
         probe = copy.deepcopy(account(site))
         probe["metadata"] |= {"name": "probe", "ownerReferences": [owner]}
         apply(site.cluster, [probe])
-        job.wait("the garbage collector has passed", lambda: found(site, probe), not_)
-        assert found(site, body) == before
+        job.wait("the garbage collector has run", lambda: stored(site, probe), not_)
+        assert stored(site, body) == before
     finally:
         site.cluster.kubectl("-n", site.namespace, "delete", body["kind"], body["metadata"]["name"], "--wait=false")
 
@@ -83,7 +83,7 @@ def test_a_volume_that_can_not_be_mounted_is_named(held_up: dict[str, Job]) -> N
     """The pod's status says nothing of it, its Events do."""
     unmounted = held_up["unmounted"]
     unready = unmounted.wait(
-        "the job says so",
+        "reason VolumeNotReady",
         lambda: unmounted.condition("RolesReady"),
         lambda condition: condition.get("reason") == "VolumeNotReady",
     )

@@ -78,7 +78,7 @@ def restricted(server: Cluster) -> Iterator[str]:
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
     server.kubectl("create", "-f", "-", stdin=json.dumps(body))
-    # The account is made by a controller.
+    # A controller makes the account.
     eventually(
         lambda: server.kubectl("-n", name, "get", "serviceaccounts", "-o", "name"), lambda names: "default" in names
     )

@@ -116,7 +116,7 @@ def listed(objects: Sequence[Any]) -> dict[str, Any]:
 
 
 def may(cluster: Cluster, account: str, *action: str) -> bool:
-    """Whether an account may do this."""
+    """Returns whether an account may do this."""
     try:
         cluster.kubectl("auth", "can-i", "-q", f"--as={account}", *action)
     except CommandError:
@@ -125,7 +125,7 @@ def may(cluster: Cluster, account: str, *action: str) -> bool:
 
 
 def once_known(call: Callable[[], Any]) -> Any:
-    """Calls until the server knows the account that asks, and its rights: they take effect a moment after they were created."""
+    """Repeats a call until the server knows the caller's account and rights: they take effect a moment after they are created."""
 
     def answered() -> Any:
         try:

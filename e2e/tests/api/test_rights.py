@@ -59,7 +59,7 @@ def test_the_operator_can_give_a_driver_its_rights_and_no_more(server: Cluster, 
 
 def test_an_editor_of_a_namespace_runs_jobs_and_reads_templates(server: Cluster) -> None:
     server.kubectl("-n", NAMESPACE, "create", "rolebinding", "researcher", "--clusterrole=edit", "--user=researcher")
-    # Its rights are aggregated by a controller.
+    # A controller aggregates the editor's rights.
     for allowed in (["create", "rljobs"], ["patch", "rljobs", "--subresource=scale"], ["list", "rlruntimes"]):
         eventually(partial(may, server, "researcher", *allowed, "-n", NAMESPACE))
     for refused in (["patch", "rljobs", "--subresource=status"], ["create", "rlruntimes"]):
