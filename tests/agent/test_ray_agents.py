@@ -52,7 +52,7 @@ place = roles.Place(
     health_port=base + offset + 4,
     shared_memory=None,
     temp_dir=f"{directory}/ray",
-    grace=1e6,  # a drain that waits for it to pass never ends
+    grace=1e6,  # a drain that waited as long would never end
 )
 program = f"import os, time; open('{directory}/started', 'a').write('x'); time.sleep(1e6)"
 
@@ -73,7 +73,7 @@ sys.exit(roles.run_agent(duty))
 
 @dataclass
 class Agent:
-    """One agent; `process` is the `unshare` that keeps its namespace. `head` is the head's address, `environment` has its token."""
+    """Holds one agent. `process` is the `unshare` that keeps its namespace, `head` the head's address; `environment` has its token."""
 
     process: subprocess.Popen[bytes]
     directory: Path
@@ -89,7 +89,7 @@ class Agent:
             return False
 
     def find(self, program: str) -> list[int]:
-        """Descendants whose command line holds `program`, without their own: one that starts another looks like it until then."""
+        """Lists descendants whose command line holds `program`, without their own children: a fork looks like its parent at first."""
         found, pending = [], [self.process.pid]
         while pending:
             pid = pending.pop()
@@ -103,11 +103,11 @@ class Agent:
         return found
 
     def find_program(self) -> list[int]:
-        """The driver's own program."""
+        """Lists the processes of the driver's own program."""
         return self.find(f"{self.directory}/started")
 
     def departures(self, call: str) -> str:
-        """What a call of `longboat_runtime.departures` says to the head's `client`, as a driver calls it."""
+        """Returns what a call of `longboat_runtime.departures` says to the head's `client`, as a driver calls it."""
         program = f"""
 from ray._raylet import GcsClient
 from longboat_runtime.departures import asking, let_go
@@ -124,7 +124,7 @@ print({call})
 
 
 def until(agents: dict[str, Agent], look: Callable[[], T], right: Callable[[T], object] = bool) -> T:
-    """Waits as `eventually`, while all agents run."""
+    """Waits like `eventually`; fails at once if an agent ends."""
 
     def look_again() -> T:
         ended = {role: code for role, agent in agents.items() if (code := agent.process.poll()) is not None}

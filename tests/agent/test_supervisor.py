@@ -165,7 +165,7 @@ class Freezer:
         self.group.rmdir()
 
     def _kill(self) -> list[str]:
-        """Kills what is in the group, and returns what was."""
+        """Kills the processes in the group, and returns their ids."""
         pids = (self.group / "cgroup.procs").read_text().split()
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):

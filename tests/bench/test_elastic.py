@@ -126,13 +126,13 @@ def test_a_step_ends_at_its_stated_time_and_a_late_one_is_counted():
     assert now == pytest.approx(100.0 + stated)
     assert astuple(pace.punctuality) == pytest.approx((1, 0, stated, stated, 0.25 * stated))
     now += 0.5 * stated
-    # It began late, and ends when it would have.
+    # It began late, but ends on time.
     pace.step(lambda: step(0.25 * stated))
     assert now == pytest.approx(100.0 + 2 * stated)
     assert (pace.punctuality.steps, pace.punctuality.late) == (2, 0)
     pace.step(lambda: step(2 * stated))
     assert (pace.punctuality.steps, pace.punctuality.late) == (3, 1)
-    # The next one is counted from that end; after a rest from its own beginning.
+    # The next one is counted from that end, and one after a rest from its own beginning.
     pace.step(lambda: step(0.0))
     assert now == pytest.approx(100.0 + 5 * stated)
     now += 10 * stated

@@ -57,9 +57,9 @@ class Graders:
 )
 async def test_the_next_sample_follows_the_hostile_one_at_once(scores: tuple[float, ...], harm: str | None) -> None:
     clock = iter([7.0, 7.5])
-    found = await tried(cast("Any", Graders(*scores)), FORGING, VICTIM, lambda: next(clock))
-    assert found.next_seconds == 0.5
-    assert found.harm is None if harm is None else found.harm is not None and found.harm.startswith(harm)
+    result = await tried(cast("Any", Graders(*scores)), FORGING, VICTIM, lambda: next(clock))
+    assert result.next_seconds == 0.5
+    assert result.harm is None if harm is None else result.harm is not None and result.harm.startswith(harm)
 
 
 def lines(variants: int = 200, **changed: Any) -> list[dict[str, Any]]:

@@ -15,14 +15,14 @@ from tests.support.waiting import eventually_async
 
 @pytest.fixture
 def pipe(tmp_path: Path) -> Path:
-    """A named pipe: who reads it waits for what a test writes."""
+    """Makes a named pipe: whoever reads it waits for what a test writes."""
     made = tmp_path / "pipe"
     os.mkfifo(made)
     return made
 
 
 async def writing_end(pipe: Path, reading: asyncio.Task[str]) -> int:
-    """Opens the pipe for writing once it is read."""
+    """Opens the pipe for writing once somebody reads it."""
 
     def opened() -> int:
         assert not reading.done(), reading

@@ -60,7 +60,7 @@ def prepared(cluster: Cluster) -> Cluster:
 
 @dataclass
 class Clock:
-    """What brokers take for time: it stands still, so that a write that can wait isn't made, however slow the machine is."""
+    """Gives brokers a time that stands still, so that writes that can wait aren't made, however slow the machine is."""
 
     now: float = 0.0
 
@@ -78,7 +78,7 @@ class Api:
         return json.loads(self.cluster.kubectl("get", "rljob", "job", "-n", self.namespace, "-o", "json"))
 
     async def shows(self, right: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-        """Waits for a state of the job."""
+        """Waits for a state of the job, and returns it."""
         return await eventually_async(lambda: asyncio.to_thread(self.job), right)
 
     def patch(self, value: dict[str, Any], *flags: str) -> None:
@@ -168,7 +168,7 @@ async def requested(broker: KubernetesBroker, api: Api) -> None:
 
 
 def noting_writes(broker: KubernetesBroker) -> list[dict[str, Any]]:
-    """The statuses that the broker writes from now on."""
+    """Returns a list that collects the statuses that the broker writes from now on."""
     written: list[dict[str, Any]] = []
     apply_status = broker._own.apply_status
 
@@ -347,7 +347,7 @@ async def test_demands_are_written_and_grants_are_heard(
 async def test_a_burst_of_demands_is_two_writes(
     api: Api, brokers: Callable[[], KubernetesBroker], clock: Clock
 ) -> None:
-    """The first is written at once, and what is the newest two seconds later."""
+    """The first is written at once, and the newest two seconds later."""
     broker = await started(brokers(), api, 1)
     broker.publish(progress(1, 1))
     await broker.flush()

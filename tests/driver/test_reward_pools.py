@@ -186,11 +186,11 @@ async def test_moves_change_nothing_that_is_trained(tmp_path: Path) -> None:
     train, moves = moving.trainer.train, [0]
 
     async def moved(request: TrainRequest) -> TrainReport:
-        """What is asked for is granted, and the other pool is the busy one then."""
-        found = await eventually_async(lambda: demand(moving), lambda found: found and found.number != moves[0])
-        assert found is not None
-        moves[0] = found.number
-        moving.broker.grant_cpus(granted(found.number, **{pool.name: pool.cpu for pool in found.pools or ()}))
+        """Grants what is asked for, and makes the other pool the busy one."""
+        asked = await eventually_async(lambda: demand(moving), lambda asked: asked and asked.number != moves[0])
+        assert asked is not None
+        moves[0] = asked.number
+        moving.broker.grant_cpus(granted(asked.number, **{pool.name: pool.cpu for pool in asked.pools or ()}))
         loads = moving.rewards.loads
         moving.rewards.loads = {"math": loads["code"], "code": loads["math"]}
         return await train(request)

@@ -20,7 +20,7 @@ from tests.support.waiting import DEADLINE_SECONDS
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trackers and files of samples have all the time there is at a job's end."""
+    """Gives trackers and sample files all the time they need at a job's end."""
     monkeypatch.setattr(trackers, "ENDED_SECONDS", DEADLINE_SECONDS)
     monkeypatch.setattr(rollouts, "END_SECONDS", DEADLINE_SECONDS)
 

@@ -69,7 +69,7 @@ async def run(job_: Job, sockets: Mapping[str, Path]) -> None:
 async def test_a_resumed_run_is_the_run_that_never_stopped(
     data: Path, sockets: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    """All steps in one go, and half of them, a checkpoint, a new start and the others, are the same, bit for bit."""
+    """A run in one go, and one that resumes from a checkpoint after half of its steps, are the same bit for bit."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     await run(job(data, whole, 1), sockets)
     shutil.copytree(whole, broken)

@@ -66,7 +66,7 @@ class Program:
         eventually(self._kill, operator.not_)
 
     def _kill(self) -> set[int]:
-        """Kills all that came from it, and returns what was left."""
+        """Kills all processes that came from the program, and returns their ids."""
         left = descendants() - self._others
         for pid in left:
             with suppress(ProcessLookupError):
@@ -141,7 +141,7 @@ def waits_for_engines(program: Program) -> Callable[[], bool]:
 
 
 def generated(folder: Path) -> list[Sample]:
-    """What the job has written down of the steps that count."""
+    """Reads the samples that the job has written of the steps that count."""
 
     def read() -> list[Sample] | None:
         with suppress(FileRemoved):  # since the files were listed
@@ -154,7 +154,7 @@ def generated(folder: Path) -> list[Sample]:
 
 
 def ends(program: Program) -> None:
-    """Nothing that came from it is left. What is told to end may take a moment; what isn't told stays for ever."""
+    """Waits until no process that came from the program is left. One that is told to end may take a moment; others stay for ever."""
     eventually(program.names, operator.not_)
 
 

@@ -30,18 +30,18 @@ LEASE_SECONDS = 2 * DEADLINE_SECONDS
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that stalls makes no list fail and no task end too late."""
+    """Keeps lists and ending tasks from timing out on a machine that stalls."""
     monkeypatch.setattr(kube_client, "LIST_TIMEOUT_SECONDS", DEADLINE_SECONDS)
     monkeypatch.setattr(shell, "_END_SECONDS", DEADLINE_SECONDS)
 
 
 def lease(namespace: str) -> LeaseOptions:
-    """A lease that isn't lost by stalling."""
+    """Returns options of a lease so long that a stalled operator keeps it."""
     return LeaseOptions(namespace, "operator", LEASE_SECONDS)
 
 
 def open_shell(configuration: Configuration, options: Options, observe: Observe, plan: MakePlan) -> Shell:
-    """A shell that waits for answers of the API server however long they take."""
+    """Makes a shell that waits for the API server's answers however long they take."""
     made = Shell(configuration, options, observe, plan)
     made._transport.timeout_seconds = DEADLINE_SECONDS
     return made

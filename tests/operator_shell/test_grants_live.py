@@ -25,7 +25,7 @@ PATIENCE_SECONDS = 2 * DEADLINE_SECONDS
 
 @pytest.fixture
 async def bench(cluster: Cluster, admin: KubeClient, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """Its plans have all the time there is where the driver's or the node's part is played."""
+    """Makes a bench whose plans wait as long as a test needs to act as the driver or the node."""
     monkeypatch.setattr(pool, "LEAVE_SECONDS", PATIENCE_SECONDS)
     for name in ("SILENT_SECONDS", "FIRST_PIN_SECONDS", "LONGEST_PIN_SECONDS"):
         monkeypatch.setattr(reward_cpus, name, PATIENCE_SECONDS)

@@ -88,7 +88,7 @@ class Account:
         return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata}
 
 
-# `longboat-operator`, with a boot clock that runs ahead by the seconds in a file, patient with the API server and with its own tasks.
+# Runs `longboat-operator` with a boot clock that is ahead by the seconds in a file. It waits long for the API server and its own tasks.
 OPERATOR = f"""
 import functools, pathlib, sys, time
 from longboat_operator import cli, shell
@@ -116,7 +116,7 @@ class BootClock:
 
 
 class Process:
-    """One `longboat-operator run`, with a lease that isn't lost by stalling."""
+    """Runs `longboat-operator run`, with a lease so long that a stalled operator keeps it."""
 
     def __init__(self, kubeconfig: Path, clock: BootClock, namespace: str, *options: str) -> None:
         self.health, self.metrics = free_port(), free_port()
@@ -227,9 +227,9 @@ async def start(account: Account, boot_clock: BootClock) -> AsyncIterator[Any]:
 
 
 async def expire(admin: KubeClient, namespace: str, clock: BootClock, standby: Process) -> None:
-    """Lets the lease of a leader that was stopped expire, until `standby` leads.
+    """Lets the lease of a stopped leader expire, and waits until `standby` leads.
 
-    A renewal that was under way may be stored after the first time; then the lease has to expire again.
+    A renewal under way may be stored after the lease has expired; then it has to expire again.
     """
     stopped = await holder(admin, namespace)
     expired = set[str]()
@@ -266,10 +266,10 @@ async def test_the_charts_rights_on_the_whole_cluster_are_enough(
     await eventually_async(operator.leads)
     await admin.create(RL_JOB, small_plan.manifest(account.namespace, "x"))
 
-    async def told() -> bool:
+    async def has_conditions() -> bool:
         return bool((await admin.get(RL_JOB, account.namespace, "x")).get("status", {}).get("conditions"))
 
-    await eventually_async(told)  # its runtime doesn't exist: that much the real planner says
+    await eventually_async(has_conditions)  # the real planner says at least that its runtime doesn't exist
     operator.send(signal.SIGTERM)
     status, log = await operator.end()
     assert status == 0, log

@@ -97,10 +97,10 @@ class Bench:
     def knows_that_it_is_scheduled(self, shell: Shell, pod: str) -> bool:
         """Or that it can't be."""
         held = shell._cache.get(ObjectKey(POD.kind, self.namespace, pod)) or {}
-        return any(told["type"] == "PodScheduled" for told in held.get("status", {}).get("conditions", []))
+        return any(condition["type"] == "PodScheduled" for condition in held.get("status", {}).get("conditions", []))
 
-    async def report_nothing(self, shell: Shell) -> None:
-        """Makes a child of no job, and waits until the shell knows it: what came before has arrived, too."""
+    async def create_child_of_no_job(self, shell: Shell) -> None:
+        """Makes a child of no job, and waits until the shell knows it: earlier changes have arrived then, too."""
         metadata = {"namespace": self.namespace, "name": "nobodys", "labels": {LABEL_JOB: "nobody"}}
         spec = {"clusterIP": "None", "ports": [{"port": 1}]}
         await self.admin.create(SERVICE, {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec})
@@ -138,7 +138,7 @@ def requests() -> dict[tuple[str, str, str], float]:
 
 
 def is_idle(shell: Shell) -> bool:
-    """Whether nothing is or will be planned unless something changes."""
+    """Returns whether nothing is due, and nothing will be unless something changes."""
     return shell._queue.oldest_seconds == 0 and shell._queue._schedule.next_timer() is None
 
 
@@ -151,14 +151,14 @@ async def test_jobs_are_made_true_then_cost_nothing_and_a_restart_touches_no_pod
     begun = requests()
     expected = {(job, f"the job is {phase}") for job in ("before", "after") for phase in ("Starting", "Running")}
 
-    async def told() -> bool:
-        """Events are written after the status that they tell of, and are counted once they were answered."""
+    async def events_are_written() -> bool:
+        """Events are written after the status that they report, and are counted once they are answered."""
         answered = {key: count - begun.get(key, 0) for key, count in requests().items() if key[1] == "events"}
         written = sum(count for (verb, *_), count in answered.items() if verb not in ("list", "watch"))
         events = (await bench.all(EVENT)).values()
         of_jobs = [event for event in events if event["involvedObject"]["kind"] == "RLJob"]
-        found = {(event["involvedObject"]["name"], event["message"]) for event in of_jobs}
-        return found == expected and written >= len(expected)
+        shown = {(event["involvedObject"]["name"], event["message"]) for event in of_jobs}
+        return shown == expected and written >= len(expected)
 
     await bench.submit("before")
     async with bench.running() as shell:
@@ -168,7 +168,7 @@ async def test_jobs_are_made_true_then_cost_nothing_and_a_restart_touches_no_pod
         assert set(pods) == {"before-0", "before-1", "after-0", "after-1", "after-2"}
         assert set(await bench.all(SERVICE)) == {"before", "after"}
         assert len(await bench.all(SECRET)) == 2
-        await eventually_async(told)
+        await eventually_async(events_are_written)
         assert (await probe(bench.options.health_port, "/readyz")) == (200, "ok\n")
         _, metrics = await probe(bench.options.metrics_port, "/metrics")
         assert f'rljob_phase{{name="after",namespace="{bench.namespace}",phase="Running"}} 1.0' in metrics
@@ -176,7 +176,7 @@ async def test_jobs_are_made_true_then_cost_nothing_and_a_restart_touches_no_pod
         await eventually_async(lambda: is_idle(shell))
         settled = requests()
         pass_time(30)
-        await bench.report_nothing(shell)
+        await bench.create_child_of_no_job(shell)
         # Neither a write nor a read for a job; in this time one or two kinds are listed for repair, however many jobs.
         since = {key: count - settled.get(key, 0) for key, count in requests().items()}
         asked = {key: count for key, count in since.items() if count and key[0] != "watch"}
@@ -212,15 +212,17 @@ async def test_progress_costs_no_plan_and_a_change_of_the_spec_does(
         planned.append(status.get("training", {}).get("step", 0))
         return small_plan.plan(observed, now)
 
-    # All that is waited for comes by an event of its own.
+    # Everything that is waited for comes with an event of its own.
     monkeypatch.setattr(KubeClient, "watch", without_bookmarks)
     async with bench.running(plan) as shell:
         await eventually_async(bench.is_in("Running", "x"))
         await bench.report("x", step=1)
-        await eventually_async(lambda: 1 in planned)  # the first report brings `state` and `incarnation`: it does wake
+        await eventually_async(
+            lambda: 1 in planned
+        )  # the first report brings `state` and `incarnation`, so it is planned
         await eventually_async(
             partial(bench.knows_that_it_is_scheduled, shell, "x-0")
-        )  # or can't be: the last thing that is told of it
+        )  # or can't be, which is reported last
         # Its plan isn't made at once: other changes may follow.
         await eventually_async(lambda: is_idle(shell))
         at_first = len(planned)

@@ -103,7 +103,7 @@ async def running(shell: Shell) -> AsyncIterator[Shell]:
 
 @pytest.fixture
 async def leader(cluster: Cluster, namespace: str, tmp_path: Path) -> AsyncIterator[Process]:
-    """Another operator, as a process."""
+    """Makes another operator, which runs as a process."""
     process = Process(cluster.kubeconfig, BootClock(tmp_path), namespace, f"--namespace={namespace}")
     yield process
     await process.kill_if_alive()
@@ -189,8 +189,8 @@ async def test_a_pod_that_was_lost_unseen_by_the_standby_is_no_second_loss(
 
     late.after = pods_are_late
 
-    async def told() -> int:
-        """Losses of reward pods that the status tells of."""
+    async def reported_losses() -> int:
+        """Counts the losses of reward pods that the status reports."""
         roles = ((await admin.get(RL_JOB, namespace, "x")).get("status") or {}).get("roles") or {}
         return int((roles.get("reward") or {}).get("restarts", 0))
 
@@ -209,7 +209,7 @@ async def test_a_pod_that_was_lost_unseen_by_the_standby_is_no_second_loss(
             return set(await named(admin, namespace, "reward")) == {name.replace("-a0", "-a1")}
 
         await eventually_async(replaced)
-        await eventually_async(lambda: _equals(told, 1))
+        await eventually_async(lambda: _equals(reported_losses, 1))
         job = await admin.get(RL_JOB, namespace, "x")
         await eventually_async(lambda: _version(standby, key) >= int(job["metadata"]["resourceVersion"]))
         assert name in standby._cache.children(key)["Pod"]  # that is all it knows
@@ -222,7 +222,7 @@ async def test_a_pod_that_was_lost_unseen_by_the_standby_is_no_second_loss(
         thawed.set()
         await eventually_async(lambda: standby._leading and set(standby._cache.children(key)["Pod"]) >= set(after))
         await eventually_async(lambda: standby._queue.depth == 0 and not standby._controller.expectations.waiting())
-        assert await told() == 1
+        assert await reported_losses() == 1
         assert await named(admin, namespace, "reward") == after
 
 

@@ -160,7 +160,7 @@ async def test_a_watch_takes_lines_of_any_length_in_pieces_of_any_size(serve: Se
 
 
 async def drain(made: transport.Transport, seconds: float = 0.0) -> None:
-    """Watches until the stream ends, `seconds` after it has been opened."""
+    """Watches until the stream ends; `seconds` pass once it is open."""
     async with ungated(made).watch(resources.POD, None, "", "1") as events:
         pass_time(seconds)
         async for _ in events:
@@ -230,12 +230,12 @@ async def test_a_quiet_watch_goes_on_without_a_word(serve: Serve, monkeypatch: p
         await heard.get()  # the list
         for _ in range(3):
             await heard.get()  # a watch, which stays silent
-            now += SILENCE_SECONDS  # in all far longer than a dead watch may be silent
+            now += SILENCE_SECONDS  # in total, far longer than a dead watch may be silent
             pass_time(transport.WATCH_SILENCE_SECONDS)
         await heard.get()
     task.cancel()
     release.set()
-    assert watched == ["9", "9", "9", "9"]  # each goes on where the one before was
+    assert watched == ["9", "9", "9", "9"]  # each resumes where the one before stopped
     assert [entry for entry in logs if entry["log_level"] != "debug"] == []
     assert freshness.problems(now) == []
 

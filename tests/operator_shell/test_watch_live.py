@@ -31,10 +31,10 @@ pytestmark = pytest.mark.cluster
 
 
 class Watched:
-    """One kind in one namespace, watched through a line."""
+    """Watches one kind in one namespace through a link."""
 
-    def __init__(self, client: KubeClient, resource: Resource, namespace: str, line: CuttableLink) -> None:
-        self.line = line
+    def __init__(self, client: KubeClient, resource: Resource, namespace: str, link: CuttableLink) -> None:
+        self.link = link
         self.source = Source(resource.kind, namespace)
         self.cache = Cache()
         self.changes: list[Change] = []
@@ -55,17 +55,17 @@ async def watched(
     address = urlsplit(configuration.host)
     assert address.hostname is not None
     assert address.port is not None
-    line = CuttableLink(address.hostname, address.port)
-    configuration.host = f"https://127.0.0.1:{await line.start()}"
+    link = CuttableLink(address.hostname, address.port)
+    configuration.host = f"https://127.0.0.1:{await link.start()}"
     configuration.tls_server_name = address.hostname
     transport = Transport(configuration, DEADLINE_SECONDS)
     resource = getattr(request, "param", SERVICE)
-    watched = Watched(KubeClient(transport, lambda: None), resource, namespace, line)
+    watched = Watched(KubeClient(transport, lambda: None), resource, namespace, link)
     task = asyncio.create_task(watched.informer.run())
     await eventually_async(lambda: watched.freshness.listed)
     yield watched
     task.cancel()
-    await line.stop()
+    await link.stop()
     await transport.close()
 
 
@@ -115,11 +115,11 @@ async def test_a_cut_watch_resumes_without_a_list(admin: KubeClient, namespace: 
     first, second = await create(admin, namespace, "first"), await create(admin, namespace, "second")
     await eventually_async(lambda: watched.names() == {"first", "second"})
     lists = relists()
-    watched.line.cut()
+    watched.link.cut()
     await delete(admin, first)
     await create(admin, namespace, "third")
     assert watched.names() == {"first", "second"}
-    watched.line.mend()
+    watched.link.mend()
     await eventually_async(lambda: watched.names() == {"second", "third"})
     assert relists() == lists
     assert [change.new is None for change in watched.changes] == [False, False, True, False]
@@ -135,11 +135,11 @@ async def test_a_deletion_behind_a_compaction_is_found_by_a_new_list(
     first = await create_event(admin, namespace, "first")
     await eventually_async(lambda: watched.names() == {"first"})
     lists = relists("Event")
-    watched.line.cut()
+    watched.link.cut()
     await delete(admin, first)
     second = await create_event(admin, namespace, "second")
     compact(cluster, int(second["metadata"]["resourceVersion"]))
-    watched.line.mend()
+    watched.link.mend()
     await eventually_async(lambda: watched.names() == {"second"})
     assert relists("Event") == lists + 1
     gone = [change for change in watched.changes if change.new is None]
@@ -151,7 +151,7 @@ async def test_a_re_list_repairs_a_lost_deletion_and_finds_out_a_dead_watch(
 ) -> None:
     first = await create(admin, namespace, "first")
     await eventually_async(lambda: watched.names() == {"first"})
-    watched.line.cut()  # from now on the watch tells nothing
+    watched.link.cut()  # from now on the watch reports nothing
     await delete(admin, first)
     second = await create(admin, namespace, "second")
     repair = Repair(admin, watched.cache, watched.feed, [])
@@ -160,7 +160,7 @@ async def test_a_re_list_repairs_a_lost_deletion_and_finds_out_a_dead_watch(
     assert watched.names() == set()
     assert watched.freshness.owes(watched.source)
     assert watched.freshness.problems(1e9) != []
-    watched.line.mend()
+    watched.link.mend()
     await eventually_async(lambda: watched.names() == {"second"})
     assert not watched.freshness.owes(watched.source)
     held = watched.cache.get(ObjectKey("Service", namespace, "second"))

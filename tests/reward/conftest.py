@@ -13,9 +13,9 @@ from longboat_runtime.reward.result import FunctionOutcome, RewardSample
 from tests.support.waiting import DEADLINE_SECONDS, eventually_async
 
 GRADERS_UID = 10002
-# The limit, in seconds, of grades that are to end by themselves: none gets near it.
+# A limit, in seconds, that no grade reaches that ends by itself.
 LONG = 600.0
-# They take a machine that stalls for no fault of theirs.
+# Graders with such long limits of their own that they don't fail on a machine that stalls.
 _PROGRAM = f"""
 import sys
 from pathlib import Path
@@ -85,7 +85,7 @@ def graders(graders_directory: Path) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def _patient_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients in this process wait for graders that take long to start."""
+    """Lets clients in this process wait for graders that take long to start."""
     monkeypatch.setattr("longboat_runtime.reward.client.CONNECT_SECONDS", DEADLINE_SECONDS)
 
 
@@ -106,7 +106,7 @@ def set_quota(cgroup: Path, text: str) -> None:
 async def graded(
     client: GraderClient, reward: str, sample: RewardSample, seconds: float, seed: int = 0, own: float | None = None
 ) -> FunctionOutcome:
-    """Its outcome. As pools do, grades again what hardly got a CPU: other tests may want them all, and limits are short here."""
+    """Grades a sample. Like a pool, repeats a grade that hardly got a CPU: limits are short, and other tests may take all CPUs."""
 
     async def grade() -> FunctionOutcome:
         return await client.grade(reward, sample, seconds, seed, own)

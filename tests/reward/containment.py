@@ -77,7 +77,7 @@ async def loaded(socket: Path) -> GraderClient:
 async def tried(
     client: GraderClient, response: Response, victim: subprocess.Popen[bytes], clock: Callable[[], float]
 ) -> Tried:
-    """Grades it beside an honest sample, and another honest one as soon as it has its grade."""
+    """Grades a response beside an honest sample, and another honest one as soon as the response has its grade."""
     reward = (COMMAND if response.way is Way.COMMAND else PYTHON).name
     arguments = own_arguments()
     answered = {**columns(response), "answers": SECRET + secrets.token_hex(8)}
@@ -112,7 +112,7 @@ def _harm(
     if outcome.score > 0 and response.harm is not Harm.LEAVES:
         return f"it got what it wanted: {outcome}"
     if (response.harm is Harm.RUNS_ON) != (outcome.kind is OutcomeKind.TIMEOUT):
-        return f"it was ended for something else: {outcome}"
+        return f"it ended for another reason: {outcome}"
     if victim.poll() is not None or process_state(victim.pid) == "T":
         return "another process was signalled"
     if found := list(left(left_argument)):

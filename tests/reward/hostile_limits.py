@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 # The argument of a process that programs leave.
 LEFT = "1000.25"
-# How long they wait before they have got what they wanted, in seconds: whoever watches them may look meanwhile.
+# How many seconds programs wait before they report success, so that whoever watches them can look meanwhile.
 WATCHED = "1000.75"
 
 

@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 
 SEED = 7
-# The argument of processes `sleep` that they leave, so that those of others who run them at the same time aren't taken for these.
+# The argument of the `sleep` processes that programs leave; it differs between test processes, so that each finds only its own.
 LEFT = f"1000.{os.getpid()}"
 TRUSTING = """
 import json
@@ -50,7 +50,7 @@ score = 0.25 if all(fine) else 0.0
 
 @dataclass(frozen=True)
 class Program:
-    """One that `hangs` never ends by itself."""
+    """Holds the text of a program; one that `hangs` never ends by itself."""
 
     text: str
     hangs: bool = False
@@ -62,7 +62,7 @@ def ways_out() -> dict[str, Program]:
         "a Unix socket": "import socket; score = escaped(socket.socket, socket.AF_UNIX)",
         "a netlink socket": "import socket; score = escaped(socket.socket, socket.AF_NETLINK, socket.SOCK_RAW)",
         "a datagram socket pair": "import socket; score = escaped(socket.socketpair, socket.AF_UNIX, socket.SOCK_DGRAM)",
-        # By a child, since who leads a group can't begin a session.
+        # In a child, since the leader of a process group can't start a session.
         "a session of its own": "import os\nif (pid := os.fork()) == 0: os._exit(escaped(os.setsid))\nscore = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])",
         "a signal to its parent": "import os; score = escaped(os.kill, os.getppid(), 0)",
         "a signal to everybody": "import os; score = escaped(os.kill, -1, 0)",
@@ -73,7 +73,7 @@ def ways_out() -> dict[str, Program]:
         "a directory elsewhere": "import os; score = escaped(os.mkdir, f'/tmp/harm-{os.getpid()}')",
         "a file in shared memory": "import os; score = escaped(open, f'/dev/shm/harm-{os.getpid()}', 'w')",
         "a file beside its directory": "score = escaped(open, '../harm', 'w')",
-        # Of which nothing is used, since there may be no more on the machine; without MAP_NORESERVE a small one would refuse it.
+        # None of it is used: a small machine doesn't have as much, and would refuse it without MAP_NORESERVE.
         "much memory": "import mmap; score = escaped(mmap.mmap, -1, 8 * 2**30, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)",
     }
     return {name: Program(text) for name, text in calls.items()}

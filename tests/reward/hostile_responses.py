@@ -78,9 +78,9 @@ class Response:
         return f"{self.group}: {self.name}"
 
     def aimed(self, victim: str, left: str, watched: float) -> Response:
-        """One that means the process `sleep VICTIM`, and leaves a process `sleep LEFT`: of several that run at once each has its own.
+        """Returns a copy that attacks process `sleep VICTIM` and leaves process `sleep LEFT`: copies that run at once have their own.
 
-        It waits `watched` seconds before it has got what it wanted.
+        It waits `watched` seconds before it reports success.
         """
         text = self.text.replace(hostile_neighbours.VICTIM, victim).replace(hostile_limits.LEFT, left)
         return replace(self, text=text.replace(hostile_limits.WATCHED, str(watched)))

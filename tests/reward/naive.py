@@ -24,7 +24,7 @@ from longboat_runtime.reward.graders.frames import FrameBuffer, FrameError, enco
 from longboat_runtime.reward.result import RewardSample
 from tests.reward.hostile_programs import LEFT, PROBE, PROGRAMS, SEED, TRUSTING, Program
 
-# How long an answer of a program that hangs is waited for, in seconds: there is none, however long that is.
+# How many seconds to wait for the answer of a program that hangs; none will come.
 PATIENCE = 0.3
 # The name of a program that does no harm.
 HONEST = "honest"
@@ -86,7 +86,7 @@ def grade_on(requests: int, answers: int, directory: str) -> None:
         os.dup2(answers, 3)
         os.closerange(4, 1024)
         os.chdir(directory)
-        # As real ones have it.
+        # As in real graders.
         os.umask(0o077)
         os.environ["HOME"] = directory
         module = types.ModuleType("trusting")
@@ -110,7 +110,7 @@ def graded(function: Any, sample: RewardSample) -> float:
 
 
 def next_answer(answers: int, buffer: FrameBuffer, patience: float | None) -> dict[str, Any] | None:
-    """The next answer, None if there is none that can be read."""
+    """Returns the next answer, or None if none can be read."""
     while select.select([answers], [], [], patience)[0]:
         data = os.read(answers, 2**20)
         try:

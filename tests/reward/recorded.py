@@ -1,4 +1,4 @@
-"""Processes whose threads run, wait for a CPU and sleep as a test says, and what the kernel tells of them at any time."""
+"""Simulates processes whose threads run, wait for a CPU and sleep by a script, and what the kernel says of them at any time."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ RUNS, WAITS, SLEEPS = State.RUNS, State.WAITS, State.SLEEPS
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """The one thread of a process, which begins at `begun` and ends after its spans: states and their seconds."""
+    """Scripts the only thread of a process: it begins at `begun` and ends after its spans, which are states and their seconds."""
 
     spans: Sequence[tuple[State, float]]
     begun: float = 0.0
 
     def at(self, now: float) -> tuple[float, float, State]:
-        """The seconds that it has run, those that the kernel says that it has waited, and its state."""
+        """Returns the seconds that it has run, the seconds that the kernel says it has waited, and its state."""
         ran = waited = 0.0
         left = now - self.begun
         for state, seconds in self.spans:
@@ -48,9 +48,9 @@ class Thread:
 
 
 class Recorded(Processes):
-    """Says what the kernel would at the time `now`. Processes that have ended were waited for, unless they are `unseen`.
+    """Says what the kernel would say at time `now`. Processes that have ended were waited for, unless they are `unseen`.
 
-    States are looked at `late`: so many seconds after the threads were read.
+    States are read `late` seconds after the threads.
     """
 
     def __init__(self, *threads: Thread, counted: bool = True, unseen: bool = False, late: float = 0.0) -> None:
@@ -88,7 +88,7 @@ def first_passed(
     every: float = 0.02,
     until: float = 60.0,
 ) -> float | None:
-    """The first of the times that is beyond a limit, if it is looked that often; None if there is none `until` then."""
+    """Looks at a limit `every` so many seconds; returns the first time at which it is passed, or None if it isn't `until` then."""
     processes.now = 0.0
     limit = OwnLimit(OwnTime(processes, Slowdown(slowdown)), hard, learned)
     for look in range(1, int(until / every) + 1):

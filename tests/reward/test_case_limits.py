@@ -1,7 +1,7 @@
-"""Learned limits of test cases: they are of each case's own seconds, and what a case has taken is measured outside of the program.
+"""Learned limits of test cases: they limit each case's own seconds, which are measured outside of the program.
 
-How own seconds are counted is tested in `test_own_time.py`; here what a judge and its runner do with them, and that real programs that go
-on are killed.
+How own seconds are counted is tested in `test_own_time.py`. Here it is tested what a judge and its runner do with them, and that real
+programs that go on are killed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardS
 from longboat_runtime.reward.verdict import CaseResult
 from tests.reward.conftest import LONG, graded
 
-# What goes on for ever: computes, sleeps, sleeps with clocks that it has set itself, and starts what sleeps.
+# Programs that go on for ever: they compute, sleep, sleep with clocks that they have set, and start others that sleep.
 BURNS, SLEEPS = "while True: pass", "import time; time.sleep(1e6)"
 SETS_CLOCKS = "import time\ntime.process_time = time.monotonic = lambda: 0.0\ntime.sleep(1e6)"
 STARTS = "import os, time\nwhile True:\n    os.fork() or os._exit(time.sleep(0.2))\n    os.wait()"
@@ -61,7 +61,7 @@ def spec(name: str, **sandbox: Any) -> RewardSpec:
 
 
 class Ends:
-    """A runner whose programs end as it is told, one after the other, and print what their case expects."""
+    """Stands in for a runner whose programs end as given, one after another, and print what their case expects."""
 
     def __init__(self, directory: Path, ends: Sequence[Ended]) -> None:
         (directory / "run").mkdir()
@@ -83,7 +83,7 @@ STARVED = Ended(limit=None, status=-9, seconds=9.0, cpu_seconds=0.5, own_seconds
 
 
 def judged(directory: Path, *ends: Ended, **sandbox: Any) -> Mapping[str, Any]:
-    """What a judge says of a program whose cases, with a limit of 1 s, end so."""
+    """Returns what a judge says of a program whose cases end like this under a limit of 1 s."""
     judge = Judge(RewardFunction.of(spec("code", **sandbox)), "spec.rewards[0]", "/nowhere")
     judge._runner = Ends(directory, ends)  # type: ignore[assignment]
     row = printed(*(str(number) for number in range(len(ends))))
@@ -123,9 +123,9 @@ def test_of_a_case_that_hardly_got_a_cpu_nothing_is_said(tmp_path: Path) -> None
 
 
 class Account(Processes):
-    """The kernel's account of processes that begin with no time: each reading is `seconds` later, and a thread has waited so many more.
+    """Scripts readings: each comes `seconds` after the one before, and a thread has `waited` so many more seconds.
 
-    With the third reading `gate` is there.
+    The third reading after the first makes `gate`.
     """
 
     def __init__(self, seconds: float, waited: float, gate: Path | None = None) -> None:
@@ -149,7 +149,7 @@ class Account(Processes):
 
 @contextmanager
 def running(directory: Path) -> Iterator[Runner]:
-    """A runner. Until they run, its programs are forks of this process, which may hold much."""
+    """Lends a runner with much memory: until its programs run, they are forks of this process, which may hold much."""
     before = set(children())
     runner = Runner(str(directory), SandboxSettings.of(SandboxSpec.model_validate({"memory": "1Ti"})), ["/"], [])
     (pid,) = set(children()) - before
@@ -161,7 +161,7 @@ def running(directory: Path) -> Iterator[Runner]:
 
 
 def ended(runner: Runner, program: str, seconds: float = LONG, learned: float | None = LONG) -> Ended:
-    """How the program ended, with this limit and that one in its place if it is lower."""
+    """Runs the program with a limit of `seconds`, or of `learned` if that is lower, and returns how it ended."""
     with ExitStack() as stack:
         files = {name: stack.enter_context(tempfile.TemporaryFile()) for name in FILES[:-1]}
         numbers = {name: file.fileno() for name, file in files.items()}
@@ -171,7 +171,7 @@ def ended(runner: Runner, program: str, seconds: float = LONG, learned: float | 
 
 @pytest.fixture
 def account(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Has the kernel's account be another one."""
+    """Replaces the readings of any process by those of an `Account`."""
 
     def account(*arguments: Any) -> None:
         processes = Account(*arguments)
@@ -185,7 +185,7 @@ LIMITS = pytest.mark.parametrize(("hard", "learned"), [(LONG, None), (10 * LONG,
 
 @LIMITS
 def test_a_busy_node_kills_nobody(account: Any, tmp_path: Path, hard: float, learned: float | None) -> None:
-    """Each time that it is looked at 1000 s have passed, and it has waited for a CPU nearly as long."""
+    """At each look another 1000 s have passed, and it has waited for a CPU nearly as long."""
     gate = tmp_path / "gate"
     account(1000.0, 999.0, gate)
     with running(tmp_path) as runner:
@@ -214,7 +214,7 @@ def test_a_case_that_hardly_gets_a_cpu_is_no_timeout(
 def test_a_program_is_not_blamed_for_how_long_its_runner_waits_before_it_lets_it_start_another(
     account: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The runner, which is asked first, is said to wait for a CPU each time: in all as long as it takes."""
+    """Before each start the runner is asked, and seems to wait for a CPU all that time."""
     assert can_ask()
     waited, starts = 0.0, 4
     account(1000.0, 0.0)
@@ -275,7 +275,7 @@ async def test_a_case_that_goes_on_is_killed_at_the_learned_limit(
 
 @pytest.mark.parametrize("program", [BURNS, SLEEPS, STARTS], ids=["computes", "sleeps", "starts others"])
 async def test_a_case_that_goes_on_is_killed_at_the_hard_limit(client: GraderClient, program: str) -> None:
-    """So are audits, and the first responses: the hard limit is given for the learned one."""
+    """So are audits and first responses, for which the hard limit stands in for the learned one."""
     for own in (None, 0.5):
         outcome = await grade(client, "all", program, printed("long"), own, hard=0.5)
         assert (outcome.kind, outcome.score, outcome.limited) == (OutcomeKind.TIMEOUT, 0.0, False), outcome

@@ -25,7 +25,7 @@ from tests.reward.naive import HONEST, sleepers
 from tests.support.waiting import eventually, eventually_async
 
 PAGE = Path(__file__).parents[2] / "docs/rewards.md"
-# The limit, in seconds, of what hangs.
+# The limit, in seconds, of programs that hang.
 SHORT = 0.3
 
 
@@ -54,7 +54,7 @@ async def load(client: GraderClient, function: str, isolation: str, field: str, 
 
 
 async def harm(client: GraderClient, name: str, reward: str = "trusting") -> str | None:
-    """What the program did to the grade after it, or to the machine."""
+    """Returns what the program did to the grade after it, or to the machine."""
     program = PROGRAMS[name]
     outcome = await graded(client, reward, sample(program.text), SHORT if program.hangs else LONG, SEED)
     for _ in range(2):
@@ -63,7 +63,7 @@ async def harm(client: GraderClient, name: str, reward: str = "trusting") -> str
             return f"the next grade: {probe}"
     if outcome.score == 1.0:
         return "it got out"
-    # Killed ones may need a moment to be gone.
+    # Killed processes may take a moment to disappear.
     eventually(lambda: [*sleepers()], lambda left: not left)
     return None
 

@@ -75,7 +75,7 @@ import ast, base64, code, ctypes, doctest, gc, importlib.util, json, marshal, os
 def f(): return 5
 def g(): return 6
 """
-# What takes seconds, for those that use it.
+# Imports that take seconds, for functions that use them.
 LIBRARIES = """
 import math_verify, sympy
 assert math_verify.parse('$1/2$', parsing_timeout=600)
@@ -84,7 +84,7 @@ sympy.factor(sympy.sympify('x**2 - 1'))
 
 
 def source(bodies: dict[str, str]) -> str:
-    """A module with a function for each, chosen by the prompt; all return 7 whatever happens."""
+    """Makes a module with a function for each body, chosen by the prompt; all return 7 whatever happens."""
     functions = (
         f"def f{number}(sample):\n    text = sample.text\n    try:\n        {body}\n    except BaseException: pass\n    return 7.0\n"
         for number, body in enumerate(bodies.values())

@@ -27,7 +27,7 @@ ROW = {"input_output": '{"inputs": ["3"], "outputs": ["9"]}'}
 # As Ray names its nodes.
 NODE = 28 * "ab"
 SQUARE = "print(int(input()) ** 2)"
-# It waits until it may go on: it is being graded as long as that.
+# Waits until the gate exists: its grade runs until then.
 WAITS = "import os, time\nwhile not os.path.exists({gate!r}): time.sleep(0.01)\nprint(int(input()) ** 2)"
 
 
@@ -126,7 +126,7 @@ async def pool(container: Container, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 
 
 async def running(client: GraderClient, count: int) -> None:
-    """Waits until so many grades run there, also while the graders are started again."""
+    """Waits until `count` grades run, also while the graders restart."""
 
     async def state() -> Mapping[str, Any]:
         with suppress(ConnectionError):

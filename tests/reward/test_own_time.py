@@ -1,6 +1,6 @@
 """Limits of own seconds: what a grade waits for a CPU isn't its own, whatever else it does is.
 
-How they are counted is tested with processes of which the kernel's account is made up; real ones show that what goes on is killed.
+How they are counted is tested on scripted readings; real programs show that what exceeds its limit is killed.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ STARTS = f"import subprocess, sys\nsubprocess.run([sys.executable, '-S', '-c', {
 
 # --- What is counted ------------------------------------------------------------------------------------------------
 
-# Five want the CPU on which this computes.
+# Five threads share the CPU.
 CROWDED = [(WAITS, 0.08), (RUNS, 0.02)]
 LIMITS = pytest.mark.parametrize(("hard", "learned"), [(1.0, None), (600.0, 1.0)], ids=["hard", "learned"])
 
 
 def programs(count: int, waits: float, runs: float, sleeps: float = 0.0) -> list[Thread]:
-    """A process that starts one program after the other, which takes it a millisecond, and each time waits until it ends."""
+    """Scripts a process that starts one program after another, each in a millisecond, and waits until it ends."""
     spans, starts = [(WAITS, waits), (RUNS, runs), (SLEEPS, sleeps)], 0.001
     seconds = starts + waits + runs + sleeps
     parent = Thread([(RUNS, starts), (SLEEPS, waits + runs + sleeps)] * count)
@@ -80,7 +80,7 @@ def programs(count: int, waits: float, runs: float, sleeps: float = 0.0) -> list
 
 @LIMITS
 def test_waiting_for_a_cpu_does_not_pass_a_limit_and_running_does(hard: float, learned: float | None) -> None:
-    """A fifth of 5 s is its own, and at the next look after that it is known."""
+    """A fifth of 5 s is its own, which the next look shows."""
     passed = first_passed(Recorded(Thread(CROWDED * 600)), hard, learned)
     assert passed is not None
     assert 5.0 <= passed <= 5.3
@@ -120,7 +120,7 @@ def test_short_programs_without_end_reach_a_limit(hard: float, learned: float | 
 
 @LIMITS
 def test_processes_that_end_without_being_waited_for_make_nothing_shorter(hard: float, learned: float | None) -> None:
-    """Of their CPU seconds nothing is known, and the process that started them sleeps meanwhile."""
+    """Nothing is known of their CPU seconds, and the process that started them sleeps meanwhile."""
     unseen = [Thread([(SLEEPS, 1e6)]), *(Thread([(SLEEPS, 0.1)], begun=0.15 * number) for number in range(100))]
     passed = first_passed(Recorded(*unseen, unseen=True), hard, learned)
     assert passed is not None
@@ -201,7 +201,7 @@ def test_where_waiting_is_not_counted_the_slowdown_of_the_node_stands_in() -> No
 
 @contextmanager
 def running(program: str) -> Iterator[int]:
-    """The id of a process that runs the program."""
+    """Lends the id of a process that runs the program."""
     process = subprocess.Popen([sys.executable, "-S", "-c", program])
     try:
         yield process.pid
@@ -211,7 +211,7 @@ def running(program: str) -> Iterator[int]:
 
 
 def test_this_kernel_counts_waiting() -> None:
-    """All that the project supports do. If it doesn't, the tests below show what that costs."""
+    """All kernels that the project supports do. If this one doesn't, the tests below show what that costs."""
     assert waiting_is_counted()
 
 
@@ -264,7 +264,7 @@ print(Processes(os.getpid(), counted=True, below=True).cpu()[0] > 0.0)
 
 
 def test_what_a_program_starts_counts_also_without_its_parent() -> None:
-    """Those who run programs adopt what these leave, and wait for nothing of it before the program has ended."""
+    """A runner adopts what its programs leave, and waits for none of it before the program has ended."""
     done = subprocess.run([sys.executable, "-c", ORPHANS], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
 
@@ -273,7 +273,7 @@ def test_what_a_program_starts_counts_also_without_its_parent() -> None:
 
 
 def supervised(grading: Grading, pid: int) -> Supervised:
-    """A child that has been asked to grade, and doesn't answer."""
+    """Makes a child that has been asked to grade and doesn't answer."""
     ours, _ = socket.socketpair()
     child = Supervised(1, True, ours, asyncio.get_running_loop(), lambda _: None, Slowdown(), True, pid=pid)
     child.grade(grading)
@@ -286,7 +286,7 @@ def grading(timeout: float, own: float | None = None) -> Grading:
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[tuple[State, float]]], Recorded]:
-    """Has the kernel say of any process what it would of a thread with these spans."""
+    """Replaces the readings of any process by those of a thread with these spans."""
 
     def record(spans: Sequence[tuple[State, float]]) -> Recorded:
         processes = Recorded(Thread(spans))
@@ -304,7 +304,7 @@ async def test_a_busy_node_kills_nobody(
     hard = 1e3 if own else 1.0
     processes, child = recorded(CROWDED * 600), supervised(grading(hard, own), os.getpid())
     assert child.grading is not None
-    # One that isn't over soon is measured from then on.
+    # A grade that takes longer is measured from then on.
     now = child.grading.started + 0.1 * hard
     assert child.overdue(now) is None
     for look in range(1, 30):
@@ -334,7 +334,7 @@ async def test_a_grade_that_hardly_gets_a_cpu_is_graded_again_rather_than_scored
 
 
 async def test_a_quick_grade_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is read of its process, which would cost each grade."""
+    """Nothing is read of its process: that would cost every grade."""
     measured: list[int] = []
 
     def processes(pid: int, **_: object) -> Recorded:
@@ -394,7 +394,7 @@ async def test_the_hard_limit_is_told_apart(loaded: GraderClient) -> None:
     for text, own in ((SLEEPS_ON, None), (SLEEPS_ON, 20.0), (BURNS, None)):
         outcome = await grade(loaded, "run", text, own, hard=0.3)
         assert (outcome.kind, outcome.limited) == (OutcomeKind.TIMEOUT, False)
-        # Who looks late may find the CPU limit passed, which ends what computes on a server that hardly gets a CPU.
+        # A server that hardly gets a CPU looks late: the CPU limit may have ended what computes.
         assert outcome.message == "killed after 0.3 s" or text is BURNS
         assert (outcome.own_seconds is None) == (own is None)
 
@@ -412,7 +412,7 @@ async def test_a_kill_ends_nothing_but_its_grade(loaded: GraderClient) -> None:
     ids=["run", "stay"],
 )
 async def test_who_has_answered_stays_until_it_is_seen_what_it_took(tmp_path: Path, name: str, text: str) -> None:
-    """These grade no more after they have answered; the server gets to see that only later."""
+    """These processes grade no more after they have answered, which the server sees only later."""
     pids: list[int] = []
     gate = tmp_path / "gate"
     with running_graders(tmp_path, started=pids.append) as socket:
@@ -421,7 +421,7 @@ async def test_who_has_answered_stays_until_it_is_seen_what_it_took(tmp_path: Pa
         grading = asyncio.create_task(grade(client, name, text.format(str(gate)), None))
 
         def computing() -> int | None:
-            """The process that grades: the only one that has used 0.1 s of CPU."""
+            """Returns the process that grades: the only one that has used 0.1 s of CPU."""
             assert not grading.done()
             graders = (pid for zygote in children(pids[0]) for pid in children(zygote))
             return next((pid for pid in graders if cpu_clock(pid) > 0.1), None)

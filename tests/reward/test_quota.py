@@ -26,7 +26,7 @@ FUNCTIONS = """
 import fcntl
 
 def act(sample):
-    # Sleeps or computes until the file isn't locked any more.
+    # Sleeps or computes until the file is unlocked.
     with open(sample.ground_truth) as file:
         while True:
             try:
@@ -97,7 +97,7 @@ async def running(client: GraderClient, count: int) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Grades that are told of this file go on when it is over."""
+    """Locks the file for the block: grades that wait for it go on afterwards."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -146,7 +146,7 @@ def real_cgroup(directory: Path) -> Iterator[Path]:
     (groups[0] / "cpu.cfs_quota_us").write_text("100000")
     yield root
     for group in groups:
-        # Children of graders that have ended are about to.
+        # Children of graders that have ended are about to end.
         eventually((group / "cgroup.procs").read_text, lambda processes: not processes)
         group.rmdir()
 

@@ -100,7 +100,7 @@ def test_enough_is_recorded_and_scores_differ(alone: dict[str, list[Any]]) -> No
         assert len(scores) / 10 < right < len(scores) * 9 / 10, task
 
 
-# In the ordinary tier each task in Auto, and one in the others.
+# `make test` runs each task in Auto, and one task in the other isolations too.
 CASES = [
     pytest.param(task, isolation, marks=[] if isolation == "Auto" or task == "gsm8k" else [pytest.mark.extended])
     for task in TASKS

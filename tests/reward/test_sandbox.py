@@ -21,7 +21,7 @@ from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardS
 from tests.reward.conftest import LONG, graded
 
 PAGE = Path(__file__).parents[2] / "docs/rewards.md"
-# The limit, in seconds, of a case of programs that hang.
+# The limit, in seconds, of a case of a program that hangs.
 SHORT = 0.5
 
 ADD = "a, b = map(int, input().split())\nprint({})"

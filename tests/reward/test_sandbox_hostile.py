@@ -27,7 +27,7 @@ from tests.reward.containment import (
 from tests.reward.hostile_responses import GROUPS, RESPONSES, SAMPLE, Harm, Way
 from tests.support.waiting import eventually_async
 
-# One of each class in the ordinary tier.
+# `make test` runs one of each group.
 FIRST = {RESPONSES[name].group: name for name in reversed(SAMPLE)}.values()
 VARIANTS = [pytest.param(name, marks=[] if name in FIRST else [pytest.mark.extended]) for name in SAMPLE]
 
@@ -82,7 +82,7 @@ def in_directories(directory: Path) -> list[Path]:
 def unprotected(
     graders_directory: Path, server: tuple[Path, int], request: pytest.FixtureRequest
 ) -> dict[str, str | None]:
-    """What each that is asked for does in a directory that belongs to the graders' user."""
+    """Returns what each response that tests ask for does in a directory of the graders' user."""
     asked = [item for item in request.session.items if "unprotected" in getattr(item, "fixturenames", ())]
     return without_sandbox(graders_directory, [item.callspec.params["name"] for item in asked])  # type: ignore[attr-defined]
 

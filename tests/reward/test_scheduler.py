@@ -31,7 +31,7 @@ from tests.support.waiting import eventually_async
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-# Seconds that no grade needs that is to end by itself.
+# A limit, in seconds, that no grade reaches that ends by itself.
 LONG = 3600.0
 
 FUNCTIONS = """

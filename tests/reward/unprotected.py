@@ -25,7 +25,7 @@ from tests.reward.hostile_neighbours import SECRET
 from tests.reward.hostile_responses import OUTPUT_BYTES, RESPONSES, TEST_FILE, TESTS, Harm, Response, Way
 from tests.support.waiting import DEADLINE_SECONDS, NeverHappenedError, eventually
 
-# How long what is to go on for ever is waited for, in seconds.
+# How many seconds to wait for programs that go on for ever.
 SHORT = 1.0
 
 # Judges as one might write them. The first runs the response in its own process and keeps what it returns.
@@ -127,7 +127,7 @@ def _seen(response: Response, place: Path, output: int) -> str | None:
 
 
 def _leaves(argument: str) -> bool:
-    """Whether such a process is there, as soon as it is."""
+    """Returns whether such a process is left, as soon as it is."""
     try:
         return bool(eventually(lambda: list(left(argument))))
     except NeverHappenedError:

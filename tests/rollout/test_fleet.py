@@ -92,7 +92,7 @@ def published(reference: ReferenceModel) -> WeightPublication:
 
 @asynccontextmanager
 async def opened(spec: RLJobSpec, store: StoreClient) -> AsyncIterator[RayRolloutFleet]:
-    """A fleet that waits for the answers of its engines however long they take."""
+    """Opens a fleet that waits for its engines' answers however long they take."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fleets, "CALL_SECONDS", DEADLINE_SECONDS)
         made = RayRolloutFleet(spec, store)

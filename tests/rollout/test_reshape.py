@@ -70,7 +70,7 @@ async def test_what_runs_goes_on_in_the_new_shape(
     attempts = count()
 
     async def reshaped() -> list[MovedSample]:
-        """The samples that moved with some of their tokens, unless all had ended before."""
+        """Returns the moves of samples that had some of their tokens; none if all had ended before."""
         names, attempt = await serving(fleet, 2), next(attempts)
         requests = [request(row, tokens=LONG, attempt=attempt) for row in range(6)]
         await fleet.submit(requests)
@@ -81,11 +81,11 @@ async def test_what_runs_goes_on_in_the_new_shape(
         (name,) = await serving(fleet, 1)
         assert name.endswith("/0-1")
         assert (await fleet.loads())[name].kv_tokens == tokens_of_memory(model_directory, 2)
-        found = await reports(fleet, len(requests))
-        moves = [report for report in found if isinstance(report, MovedSample)]
+        reported = await reports(fleet, len(requests))
+        moves = [report for report in reported if isinstance(report, MovedSample)]
         assert {(move.source in names, move.target) for move in moves} <= {(True, name)}
-        assert not [report for report in found if isinstance(report, LostSample)]
-        whole = {report.id: report for report in found if isinstance(report, FinishedSample)}
+        assert not [report for report in reported if isinstance(report, LostSample)]
+        whole = {report.id: report for report in reported if isinstance(report, FinishedSample)}
         assert whole.keys() == {asked.id for asked in requests}
         assert FinishReason.ABORT not in {report.finish_reason for report in whole.values()}
         for sample in await store.get([asked.id for asked in requests]):

@@ -62,8 +62,8 @@ def problem_of(reporter: Reporter) -> Problem | None:
     return reporter.problems.get(Reason.TRACKING_FAILED)
 
 
-async def told(reporter: Reporter) -> Problem:
-    """Waits until a tracker has had a problem."""
+async def tracker_problem(reporter: Reporter) -> Problem:
+    """Waits until a tracker has a problem, and returns it."""
     problem = await eventually_async(lambda: problem_of(reporter))
     assert problem is not None
     return problem
@@ -148,7 +148,7 @@ async def test_a_server_that_is_away_for_a_whole_job_is_said_and_no_step_waits(
     assert [record.step for record in read_records(tmp_path)] == list(range(6))
     assert problem_of(site.reporter) is None
     ended.set()
-    await told(site.reporter)
+    await tracker_problem(site.reporter)
     assert site.broker.status.problem is not None
     assert site.broker.status.problem.reason == "TrackingFailed"
     assert site.broker.status.problem.field == "spec.tracking.mlflow.trackingUri"
@@ -178,7 +178,7 @@ async def test_a_client_that_hangs_is_started_again(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(trackers, "SILENCE_SECONDS", 0.05)
     tracked, reporter = opened(tmp_path, tracked_spec(OFFLINE))
     tracked.start()
-    problem = await told(reporter)
+    problem = await tracker_problem(reporter)
     assert "hangs" in problem.message
     monkeypatch.setattr(trackers, "SILENCE_SECONDS", DEADLINE_SECONDS)
     await eventually_async(lambda: problem_of(reporter) is None)
@@ -192,7 +192,7 @@ async def test_a_secret_that_is_created_later_is_found(tmp_path: Path) -> None:
     tracked, reporter = opened(tmp_path, spec, secrets=secrets)
     tracked.start()
     write_records(tmp_path, 1, 0)
-    problem = await told(reporter)
+    problem = await tracker_problem(reporter)
     assert problem.field == "spec.tracking.mlflow.secret"
     assert not server.runs
     (secrets / "MLFLOW_TRACKING_TOKEN").write_text("token")
@@ -209,7 +209,7 @@ async def test_an_image_without_the_client_is_said_with_the_cure(
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     tracked, reporter = opened(tmp_path, tracked_spec(OFFLINE))
     tracked.start()
-    problem = await told(reporter)
+    problem = await tracker_problem(reporter)
     assert problem.field == "spec.tracking.weightsAndBiases"
     assert "extra `tracking`" in problem.message
     await tracked.finish("done")

@@ -37,8 +37,8 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights_and_biases, "INIT_SECONDS", DEADLINE_SECONDS)
 
 
-def directory_has_a_new_name(root: Path) -> None:
-    """Waits until the client gives the directory of an offline run another name than those that are there: it names it by the second."""
+def wait_for_a_new_directory_name(root: Path) -> None:
+    """Waits until the next offline run gets a directory of its own: the client names it by the second."""
 
     def namesakes() -> list[Path]:
         return list(root.glob(f"tracking/wandb/offline-run-{time.strftime('%Y%m%d_%H%M%S')}-*"))
@@ -51,7 +51,7 @@ def test_an_offline_run_is_one_directory_with_the_steps_as_they_were_made_last(t
     # The second start resumes from step 1, and steps 2 and 3 are repeated. More than one block of the file's format.
     many = {f"some/metric/{number}": number / 7 for number in range(600)}
     for incarnation, steps in enumerate([(0, 1, 2, 3), (1, 2, 3, 4)], 1):
-        directory_has_a_new_name(tmp_path)
+        wait_for_a_new_directory_name(tmp_path)
         write_records(tmp_path, incarnation, *steps, metrics=many)
         tracker = WeightsAndBiases(tracked_job(tmp_path, spec, incarnation))
         for entry in Feed(tmp_path, incarnation, tracker.position, SPEC).entries():
@@ -82,7 +82,7 @@ def test_it_has_the_spec_the_name_and_a_table_of_samples(tmp_path: Path) -> None
     assert row["samples/nrows"] == 2
     assert "actor/pg_loss" not in row
     # The next start writes the run anew, and the job may have removed the file that the table was made from.
-    directory_has_a_new_name(tmp_path)
+    wait_for_a_new_directory_name(tmp_path)
     tracker = WeightsAndBiases(tracked_job(tmp_path, tracked_spec(OFFLINE), 2))
     tracker.log(Entry(Record(1, 5.0, {"critic/score/mean": 0.5})))
     tracker.caught_up()

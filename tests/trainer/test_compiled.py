@@ -17,13 +17,13 @@ from tests.trainer.trainer_world import fetch_from, full, make_request, make_sam
 STEPS = [make_samples(9, seed=seed) for seed in range(2)]
 
 
-# The last has more layers than versions of a function that torch compiles before it gives up, which is an error here.
+# The last case has more layers than torch compiles versions of a function before it gives up, which is an error here.
 CASES = [(False, True, 3), (True, True, 3), (False, False, 10)]
 
 
 @pytest.fixture
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has torch run its graphs as they are (`eager`), or after minutes of compiling C++ (`inductor`)."""
+    """Makes torch run its graphs as they are (`eager`), or after minutes of compiling C++ (`inductor`)."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=request.param))
     logprobs._compiled.cache_clear()
 

@@ -61,7 +61,7 @@ class HeldWriter(TrainerActor):
 
 @contextmanager
 def held(directory: Path) -> Iterator[None]:
-    """No rank writes into `directory` within the block."""
+    """Keeps ranks from writing into `directory` within the block."""
     with (directory / "hold").open("w") as hold:
         fcntl.flock(hold, fcntl.LOCK_EX)
         yield

@@ -17,7 +17,7 @@ MAX_SEQUENCES = 8
 KV_CACHE_BYTES = 2**20
 
 KINDS = {"in-process": (1, False), "in-process-tp2": (2, False), "spawned": (1, True)}
-# What all kinds share is shown by the quickest.
+# The quickest kind shows what all kinds share.
 PARAMETERS = ["in-process", *(pytest.param(kind, marks=pytest.mark.extended) for kind in ("in-process-tp2", "spawned"))]
 
 

@@ -26,7 +26,7 @@ class HostedEngine:
         self._connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, config, spawned))
         self.process.start()
-        theirs.close()  # or the end of the process would not be noticed
+        theirs.close()  # otherwise the end of the process would go unnoticed
         self.name, self.model = config.name, Path(config.model)
 
     def wait_started(self) -> None:

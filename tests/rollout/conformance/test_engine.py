@@ -25,7 +25,7 @@ LONG = 480  # tokens of a response that is still running when something happens 
 def collect(
     engine: HostedEngine, number: int, samples: Sequence[GeneratedSample] = ()
 ) -> dict[SampleId, GeneratedSample]:
-    """So many samples, and no more of them: each id once. `samples` are those that have come already."""
+    """Collects `number` samples and no more, each id once. `samples` are those that have come already."""
     samples = list(samples)
     while len(samples) < number:
         samples += engine.drain_finished(DEADLINE_SECONDS)
@@ -40,7 +40,7 @@ def run(engine: HostedEngine, requests: Sequence[SampleRequest]) -> dict[SampleI
 
 
 def draw(engine: HostedEngine, tokens: int, running: int) -> list[GeneratedSample]:
-    """Waits until the engine has drawn so many more tokens, or has ended all that run; returns what it has ended."""
+    """Waits until the engine has drawn `tokens` more, or has ended all `running` samples; returns those that have ended."""
     target = engine.stats().generated_tokens + tokens
     ended: list[GeneratedSample] = []
 
@@ -61,7 +61,7 @@ def long_response(engine: HostedEngine, row: int) -> tuple[SampleRequest, Genera
 
 
 def stopped(engine: HostedEngine, id_: SampleId) -> GeneratedSample:
-    """Aborts the sample that runs once it has some more tokens, and returns it; it is whole if it ended before that."""
+    """Aborts the running sample once it has some more tokens, and returns it; it is whole if it ended before."""
     ended = draw(engine, 3, running=1)
     engine.abort([id_])
     return collect(engine, 1, ended)[id_]
@@ -170,7 +170,7 @@ def test_abort_returns_the_tokens_so_far(engine: HostedEngine, reference: Refere
 
 
 def aborted_late(engine: HostedEngine, late: SampleRequest) -> GeneratedSample:
-    """Aborts a request while others fill the engine. It has tokens if one of these ended before that."""
+    """Aborts a request while others fill the engine, and returns its sample, which has tokens if another one ended before."""
     first = [request(2, index, tokens=LONG) for index in range(MAX_SEQUENCES)]
     engine.submit([*first, late])
     engine.abort([late.id])
@@ -219,7 +219,7 @@ def test_new_weights_take_over_in_mid_flight(engine: HostedEngine, reference: Re
     requests = [request(row, 3, tokens=LONG) for row in range(MAX_SEQUENCES + 2)]
 
     def updated() -> list[GeneratedSample]:
-        """Samples during which the weights were updated, unless they ended before that."""
+        """Returns samples during which the weights were updated, unless they ended before."""
         engine.submit(requests)
         ended = draw(engine, 3 * MAX_SEQUENCES, len(requests))
         reference.step(0.02)
@@ -230,11 +230,11 @@ def test_new_weights_take_over_in_mid_flight(engine: HostedEngine, reference: Re
         assert engine.stats().weight_version == reference.version
         return list(samples.values())
 
-    def both(samples: list[GeneratedSample]) -> bool:
+    def drawn_by_both(samples: list[GeneratedSample]) -> bool:
         versions = [reference.version - 1, reference.version]
         return any([span.version for span in sample.spans] == versions for sample in samples)
 
-    for sample in eventually(updated, both):
+    for sample in eventually(updated, drawn_by_both):
         ends = [0, *(span.end for span in sample.spans)]
         assert [span.start for span in sample.spans] == ends[:-1]
         assert ends[-1] == len(sample.token_ids)
@@ -320,7 +320,7 @@ def test_damaged_weights_are_refused(engine: HostedEngine, reference: ReferenceM
     running, _ = long_response(engine, 1)
 
     def lost() -> tuple[SampleId, ...]:
-        """What is lost: the sample that runs, unless it ended before."""
+        """Returns what is lost: the running sample, unless it ended before."""
         engine.update_weights(reference.publication())
         engine.submit([running])
         ended = draw(engine, 1, running=1)

@@ -61,10 +61,10 @@ def run(
     engine: HostedEngine, requests: Sequence[SampleRequest], begun: Sequence[GeneratedSample] = ()
 ) -> dict[SampleId, GeneratedSample]:
     engine.submit(requests, begun)
-    found: dict[SampleId, GeneratedSample] = {}
-    while len(found) < len(requests):
-        found |= {sample.id: sample for sample in engine.drain_finished(DEADLINE_SECONDS)}
-    return found
+    samples: dict[SampleId, GeneratedSample] = {}
+    while len(samples) < len(requests):
+        samples |= {sample.id: sample for sample in engine.drain_finished(DEADLINE_SECONDS)}
+    return samples
 
 
 def asked(count: int, attempt: int) -> list[SampleRequest]:

@@ -43,7 +43,7 @@ def test_publications_and_moves_in_mid_round_preempt_nothing(engine: HostedEngin
     requests = [request(0, index, tokens=LONG) for index in range(RUNNING)]
 
     def versions_of_moved() -> list[int]:
-        """How many versions have drawn each sample that has moved after three publications."""
+        """Counts the weight versions that have drawn each sample that has moved after three publications."""
         engine.update_weights(reference.publication())
         engine.submit(requests)
         ended = draw(engine, RUNNING, RUNNING)
