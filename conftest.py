@@ -70,7 +70,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     astray = [item.nodeid for item in items if item.get_closest_marker("alone") and not item.nodeid.startswith(ALONE)]
     if astray:
-        raise pytest.UsageError(f"marked `alone`, and not below {ALONE}, where `make test-all` looks: {astray}")
+        raise pytest.UsageError(f"marked `alone`, but not below {ALONE}, where `make test-all` looks: {astray}")
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,7 @@ def apply_rewards(cluster: Cluster, namespace: str) -> None:
 def spec() -> dict[str, Any]:
     """Makes a shortened spec of the example's RLJob."""
     spec: dict[str, Any] = yaml.safe_load((EXAMPLE / "rljob.yaml").read_text())["spec"]
-    # Two short rounds leave as many prompts as a long one has.
+    # Two short rounds defer as many prompts as a long round trains.
     spec["rounds"] = {"policy": "TailBatching", "steps": STEPS, "promptsPerRound": 8, "promptOvercommit": 1.5}
     spec["algorithm"]["groupSize"] = 4
     spec["dataset"]["evaluation"]["maxPrompts"] = 16

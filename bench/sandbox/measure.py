@@ -41,8 +41,8 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 async def _contain(recorder: Recorder, socket: Path, victim: subprocess.Popen[bytes], variants: Sequence[str]) -> None:
     client = await loaded(socket)
     for variant in variants:
-        found = await tried(client, RESPONSES[variant], victim, time.monotonic)
+        result = await tried(client, RESPONSES[variant], victim, time.monotonic)
         group = RESPONSES[variant].group
-        recorder.write("tried", variant=variant, group=group, harm=found.harm, next_seconds=found.next_seconds)
-        print(f"{variant:60} {found.harm or 'contained':30} next grade after {found.next_seconds:.2f} s", flush=True)
+        recorder.write("tried", variant=variant, group=group, harm=result.harm, next_seconds=result.next_seconds)
+        print(f"{variant:60} {result.harm or 'contained':30} next grade after {result.next_seconds:.2f} s", flush=True)
     await client.close()

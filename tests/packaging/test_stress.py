@@ -1,4 +1,4 @@
-"""What `make stress` says of tests that fail now and then, and which tests of an earlier commit are missing."""
+"""What `make stress` says of flaky tests, and which tests of an earlier commit are missing."""
 
 from __future__ import annotations
 

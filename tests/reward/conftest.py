@@ -13,7 +13,7 @@ from longboat_runtime.reward.result import FunctionOutcome, RewardSample
 from tests.support.waiting import DEADLINE_SECONDS, eventually_async
 
 GRADERS_UID = 10002
-# A limit, in seconds, that no grade reaches that ends by itself.
+# A limit, in seconds, that grades never reach if they end by themselves.
 LONG = 600.0
 # Graders with such long limits of their own that they don't fail on a machine that stalls.
 _PROGRAM = f"""

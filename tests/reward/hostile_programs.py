@@ -169,8 +169,8 @@ FORGED = (
 
 
 def programs() -> dict[str, Program]:
-    found = {**ways_out(), **ENDS, **STAYS}
-    return {name: Program(each.text.replace("{FORGED}", FORGED), each.hangs) for name, each in found.items()}
+    templates = {**ways_out(), **ENDS, **STAYS}
+    return {name: Program(each.text.replace("{FORGED}", FORGED), each.hangs) for name, each in templates.items()}
 
 
 PROGRAMS = programs()

@@ -226,7 +226,7 @@ def test_a_program_is_not_blamed_for_how_long_its_runner_waits_before_it_lets_it
 
     monkeypatch.setattr("longboat_runtime.reward.graders.runner.let_start", let_start_late)
     monkeypatch.setattr("longboat_runtime.reward.graders.runner.waited_here", lambda: waited)
-    # Before it is looked at for the first time nothing has been excused.
+    # Nothing is excused before the first look.
     program = f"import os\nfor _ in range({starts}):\n    os.fork() or os._exit(0)\n    os.wait()"
     with running(tmp_path) as runner:
         end = ended(runner, program, 1e9, 1e9)

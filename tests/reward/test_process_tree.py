@@ -11,7 +11,7 @@ from longboat_runtime.reward.graders.process_tree import end_group
 
 
 def test_cpu_seconds_are_those_of_all_processes_that_were_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The leader's include those of processes that it had waited for itself."""
+    """The leader's CPU seconds include those of processes that it had waited for."""
     used = [(200, 0, 0.25, 0.5), (100, 3 << 8, 1.0, 0.0), (300, 0, 0.0, 2.0)]
     ended = iter([(pid, status, SimpleNamespace(ru_utime=user, ru_stime=system)) for pid, status, user, system in used])
 

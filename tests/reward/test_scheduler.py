@@ -31,7 +31,7 @@ from tests.support.waiting import eventually_async
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-# A limit, in seconds, that no grade reaches that ends by itself.
+# A limit, in seconds, that grades never reach if they end by themselves.
 LONG = 3600.0
 
 FUNCTIONS = """
@@ -438,8 +438,8 @@ async def test_a_grade_whose_cancellation_overtakes_it_never_runs(
     async with pools_of(graders_directory / "overtaken", start_graders, "code") as (scheduler, sockets):
         (worker,) = scheduler._pools["code"]._workers.values()
         identity, row = waiting_row(0, never)
-        told = RewardSample("", row.columns["prompt"], ground_truth=row.ground_truth)
-        late = [GradeRequest(number, identity, told, (("code", LONG),)) for number in (10**6, 10**6 + 1)]
+        graded = RewardSample("", row.columns["prompt"], ground_truth=row.ground_truth)
+        late = [GradeRequest(number, identity, graded, (("code", LONG),)) for number in (10**6, 10**6 + 1)]
         await worker.actor.cancel.remote([request.number for request in late])
         await worker.actor.submit.remote(late)
         assert (await scheduler.grade(*waiting_row(1, None))).score == 1.0

@@ -57,18 +57,18 @@ print('graded')
 def main(directory: str, names: list[str]) -> None:
     prctl.adopt_orphans()
     arguments = own_arguments()
-    found = {}
+    harms = {}
     for name in names or RESPONSES:
         # Another one each time: the last may have been killed without having ended yet.
         victim = subprocess.Popen(["sleep", arguments[0]])
         try:
-            found[name] = harm(
+            harms[name] = harm(
                 RESPONSES[name].aimed(*arguments, watched=0.0), Path(tempfile.mkdtemp(dir=directory)), victim.pid
             )
         finally:
             victim.kill()
             victim.wait()
-    print(json.dumps(found))
+    print(json.dumps(harms))
 
 
 def harm(response: Response, directory: Path, victim: int) -> str | None:
