@@ -16,25 +16,27 @@ from longboat_runtime.samples import PromptId, SampleId
 from tests.reward.test_timeouts import RULE, committed, limit, opened, reward, sample
 
 
-@cache
+@pytest.fixture(scope="module")
 def runs() -> list[SimulatedGrading]:
     return [SimulatedGrading(seed).run() for seed in range(10)]
 
 
-def test_learned_limits_save_time_and_kill_few_correct_responses() -> None:
+def test_learned_limits_save_time_and_kill_few_correct_responses(runs: list[SimulatedGrading]) -> None:
     """Kills are counted as a share of correct responses, which is about half of all grades."""
-    assert sum(run.hard.cpu for run in runs()) >= 1.5 * sum(run.learned.cpu for run in runs())
-    assert sum(run.hard.occupied for run in runs()) >= 1.5 * sum(run.learned.occupied for run in runs())
-    for run in runs():
+    assert sum(run.hard.cpu for run in runs) >= 1.5 * sum(run.learned.cpu for run in runs)
+    assert sum(run.hard.occupied for run in runs) >= 1.5 * sum(run.learned.occupied for run in runs)
+    for run in runs:
         assert run.counts[""].of_correct < 0.01
         assert run.counts["slowest"].of_correct < 0.05
 
 
-def test_the_interval_of_wrong_kills_covers_the_truth_as_often_as_it_says_and_is_narrow() -> None:
+def test_the_interval_of_wrong_kills_covers_the_truth_as_often_as_it_says_and_is_narrow(
+    runs: list[SimulatedGrading],
+) -> None:
     """The truth is what the limits of the run would have killed. Its audits are drawn again, as for other samples, to count often enough."""
     draw, of = np.random.default_rng(0), cache(interval)
     covered, drawn = 0, 400
-    for run in runs():
+    for run in runs:
         counts, tally = run.counts[""], run.timeouts.rewards["tests"].total
         assert tally.grades == counts.limited
         assert interval(tally.wrong, tally.audits)[1] < 0.03
@@ -43,7 +45,7 @@ def test_the_interval_of_wrong_kills_covers_the_truth_as_often_as_it_says_and_is
         for wrong, right in zip(map(int, hits), map(int, others), strict=True):
             low, high = of(wrong, wrong + right)
             covered += low <= counts.wrong_kill_rate <= high
-    assert 0.93 <= covered / (drawn * len(runs())) <= 0.98
+    assert 0.93 <= covered / (drawn * len(runs)) <= 0.98
 
 
 @dataclass
@@ -84,7 +86,7 @@ class Race(SimulatedGrading):
         return float(np.mean(np.log(np.array(limits, float))))
 
 
-def test_groups_that_are_given_up_while_they_are_graded_make_nothing_seem_quicker() -> None:
+def test_groups_that_are_given_up_while_they_are_graded_make_nothing_seem_quicker(runs: list[SimulatedGrading]) -> None:
     """To learn from what was graded of them by then would make limits tighter, and wrong kills look rarer than they are."""
     spec = reward(minSeconds=0.01, factor=1.0, auditFraction=0.5)
     runs = {
@@ -116,15 +118,15 @@ def test_a_busy_node_changes_no_limit() -> None:
         assert found == pytest.approx(expected, rel=0.05), domain
 
 
-def test_what_is_saved_is_estimated_from_audits() -> None:
-    run = runs()[0]
+def test_what_is_saved_is_estimated_from_audits(runs: list[SimulatedGrading]) -> None:
+    run = runs[0]
     tally = run.timeouts.rewards["tests"].total
     assert tally.kills == pytest.approx(0.068 * tally.grades, rel=0.3)
     assert 0.5 < tally.saved / (run.hard.occupied - run.learned.occupied) < 1.5
 
 
-def test_metrics_and_status_tell_what_was_learned() -> None:
-    timeouts = runs()[0].timeouts
+def test_metrics_and_status_tell_what_was_learned(runs: list[SimulatedGrading]) -> None:
+    timeouts = runs[0].timeouts
     metrics = timeout_metrics(timeouts)
     prefix = "reward/timeouts/tests/"
     assert all(name.startswith(prefix) and math.isfinite(value) for name, value in metrics.items())

@@ -21,7 +21,7 @@ import pytest
 RECORD = Path(__file__).parents[1] / "cpu_seconds.json"
 
 # Tests above this are `slow`. All others together take less than two minutes of an idle core, the start of pytest included.
-SLOW_SECONDS = 0.5
+SLOW_SECONDS = 0.12
 
 _PROPERTY = "cpu_seconds"
 
@@ -161,7 +161,7 @@ class Writer:
 
     def pytest_sessionfinish(self) -> None:
         seconds = recorded(self.record) | seconds_alone(self.costs)
-        slow = {test: round(each, 1) for test, each in sorted(seconds.items()) if each > SLOW_SECONDS}
+        slow = {test: round(each, 2) for test, each in sorted(seconds.items()) if each > SLOW_SECONDS}
         self.record.write_text(json.dumps(slow, indent=0) + "\n")
 
 
