@@ -101,7 +101,7 @@ lint: setup ## Check style, types and import contracts
 
 .PHONY: test-fast
 test-fast: .venv/.installed ## Run the quick tests, in two minutes of one CPU: no vLLM, no Ray, no test cluster
-	$(PYTHON) -m pytest -m "not cluster and not helm and not extended and not slow" tests
+	$(PYTHON) -m pytest -m "not cluster and not helm and not extended and not slow" --ignore tests/rollout/conformance tests
 
 .PHONY: test-unit
 test-unit: binaries bytecode ## Run the tests of `make test` that need no test cluster
