@@ -11,13 +11,14 @@ from xdist.scheduler import LoadFileScheduling
 from longboat_runtime.imports import uncollected
 from tests.support import examples
 
-# Tests that share a cluster, by the beginning of their paths.
+# Tests that share a cluster or a process with vLLM, by the beginning of their paths.
 SHARED = {
     "e2e/tests/api/": "api",
     "tests/driver/test_kubernetes_broker.py": "cluster",
     "tests/e2e_cluster/": "cluster",
     "tests/operator_plan/test_admission.py": "cluster",
     "tests/operator_shell/": "cluster",
+    "tests/rollout/conformance/": "vllm",
 }
 
 # The policy by which this process is scheduled.
@@ -56,7 +57,7 @@ def pytest_runtest_teardown() -> Generator[None, object, object]:
 
 
 class Schedule(LoadFileScheduling):
-    """Gives a worker a file at a time, or all files that share a cluster: otherwise each worker would start one."""
+    """Gives a worker a file at a time, or all files that share a cluster or a process: otherwise each worker would start one."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)

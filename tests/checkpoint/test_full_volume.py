@@ -27,7 +27,11 @@ else:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 @pytest.mark.parametrize(
     ("size", "result"),
-    [("1m", "ENOSPC"), pytest.param("3900k", "ENOSPC", marks=pytest.mark.extended), ("16m", "written")],
+    [
+        ("1m", "ENOSPC"),
+        pytest.param("3900k", "ENOSPC", marks=pytest.mark.extended),
+        pytest.param("16m", "written", marks=pytest.mark.extended),
+    ],
 )
 def test_no_space_is_told_as_such(tmp_path: Path, size: str, result: str) -> None:
     """Four mebibytes of tensors. torch's own error says only that its archive has an unexpected position."""

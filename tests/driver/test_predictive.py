@@ -178,10 +178,10 @@ async def test_status_and_metrics_have_the_gain_that_was_expected_and_the_one_me
 @pytest.mark.parametrize(
     "saved",
     [
-        pytest.param(8, id="before-the-load-grew"),
+        pytest.param(8, id="before-the-load-grew", marks=pytest.mark.extended),
         pytest.param(12, id="decided-and-not-yet-changed"),
-        pytest.param(14, id="changed-for-the-next-round"),
-        pytest.param(17, id="measured-once"),
+        pytest.param(14, id="changed-for-the-next-round", marks=pytest.mark.extended),
+        pytest.param(17, id="measured-once", marks=pytest.mark.extended),
     ],
 )
 async def test_a_resumed_driver_decides_as_one_that_was_never_interrupted(

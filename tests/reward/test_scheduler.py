@@ -385,6 +385,7 @@ async def test_grades_that_decide_something_sooner_are_asked_for_first(
         assert ended == [*reversed(asked)]
 
 
+@pytest.mark.extended
 async def test_a_pool_gives_its_workers_as_much_as_their_quota_lets_them_grade(
     cluster: None, start_graders: StartGraders, graders_directory: Path
 ) -> None:
@@ -451,6 +452,7 @@ async def test_a_grade_whose_cancellation_overtakes_it_never_runs(
         await running_in(sockets["code"], 0)
 
 
+@pytest.mark.extended
 async def test_a_worker_that_is_lost_ends_what_it_had_asked_for(
     cluster: None, start_graders: StartGraders, graders_directory: Path
 ) -> None:

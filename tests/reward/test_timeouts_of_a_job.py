@@ -15,6 +15,9 @@ from longboat_runtime.rounds.events import DeferReason
 from longboat_runtime.samples import PromptId, SampleId
 from tests.reward.test_timeouts import RULE, committed, limit, opened, reward, sample
 
+# The mechanism has tests of its own; these repeat what the benchmark shows.
+pytestmark = pytest.mark.extended
+
 
 @pytest.fixture(scope="module")
 def runs() -> list[SimulatedGrading]:

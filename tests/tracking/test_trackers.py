@@ -129,6 +129,7 @@ def _is_alive(process: int) -> bool:
         return False
 
 
+@pytest.mark.extended
 async def test_a_server_that_is_away_for_a_whole_job_is_said_and_no_step_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +186,7 @@ async def test_a_client_that_hangs_is_started_again(tmp_path: Path, monkeypatch:
     await tracked.finish(None)
 
 
+@pytest.mark.extended
 async def test_a_secret_that_is_created_later_is_found(tmp_path: Path) -> None:
     server, secrets = Server(), tmp_path / "secrets"
     secrets.mkdir()

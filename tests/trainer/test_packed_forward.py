@@ -18,8 +18,13 @@ from longboat_runtime.trainer.self_check import choose_attention
 from tests.support.architectures import ARCHITECTURES, tiny_config
 from tests.trainer.trainer_world import make_samples
 
+# A packed model, one with a window in some layers, and one with experts.
+FEW = {"llama", "gemma3_text", "qwen2_moe"}
 
-@pytest.fixture(params=ARCHITECTURES)
+
+@pytest.fixture(
+    params=[pytest.param(each, marks=[] if each in FEW else pytest.mark.extended) for each in ARCHITECTURES]
+)
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
     attention.register()
     torch.manual_seed(0)

@@ -26,6 +26,21 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny_model(tmp_path_factory.mktemp("model"))
 
 
+@pytest.fixture(scope="package")
+def in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostedEngine]:
+    """A process that has an engine for each module in turn, by `replace`: most of a start is importing vLLM."""
+    model = build_tiny_model(tmp_path_factory.mktemp("model"))
+    hosted = HostedEngine(
+        EngineConfig("first", str(model), "float32", max_length=512, kv_cache_bytes=2**20, enforce_eager=True),
+        spawned=False,
+    )
+    try:
+        hosted.wait_started()
+        yield hosted
+    finally:
+        hosted.close()
+
+
 @pytest.fixture(scope="module", params=PARAMETERS)
 def engine(request: pytest.FixtureRequest, model_directory: Path) -> Iterator[HostedEngine]:
     tensor_parallel, spawned = KINDS[request.param]
@@ -39,6 +54,11 @@ def engine(request: pytest.FixtureRequest, model_directory: Path) -> Iterator[Ho
         kv_cache_bytes=KV_CACHE_BYTES,
         enforce_eager=True,
     )
+    if request.param == "in-process":
+        hosted: HostedEngine = request.getfixturevalue("in_process")
+        hosted.replace(config)
+        yield hosted
+        return
     hosted = HostedEngine(config, spawned=spawned)
     try:
         hosted.wait_started()

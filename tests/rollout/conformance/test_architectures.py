@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from tests.rollout.conformance.hosted import HostedEngine
 from tests.rollout.conformance.test_engine import run
 from tests.rollout.reference import PROBE, request
 from tests.support.architectures import tiny_config
-from tests.support.tiny_model import build_tiny_model, save_random_model
+from tests.support.tiny_model import save_random_model
 from tests.trainer.trainer_world import fetch_from, make_request, make_spec, only_rank
 
 FAMILIES = (
@@ -39,17 +38,6 @@ def config(name: str, model: Path) -> EngineConfig:
     return EngineConfig(name, str(model), "float32", 8, (0,), 128, kv_cache_bytes=2**24, enforce_eager=True)
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostedEngine]:
-    """A process that has an engine of each model in turn."""
-    hosted = HostedEngine(config("first", build_tiny_model(tmp_path_factory.mktemp("model"))), spawned=False)
-    try:
-        hosted.wait_started()
-        yield hosted
-    finally:
-        hosted.close()
-
-
 def publication(rank: TrainerRank, version: int) -> WeightPublication:
     packed = pack(rank.weights())
     return WeightPublication(version, packed.checksum, packed, PROBE, tuple(rank.probe(PROBE)))
@@ -60,20 +48,20 @@ def publication(rank: TrainerRank, version: int) -> WeightPublication:
     ["qwen2_moe", *(pytest.param(name, marks=pytest.mark.extended) for name in FAMILIES)],
 )
 def test_trainer_and_engine_agree_after_every_publication(
-    engine: HostedEngine, architecture: str, tmp_path: Path
+    in_process: HostedEngine, architecture: str, tmp_path: Path
 ) -> None:
     model = save_random_model(AutoModelForCausalLM.from_config, tiny_config(architecture), tmp_path / "model")
-    engine.replace(config(architecture, model))
+    in_process.replace(config(architecture, model))
     spec = make_spec(model, rollout={"sampling": {"maxTokens": TOKENS}}, trainer={"optimizer": {"learningRate": 1e-3}})
     with only_rank(spec) as rank:
         before = {name: value.clone() for name, value in rank.weights()}
         for step in (1, 2):
-            assert engine.update_weights(publication(rank, step - 1)) < 1e-4
+            assert in_process.update_weights(publication(rank, step - 1)) < 1e-4
             asked = [request(row, index, tokens=TOKENS, attempt=step) for row in range(2) for index in range(4)]
-            samples = [sample for _, sample in sorted(run(engine, asked).items())]
+            samples = [sample for _, sample in sorted(run(in_process, asked).items())]
             report = rank.train(make_request(samples, step), fetch_from(samples))
             assert report.metrics["training/rollout_probs_diff_max"] < 1e-4
-        assert engine.update_weights(publication(rank, 2)) < 1e-4
+        assert in_process.update_weights(publication(rank, 2)) < 1e-4
         after = dict(rank.weights())
     assert before.keys() == after.keys()
     assert not all(torch.equal(before[name], after[name]) for name in before), "something was learned"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import sqrt
 from pathlib import Path
@@ -38,15 +38,11 @@ def reference(directory: Path) -> ReferenceModel:
 
 
 @pytest.fixture(scope="module")
-def engine(directory: Path, reference: ReferenceModel) -> Iterator[HostedEngine]:
+def engine(in_process: HostedEngine, directory: Path, reference: ReferenceModel) -> HostedEngine:
     config = EngineConfig("e", str(directory), "float32", 128, (0,), 512, kv_cache_bytes=2**26, enforce_eager=True)
-    hosted = HostedEngine(config, spawned=False)
-    try:
-        hosted.wait_started()
-        hosted.update_weights(reference.publication())
-        yield hosted
-    finally:
-        hosted.close()
+    in_process.replace(config)
+    in_process.update_weights(reference.publication())
+    return in_process
 
 
 class SameSeed(SampleRequest):

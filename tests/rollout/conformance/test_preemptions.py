@@ -30,7 +30,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(request: pytest.FixtureRequest, directory: Path) -> Iterator[HostedEngine]:
     """With KV cache for all that run."""
     config = EngineConfig("e", str(directory), "float32", RUNNING, (0,), 512, kv_cache_bytes=2**26, enforce_eager=True)
-    hosted = HostedEngine(config, spawned=request.param)
+    if not request.param:
+        hosted: HostedEngine = request.getfixturevalue("in_process")
+        hosted.replace(config)
+        yield hosted
+        return
+    hosted = HostedEngine(config, spawned=True)
     try:
         hosted.wait_started()
         yield hosted

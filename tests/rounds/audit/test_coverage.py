@@ -63,6 +63,7 @@ def test_four_periods() -> None:
     assert not misses(PROMPT_RACING, audits(PROMPT_RACING, rounds=16, windows=20))
 
 
+@pytest.mark.extended
 def test_racing_of_samples_shows_in_four_periods() -> None:
     found = audits(SAMPLE_RACING, rounds=16, windows=12)
     assert not misses(SAMPLE_RACING, found)
