@@ -100,9 +100,15 @@ class Pool:
     """A real pool of one node, whose graders are the container's. Each program that it is given is another sample's."""
 
     def __init__(self, actors: Actors, container: Container) -> None:
-        self._actors, self._texts = actors, list[str]()
+        self._actors, self._texts, self._begun = actors, list[str](), set[int]()
         self.pool = pools.RewardPool("code", {0: REWARD}, self, container.socket, {})  # type: ignore[arg-type]
         self.pool.follow({NODE: 3})
+
+    async def begun(self, count: int) -> None:
+        """Waits until the worker knows that `count` more grades have begun: those are lost while they are graded."""
+        graders = self.pool._workers[NODE].actor._worker._graders
+        more = await eventually_async(lambda: graders._begun - self._begun, lambda more: len(more) == count)
+        self._begun |= more
 
     async def responses(self, ids: Sequence[SampleId]) -> dict[SampleId, Response]:
         return {each: Response(self._texts[each.row], FinishReason.STOP, 3) for each in ids}
@@ -136,13 +142,11 @@ async def running(client: GraderClient, count: int) -> None:
     await eventually_async(state, right=lambda state: state.get("running") == count)
 
 
-async def test_what_was_graded_beside_the_cause_costs_no_attempt(
-    container: Container, client: GraderClient, pool: Pool
-) -> None:
+async def test_what_was_graded_beside_the_cause_costs_no_attempt(container: Container, pool: Pool) -> None:
     gate = container.socket.parent / "gate"
     # Its directory is hidden from programs, but not whether something is there.
     grading = [asyncio.create_task(pool.grade(WAITS.format(gate=str(gate)))) for _ in range(8)]
-    await running(client, 3)
+    await pool.begun(3)
     container.kill()
     container.start()
     # One after the other now are those that were being graded, after the others.
@@ -154,14 +158,12 @@ async def test_what_was_graded_beside_the_cause_costs_no_attempt(
     assert all(not asked[0] for _, asked in graded)
 
 
-async def test_graders_that_are_lost_cost_no_attempt_however_often(
-    container: Container, client: GraderClient, pool: Pool
-) -> None:
+async def test_graders_that_are_lost_cost_no_attempt_however_often(container: Container, pool: Pool) -> None:
     """As often as a sample may be graded in all, if it fails: it is graded once more."""
     gate = container.socket.parent / "third gate"
     grading = asyncio.create_task(pool.grade(WAITS.format(gate=str(gate))))
     for _ in range(MOST_LOST_WHILE_GRADED - 1):
-        await running(client, 1)
+        await pool.begun(1)
         container.kill()
         container.start()
     gate.touch()
@@ -170,12 +172,10 @@ async def test_graders_that_are_lost_cost_no_attempt_however_often(
     assert asked == [False, True, True]
 
 
-async def test_what_ends_its_graders_each_time_ends_as_a_grader_error(
-    container: Container, client: GraderClient, pool: Pool
-) -> None:
+async def test_what_ends_its_graders_each_time_ends_as_a_grader_error(container: Container, pool: Pool) -> None:
     grading = asyncio.create_task(pool.grade("import time; time.sleep(1e6)"))
     for _ in range(MOST_LOST_WHILE_GRADED):
-        await running(client, 1)
+        await pool.begun(1)
         container.kill()
         container.start()
     outcome, asked = await grading
