@@ -26,6 +26,20 @@ def job(tail_batching_job: Job) -> Job:
     return tail_batching_job
 
 
+def test_lost_pods_of_every_other_role_are_replaced_and_the_driver_stays(job: Job) -> None:
+    driver = job.pod_uids("driver")
+    lost = {role: job.pod(role) for role in ("rollout", "reward", "trainer")}
+    for pod in lost.values():
+        delete_at_once(job, pod)
+    for role, pod in lost.items():
+        job.wait(f"a new {role} pod", lambda role=role, pod=pod: job.pod_uids(role).keys() - {pod})  # type: ignore[misc]
+    # The next step may still use samples and gradients from before the loss.
+    job.wait_for_step(job.step() + 2)
+    assert job.pod_uids("driver") == driver
+    nothing_is_lost(job)
+
+
+@pytest.mark.extended
 @pytest.mark.parametrize("role", ["rollout", "reward", "trainer"])
 def test_lost_pod_is_replaced_and_the_others_stay(job: Job, role: str) -> None:
     others = job.pod_uids(*(CONTAINERS.keys() - {role}))
