@@ -400,7 +400,8 @@ async def test_the_hard_limit_is_told_apart(loaded: GraderClient) -> None:
         outcome = await grade(loaded, "run", text, own, hard=0.3)
         assert (outcome.kind, outcome.limited) == (OutcomeKind.TIMEOUT, False)
         # A server that hardly gets a CPU looks late: the CPU limit may have ended what computes.
-        assert outcome.message == "killed after 0.3 s" or text is BURNS
+        late = {"killed at the CPU limit"} if text is BURNS else set()
+        assert outcome.message in {"killed after 0.3 s"} | late
         assert (outcome.own_seconds is None) == (own is None)
 
 
