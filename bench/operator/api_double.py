@@ -10,7 +10,7 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from pydantic_core import from_json
@@ -39,6 +39,8 @@ class ApiDouble:
         self.requests = 0
         # CPU seconds of what an operator doesn't do: writing its answers and events, and the drivers' part.
         self.own_seconds = 0.0
+        # Events that are still to come, and drains.
+        self.pending = 0
         self._version = 0
         self._objects: dict[Key, dict[str, Any]] = {}
         # By job: the status as each manager has applied it.
@@ -104,7 +106,7 @@ class ApiDouble:
             raise NotFoundError(404, "NotFound", name)
         self._version += 1
         gone = {**gone, "metadata": {**gone["metadata"], "resourceVersion": str(self._version)}}
-        asyncio.get_running_loop().call_later(EVENT_SECONDS, self._tell_gone, json.dumps(gone))
+        self._later(EVENT_SECONDS, self._tell_gone, json.dumps(gone))
         return {"kind": "Status"}
 
     async def list_pages(self, resource: Resource, namespace: str, **_: Any) -> AsyncIterator[Page]:
@@ -144,7 +146,7 @@ class ApiDouble:
         leaving = (grant.get("grant", {}).get("rollout") or {}).get("leaving")
         if manager == POOL_FIELD_MANAGER and leaving:
             names = [each["pod"] for each in leaving]
-            asyncio.get_running_loop().call_later(DRAIN_SECONDS, self._drain, key, names)
+            self._later(DRAIN_SECONDS, self._drain, key, names)
         return written
 
     def _drain(self, key: Key, names: list[str]) -> None:
@@ -164,9 +166,17 @@ class ApiDouble:
         text = json.dumps(obj)
         self.own_seconds += time.process_time() - began
         if key[0] not in UNWATCHED:
-            asyncio.get_running_loop().call_later(EVENT_SECONDS, self._tell, text)
+            self._later(EVENT_SECONDS, self._tell, text)
         answer: dict[str, Any] = from_json(text)
         return answer
+
+    def _later(self, seconds: float, act: Callable[..., None], *arguments: Any) -> None:
+        self.pending += 1
+        asyncio.get_running_loop().call_later(seconds, self._act, act, *arguments)
+
+    def _act(self, act: Callable[..., None], *arguments: Any) -> None:
+        self.pending -= 1
+        act(*arguments)
 
     def _tell(self, text: str) -> None:
         if self.feed is not None:

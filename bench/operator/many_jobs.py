@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
 from statistics import median
@@ -49,7 +48,7 @@ class Slice:
 def many_jobs(jobs: int, period_seconds: float, seconds: float) -> dict[str, Any]:
     """Jobs of seven pods whose drivers ask in turn for two and three of their rollout pods, evenly spread over each period.
 
-    `unsettled` are jobs and pools for which there is something left to do in the end, with nothing to call for it.
+    `unsettled` are jobs that lack what they asked for, or for which there is something left to do, when nothing calls for a plan.
     """
     return asyncio.run(_run([f"job-{number}" for number in range(jobs)], period_seconds, seconds))
 
@@ -78,13 +77,12 @@ async def _run(names: list[str], period_seconds: float, seconds: float) -> dict[
     for name in names:
         api.drive(NAMESPACE, name, training={"incarnation": 1, "state": "Running", "step": 1})
     await _all(api, names, lambda status: status["phase"] == "Running")
-    await _rest(queue)
+    await _rest(api, queue)
     found = await _measure(api, queue, names, period_seconds, seconds)
-    await _all(api, names, _served)
-    await _rest(queue)
+    await _rest(api, queue)
     queue.close()
     await asyncio.gather(*workers)
-    return {**found, "unsettled": len([key for key in _keys(names) if not _settled(cache, key)])}
+    return {**found, "unsettled": len([name for name in names if not _settled(api, cache, name)])}
 
 
 async def _measure(
@@ -132,21 +130,16 @@ def _ask(api: ApiDouble, name: str, number: int) -> None:
     api.drive(NAMESPACE, name, demand={"incarnationRequest": "token", "rollout": rollout})
 
 
-def _served(status: dict[str, Any]) -> bool:
-    """Whether the newest demand is answered, and the job has the pods."""
-    demand, granted = status["demand"]["rollout"], status["allocation"]["grant"]["rollout"]
-    return bool(demand["number"] == granted["answers"] and demand["replicas"] == status["roles"]["rollout"]["ready"])
-
-
-def _keys(names: list[str]) -> Iterator[Key]:
-    for name in names:
-        job = JobKey(NAMESPACE, name)
-        yield from (job, job.pool)
-
-
-def _settled(cache: Cache, key: Key) -> bool:
-    """Whether a plan would find nothing to do: every change that called for one has had it."""
-    return plan(observe(cache, key), datetime.now(UTC)).empty
+def _settled(api: ApiDouble, cache: Cache, name: str) -> bool:
+    """Whether the newest demand is answered, the job has the pods, and a plan would find nothing to do."""
+    job = JobKey(NAMESPACE, name)
+    status = api.status(NAMESPACE, name)
+    demand, grant = status["demand"]["rollout"], status["allocation"].get("grant", {}).get("rollout", {})
+    return (
+        demand["number"] == grant.get("answers")
+        and demand["replicas"] == status["roles"]["rollout"]["ready"]
+        and all(plan(observe(cache, key), datetime.now(UTC)).empty for key in (job, job.pool))
+    )
 
 
 async def _all(api: ApiDouble, names: list[str], true: Any) -> None:
@@ -156,12 +149,7 @@ async def _all(api: ApiDouble, names: list[str], true: Any) -> None:
         await asyncio.sleep(SAMPLE_SECONDS)
 
 
-async def _rest(queue: WorkQueue[Key]) -> None:
-    """Returns once nothing was due in as many checks in a row as fit into a second.
-
-    Counts checks, not seconds: after a stall of a second, timers that expired meanwhile have not fired yet.
-    """
-    checks = 0
-    while checks * SAMPLE_SECONDS < 1.0:
-        checks = 0 if queue.oldest_seconds > 0.0 else checks + 1
+async def _rest(api: ApiDouble, queue: WorkQueue[Key]) -> None:
+    """Returns once nothing calls for a plan: no event is to come, and no key waits, is in work or has a timer."""
+    while api.pending or not queue.idle:  # noqa: ASYNC110
         await asyncio.sleep(SAMPLE_SECONDS)

@@ -94,6 +94,11 @@ class WorkQueue(Generic[K]):
         """Longest time that a key has been waiting or in work."""
         return self._schedule.oldest(self._clock())
 
+    @property
+    def idle(self) -> bool:
+        """Whether no key waits, is in work or has a timer."""
+        return self._schedule.idle()
+
     async def _sleep(self, seconds: float | None) -> None:
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)

@@ -1,7 +1,7 @@
 """Whatever a program does, its grade is what its program is worth: no grader error, for which a whole group would be dropped, and no pass."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest_asyncio
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
-from tests.reward.conftest import LONG
+from tests.reward.conftest import LONG, running_graders
 
 MIB = 2**20
 TESTS = """
@@ -94,6 +94,16 @@ kept = mmap.mmap(-1, 2**37, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mm
 for at in range(0, 2**37, 2**21): kept[at]
 time.sleep(1e6)
 """
+
+
+@pytest.fixture(scope="module")
+def graders(graders_directory: Path) -> Iterator[Path]:
+    """Graders on a machine where options are set for other runs of pytest, which change no grade."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTEST_ADDOPTS", "--collect-only")
+        patch.setenv("PYTEST_PLUGINS", "no_such_module")
+        with running_graders(graders_directory) as socket:
+            yield socket
 
 
 @pytest_asyncio.fixture
