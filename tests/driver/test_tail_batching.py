@@ -108,7 +108,7 @@ async def test_status_has_the_last_rounds_and_what_they_cost(tmp_path: Path) -> 
     assert float(rounds[2].generated_to_kept) == 1, "a long round throws nothing away"
 
 
-@pytest.mark.parametrize("crash", [None, (40, "after")])
+@pytest.mark.parametrize("crash", [pytest.param(None, marks=pytest.mark.extended), (40, "after")])
 async def test_lengths_are_audited_at_the_end_of_a_period(tmp_path: Path, crash: tuple[int, str] | None) -> None:
     """The fake engine's lengths don't depend on the order in which samples finish, so there is no bias to find.
 

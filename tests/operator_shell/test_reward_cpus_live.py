@@ -140,10 +140,11 @@ async def bind(bench: Bench, node: str, *names: str) -> None:
     ("outcome", "allocated", "condition"),
     [
         ("Infeasible", "1", {"type": "PodResizePending", "reason": "Infeasible", "message": "static CPU manager"}),
-        (
+        pytest.param(
             "Error",
             "1500m",
             {"type": "PodResizeInProgress", "reason": "Error", "message": "the cgroup can't be written"},
+            marks=pytest.mark.extended,
         ),
     ],
 )

@@ -415,7 +415,9 @@ async def test_a_pool_gives_its_workers_as_much_as_their_quota_lets_them_grade(
         assert load.cpu_seconds > 0
 
 
-@pytest.mark.parametrize("count", [1, 100], ids=["running", "running and waiting"])
+@pytest.mark.parametrize(
+    "count", [pytest.param(1, marks=pytest.mark.extended, id="running"), pytest.param(100, id="running and waiting")]
+)
 async def test_a_grade_that_is_given_up_makes_room_for_the_next(
     cluster: None, start_graders: StartGraders, graders_directory: Path, count: int
 ) -> None:

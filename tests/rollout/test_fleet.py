@@ -137,6 +137,7 @@ async def test_an_engine_that_cannot_start_says_what_to_change(store: StoreClien
         await broken.close()
 
 
+@pytest.mark.extended
 async def test_samples_wait_for_an_engine_and_reach_the_store(
     fleet: RayRolloutFleet, store: StoreClient, reference: ReferenceModel
 ) -> None:
@@ -160,6 +161,7 @@ async def test_samples_wait_for_an_engine_and_reach_the_store(
     assert set(await store.held()) == {*events}
 
 
+@pytest.mark.extended
 async def test_a_round_has_the_kv_cache_that_vllm_has_made_of_the_memory(
     fleet: RayRolloutFleet, model_directory: Path
 ) -> None:
@@ -171,6 +173,7 @@ async def test_a_round_has_the_kv_cache_that_vllm_has_made_of_the_memory(
     assert measured.kv_tokens == tokens_of_memory(model_directory, 1)
 
 
+@pytest.mark.extended
 async def test_stacks_show_the_engines_threads(fleet: RayRolloutFleet) -> None:
     stacks = await fleet.stacks()
     assert len(stacks) == ENGINES

@@ -195,7 +195,8 @@ def test_a_kind_that_saves_changes_waits_for_nothing() -> None:
     assert by_predictions({SHORT: 1, RoundKind.LONG: 1}, alone, replace(outlook, present=1), (1, 4)) is None
 
 
-@pytest.mark.parametrize("seed", [5, *(pytest.param(seed, marks=pytest.mark.extended) for seed in (6, 7))])
+@pytest.mark.extended
+@pytest.mark.parametrize("seed", [5, 6, 7])
 def test_shapes_follow_kinds_and_phases(seed: int) -> None:
     """Small engines suit many short responses, large ones few long ones: the load is one, then the other, 20 rounds each.
 

@@ -1,4 +1,4 @@
-"""Four ranks accumulate the gradient of one, and none holds more of it than its shard and a layer or two."""
+"""Ranks accumulate the gradient of one, and none holds more of it than its shard and a layer or two."""
 
 from pathlib import Path
 
@@ -85,19 +85,20 @@ MODELS = {
 }
 
 
-def test_four_ranks_have_the_gradient_of_one_weight_by_weight(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [2, pytest.param(RANKS, marks=pytest.mark.extended)])
+def test_ranks_have_the_gradient_of_one_weight_by_weight(ranks: int, tmp_path: Path) -> None:
     for name, build in MODELS.items():
         torch.manual_seed(0)
         build().save_pretrained(tmp_path / "models" / name)
     spec = make_spec(tmp_path / "models" / "tied embeddings", **SECTIONS)
     with only_rank(spec) as rank:
         record_gradients(rank, tmp_path)
-    run_ranks(RANKS, record_gradients, spec, tmp_path)
-    one, four = (torch.load(tmp_path / f"of-{count}") for count in (1, RANKS))
+    run_ranks(ranks, record_gradients, spec, tmp_path)
+    one, several = (torch.load(tmp_path / f"of-{count}") for count in (1, ranks))
     assert len(one) == 2 * len(MODELS)
     for case, gradients in one.items():
         for weight, gradient in gradients.items():
-            assert (four[case][weight] - gradient).norm() <= 1e-5 * gradient.norm(), f"{case}: {weight}"
+            assert (several[case][weight] - gradient).norm() <= 1e-5 * gradient.norm(), f"{case}: {weight}"
 
 
 @pytest.mark.extended
