@@ -31,6 +31,9 @@ SAMPLE_SECONDS = 0.05
 # Samples between two looks at the machine's speed, and additions of one.
 SPEED_SAMPLES, SPEED_ADDITIONS = 20, 10**5
 REPLICAS = 3
+# Longer than a burst of changes is gathered, and than the wait before a second try. A key that has missed what it waits for has a timer of
+# 10 s as a last resort, which must not hide that.
+REST_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,6 @@ async def _all(api: ApiDouble, names: list[str], true: Any) -> None:
 
 
 async def _rest(api: ApiDouble, queue: WorkQueue[Key]) -> None:
-    """Returns once nothing calls for a plan: no event is to come, and no key waits, is in work or has a timer."""
-    while api.pending or not queue.idle:  # noqa: ASYNC110
+    """Returns once nothing calls for a plan: no event is to come, no key waits or is in work, and no timer ends within REST_SECONDS."""
+    while api.pending or not queue.idle(REST_SECONDS):  # noqa: ASYNC110
         await asyncio.sleep(SAMPLE_SECONDS)

@@ -94,10 +94,9 @@ class WorkQueue(Generic[K]):
         """Longest time that a key has been waiting or in work."""
         return self._schedule.oldest(self._clock())
 
-    @property
-    def idle(self) -> bool:
-        """Whether no key waits, is in work or has a timer."""
-        return self._schedule.idle()
+    def idle(self, seconds: float) -> bool:
+        """Whether no key waits or is in work, and no timer ends within so many seconds."""
+        return self._schedule.idle(self._clock() + seconds)
 
     async def _sleep(self, seconds: float | None) -> None:
         waiter = asyncio.get_running_loop().create_future()

@@ -101,9 +101,10 @@ class Schedule(Generic[K]):
         """Keys that wait, not counting timers."""
         return len(self._ready) + len(self._again)
 
-    def idle(self) -> bool:
-        """Whether no key waits, is in work or has a timer. One that comes again afterwards is in work."""
-        return not (self._ready or self._in_work or self._timers)
+    def idle(self, until: float) -> bool:
+        """Whether no key waits or is in work, and no timer ends by then."""
+        timer = self.next_timer()
+        return not (self._ready or self._in_work) and (timer is None or timer > until)
 
     def oldest(self, now: float) -> float:
         """Longest time in seconds that a key has been waiting or in work."""

@@ -28,7 +28,7 @@ async def test_every_key_is_worked_on_and_none_twice_at_once() -> None:
         queue.add(key)
     while any(rounds.get(key, 0) < 3 for key in range(50)):  # noqa: ASYNC110
         await asyncio.sleep(0)
-    assert queue.idle
+    assert queue.idle(60)
     queue.close()
     await asyncio.gather(*workers)
     assert rounds == dict.fromkeys(range(50), 3)
@@ -46,9 +46,10 @@ async def test_one_wake_is_handed_on_when_several_timers_end_together() -> None:
 
     workers = [asyncio.create_task(work()) for _ in range(2)]
     await asyncio.sleep(0)
-    assert queue.idle
+    assert queue.idle(60)
     queue.add_after("a", 5)
-    assert not queue.idle
+    assert queue.idle(4)
+    assert not queue.idle(5)
     queue.add_after("b", 5)
     await asyncio.sleep(0)
     assert not taken
