@@ -5,9 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 BASELINE = "Synchronous"
-# Rounds that don't race, or race by a fixed factor: Auto is measured against the best of them.
-FIXED = (BASELINE, "TailBatching-1.125", "TailBatching-1.25", "TailBatching-1.5")
-AUTO = "Auto"
 # The same but for sampleOvercommit, 1.0 and 1.25.
 BY_SAMPLES = ("TailBatching-1.25", "TailBatching-1.25-1.25")
 # Here the trainer works while engines do, on the same CPUs: steps of these engines take longer.
@@ -21,7 +18,6 @@ ARMS: dict[str, dict[str, Any]] = {
     "TailBatching-1.125": {"policy": "TailBatching", "promptOvercommit": 1.125, "sampleOvercommit": 1.0},
     "TailBatching-1.5": {"policy": "TailBatching", "promptOvercommit": 1.5, "sampleOvercommit": 1.0},
     "TailBatching-1.25-1.25": {"policy": "TailBatching", "promptOvercommit": 1.25, "sampleOvercommit": 1.25},
-    AUTO: {"policy": "TailBatching", "promptOvercommitMode": "Auto"},
     "ContinueUnfinished": {"policy": "ContinueUnfinished", "promptOvercommit": 1.25},
     "BoundedAsync": {"policy": "BoundedAsync", "maxStaleness": 1},
 }

@@ -18,11 +18,10 @@ from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.stages import StageClock
 from longboat_runtime.metrics.record import JsonLines, Record, read_records
 from longboat_runtime.metrics.reports import Reports
-from longboat_runtime.rollout.step_times import StepTimes
+from longboat_runtime.rollout.step_times import merged
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.policies import open_policy
 from longboat_runtime.samples import PromptId, SampleId
-from longboat_runtime.simulate.curve import merged
 
 # Not a part of a step here: they come once in a block, or not at all.
 _APART = ("timing_s/testing", "timing_s/save_checkpoint")
@@ -31,7 +30,6 @@ _APART = ("timing_s/testing", "timing_s/save_checkpoint")
 async def run_block(task: Task, spec: RLJobSpec, components: Components, root: Path) -> tuple[Job, dict[str, Any]]:
     """Runs the job into `root`; the block's raw values."""
     job = Job("bench", spec, root, 1)
-    before = await step_times(components)
     reports = Reports([JsonLines(job.home / "metrics.jsonl")], time.time)
     broker = LocalBroker(1)
     reporter = Reporter(job, broker, reports, StageClock(time.monotonic), time.time)
@@ -41,20 +39,10 @@ async def run_block(task: Task, spec: RLJobSpec, components: Components, root: P
         raise RuntimeError("the block did not run to its end")
     reports.close()
     await quiet(components)
-    curve = {
-        str(batch): [times.steps - before.get(batch, NONE).steps, times.seconds - before.get(batch, NONE).seconds]
-        for batch, times in sorted((await step_times(components)).items())
-    }
     log = [event.body for event in surviving(root, end_of(root, 1))]
+    step_times = merged(body.step_times for body in log if isinstance(body, events.RoundMeasured))
+    curve = {str(batch): [times.steps, times.seconds] for batch, times in sorted(step_times.items())}
     return job, {"wall": time.monotonic() - began, "curve": curve, **steps(read_records(root)), **fates(log)}
-
-
-NONE = StepTimes(0, 0.0)
-
-
-async def step_times(components: Components) -> dict[int, StepTimes]:
-    """Of all engines since they started."""
-    return merged(stats.step_times for stats in await components.fleet.stats())
 
 
 def steps(records: list[Record]) -> dict[str, list[float]]:
@@ -72,18 +60,15 @@ def fates(log: list[events.Body]) -> dict[str, Any]:
     """What was drawn in which order, and for each launched group: epoch, row, attempt, tokens by index, indices trained.
 
     A response that was paused and continued has all its tokens. Tokens are negative for a response that was stopped, less one; null for
-    one about which nothing is known. `chosen` has the number of the last round opened, factor and reason.
+    one about which nothing is known.
     """
     drawn: list[PromptId] = []
     tokens: dict[tuple[PromptId, int], list[int | None]] = {}
     trained: dict[tuple[PromptId, int], list[int]] = {}
-    chosen, round_ = [], 0
     for body in log:
         match body:
             case events.Drawn(prompts=prompts):
                 drawn += prompts
-            case events.RoundOpened(round=number):
-                round_ = number
             case events.Launched(prompt=prompt, attempt=attempt, samples=samples):
                 tokens[prompt, attempt] = [None] * samples
             case events.Generated(sample=sample, tokens=count):
@@ -93,12 +78,10 @@ def fates(log: list[events.Body]) -> dict[str, Any]:
             case events.StepCommitted(samples=samples):
                 for sample in samples:
                     trained.setdefault((sample.prompt, sample.attempt), []).append(sample.index)
-            case events.OvercommitChosen(factor=factor, reason=reason):
-                chosen.append([round_, factor, reason])
     groups = [
         [*prompt, attempt, of, trained.get((prompt, attempt), [])] for (prompt, attempt), of in sorted(tokens.items())
     ]
-    return {"drawn": [list(prompt) for prompt in drawn], "groups": groups, "chosen": chosen}
+    return {"drawn": [list(prompt) for prompt in drawn], "groups": groups}
 
 
 def ended(block: dict[str, Any]) -> dict[SampleId, int]:

@@ -15,13 +15,13 @@ from bench.rounds.block import trained_tokens
 from bench.rounds.compare import Blocks
 from bench.rounds.recorded import Recorded
 from bench.rounds.tasks import ENGINES, Task
-from longboat_runtime.rollout.step_times import StepTimes
-from longboat_runtime.rounds import events
+from longboat_runtime.rollout.step_times import merged
 from longboat_runtime.rounds.audit.first_launches import complete
 from longboat_runtime.rounds.audit.lengths import PromptLengths
+from longboat_runtime.rounds.events import StepTimes
 from longboat_runtime.rounds.policies import open_policy
 from longboat_runtime.samples import PromptId
-from longboat_runtime.simulate.curve import StepCurve, merged
+from longboat_runtime.simulate.curve import StepCurve
 from longboat_runtime.simulate.lengths import FirstLaunchDistribution, LengthDistribution
 from longboat_runtime.simulate.simulation import SimulatedRun, Source, simulate
 from longboat_runtime.simulate.site import Site
@@ -94,18 +94,12 @@ class Predictor:
         spec = self._task.spec(
             arm, Path("/"), steps=self._settings["steps"][self._task.name], prompts=prompts, seed=seed
         )
-        told = {
-            max(1, round_): events.OvercommitChosen(factor, {}, reason)
-            for round_, factor, reason in self._blocks[arm, seed]["chosen"]
-        }
         distribution = self._distribution(seed)
         if self._task.learns and not beforehand:
             distribution = Recorded.of(self._blocks[arm, seed], distribution)
         size = self._task.group_size
         steps = spec.rounds.steps
-        return simulate(
-            open_policy(spec), size, self._site_of(arm), distribution, steps, source=self._source(), outside=told
-        )
+        return simulate(open_policy(spec), size, self._site_of(arm), distribution, steps, source=self._source())
 
     def _distribution(self, seed: int) -> LengthDistribution:
         if not self._task.learns:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import exp, log
 from pathlib import Path
 from typing import Any
 
 from bench.picture import picture
 from bench.record import read
-from bench.rounds.arms import ARMS, AUTO, BASELINE, BY_SAMPLES, FIXED
+from bench.rounds.arms import ARMS, BASELINE, BY_SAMPLES
 from bench.rounds.compare import Blocks, Measured, accuracy, distribution, longer, measured
-from bench.rounds.estimates import Estimate, mean
+from bench.rounds.estimates import Estimate
 from bench.rounds.predictions import Predicted, Predictor
 from bench.rounds.tasks import ENGINES, TASKS
 
@@ -112,35 +111,11 @@ def report(name: str, run: dict[str, Any], blocks: Blocks) -> tuple[list[str], P
     beforehand = {
         arm: (predictor.predict(arm, beforehand=True) if task.learns else said).rollout for arm, _, said in rows
     }
-    text += ["", *_auto(blocks, rows, beforehand), *_by_samples(blocks), *_curve(predictor), ""]
+    text += ["", *_by_samples(blocks), *_curve(predictor), ""]
     if task.learns:
         text += [*_errors(rows, beforehand), ""]
         text += [*_accuracies(blocks, [arm for arm in arms if arm != BASELINE]), ""]
     return text, (name, rows, predictor)
-
-
-def _auto(blocks: Blocks, rows: list[tuple[str, Measured, Predicted]], beforehand: Mapping[str, float]) -> list[str]:
-    """Auto against the best fixed factor: as measured, by seed, and what its choices would take on the same lengths as fixed factors."""
-    real = {arm: of for arm, of, _ in rows}
-    if AUTO not in real:
-        return []
-    fixed = [arm for arm in FIXED if arm in real]
-    best = min(fixed, key=lambda arm: real[arm].rollout)
-    pairs = zip(real[AUTO].rollout_faster, real[best].rollout_faster, strict=True)
-    by_seed = mean([log(auto / other) for auto, other in pairs])
-    chosen = {seed: of["chosen"] for (arm, seed), of in blocks.items() if arm == AUTO}
-    told = "; ".join(
-        f"seed {seed}: {', '.join(f'{factor:g} after round {round_}' for round_, factor, _ in of) or 'nothing'}"
-        for seed, of in sorted(chosen.items())
-    )
-    return [
-        (
-            f"Auto has {real[best].rollout / real[AUTO].rollout:.2f} times the speed of the best fixed factor ({best}); by seed "
-            f"{by_seed.text('.2f', exp)}. Simulated on the same lengths as the fixed factors, its choices "
-            f"have {min(beforehand[arm] for arm in fixed) / beforehand[AUTO]:.2f} times the speed of the best. It chose {told}."
-        ),
-        "",
-    ]
 
 
 def _by_samples(blocks: Blocks) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.rounds import drawn, drawn_reward
-from bench.rounds.arms import ARMS, AUTO, FIXED, LEARNING
+from bench.rounds.arms import ARMS, LEARNING
 from bench.rounds.paced import STEP_SECONDS
 from longboat_crds.job import RLJobSpec
 from longboat_crds.load import load_job
@@ -116,13 +116,6 @@ TASKS = {
             about="The same with half the learning rate.",
             learning_rate=QUICKSTART_RATE / 2,
             arms=LEARNING,
-        ),
-        replace(
-            COUNTDOWN,
-            name="countdown-long",
-            about="The same for longer: whole periods of every factor.",
-            steps=45,
-            arms=(*FIXED, AUTO),
         ),
         Task(
             "drawn",

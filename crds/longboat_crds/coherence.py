@@ -31,7 +31,7 @@ from longboat_crds.expressions import (
 from longboat_crds.quantities import cpu_quantity, millicores
 from longboat_crds.reward_kinds import RewardKind
 from longboat_crds.rewards import LEAST_POD_MILLICORES, POD_MIN_MILLICORES, RewardPoolSpec
-from longboat_crds.rounds import OFF_POLICY, OvercommitMode, RoundPolicyName
+from longboat_crds.rounds import OFF_POLICY, RoundPolicyName
 from longboat_crds.rules import FieldError, Rule
 
 MAX_SAMPLES_PER_ROUND = 65_536
@@ -62,10 +62,6 @@ _DROPS_EQUAL_GROUPS = choose(
     one_of(_NAME, _DROPPING),
 )
 _NO_SCORER = every("rewards", "r", negation(equals(field("kind", of="r"), constant(RewardKind.REASONING_GYM.value))))
-_CHOOSES = both(
-    present("rounds.promptOvercommitMode"),
-    equals(field("rounds.promptOvercommitMode"), constant(OvercommitMode.AUTO.value)),
-)
 _ONE_POOL = at_most(size(field("rewardPools")), constant(1))
 _NAMES_A_POOL = some("rewardPools", "p", equals(field("name", of="p"), field("pool", of="r")))
 _POD_MIN = product(constant(POD_MIN_MILLICORES / 1000), floating(field("replicas", of="p")))
@@ -101,7 +97,6 @@ _ONE_MINIBATCH = equals(field("trainer.minibatches"), constant(1))
 # Fields of `rounds` that mean something under some policies only.
 _OF_POLICIES = {
     "promptOvercommit": (RoundPolicyName.TAIL_BATCHING, RoundPolicyName.CONTINUE_UNFINISHED),
-    "promptOvercommitMode": (RoundPolicyName.TAIL_BATCHING,),
     "sampleOvercommit": (RoundPolicyName.TAIL_BATCHING,),
     "maxLengthBias": (RoundPolicyName.TAIL_BATCHING,),
     "auditEvery": (RoundPolicyName.TAIL_BATCHING,),
@@ -245,14 +240,6 @@ COHERENCE = (
         "is less than what rewardPools need at least (the sum of cpu.min, or 100m a pod): raise it, or lower these",
         "rewardCpu.total",
         closer=_too_little_cpu,
-    ),
-    Rule(
-        either(
-            negation(_CHOOSES),
-            if_present("rounds.promptOvercommit", lambda factor: less_than(constant(1.0), factor)),
-        ),
-        "a job that never races gives Auto nothing to choose from: give more than 1, or leave it out",
-        "rounds.promptOvercommit",
     ),
     Rule(
         either(negation(_AGAINST_BEHAVIOUR), negation(present("algorithm.importanceCap"))),

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from longboat_crds.base import ApiModel
 from longboat_crds.job import RLJobSpec
-from longboat_crds.rules import Changeable, FieldError, validation
+from longboat_crds.rules import Changeable, FieldError, removed, validation
 
 
 def section(info: FieldInfo) -> type[ApiModel] | None:
@@ -27,8 +27,14 @@ def mark(info: FieldInfo) -> Changeable | None:
 
 
 def marks(model: type[ApiModel], above: str = "") -> Iterator[tuple[str, Changeable | None]]:
-    """Each path and its mark; a mark is for all that is below its path. Objects without any mark in them are one path."""
+    """Each path and its mark; a mark is for all that is below its path. Objects without any mark in them are one path.
+
+    Removed fields are left out: a job may lose them at any time, and their own rule refuses to set them.
+    """
     for name, info in model.model_fields.items():
+        gone = removed(info)
+        if gone is not None and not gone.values:
+            continue
         path, within = f"{above}{info.alias or name}", section(info)
         if mark(info) is None and within is not None:
             parts = list(marks(within, f"{path}."))

@@ -1,7 +1,8 @@
 """From a manifest's text to a model, with readable errors. Pure."""
 
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import ValidationError
@@ -9,6 +10,7 @@ from pydantic_core import ErrorDetails, to_json
 
 from longboat_crds.base import API_VERSION, ApiModel
 from longboat_crds.objects import KINDS, ClusterRLRuntime, RLJob, RLRuntime
+from longboat_crds.rules import removed
 from longboat_crds.schema import Schema, json_schema
 from longboat_crds.yaml_text import parse
 
@@ -63,10 +65,37 @@ def load(text: str) -> RLJob | RLRuntime | ClusterRLRuntime:
 def checked(model: type[Model], value: Any) -> Model:
     """The model of a JSON value. Raises ApiError naming every field that is wrong."""
     try:
-        return model.model_validate_json(to_json(value), strict=True)
+        valid = model.model_validate_json(to_json(value), strict=True)
     except ValidationError as error:
         schema = json_schema(model)
         raise ApiError([_problem(detail, schema) for detail in error.errors(include_url=False)]) from error
+    if refused := list(_refused(model, value)):
+        raise ApiError(refused)
+    return valid
+
+
+def _refused(model: type[ApiModel], value: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Yields a line for each removed field, or removed value of a field, in the JSON value of a model."""
+    for name, info in model.model_fields.items():
+        key = info.alias or name
+        given, path, mark = value.get(key), f"{above}{key}", removed(info)
+        if mark is not None and mark.refuses(given):
+            yield f"{path}: {mark.message}"
+            continue
+        for part in _models(info.annotation):
+            if isinstance(given, dict):
+                yield from _refused(part, given, f"{path}.")
+            elif isinstance(given, list):
+                for position, item in enumerate(given):
+                    yield from _refused(part, item, f"{path}[{position}].")
+
+
+def _models(kind: Any) -> Iterator[type[ApiModel]]:
+    """Yields the models of our own in the type of a field."""
+    if isinstance(kind, type) and issubclass(kind, ApiModel):
+        yield kind
+    for part in get_args(kind):
+        yield from _models(part)
 
 
 def _problem(detail: ErrorDetails, schema: Schema) -> str:

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from longboat_crds.base import ApiModel, Seconds, Seed, list_map
 from longboat_crds.expressions import either, empty, equals, field, if_present, total
-from longboat_crds.rules import Changeable, Rule
+from longboat_crds.rules import Changeable, Removed, Rule
 
 # Defaults of TailBatching. Launching more responses than a group needs cuts its long ones off for good; launching more prompts doesn't.
 PROMPT_OVERCOMMIT = 1.25
@@ -33,17 +33,6 @@ class RoundPolicyName(StrEnum):
 
 # They train on tokens of older weights.
 OFF_POLICY = (RoundPolicyName.CONTINUE_UNFINISHED, RoundPolicyName.BOUNDED_ASYNC)
-
-
-class OvercommitMode(StrEnum):
-    """Fixed launches promptOvercommit times promptsPerRound prompts in every short round.
-
-    Auto begins with that. After a period of short and long rounds it takes whichever of 1, 1.125, 1.25 and 1.5 gives the shortest
-    rounds when simulated with the measured response lengths and step times; from time to time it chooses again.
-    """
-
-    FIXED = "Fixed"
-    AUTO = "Auto"
 
 
 class DomainQuota(ApiModel):
@@ -93,9 +82,10 @@ class RoundsSpec(ApiModel):
         description="With TailBatching and ContinueUnfinished: a short round runs this times promptsPerRound prompts. "
         f"Default: {PROMPT_OVERCOMMIT:g}.",
     )
-    prompt_overcommit_mode: OvercommitMode | None = Field(
-        None, description="With TailBatching: whether promptOvercommit is adjusted by measurement. Default: Fixed."
-    )
+    prompt_overcommit_mode: Annotated[
+        str | None,
+        Removed("leave it out, and choose promptOvercommit by what `longboat simulate` says of a recorded job"),
+    ] = Field(None, max_length=64)
     sample_overcommit: float | None = Field(
         None,
         ge=1.0,

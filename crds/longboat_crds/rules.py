@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from typing import Any
 
+from pydantic.fields import FieldInfo
+
 from longboat_crds.expressions import Expression
 
 
@@ -20,6 +22,36 @@ class Changeable(Enum):
     """How the job is run; read at the driver's next start."""
     WITH_RENEWAL = auto()
     """While suspended, and only together with runtimeRef.renewOnResume."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Marks a field that an earlier release had, or with `values` those that the field had; `cure` says what to do instead.
+
+    A manifest that sets the field, or gives it such a value, is refused. A job that is stored with it goes on, and may lose it at any time.
+    """
+
+    cure: str
+    values: tuple[str, ...] = ()
+
+    def refuses(self, value: Any) -> bool:
+        """Whether a manifest that gives the field this value is refused."""
+        return value is not None and (not self.values or value in self.values)
+
+    @property
+    def message(self) -> str:
+        """The message for a manifest that is refused."""
+        return f"{' and '.join(self.values) + ' were' if self.values else 'was'} removed: {self.cure}"
+
+    def to_cel(self) -> dict[str, Any]:
+        """Returns an item of the field's own x-kubernetes-validations."""
+        allowed = f"!(self in {[*self.values]})" if self.values else "false"
+        return {"rule": allowed, "message": self.message, "reason": FieldError.FORBIDDEN.value}
+
+
+def removed(info: FieldInfo) -> Removed | None:
+    """Returns the mark of a removed field, or of one with removed values; None for any other."""
+    return next((part for part in info.metadata if isinstance(part, Removed)), None)
 
 
 class FieldError(StrEnum):

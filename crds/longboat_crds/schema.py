@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from longboat_crds.base import PRESERVE_UNKNOWN, ApiModel
+from longboat_crds.rules import removed
 
 Schema = dict[str, Any]
 
@@ -113,6 +114,12 @@ def _properties(
     fields = {info.alias or name: info for name, info in model.model_fields.items()}
     for key, node in properties.items():
         result[key] = _inline(node, definitions, models)
+        if mark := removed(fields[key]):
+            result[key][VALIDATIONS] = [mark.to_cel()]
+            if mark.values:
+                result[key]["enum"] = [*result[key]["enum"], *mark.values]
+            else:
+                result[key]["description"] = f"Removed: {mark.cure}."
         if fields[key].default_factory is not None:
             default = fields[key].get_default(call_default_factory=True)
             if isinstance(default, ApiModel):

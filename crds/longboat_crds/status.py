@@ -193,11 +193,6 @@ class Training(ApiModel):
         description="With rounds.auditEvery: trained response lengths against those of audit rounds, which have other prompts, in "
         "the form of lengthBias; the prompts counted are those of audit rounds.",
     )
-    prompt_overcommit: Line | None = Field(
-        None,
-        description="With promptOvercommitMode Auto: the chosen factor, and the rollout seconds of a round expected with it and with "
-        "others.",
-    )
     rewards: list[RewardGrading] | None = Field(
         None,
         max_length=16,

@@ -138,6 +138,18 @@ def timeline(
     raise typer.Exit(show(output, rounds, png, trace))
 
 
+@app.command("simulate")
+def simulate(
+    output: Annotated[
+        Path, typer.Argument(help="Directory of the job: of `longboat run`, or on its checkpoint claim.")
+    ],
+) -> None:
+    """Says what a recorded job's rounds would take with TailBatching, by rounds.promptOvercommit."""
+    from longboat_runtime.local.simulate import compare_factors
+
+    raise typer.Exit(compare_factors(output))
+
+
 @app.command("samples")
 def samples(
     target: Annotated[

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from longboat_runtime.reward.cpus import PoolLoad
 from longboat_runtime.reward.result import IsolationInForce
 from longboat_runtime.rollout.load import Load, PodLoad
-from longboat_runtime.rollout.step_times import StepTimes
 from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.samples import (
     FleetReport,
@@ -37,7 +36,7 @@ from longboat_runtime.trainer.flops import ModelFlops
 class EngineStats:
     """One engine at one moment. `kv_usage` is a share (0..1) of the `kv_tokens` that it holds at most, of all sequences together.
 
-    Counters count from the engine's start. `step_times` are its steps so far, by the number of sequences they worked on.
+    Counters count from the engine's start.
     """
 
     name: str
@@ -48,7 +47,6 @@ class EngineStats:
     generated_tokens: int
     weight_version: int
     kv_tokens: int
-    step_times: Mapping[int, StepTimes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

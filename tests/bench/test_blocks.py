@@ -34,14 +34,12 @@ LOG: list[events.Body] = [
     generated(sample(FIRST, 1), 30),
     events.Stopped(sample(SECOND, 0), 33, "engine-1"),
     events.StepCommitted(1, 1, 1, (sample(FIRST, 0), sample(FIRST, 1))),
-    events.OvercommitChosen(1.5, {"1": 2.0}, "because"),
 ]
 
 
 def test_a_log_says_what_became_of_every_response() -> None:
     block = fates(LOG)
     assert block["drawn"] == [[0, 4], [0, 7]]
-    assert block["chosen"] == [[1, 1.5, "because"]]
     assert trained_tokens(block) == {FIRST: [10, 30]}
     assert generated_tokens(block) == 10 + 12 + 30 + 33
     assert set(ended(block)) == {sample(FIRST, 0), sample(FIRST, 1), sample(SECOND, 1)}
@@ -64,7 +62,6 @@ def block_of(tokens: dict[int, list[int]], rollout: float, right: list[int]) -> 
     return {
         "drawn": [[0, row] for row in tokens],
         "groups": groups,
-        "chosen": [],
         "rollout": [rollout],
         "step": [2 * rollout],
         "long": [0.0],

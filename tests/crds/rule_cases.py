@@ -229,15 +229,6 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
         None,
     ),
     ({"spec.rounds.promptOvercommitMode": "Auto"}, "spec.rounds.promptOvercommitMode"),
-    ({"spec.rounds.policy": "TailBatching", "spec.rounds.promptOvercommitMode": "Auto"}, None),
-    (
-        {
-            "spec.rounds.policy": "TailBatching",
-            "spec.rounds.promptOvercommitMode": "Auto",
-            "spec.rounds.promptOvercommit": 1.0,
-        },
-        "spec.rounds.promptOvercommit",
-    ),
     (
         {"spec.rounds.policy": "TailBatching", "spec.rounds.promptOvercommit": 0.9},
         "spec.rounds.promptOvercommit",
@@ -321,7 +312,6 @@ CHANGES: dict[str, Any] = {
     "rounds.maxStaleness": 2,
     "rounds.policy": "TailBatching",
     "rounds.promptOvercommit": 1.5,
-    "rounds.promptOvercommitMode": "Auto",
     "rounds.promptsPerRound": 4,
     "rounds.quotas": [{"domain": "math", "prompts": 5}, {"domain": "code", "prompts": 3}],
     "rounds.sampleOvercommit": 1.5,
@@ -343,7 +333,6 @@ WITH_CHANGE: dict[str, dict[str, Any]] = {
     "dataset.reasoningGym": {"spec.dataset.files": None},
     "rounds.maxStaleness": {"spec.rounds.policy": "BoundedAsync"},
     "rounds.promptOvercommit": {"spec.rounds.policy": "TailBatching"},
-    "rounds.promptOvercommitMode": {"spec.rounds.policy": "TailBatching"},
     "rounds.sampleOvercommit": {"spec.rounds.policy": "TailBatching"},
 }
 

@@ -63,6 +63,13 @@ def test_what_was_loaded_loads_again() -> None:
         ),
         ({"kind": "RlJob"}, "kind: must be one of RLJob, RLRuntime, ClusterRLRuntime, not RlJob"),
         (
+            {"spec.rounds.promptOvercommitMode": "Auto"},
+            (
+                "spec.rounds.promptOvercommitMode: was removed: leave it out, and choose promptOvercommit by what `longboat simulate` "
+                "says of a recorded job"
+            ),
+        ),
+        (
             {"spec.rewards.0.function": None},
             "spec.rewards[0].function: give exactly one of function and configMap",
         ),

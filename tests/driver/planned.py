@@ -18,7 +18,6 @@ from longboat_runtime.interfaces import ReshapePhase, ReshapeReport
 from longboat_runtime.rollout.parallelism import Bounds
 from longboat_runtime.rollout.throughput import Profile
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.events import RoundKind
 from tests.driver.fakes import Site, make_spec
 from tests.rollout.closed_loop import roofline
@@ -53,7 +52,7 @@ class Planner:
         self.driver, self.site = site.driver(), site
         site.fleet.reshape = self._reshape  # type: ignore[method-assign]
         site.trainer.holds_publication = self._holds_publication  # type: ignore[method-assign]
-        self.lengths, self._happened = LengthHistory(), list[events.Body]()
+        self._happened = list[events.Body]()
         self.reshapes = Reshapes(self.job, self.components, site.reporter, self._happened.append, self._spawn)
 
     @property
@@ -69,7 +68,7 @@ class Planner:
         return self.reshapes._plan.sizes
 
     async def resume(self, snapshot: Mapping[str, Any] | None = None) -> None:
-        await self.reshapes.resume(self.lengths, snapshot)
+        await self.reshapes.resume(snapshot)
 
     async def settled(self) -> int:
         """Waits for engines to have their shape; how often they have changed since the last time."""

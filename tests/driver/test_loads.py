@@ -8,9 +8,8 @@ from longboat_runtime.driver.loads import Loads
 from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rollout.load import Load
-from longboat_runtime.rollout.step_times import StepTimes
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import RoundKind
+from longboat_runtime.rounds.events import RoundKind, StepTimes
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.view import View
 from longboat_runtime.rounds.work import RoundWorks
@@ -24,14 +23,14 @@ async def test_loads_belong_to_the_round_in_which_they_were_felt() -> None:
     fleet.load = {"a": Load(2, preemptions=100)}
     await loads.begin(1, RoundKind.SHORT)
     fleet.load = {
-        "a": Load(2, 1.0, 3, 1, 50, 4, 2, 0.5, StepTimes(10, 1.0)),
-        "b": Load(2, 1.0, 1, 0, 30, 5, 0, 0.9, StepTimes(30, 1.0)),
+        "a": Load(2, 1.0, 3, 1, 50, 4, 2, 0.5, {4: StepTimes(10, 1.0)}),
+        "b": Load(2, 1.0, 1, 0, 30, 5, 0, 0.9, {4: StepTimes(20, 0.5), 6: StepTimes(10, 0.5)}),
     }
     await loads.begin(2, RoundKind.LONG)
     fleet.load = {"c": Load(1, generated_tokens=7)}
     assert await loads.finish(1, RoundWorks(), View(Ledger(1))) == events.RoundMeasured(
         1, RoundKind.SHORT, 2, 2, preemptions=4, interrupted=1, generated_tokens=80, running=5, waiting=2, kv_usage=0.9,
-        step_seconds=0.05,
+        step_times={4: StepTimes(30, 1.5), 6: StepTimes(10, 0.5)},
     )  # fmt: skip
     measured = await loads.finish(2, RoundWorks(), View(Ledger(1)))
     assert measured is not None
@@ -61,7 +60,7 @@ async def test_a_round_that_engines_say_nothing_of_is_not_measured() -> None:
 async def test_every_step_tells_what_its_engines_felt(tmp_path: Path) -> None:
     site = Site(tmp_path, make_spec(steps=3))
     driver = site.driver()
-    site.fleet.load = {"engine-0": Load(1, 1.0, 2, 0, 50, 4, 2, 0.5, StepTimes(10, 1.0), 4096)}
+    site.fleet.load = {"engine-0": Load(1, 1.0, 2, 0, 50, 4, 2, 0.5, {4: StepTimes(10, 1.0)}, 4096)}
     assert await driver.run() is RunOutcome.DONE
     measured = [body for body in history(site) if isinstance(body, events.RoundMeasured)]
     assert [(body.round, body.kv_tokens) for body in measured] == [(1, 4096), (2, 4096), (3, 4096)]

@@ -132,10 +132,6 @@ class Interleavings(RuleBasedStateMachine):
         if not self.world.stopped(sample, finished=finished):
             assert to_snapshot(self.world.ledger) == before
 
-    @rule(factor=st.sampled_from([1.0, 1.125, 1.5]))
-    def choose(self, factor: float) -> None:
-        assert self.world.record(events.OvercommitChosen(factor, {"1": 2.5}, "because"))
-
     @rule(steps=st.integers(1, 2 * STEPS))
     def edit(self, steps: int) -> None:
         """The number of steps is raised, or lowered, in which case the current step is the last one."""

@@ -7,7 +7,7 @@ from collections import Counter
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from longboat_runtime.rounds import events
@@ -16,7 +16,6 @@ from longboat_runtime.rounds.records import SampleState
 from longboat_runtime.rounds.tail_batching import TailBatching
 from longboat_runtime.samples import GradeKind, PromptId, SampleId
 from tests.rounds.world import World
-from tests.support.examples import examples
 
 overcommits = st.sampled_from([1.0, 1.1, 1.125, 1.25, 1.5, 2.0])
 
@@ -243,63 +242,6 @@ def test_the_queue_survives_a_driver(waiting_kind: str) -> None:
     assert list(world.view.deferred) == waiting
     world.run()
     assert world.fate[waiting[0]] == "trained"
-
-
-def chosen(factor: float) -> events.OvercommitChosen:
-    return events.OvercommitChosen(factor, {}, "because")
-
-
-@settings(max_examples=examples(30))
-@given(
-    prompts=st.integers(1, 6),
-    factors=st.lists(st.sampled_from([1.0, 1.125, 1.25, 1.5]), min_size=1, max_size=3),
-    seed=st.integers(0, 1000),
-)
-def test_each_chosen_factor_has_its_share_of_long_rounds(prompts: int, factors: list[float], seed: int) -> None:
-    """Chosen between rounds; from then on, the closed form of the new factor holds within one round."""
-    stretch = 12
-    world = started(stretch * (len(factors) + 1) + 60, tail_batching(prompts, 1))
-    pick = random.Random(seed).choice
-    for number, factor in enumerate([1.25, *factors]):
-        assert number == 0 or world.record(chosen(factor))
-        while world.ledger.step < stretch * (number + 1):
-            running, generated = world.samples(SampleState.RUNNING), world.samples(SampleState.GENERATED)
-            if running or generated:
-                world.finish(pick(running)) if running else world.grade(pick(generated))
-            else:
-                assert world.train() or world.publish()
-        # The round after the last one is already open: it started with the previous factor.
-        there = kinds(world)[stretch * number : stretch * (number + 1)]
-        assert abs(there.count(RoundKind.LONG) - stretch * (1 - 1 / Fraction(str(factor)))) <= 2
-
-
-def test_a_choice_is_part_of_every_checkpoint() -> None:
-    world = started(20, tail_batching(prompts_per_round=4, group_size=1))
-    world.publish()
-    assert world.record(chosen(1.5))
-    assert not world.record(chosen(0.9)), "a round could not be filled"
-    for _ in range(2):
-        world.run_until_training()
-        world.train()
-        world.publish()
-    world.start()
-    assert (world.view.overcommit, world.view.overcommit_since) == (1.5, 1)
-    world.run()
-    counts = [len(prompts) for prompts in launches(world).values()]
-    assert counts[:4] == [5, 6, 6, 4]
-
-
-def test_without_a_race_what_was_deferred_goes_into_the_next_round() -> None:
-    world = started(20, tail_batching(prompts_per_round=4, group_size=1))
-    world.publish()
-    assert world.record(chosen(1.0))
-    world.run_until_training()
-    (waiting,) = world.view.deferred
-    world.train()
-    world.publish()
-    assert waiting in launches(world)[2]
-    world.run()
-    assert set(kinds(world)) == {RoundKind.SHORT}
 
 
 def test_suspended_races_are_synchronous_rounds() -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longboat_runtime.rollout.step_times import StepTimes
-from longboat_runtime.simulate.curve import StepCurve, merged
+from longboat_runtime.rounds.events import StepTimes
+from longboat_runtime.simulate.curve import StepCurve
 
 observations = st.dictionaries(
     st.integers(1, 300),
@@ -45,8 +45,3 @@ def test_what_falls_is_pooled_by_steps() -> None:
 def test_steps_without_number_are_no_observation() -> None:
     with pytest.raises(ValueError, match="no step"):
         StepCurve.of({4: StepTimes(0, 0.0)})
-
-
-def test_engines_observe_together() -> None:
-    found = merged([{1: StepTimes(1, 0.1)}, {1: StepTimes(2, 0.3), 2: StepTimes(1, 1.0)}])
-    assert found == {1: StepTimes(3, 0.4), 2: StepTimes(1, 1.0)}

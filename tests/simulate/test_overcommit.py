@@ -1,165 +1,118 @@
-"""Auto: on windows as the audit sees them, of distributions that are known."""
+"""What other factors would have taken: on windows as the audit sees them, of distributions that are known."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from longboat_runtime.local.simulate import compare_factors
+from longboat_runtime.rounds import events
 from longboat_runtime.rounds.audit.lengths import PromptLengths
-from longboat_runtime.rounds.by_domain import ByDomain
-from longboat_runtime.rounds.policy import Policy
+from longboat_runtime.rounds.events import DropReason, RoundKind, RoundMeasured, RoundWork, StepTimes
 from longboat_runtime.rounds.tail_batching import TailBatching
+from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId
 from longboat_runtime.simulate.curve import StepCurve
 from longboat_runtime.simulate.lengths import TwoLevel
-from longboat_runtime.simulate.overcommit import PERIODS, Choice, choose, pick
+from longboat_runtime.simulate.overcommit import PERIODS, by_factor
+from longboat_runtime.simulate.recording import Recording, fold
 from longboat_runtime.simulate.simulation import simulate
 from longboat_runtime.simulate.site import Site
 from tests.rounds.audit.racing import LONGEST, MEDIAN, PROMPT_SIGMA, SAMPLE_SIGMA, Racing, play
 
-pytestmark = pytest.mark.extended
-
-PROMPTS, GROUP = 32, 8
-LATENCY_BOUND = StepCurve((1,), (0.01,))
-# Measured on engines of small models on CPUs, or nearly so.
-RISING = StepCurve((1, 64), (0.006, 0.015))
-COMPUTE_BOUND = StepCurve((1, 256), (0.001, 0.256))
-ROOM = 10**9
-
-
-def tail_batching(factor: float) -> Policy:
-    return TailBatching(PROMPTS, GROUP, factor, 1.0)
+PROMPTS, GROUP, ENGINES = 32, 8, 2
+# As measured on engines of small models on CPUs.
+STEPS = {1: StepTimes(1000, 6.0), 64: StepTimes(1000, 15.0)}
+ALIKE = PromptLengths("math", (200,) * GROUP, (), (), (200,) * GROUP)
+MEASURED = RoundMeasured(
+    1, RoundKind.SHORT, 1, ENGINES, 0, 0, 100, 64, 0, 0.5, STEPS, RoundWork(2.5, 10.0, events.Responses())
+)
 
 
-def by_domain(factor: float) -> Policy:
-    rules = {name: TailBatching(PROMPTS // 2, GROUP, factor, 1.0) for name in ("math", "code")}
-    return ByDomain(PROMPTS, GROUP, rules)
-
-
-def chosen(
-    window: list[PromptLengths],
-    curve: StepCurve,
-    kv_tokens: int = ROOM,
-    policy: Callable[[float], Policy] = tail_batching,
-    present: float = 1.0,
-) -> Choice:
-    return choose(
-        window,
-        LONGEST,
-        Site(curve, engines=2),
-        policy,
-        present=present,
-        prompts_per_round=PROMPTS,
-        group_size=GROUP,
-        kv_tokens=kv_tokens,
-    )
+def recording(prompts: list[PromptLengths], **more: object) -> Recording:
+    made = Recording(prompts, {"": PROMPTS}, GROUP, LONGEST, 10, 0.0, [MEASURED], 0)
+    return replace(made, **more)
 
 
 @cache
-def seconds(factor: float, curve: StepCurve) -> float:
-    """What the factor takes under the distribution that the window is a sample of."""
+def seconds(factor: float) -> float:
+    """What a round with the factor takes under the distribution that the window is a sample of."""
     distribution = TwoLevel(MEDIAN, PROMPT_SIGMA, SAMPLE_SIGMA, LONGEST)
     policy = TailBatching(PROMPTS, GROUP, factor, 1.0)
-    return simulate(policy, GROUP, Site(curve, engines=2), distribution, 400, most_steps=45).rollout_per_round
+    site = Site(StepCurve.of(STEPS), engines=ENGINES)
+    return simulate(policy, GROUP, site, distribution, 400, most_steps=45).rollout_per_round
 
 
-def test_the_choice_is_nearly_the_best() -> None:
-    """Of one window of eight periods."""
-    window = play(Racing(prompt_overcommit=1.25), 32, np.random.default_rng(1)).prompts()
-    truth = {factor: seconds(factor, RISING) for factor in PERIODS}
-    choice = chosen(window, RISING)
-    assert choice.factor > 1
-    assert truth[choice.factor] <= min(truth.values()) / 0.97
-    assert choice.predicted[choice.factor] <= 1.01 * min(choice.predicted.values())
-    assert choice.reason.startswith(f"{choice.factor:g}: ")
+@pytest.mark.extended
+def test_the_best_factor_is_nearly_the_best_in_truth() -> None:
+    """By one window of eight periods."""
+    runs = by_factor(recording(play(Racing(prompt_overcommit=1.25), 32, np.random.default_rng(1)).prompts()))
+    predicted = {factor: fmean(run.rollout_per_round for run in of) for factor, of in runs.items()}
+    truth = {factor: seconds(factor) for factor in PERIODS}
+    best = min(predicted, key=lambda factor: predicted[factor])
+    assert best > 1
+    assert truth[best] <= min(truth.values()) / 0.97
 
 
-@pytest.mark.parametrize("curve", [LATENCY_BOUND, COMPUTE_BOUND])
-def test_equal_responses_are_not_raced(curve: StepCurve) -> None:
-    window = [PromptLengths("math", (200,) * GROUP, (), (), (200,) * GROUP) for _ in range(60)]
-    choice = chosen(window, curve)
-    assert choice.factor == 1
-    assert choice.predicted[1.0] == pytest.approx(200 * curve(PROMPTS * GROUP // 2), rel=1e-6)
-
-
-WINDOWS = st.lists(
-    st.lists(st.floats(0.1, 10), min_size=len(PERIODS), max_size=len(PERIODS)), min_size=2, max_size=8
-).map(lambda rows: {factor: [row[place] for row in rows] for place, factor in enumerate(PERIODS)})
-
-
-@given(seconds=WINDOWS, present=st.sampled_from([*PERIODS]))
-def test_the_present_factor_stays_unless_another_is_surely_faster(
-    seconds: dict[float, list[float]], present: float
-) -> None:
-    factor = pick(seconds, present)
-    means = {other: float(np.mean(found)) for other, found in seconds.items()}
-    fastest = min(means.values())
-    if factor != present:
-        assert means[factor] <= 1.01 * fastest
-        assert not any(means[other] <= 1.01 * fastest for other in means if other < factor)
-        saved = np.subtract(seconds[present], seconds[factor])
-        assert factor == 1 or saved.mean() > 1.4 * saved.std(ddof=1)
-
-
-@given(seconds=WINDOWS, present=st.sampled_from([*PERIODS]), slower=st.floats(1.02, 3))
-def test_what_is_faster_in_every_window_by_as_much_is_taken(
-    seconds: dict[float, list[float]], present: float, slower: float
-) -> None:
-    best = 1.25
-    less = min(map(min, seconds.values()))
-    seconds = {factor: [less * (1 if factor == best else slower)] * 8 for factor in seconds}
-    assert pick(seconds, present) == best
-
-
-def test_nothing_races_without_need() -> None:
-    def always(**seconds: float) -> dict[float, list[float]]:
-        return {float(factor[1:].replace("_", ".")): [of] * 8 for factor, of in seconds.items()}
-
-    assert pick(always(_1=2.0, _1_125=2.01, _1_25=1.99), 1.25) == 1
-    assert pick(always(_1=2.05, _1_125=2.0, _1_25=2.0), 1.25) == 1.25
-    assert pick(always(_1=2.05, _1_125=2.0, _1_25=2.07), 1.25) == 1.125
-    assert pick(always(_1=2.05, _1_125=2.0, _1_25=1.99), 1.125) == 1.125
-    assert pick(always(_1=2.05, _1_125=2.06, _1_5=1.99), 1.125) == 1.5
-
-
-def test_what_chance_says_changes_nothing() -> None:
-    """1.5 is faster by 5 % on average, and slower in half of the windows."""
-    seconds = {1.0: [9.0] * 4, 1.25: [4.0] * 4, 1.5: [3.4, 4.1, 3.6, 4.1]}
-    assert pick(seconds, 1.25) == 1.25
-    assert pick({**seconds, 1.5: [3.7, 3.9, 3.8, 3.8]}, 1.25) == 1.5
-
-
-def test_a_factor_that_is_not_among_the_candidates_goes() -> None:
-    assert pick({1.0: [3.0] * 4, 1.25: [2.0, 2.5, 1.9, 2.2]}, 1.3) == 1.25
-
-
-def test_choices_after_a_single_period_are_nearly_the_best_on_average() -> None:
-    """Windows of one period mislead: what is chosen by them takes little longer than the best, and than where they began."""
-    truth = {factor: seconds(factor, RISING) for factor in PERIODS}
-    windows = [play(Racing(prompt_overcommit=1.25), 4, np.random.default_rng(seed)).prompts() for seed in range(3)]
-    choices = [chosen(window, RISING, present=1.25) for window in windows]
-    assert np.mean([truth[choice.factor] for choice in choices]) <= min(truth.values()) / 0.97
-    for choice in choices:
-        slower = choice.predicted[choice.factor] > 1.01 * min(choice.predicted.values())
-        assert ("by chance" in choice.reason) is slower
+def test_equal_responses_take_as_long_with_every_factor_that_launches_as_many() -> None:
+    runs = by_factor(recording([ALIKE] * 60))
+    each = 200 * StepCurve.of(STEPS)(PROMPTS * GROUP // ENGINES)
+    assert [run.rollout_per_round for run in runs[1.0]] == pytest.approx([each] * len(runs[1.0]), rel=1e-6)
 
 
 def test_domains_with_quotas_have_lengths_of_their_own() -> None:
-    """One domain's responses are all alike, the other's have a tail: what is predicted without a race is the longest of both."""
+    """One domain's responses are short, the other's long: a round without a race takes as long as the long ones."""
     code = [PromptLengths("code", (10,) * GROUP, (), (), (10,) * GROUP) for _ in range(60)]
     math = [PromptLengths("math", (300,) * GROUP, (), (), (300,) * GROUP) for _ in range(60)]
-    choice = chosen([*code, *math], LATENCY_BOUND, policy=by_domain)
-    assert choice.predicted[1.0] == pytest.approx(300 * 0.01)
-    assert choice.factor == 1
+    quotas = {"code": PROMPTS // 2, "math": PROMPTS // 2}
+    flat = replace(MEASURED, step_times={1: StepTimes(100, 1.0)})
+    runs = by_factor(recording([*code, *math], quotas=quotas, rounds=[flat]))
+    assert fmean(run.rollout_per_round for run in runs[1.0]) == pytest.approx(300 * 0.01)
 
 
-def test_what_engines_cannot_hold_is_not_chosen() -> None:
-    window = play(Racing(prompt_overcommit=1.25), 8, np.random.default_rng(2)).prompts()
-    choice = chosen(window, LATENCY_BOUND, kv_tokens=1000)
-    assert choice.factor == 1
-    assert "1.25 would need" in choice.reason
-    assert "KV cache of 1000" in choice.reason
+def log(domain: str = "") -> list[events.Body]:
+    """A round of two groups of two, of which one is trained, and a third group that still runs."""
+    trained, flat, running = (PromptId(0, row) for row in range(3))
+    done: list[events.Body] = [
+        events.Drawn(0, (trained, flat, running), domain),
+        events.RoundOpened(1, RoundKind.SHORT, 0),
+    ]
+    done += [events.Launched(1, prompt, 0, 2) for prompt in (trained, flat)]
+    for prompt in (trained, flat):
+        for index in range(2):
+            sample = SampleId(*prompt, 0, index)
+            done.append(events.Generated(sample, 7, 20 + index, FinishReason.STOP, (), "engine-0"))
+            done.append(events.Graded(sample, GradeKind.SCORED, 0.0, 0.1))
+    done += [
+        events.GroupDropped(flat, 0, DropReason.ZERO_VARIANCE),
+        MEASURED,
+        replace(MEASURED, round=2, tensor_parallel=2),
+        replace(MEASURED, round=3, waiting=3, running=48),
+        events.StepCommitted(1, 1, 1, (SampleId(*trained, 0, 0), SampleId(*trained, 0, 1))),
+        events.Launched(2, running, 0, 2),
+        events.Generated(SampleId(*running, 0, 0), 7, 5, FinishReason.STOP, (), "engine-0"),
+    ]
+    return done
+
+
+@pytest.mark.parametrize("domain", ["", "math"])
+def test_a_log_says_what_a_simulation_needs(domain: str) -> None:
+    found = fold(log(domain))
+    assert found.quotas == {domain: 1}
+    assert (found.group_size, found.longest, found.prompt_tokens, found.flat) == (2, 21, 7, 0.5)
+    assert [each.finished for each in found.prompts] == [(20, 21), (20, 21)], "a group that still runs looks too short"
+    assert ([of.round for of in found.rounds], found.others) == ([1, 3], 1)
+    assert found.step_times == {1: StepTimes(2000, 12.0), 64: StepTimes(2000, 30.0)}
+    assert found.max_sequences == 64
+    assert found.round_seconds == [2.5, 2.5]
+
+
+def test_a_job_that_has_trained_nothing_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="no step was trained yet"):
+        fold([body for body in log() if not isinstance(body, events.StepCommitted)])
+    assert compare_factors(tmp_path) == 1
+    assert capsys.readouterr().err.startswith(f"OUTPUT {tmp_path}: no events in ")

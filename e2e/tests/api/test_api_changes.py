@@ -1,13 +1,17 @@
 """What may be changed of a job, and when."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from e2e.cluster.cluster import Cluster
 from e2e.tests.api.objects import STARTED, Jobs, NewJob, Refused
 from longboat_crds.fixed import WHILE_SUSPENDED
+from tests.crds.manifests import changed
 from tests.crds.rule_cases import BEFORE_CHANGE, CHANGES, WITH_CHANGE
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.cluster
 
@@ -43,6 +47,40 @@ def test_what_may_change_when(jobs: Jobs, new_job: NewJob, path: str) -> None:
     else:
         with pytest.raises(Refused):
             jobs.merge(suspended, patch)
+
+
+def test_a_job_that_is_stored_with_a_removed_field_goes_on_until_someone_sets_it_again(
+    server: Cluster, jobs: Jobs, new_job: NewJob
+) -> None:
+    """Stores the job under the CRD of an earlier release, which had no rule about the field."""
+    field = "spec.rounds.promptOvercommitMode"
+    crd = json.loads(server.kubectl("get", "crd", "rljobs.longboat.dev", "-o", "json"))
+    spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    rules = spec["properties"]["rounds"]["properties"]["promptOvercommitMode"]["x-kubernetes-validations"]
+
+    def refused() -> bool:
+        try:
+            jobs.create(changed({field: "Auto"}), dry_run=True)
+        except Refused as refusal:
+            return refusal.fields == [field] and "longboat simulate" in refusal.message
+        return False
+
+    assert refused()
+    path = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/rounds/properties/promptOvercommitMode"
+    rule = {"path": f"{path}/x-kubernetes-validations", "value": rules}
+    patch = ("patch", "crd", "rljobs.longboat.dev", "--type=json", "-p")
+    server.kubectl(*patch, json.dumps([{"op": "remove", "path": rule["path"]}]))
+    try:
+        eventually(lambda: not refused())
+        name = new_job({field: "Auto"}, status={"startTime": STARTED, "phase": "Running"})
+    finally:
+        server.kubectl(*patch, json.dumps([{"op": "add", **rule}]))
+    eventually(refused)
+    jobs.merge(name, {"spec": {"suspend": True}})
+    jobs.merge(name, {"status": {"phase": "Suspending"}}, "status")
+    with pytest.raises(Refused):
+        jobs.merge(name, _patch({field: "Fixed"}))
+    assert "promptOvercommitMode" not in jobs.merge(name, _patch({field: None}))["spec"]["rounds"]
 
 
 def test_what_is_free_stays_free(jobs: Jobs, new_job: NewJob) -> None:

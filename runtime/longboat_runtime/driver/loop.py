@@ -144,7 +144,7 @@ class Driver:
         self._steps.resume(self._run_state, restored.saved, restored.evaluated, restored.model)
         self._rollouts.resume(self._view)
         self._reward_pools.resume(self._view)
-        await self._reshapes.resume(self._run_state.lengths, restored.parallelism)
+        await self._reshapes.resume(restored.parallelism)
         self._reporter.set_attention(restored.model.attention)
         self._reporter.set_skipped_prompts(self._components.source.skipped)
         self._reporter.resume(self._view, restored.saved)

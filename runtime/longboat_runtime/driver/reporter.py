@@ -111,7 +111,6 @@ class Reporter:
         domains = self._before.domains or () if self._before else ()
         self._domain_bias = {one.domain: one.length_bias for one in domains if one.length_bias}
         self._audit_rounds = self._before.audit_rounds if self._before else None
-        self._overcommit = self._before.prompt_overcommit if self._before else None
         self._attention = self._before.attention if self._before else None
         self._skipped = self._before.skipped_prompts if self._before else None
         self._tracking = (self._before.tracking if self._before else None) or TrackingStatus()
@@ -233,11 +232,6 @@ class Reporter:
         """Sets how many devices an engine has."""
         self._tensor_parallel = devices
 
-    def overcommitted(self, line: str) -> None:
-        """Reports the factor that was chosen, and why."""
-        self._overcommit = line
-        self.publish()
-
     def set_attention(self, attention: str) -> None:
         """Sets how samples are batched through the model: packed or padded, and by which attention."""
         self._attention = attention
@@ -319,7 +313,6 @@ class Reporter:
             audit_rounds=self._audit_rounds,
             rewards=self._rewards,
             domains=self._domains(),
-            prompt_overcommit=self._overcommit[:LINE_LENGTH] if self._overcommit else None,
             recent_rounds=list(self._rounds) or None,
             tensor_parallel=self._tensor_parallel,
             reshapes=list(self._reshapes) or None,

@@ -14,7 +14,6 @@ from longboat_crds.rollout import ParallelismMode, RolloutSpec
 from longboat_crds.rounds import RoundPolicyName
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.last_changes import LastChanges
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.stages import Stage
 from longboat_runtime.metrics.parallelism import parallelism_metrics
@@ -35,9 +34,7 @@ from longboat_runtime.rollout.predictions import Limits
 from longboat_runtime.rollout.profile import identity, read_profile
 from longboat_runtime.rollout.throughput import Profile
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.events import RoundKind
-from longboat_runtime.simulate.shapes import FixedShapes, Shapes
 
 log = structlog.get_logger()
 
@@ -45,7 +42,7 @@ log = structlog.get_logger()
 class Reshapes:
     """Learns from every round, and reshapes engines while the trainer computes, if the next round is to have another shape.
 
-    `happened` gets the event of a reshape. `last_changes` says when promptOvercommit may change.
+    `happened` gets the event of a reshape.
     """
 
     def __init__(
@@ -63,17 +60,15 @@ class Reshapes:
         self._all = Bounds((self._present,), self._present)
         self._plan = ParallelismPlan.starting(self._all)
         self._profile: Profile | None = None
-        self._lengths, self.last_changes = LengthHistory(), LastChanges()
         self._working: asyncio.Task[None] | None = None
         self._waiting: tuple[RoundKind, KindPlan] | None = None
         self._failed_among: frozenset[str] = frozenset()
 
-    async def resume(self, lengths: LengthHistory, snapshot: Mapping[str, Any] | None) -> None:
+    async def resume(self, snapshot: Mapping[str, Any] | None) -> None:
         """Starts from the plan of a checkpoint, if there is one; engines have been started in its shape (`starting_shape`).
 
-        `lengths` counts periods. Raises SpecProblem if rounds are to be predicted by a profile that can't be used.
+        Raises SpecProblem if rounds are to be predicted by a profile that can't be used.
         """
-        self._lengths = lengths
         self._all = await asyncio.to_thread(bounds_of, self._job)
         self._profile = await asyncio.to_thread(profile_of, self._job, self._spec, self._all)
         self._present = self._components.fleet.tensor_parallel
@@ -81,29 +76,11 @@ class Reshapes:
         self._plan = ParallelismPlan.starting(self._bounds)
         if snapshot is not None and self._spec.parallelism.mode is not ParallelismMode.FIXED:
             self._plan = ParallelismPlan.from_snapshot(snapshot["plan"], self._bounds)
-        if snapshot is not None and (changes := snapshot.get("last_changes")):
-            self.last_changes = LastChanges.from_snapshot(changes)
 
     @property
     def snapshot(self) -> dict[str, Any]:
-        """The plan, the present shape and the last changes, for checkpoints."""
-        return {
-            "plan": self._plan.to_snapshot(),
-            "tensor_parallel": self._present,
-            "last_changes": self.last_changes.to_snapshot(),
-        }
-
-    @property
-    def shapes(self) -> Shapes | None:
-        """What the devices of pods are planned to be in rounds of each kind; None unless a profile says what those engines take.
-
-        They hold what engines have reported, for sizes that have run.
-        """
-        sizes, pods = self._plan.sizes, max(1, len(self._components.fleet.pods))
-        if self._profile is None or not self._profile.throughput.keys() >= set(sizes.values()):
-            return None
-        profile = self._profile.with_kv_tokens(self._plan.predictions.kv_tokens)
-        return Shapes.profiled(profile, FixedShapes(sizes), self._job.spec.rollout.devices_per_pod, pods)
+        """The plan and the present shape, for checkpoints."""
+        return {"plan": self._plan.to_snapshot(), "tensor_parallel": self._present}
 
     def metrics(self) -> dict[str, float]:
         """The plan for each kind of rounds that the job has (`parallelism_metrics`); none if shapes are fixed."""
@@ -136,11 +113,7 @@ class Reshapes:
             return
         self._reporter.problems.clear(Reason.PROFILE_INVALID)
         self._spec, self._profile = edited, profile
-        self._replan(self._plan.bounded(spec.parallelism.mode, self._bounds))
-
-    def overcommitted(self) -> None:
-        """promptOvercommit has changed: the plan stays until the next period."""
-        self.last_changes = self.last_changes.with_overcommit(self._lengths.period)
+        self._plan = self._plan.bounded(spec.parallelism.mode, self._bounds)
 
     def measured(self, body: events.RoundMeasured, following: RoundKind, left: int) -> None:
         """A round has been measured; `left` follow, the next one of kind `following`."""
@@ -150,8 +123,7 @@ class Reshapes:
         rules = PlanRules(self._spec.parallelism.mode, self._bounds, limits, self._profile)
         self._plan = self._plan.learned(body, rules.profile, limits)
         self._tell_gain(body.kind)
-        may_change = self.last_changes.shapes_may_change(self._lengths.period)
-        self._replan(self._plan.decided(body, rules, Upcoming(following, left, self._present, may_change)))
+        self._plan = self._plan.decided(body, rules, Upcoming(following, left, self._present))
         wanted = self._plan.kinds[following]
         self._waiting = None
         if left > 0 and wanted.tensor_parallel != self._present and self._working is None:
@@ -167,11 +139,6 @@ class Reshapes:
         """What a reshape took is learned with its event."""
         if not body.failure:
             self._plan = self._plan.reshaped(body.tensor_parallel, sum(body.seconds.values()))
-
-    def _replan(self, plan: ParallelismPlan) -> None:
-        if plan.sizes != self._plan.sizes:
-            self.last_changes = self.last_changes.with_shapes(self._lengths.period)
-        self._plan = plan
 
     def _tell_gain(self, kind: RoundKind) -> None:
         plan = self._plan.kinds[kind]
@@ -200,7 +167,7 @@ class Reshapes:
         if done.failure is not None:
             log.warning("engines can't be reshaped", tensor_parallel=wanted, failure=done.failure)
             if done.unfit:
-                self._replan(self._plan.after_failure(wanted, done.tensor_parallel))
+                self._plan = self._plan.after_failure(wanted, done.tensor_parallel)
                 self._failed_among = frozenset(self._components.fleet.pods)
         self._present, self._working = done.tensor_parallel, None
         seconds = {str(phase): round(of, 3) for phase, of in done.seconds.items()}

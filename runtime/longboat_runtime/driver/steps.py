@@ -23,7 +23,6 @@ from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.evaluation import Evaluation, is_due
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.loads import Loads
-from longboat_runtime.driver.overcommits import Overcommits
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.reshapes import Reshapes
 from longboat_runtime.driver.rollouts import Rollouts
@@ -82,7 +81,6 @@ class Steps:
         self._rollouts, self._reshapes = rollouts, reshapes
         self._happened, self._reported, self._spawn = happened, reported, spawn
         self._audits = Audits(job, components.source, reporter, happened)
-        self.overcommits = Overcommits(job, components, reporter, reshapes, happened)
         self._loads = Loads(components.fleet)
         self._algorithm = resolve(job.spec.algorithm)
         self.queue = TrainerQueue()
@@ -99,13 +97,10 @@ class Steps:
         self._model, self._flat = model, Counter[str]()
         self._run_state, self.saved, self._evaluated = run_state, saved, evaluated
         self._audits.resume(run_state.lengths)
-        self.overcommits.resume(run_state)
 
     async def run(self) -> None:
         """What runs beside the steps, forever."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.overcommits.run())
-            tasks.create_task(self._loads.run())
+        await self._loads.run()
 
     def begin_round(self, number: int, kind: RoundKind) -> None:
         """From now on what engines feel belongs to this round."""
@@ -386,14 +381,12 @@ class Steps:
         if timed:
             timings = {f"timing_s/{name}": seconds.get(stage, 0.0) for stage, name in _TIMINGS.items()}
             self._reporter.reports.add(step, {**timings, "training/late_events": float(self._run_state.late_events)})
-        self._reporter.reports.add(step, self.overcommits.metrics())
         self._reporter.graded(step, self._components.rewards.isolation, self._run_state.timeouts)
         self._reporter.set_skipped_prompts(skipped := self._components.source.skipped)
         if skipped is not None:
             self._reporter.reports.add(step, {"data/skipped_prompts": float(skipped)})
         devices = self._engines * self._components.fleet.tensor_parallel + self._spec.trainer.replicas
         record = self._reporter.finish_step(step, timed=timed, devices=devices)
-        self.overcommits.consider(record)
         if not record.metrics.get(f"reward/grades/{GradeKind.GRADER_ERROR}"):
             self._reporter.problems.clear(Reason.GRADER_ERRORS)
         log.info("step", step=step, reward=record.metrics.get("critic/score/mean"), seconds=sum(seconds.values()))

@@ -60,7 +60,6 @@ class BaseEngine:
             generated_tokens=self._counters.generated_tokens,
             weight_version=self._version,
             kv_tokens=self._kv_tokens,
-            step_times=dict(self._counters.steps.times),
         )
 
     def take_load(self) -> Load:

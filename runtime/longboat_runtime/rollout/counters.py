@@ -10,7 +10,7 @@ from typing import Any
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from longboat_runtime.rollout.load import Load
-from longboat_runtime.rollout.step_times import NO_STEPS, StepClock
+from longboat_runtime.rollout.step_times import StepClock
 
 
 class EngineCounters(PrometheusStatLogger):
@@ -42,20 +42,20 @@ class EngineCounters(PrometheusStatLogger):
             self.kv_usage = scheduler_stats.kv_cache_usage
             waiting = scheduler_stats.num_waiting_reqs
             self._more = self.running + waiting > 0
-        step = None
+        step_times = {}
         if iteration_stats is not None:
             preemptions, tokens = iteration_stats.num_preempted_reqs, iteration_stats.num_generation_tokens
             self.preemptions += preemptions
             self.generated_tokens += tokens
             # Each sequence of a step gets one token.
-            step = self.steps.step(time.perf_counter(), tokens, more=self._more)
+            step_times = self.steps.step(time.perf_counter(), tokens, more=self._more)
         self._add(
             preemptions=preemptions,
             generated_tokens=tokens,
             running=self.running,
             waiting=waiting,
             kv_usage=self.kv_usage,
-            steps=step or NO_STEPS,
+            step_times=step_times,
         )
 
     def interrupted(self, sequences: int) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
 
-from longboat_runtime.rollout.step_times import NO_STEPS, StepTimes
-from longboat_runtime.rounds.events import RoundKind, RoundMeasured, RoundWork
+from longboat_runtime.rollout.step_times import merged
+from longboat_runtime.rounds.events import RoundKind, RoundMeasured, RoundWork, StepTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Load:
     """What an engine of `tensor_parallel` devices did in `seconds`; several added up are engines or times together.
 
     `preemptions` are those for want of KV cache; `interrupted` counts running sequences whose keys and values were computed again
-    because a publication replaced the weights. `steps` are its steps and their time, `generated_tokens` what they drew. At most
+    because a publication replaced the weights. `step_times` are its steps by the number of sequences they worked on (`step_times.rounded`), `generated_tokens` what they drew. At most
     `running` sequences ran at a time and `waiting` waited, and at most the share `kv_usage` (0..1) of the KV cache was in use: of
     several, the largest of any one. The KV cache holds `kv_tokens`, 0 if that isn't known: of several, the least of any one of the
     largest engines.
@@ -30,7 +30,7 @@ class Load:
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
-    steps: StepTimes = NO_STEPS
+    step_times: Mapping[int, StepTimes] = field(default_factory=dict)
     kv_tokens: int = 0
 
     def __add__(self, other: Load) -> Load:
@@ -43,7 +43,7 @@ class Load:
             max(self.running, other.running),
             max(self.waiting, other.waiting),
             max(self.kv_usage, other.kv_usage),
-            self.steps + other.steps,
+            merged([self.step_times, other.step_times]),
             self._least_kv_tokens(other),
         )
 
@@ -60,7 +60,7 @@ class Load:
             self.running,
             self.waiting,
             self.kv_usage,
-            self.step_seconds,
+            self.step_times,
             work,
             self.kv_tokens,
         )
@@ -69,11 +69,6 @@ class Load:
         largest = max(self.tensor_parallel, other.tensor_parallel)
         known = [of.kv_tokens for of in (self, other) if of.tensor_parallel == largest and of.kv_tokens]
         return min(known, default=0)
-
-    @property
-    def step_seconds(self) -> float:
-        """Mean of a step; 0 without one."""
-        return self.steps.seconds / self.steps.steps if self.steps.steps else 0.0
 
 
 @dataclass(frozen=True, slots=True)

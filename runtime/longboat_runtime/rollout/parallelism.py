@@ -266,15 +266,11 @@ class PlanRules:
 
 @dataclass(frozen=True, slots=True)
 class Upcoming:
-    """What follows a measured round: `rounds`, the next of kind `following`, which engines of `present` devices would begin.
-
-    If the plan may not change (`may_change`), it only learns.
-    """
+    """What follows a measured round: `rounds`, the next of kind `following`, which engines of `present` devices would begin."""
 
     following: RoundKind
     rounds: int
     present: int
-    may_change: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,10 +300,9 @@ class ParallelismPlan:
 
     def decided(self, body: RoundMeasured, rules: PlanRules, upcoming: Upcoming) -> ParallelismPlan:
         """The plan for the rounds to come, by the rule of its mode: predictions if there is a profile, else preemptions."""
-        bounds = rules.bounds if upcoming.may_change else replace(rules.bounds, sizes=())
         if rules.profile is None:
-            return self.measured(rules.mode, body.kind, body.preemptions, bounds)
-        return self.predicted(rules.profile, upcoming.present, upcoming.following, upcoming.rounds, bounds)
+            return self.measured(rules.mode, body.kind, body.preemptions, rules.bounds)
+        return self.predicted(rules.profile, upcoming.present, upcoming.following, upcoming.rounds, rules.bounds)
 
     def measured(self, mode: ParallelismMode, kind: RoundKind, preemptions: int, bounds: Bounds) -> ParallelismPlan:
         """The plan after a round of this kind."""

@@ -2,43 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from math import log2
+
+from longboat_runtime.rounds.events import StepTimes
 
 
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """So many `steps` took so many `seconds`."""
-
-    steps: int
-    seconds: float
-
-    def __add__(self, other: StepTimes) -> StepTimes:
-        return StepTimes(self.steps + other.steps, self.seconds + other.seconds)
+def rounded(batch: int) -> int:
+    """Returns the nearest power of the square root of 2, in whole sequences: sizes between 1 and 512 come to 19."""
+    return round(2 ** (round(2 * log2(batch)) / 2))
 
 
-NO_STEPS = StepTimes(0, 0.0)
+def merged(observations: Iterable[Mapping[int, StepTimes]]) -> dict[int, StepTimes]:
+    """Adds up observations by batch size."""
+    total: dict[int, StepTimes] = {}
+    for observed in observations:
+        for batch, times in observed.items():
+            total[batch] = total[batch] + times if batch in total else times
+    return total
 
 
 class StepClock:
-    """Adds up steps by batch size, in `times`. `now` is of one monotonic clock, in seconds.
+    """Times the steps of one engine. `now` is of one monotonic clock, in seconds.
 
     A step lasts from the end of the one before to its own end, whatever the engine does meanwhile, so that all steps together
     take as long as the engine was busy; after a rest it lasts from `begin`. Steps that compute prompts count like others.
     """
 
     def __init__(self) -> None:
-        self.times: dict[int, StepTimes] = {}
         self._since: float | None = None
 
     def begin(self, now: float) -> None:
         """There is work again, after a rest."""
         self._since = now
 
-    def step(self, now: float, batch: int, *, more: bool) -> StepTimes | None:
+    def step(self, now: float, batch: int, *, more: bool) -> dict[int, StepTimes]:
         """A step has ended that gave `batch` sequences a token; `more` if others follow at once. Returns it if it counts."""
-        step = StepTimes(1, now - self._since) if self._since is not None and batch else None
-        if step is not None:
-            self.times[batch] = self.times[batch] + step if batch in self.times else step
+        step = {rounded(batch): StepTimes(1, now - self._since)} if self._since is not None and batch else {}
         self._since = now if more else None
         return step
 

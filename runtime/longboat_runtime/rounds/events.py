@@ -104,15 +104,10 @@ class RacesSuspended:
 
 
 @dataclass(frozen=True, slots=True)
-class OvercommitChosen:
-    """Short rounds opened from now on launch `factor` times the prompts that they train.
+class Retired:
+    """An event of a `kind` in RETIRED, in the log of a job that an earlier release has begun. It changes nothing."""
 
-    `predicted` maps each factor, as text, to the predicted rollout seconds of a round; `reason` is for people.
-    """
-
-    factor: float
-    predicted: Mapping[str, float]
-    reason: str
+    kind: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,13 +192,24 @@ class RoundWork:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTimes:
+    """So many `steps` took so many `seconds`."""
+
+    steps: int
+    seconds: float
+
+    def __add__(self, other: StepTimes) -> StepTimes:
+        return StepTimes(self.steps + other.steps, self.seconds + other.seconds)
+
+
+@dataclass(frozen=True, slots=True)
 class RoundMeasured:
     """What engines felt in a round of this `kind`: `engines` of at most `tensor_parallel` devices each.
 
     `preemptions` are those for want of KV cache, `interrupted` the running sequences that a publication had computed again.
     `generated_tokens` are all tokens drawn, those of lost samples included. At most `running` sequences ran in one engine at a time,
-    `waiting` waited there, and the share `kv_usage` (0..1) of its KV cache was in use. A step of an engine took `step_seconds`.
-    `work` is what they were asked for, if any response came back. The KV cache of each holds `kv_tokens`, 0 if that isn't known. Like a
+    `waiting` waited there, and the share `kv_usage` (0..1) of its KV cache was in use. `step_times` are the
+    engines' steps by the number of sequences that they worked on, rounded (`rollout.step_times.rounded`). `work` is what they were asked for, if any response came back. The KV cache of each holds `kv_tokens`, 0 if that isn't known. Like a
     move, it is no matter of policies.
     """
 
@@ -217,9 +223,15 @@ class RoundMeasured:
     running: int
     waiting: int
     kv_usage: float
-    step_seconds: float
+    step_times: Mapping[int, StepTimes] = field(default_factory=dict)
     work: RoundWork | None = None
     kv_tokens: int = 0
+
+    @property
+    def step_seconds(self) -> float:
+        """Mean of a step; 0 without one."""
+        steps = sum(times.steps for times in self.step_times.values())
+        return sum(times.seconds for times in self.step_times.values()) / steps if steps else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,7 +462,7 @@ Body = (
     | Drawn
     | RoundOpened
     | RacesSuspended
-    | OvercommitChosen
+    | Retired
     | Launched
     | Generated
     | Lost
@@ -481,7 +493,10 @@ Body = (
 )
 
 # Events that policies aren't asked about: they change nothing about any sample.
-OBSERVATIONS = (Moved, RoundMeasured, Reshaped, PodDrained, RoundGraded, CpusAsked, CpusGranted)
+OBSERVATIONS = (Retired, Moved, RoundMeasured, Reshaped, PodDrained, RoundGraded, CpusAsked, CpusGranted)
+
+# Types of events that earlier releases wrote.
+RETIRED = ("OvercommitChosen",)
 
 _BODIES: dict[str, TypeAdapter[Body]] = {body.__name__: TypeAdapter(body) for body in Body.__args__}
 
@@ -505,6 +520,8 @@ class Event:
     def from_json(cls, value: Mapping[str, Any]) -> Event:
         """Inverse of `to_json`. Raises ValueError for an unknown type or a malformed field."""
         fields = dict(value)
+        if (kind := fields.get("type")) in RETIRED:
+            fields = {key: fields[key] for key in ("seq", "incarnation", "time")} | {"type": "Retired", "kind": kind}
         try:
             header = int(fields.pop("seq")), int(fields.pop("incarnation")), float(fields.pop("time"))
             adapter = _BODIES[fields.pop("type")]

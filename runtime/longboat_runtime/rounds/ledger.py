@@ -100,14 +100,6 @@ class Ledger(LedgerState):
         return True
 
     @_fold.register
-    def _(self, body: events.OvercommitChosen, seq: int) -> bool:
-        if body.factor < 1:
-            return False
-        if body.factor != self.overcommit:
-            self.overcommit, self.overcommit_since = body.factor, self.races
-        return True
-
-    @_fold.register
     def _(self, body: events.Launched, seq: int) -> bool:
         round_ = self.rounds.get(body.round)
         if (
@@ -198,7 +190,11 @@ class Ledger(LedgerState):
         return body.round in self.rounds
 
     @_fold.register
-    def _(self, body: events.Reshaped | events.PodDrained | events.CpusAsked | events.CpusGranted, seq: int) -> bool:
+    def _(
+        self,
+        body: events.Retired | events.Reshaped | events.PodDrained | events.CpusAsked | events.CpusGranted,
+        seq: int,
+    ) -> bool:
         return True
 
     @_fold.register

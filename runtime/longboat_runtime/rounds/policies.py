@@ -52,12 +52,6 @@ def open_policy(spec: RLJobSpec) -> Policy:
             assert_never(unknown)
 
 
-def open_with(spec: RLJobSpec, factor: float) -> Policy:
-    """The job's policy with another overcommit factor, for simulation; without audit rounds, which don't depend on the factor."""
-    rounds = {"prompt_overcommit": factor, "audit_every": None}
-    return open_policy(spec.model_copy(update={"rounds": spec.rounds.model_copy(update=rounds)}))
-
-
 def _by_quotas(spec: RLJobSpec, rule: Callable[[RLJobSpec, int, Fraction], OneQuota]) -> Policy:
     """`rule(spec, prompts, phase)` for all prompts of a round, or one for each quota."""
     rounds, algorithm = spec.rounds, resolve(spec.algorithm)

@@ -24,8 +24,6 @@ _SCALARS = (
     "short_rounds",
     "races",
     "calm_rounds",
-    "overcommit",
-    "overcommit_since",
     "drawn",
     "trained",
     "skipped_steps",

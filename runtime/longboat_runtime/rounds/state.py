@@ -27,8 +27,7 @@ class LedgerState:
     prompt and live group that was drawn from one; `waiting` is the queue by domain. `short_rounds` counts the short rounds opened
     so far, `races` those that raced, `calm_rounds` future short rounds that must not race. `lost` are samples that no engine
     generates any more. `carried` are groups that wait for a round, oldest first; `between` counts what happens to them after the
-    round they were in is trained, and is added to the next round. `counts` counts samples of live groups by state. `overcommit` is
-    the last factor chosen, None before any; `overcommit_since` is the number of races opened before that choice. `skipped_steps`
+    round they were in is trained, and is added to the next round. `counts` counts samples of live groups by state. `skipped_steps`
     counts the last steps in a row whose batch was dropped since none of it could be trained.
     """
 
@@ -44,8 +43,6 @@ class LedgerState:
         self.short_rounds = 0
         self.races = 0
         self.calm_rounds = 0
-        self.overcommit: float | None = None
-        self.overcommit_since = 0
         self.drawn = 0
         self.trained = 0
         self.skipped_steps = 0

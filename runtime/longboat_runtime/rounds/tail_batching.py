@@ -41,8 +41,7 @@ class TailBatching(OneQuota):
     Every `audit_every`-th short round is an audit round: it doesn't race, and so shows the lengths of responses when none is cut
     short. Short rounds don't race while races are suspended either: they are then like synchronous rounds and defer nothing.
 
-    A factor chosen while the job runs (`OvercommitChosen`) replaces `prompt_overcommit`. With a factor of 1 nothing is deferred,
-    so there may never be another long round; prompts deferred earlier go into the next rounds.
+    With a `prompt_overcommit` of 1 nothing is deferred, so there is no long round.
     """
 
     prompt_overcommit: float
@@ -94,15 +93,10 @@ class TailBatching(OneQuota):
             queued = tuple(prompt for prompt, _ in sorted(oldest, key=lambda item: -item[1].longest))
             fresh = self._fresh(view, self.prompts_per_round - len(queued))
             return self._launch(part, (*queued, *fresh), self.prompts_per_round)
-        factor = self.prompt_overcommit if view.overcommit is None else view.overcommit
-        if part.racing and factor == 1:
-            queued = tuple(islice(view.deferred, self.prompts_per_round))
-            fresh = self._fresh(view, self.prompts_per_round - len(queued))
-            return self._launch(part, (*queued, *fresh), self.prompts_per_round)
         room = self._later(view) - len(view.deferred)
         wanted = self.prompts_per_round
         if part.racing:
-            wanted = overcommitted(self.prompts_per_round, factor, view.races - view.overcommit_since, self.phase)
+            wanted = overcommitted(self.prompts_per_round, self.prompt_overcommit, view.races, self.phase)
         count = min(wanted, self.prompts_per_round + room)
         return self._launch(part, self._fresh(view, count), count)
 

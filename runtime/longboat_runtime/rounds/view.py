@@ -85,16 +85,6 @@ class View:
         return self._ledger.calm_rounds
 
     @property
-    def overcommit(self) -> float | None:
-        """The last prompt overcommit factor chosen while the job ran; None before any."""
-        return self._ledger.overcommit
-
-    @property
-    def overcommit_since(self) -> int:
-        """The number of races opened before that choice."""
-        return self._ledger.overcommit_since
-
-    @property
     def rounds(self) -> Mapping[int, RoundRecord]:
         """Rounds that are open, or closed and not trained yet, by number, oldest first."""
         return self._ledger.rounds

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from longboat_runtime.rollout.step_times import StepTimes
+from longboat_runtime.rounds.events import StepTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +49,6 @@ class StepCurve:
         low, high = self.batches[place - 1], self.batches[place]
         share = (batch - low) / (high - low)
         return self.seconds[place - 1] + share * (self.seconds[place] - self.seconds[place - 1])
-
-
-def merged(observations: Iterable[Mapping[int, StepTimes]]) -> dict[int, StepTimes]:
-    """The observations of several engines, added up."""
-    found: dict[int, StepTimes] = {}
-    for observed in observations:
-        for batch, times in observed.items():
-            found[batch] = found[batch] + times if batch in found else times
-    return found
 
 
 def _mean(times: StepTimes) -> float:

@@ -6,6 +6,7 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import floor, inf
 
 from longboat_runtime.samples import SampleId, VersionSpan
@@ -40,7 +41,7 @@ class SimulatedEngine:
     def __init__(self, name: str, limit: int, curve: StepCurve) -> None:
         self.name = name
         self._limit = limit
-        self._seconds = [0.0, *map(curve, range(1, limit + 1))]
+        self._seconds = cache(curve)
         self._now = 0.0
         self._steps = 0.0
         self._paused = False
@@ -75,7 +76,7 @@ class SimulatedEngine:
             heapq.heappop(self._ends)
         if not self._ends or self._paused:
             return inf
-        return self._now + max(0.0, self._ends[0][0] - self._steps) * self._seconds[len(self._running)]
+        return self._now + max(0.0, self._ends[0][0] - self._steps) * self._seconds(len(self._running))
 
     def ended(self, now: float) -> list[Response]:
         """Samples whose last token was drawn by the step that ends now, in the order they came."""
@@ -102,7 +103,7 @@ class SimulatedEngine:
     def _advance(self, now: float) -> None:
         batch = len(self._running)
         if batch and not self._paused:
-            self._steps += (now - self._now) / self._seconds[batch]
+            self._steps += (now - self._now) / self._seconds(batch)
         self._now = now
         self.tokens_most = max(self.tokens_most, self._start_sum + batch * self._steps)
 

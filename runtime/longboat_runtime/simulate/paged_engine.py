@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from longboat_runtime.rollout.load import Load
-from longboat_runtime.rollout.step_times import StepTimes
+from longboat_runtime.rollout.step_times import rounded
 from longboat_runtime.rollout.throughput import EngineModel
+from longboat_runtime.rounds.events import StepTimes
 from longboat_runtime.samples import SampleId, VersionSpan
 from longboat_runtime.simulate.engine import Response
 from longboat_runtime.simulate.kv_cache import KvCache
@@ -290,7 +291,7 @@ class PagedEngine:
         self._felt(
             generated_tokens=running * steps.count,
             kv_usage=1 - self.cache.free / self.cache.total,
-            steps=StepTimes(steps.count, steps.end - steps.start),
+            step_times={rounded(running): StepTimes(steps.count, steps.end - steps.start)},
         )
         while self._ends and self._ends[0][0] <= self._step:
             end, _, sample = heapq.heappop(self._ends)

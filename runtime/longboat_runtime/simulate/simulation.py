@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -109,14 +109,12 @@ def simulate(
     *,
     source: Source = number_prompts,
     most_steps: float = inf,
-    outside: Mapping[int, Body] | None = None,
 ) -> SimulatedRun:
     """Runs a job of so many `steps` to its end, or until `most_steps` are committed.
 
-    A function of its arguments: the same run every time. `outside` are events from outside by the number of the round, each of which
-    comes right after that round was opened. Raises ValueError if no step was made.
+    A function of its arguments: the same run every time. Raises ValueError if no step was made.
     """
-    run = Simulation(policy, group_size, site, lengths, steps, source, outside or {})
+    run = Simulation(policy, group_size, site, lengths, steps, source)
     while run.ledger.step < most_steps and run.proceed():
         pass
     if not run.steps:
@@ -135,11 +133,10 @@ class Simulation:
         lengths: LengthDistribution,
         steps: int,
         source: Source,
-        outside: Mapping[int, Body],
     ) -> None:
         self._loop = RoundLoop(policy, self, Ledger(group_size, steps), 1)
         self.ledger, self.view = self._loop.ledger, self._loop.view
-        self._site, self._lengths, self._source, self._outside = site, lengths, source, outside
+        self._site, self._lengths, self._source = site, lengths, source
         self._policy = policy
         self._planner = site.shapes.planner if site.shapes else None
         self.fleet = SimulatedFleet(site, self._needs)
@@ -197,8 +194,6 @@ class Simulation:
                     self._present = self._planner.sizes[kind]
                     self.fleet.start(self.fleet.pods, self._present, self.view.serving, self._time)
                 self._loads.begin(number, self.fleet.take_load(self._time))
-                if number in self._outside:
-                    self._later(0.0, partial(self._happens, self._outside[number]))
             case events.Launched(prompt=prompt, attempt=attempt, samples=samples):
                 self._launch([SampleId(*prompt, attempt, index) for index in range(samples)])
             case events.Relaunched(sample=sample):

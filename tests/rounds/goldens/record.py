@@ -119,8 +119,6 @@ def _happen(world: World, rng: random.Random) -> None:
     dice = rng.random()
     if dice < 0.01:
         world.start()
-    elif dice < 0.03:
-        world.record(events.OvercommitChosen(rng.choice([1.0, 1.125, 1.5]), {"1": 2.5}, "because"))
     elif dice < 0.04:
         world.record(events.RacesSuspended(rng.randint(1, 2)))
     elif dice < 0.08:

@@ -18,8 +18,6 @@ from longboat_runtime.samples import PromptId, SampleId
 # part of a checkpoint, so fewer are kept if they are large.
 WINDOW_PERIODS = 8
 WINDOW_PROMPTS = 2048
-# Rounds per period while a job has chosen not to race: as many as there are short rounds with the smallest factor it may choose.
-ROUNDS_WITHOUT_RACE = 8
 
 
 @dataclass(slots=True)
@@ -67,7 +65,6 @@ class LengthHistory:
         self.period = 0
         self._prompts: dict[PromptId, PromptHistory] = {}
         self._rounds: dict[int, events.RoundOpened] = {}
-        self._races, self._committed = True, 0
 
     def fold(self, body: events.Body) -> None:
         """Folds an event that the ledger has folded."""
@@ -89,20 +86,25 @@ class LengthHistory:
                 for sample in samples if dropped is None else ():
                     if history := self._prompts.get(sample.prompt):
                         history.trained.append(history.finished[sample.attempt][sample.index])
-                self._committed += 1
                 opened = self._rounds.pop(number, None)
-                calm = not self._races and self._committed >= ROUNDS_WITHOUT_RACE
-                if calm or (opened and opened.kind is RoundKind.LONG):
+                if opened and opened.kind is RoundKind.LONG:
                     self._end_period()
-            case events.OvercommitChosen(factor=factor):
-                self._races = factor > 1
 
     def window(self) -> list[PromptHistory]:
         """Prompts first launched in the last WINDOW_PERIODS complete periods; in fewer if they exceed WINDOW_PROMPTS."""
         return [history for history in self._prompts.values() if history.period < self.period]
 
+    def newest(self, count: int) -> list[PromptHistory]:
+        """Returns the prompts that were first launched last, at most `count`, without those whose first responses still run."""
+        complete = [
+            history
+            for history in self._prompts.values()
+            if history.trained or history.cut or len(history.finished.get(0, ())) == history.samples
+        ]
+        return complete[-count:]
+
     def _end_period(self) -> None:
-        self.period, self._committed = self.period + 1, 0
+        self.period += 1
         sizes = Counter(history.period for history in self._prompts.values())
         oldest = self.period - 1
         while (
@@ -115,8 +117,6 @@ class LengthHistory:
         """The history as plain JSON values."""
         return {
             "period": self.period,
-            "races": self._races,
-            "committed": self._committed,
             "rounds": _ROUNDS.dump_python(list(self._rounds.values()), mode="json"),
             "prompts": _PROMPTS.dump_python(list(self._prompts.values()), mode="json"),
         }
@@ -126,7 +126,6 @@ class LengthHistory:
         """Inverse of `to_snapshot`. Raises KeyError or ValueError if `snapshot` isn't a snapshot."""
         history = cls()
         history.period = int(snapshot["period"])
-        history._races, history._committed = bool(snapshot["races"]), int(snapshot["committed"])
         history._rounds = {opened.round: opened for opened in _ROUNDS.validate_python(snapshot["rounds"])}
         history._prompts = {found.prompt: found for found in _PROMPTS.validate_python(snapshot["prompts"])}
         return history

@@ -1,0 +1,61 @@
+"""`longboat simulate`: compares factors of overcommitment on a recorded job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean, stdev
+
+import typer
+
+from longboat_runtime.simulate.overcommit import by_factor
+from longboat_runtime.simulate.recording import Recording, fold
+from longboat_runtime.simulate.simulation import SimulatedRun
+from longboat_runtime.timeline.log import read_log
+
+_FAILED = 1
+_HEAD = ("promptOvercommit", "seconds a round", "long rounds", "generated : kept", "most tokens of an engine")
+
+
+def compare_factors(output: Path) -> int:
+    """Prints what the job in `output` would take with each factor; returns the exit status: 0 done, 1 failed."""
+    try:
+        recording = fold(event.body for event in read_log(output.resolve()))
+    except ValueError as error:
+        typer.echo(f"OUTPUT {output}: {error}", err=True)
+        return _FAILED
+    runs = by_factor(recording)
+    for line in (*_about(recording), "", *_table(runs)):
+        typer.echo(line)
+    return 0
+
+
+def _about(recording: Recording) -> list[str]:
+    rounds, quotas = recording.rounds, recording.quotas
+    sizes = f"{sum(quotas.values())} prompts x {recording.group_size} responses"
+    shape = f"{rounds[-1].engines} engines of {rounds[-1].tensor_parallel} devices"
+    seconds = recording.round_seconds
+    measured = f", {fmean(seconds):.3g} s a round" if seconds else ""
+    left = f" ({recording.others} rounds with engines of other sizes are left out)" if recording.others else ""
+    kv_tokens = rounds[-1].kv_tokens
+    kv_cache = f"; the KV cache of each holds {kv_tokens} tokens" if kv_tokens else ""
+    return [
+        f"recorded   {len(rounds)} rounds of {sizes}{measured}, on {shape}{left}{kv_cache}",
+        f"simulated  TailBatching with the lengths of {len(recording.prompts)} prompts and the step times of these engines",
+    ]
+
+
+def _table(runs: dict[float, list[SimulatedRun]]) -> list[str]:
+    rows = [_HEAD, *(_row(factor, simulated) for factor, simulated in runs.items())]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    return ["   ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+
+
+def _row(factor: float, runs: list[SimulatedRun]) -> tuple[str, ...]:
+    seconds = [run.rollout_per_round for run in runs]
+    return (
+        f"{factor:g}",
+        f"{fmean(seconds):.3g} ± {stdev(seconds) / len(seconds) ** 0.5:.2g}",
+        f"{fmean(run.long_share for run in runs):.0%}",
+        f"{fmean(run.generated_to_kept for run in runs):.2f}",
+        str(max(run.tokens_most for run in runs)),
+    )
