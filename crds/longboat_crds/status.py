@@ -101,24 +101,6 @@ class DomainTraining(FieldsModel):
     length_bias: Line | None = Field(None, description="As status.training.lengthBias, for this domain alone.")
 
 
-class CpuMoveSummary(FieldsModel):
-    """What one move of CPUs between reward pools gains. A gain is a share of the time that steps wait for grades alone."""
-
-    step: Count = Field(description="Optimizer steps committed before it.")
-    demand: Count = Field(
-        description="Number of the demand that it follows; so do the entries of rewardCpu.moves that have it."
-    )
-    reason: Line = Field(description="What moves.")
-    gain_expected: Line = Field(
-        description="By which share of its time the pool that is done last with the grades of the open rounds was to be done sooner."
-    )
-    gain_measured: Line | None = Field(
-        None,
-        description="By which share steps have waited less than they would have without it, after the last response of a round, over at "
-        "most four rounds after the move against as many before it, brought to equal work. Below zero they have waited longer.",
-    )
-
-
 class TrackingStatus(FieldsModel):
     """Where the trackers of spec.tracking show the job: the run's address, or its directory if it is offline."""
 
@@ -216,12 +198,6 @@ class Training(ApiModel):
         None,
         max_length=RECENT_RESHAPES,
         description="With rollout.parallelism: the last changes of engines, oldest first.",
-        json_schema_extra={"x-kubernetes-list-type": "atomic"},
-    )
-    cpu_moves: list[CpuMoveSummary] | None = Field(
-        None,
-        max_length=RECENT_CPU_MOVES,
-        description="With spec.rewardCpu: the last moves of CPUs that the driver asked for and got, oldest first.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     tracking: TrackingStatus | None = None
@@ -426,9 +402,7 @@ class CpuMove(FieldsModel):
     target: Line = Field(description="Pool that they go to.")
     cpu: CpuQuantity = Field(description="How many.")
     reason: Line | None = Field(None, description="Why.")
-    demand: Count | None = Field(
-        None, description="Number of the demand that it follows; training.cpuMoves has what it gains."
-    )
+    demand: Count | None = Field(None, description="Number of the demand that it follows.")
     outcome: CpuMoveOutcome = Field(
         description="`Done`: all pods of the pool have their share. `Incomplete`: some of its pods could not be given it (refusals). "
         "`Superseded`: the next move came before the end of this one."

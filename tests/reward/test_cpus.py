@@ -10,18 +10,14 @@ from hypothesis import strategies as st
 
 from longboat_crds.status import LINE_LENGTH
 from longboat_runtime.reward.cpus import (
-    GAIN_ROUNDS,
     LEAST_GAIN,
     LEAST_GAIN_SECONDS,
     LEAST_MOVE,
     GradeCost,
-    MeasuredGain,
     PoolLoad,
     PoolNeed,
-    Wait,
     differs,
     divide,
-    expected_gain,
 )
 
 NAMES = [f"p{i}" for i in range(8)]
@@ -157,19 +153,6 @@ def test_work_too_small_for_a_number_is_none() -> None:
     assert divide(1, {"code": need}, {"code": 1}).pools == {"code": 1}
 
 
-@given(granted())
-def test_what_a_division_is_expected_to_gain_is_a_share(
-    situation: tuple[int, dict[str, PoolNeed], dict[str, int]],
-) -> None:
-    """None if nothing moves; a loss at most by the millicore by which a share is rounded."""
-    total, needs, before = situation
-    after = divide(total, needs, before).pools
-    gain = expected_gain(needs, before, after)
-    assert -1 <= gain < 1
-    assert after != before or gain == 0
-    assert expected_gain(needs, before, {name: cpu + 1 for name, cpu in after.items()}) >= -1e-9
-
-
 def need(asked: int, cpu_seconds: float = 1.0, expected: float = 0.0, **more: int) -> PoolNeed:
     bounds = {"processes": 16, "least": 100, "most": 16_000, **more}
     return PoolNeed(asked, expected, cpu_seconds, **bounds)
@@ -246,93 +229,3 @@ def test_newer_grades_count_more() -> None:
 def test_what_waits_is_what_cannot_run() -> None:
     assert PoolLoad(asked=5, at_once=2).waiting == 3
     assert PoolLoad(asked=1, at_once=2).waiting == 0
-
-
-# --- What moves gain ----------------------------------------------------------------------------------------------
-
-TWO = ["code", "math"]
-divisions = st.fixed_dictionaries(dict.fromkeys(TWO, st.integers(1, 64_000)))
-works = st.fixed_dictionaries(dict.fromkeys(TWO, st.floats(0.01, 1e4)))
-
-
-def slowest(work: dict[str, float], pools: dict[str, int]) -> float:
-    return max(1000 * work[name] / pools[name] for name in TWO)
-
-
-def end_rounds(gain: MeasuredGain, rounds: list[dict[str, float]], pools: dict[str, int], factor: float = 1.0) -> None:
-    """Rounds with such work, each of which takes `factor` times as long as its slowest pool would need."""
-    for work in rounds:
-        half = {name: used / 2 for name, used in work.items()}
-        for _ in range(2):
-            gain.waited(factor * slowest(work, pools) / 2, half)
-        gain.end_round()
-
-
-rounds_of = st.lists(works, min_size=1, max_size=2 * GAIN_ROUNDS)
-
-
-@given(divisions, divisions, rounds_of, rounds_of, st.floats(1.0, 100.0))
-def test_the_measured_gain_is_what_the_same_work_would_have_taken_longer(
-    old: dict[str, int],
-    new: dict[str, int],
-    earlier: list[dict[str, float]],
-    later: list[dict[str, float]],
-    factor: float,
-) -> None:
-    """However much longer than they must everything takes, and whatever there was to do before the move."""
-    gain = MeasuredGain()
-    gain.moved(old)
-    end_rounds(gain, earlier, old, factor)
-    assert gain.share is None, "nothing has moved"
-    gain.moved(new)
-    assert gain.share is None, "no round has followed"
-    end_rounds(gain, later, new, factor)
-    counted = later[:GAIN_ROUNDS]
-    assert gain.rounds == len(counted)
-    with_it, without = (sum(slowest(work, pools) for work in counted) for pools in (new, old))
-    assert gain.share == pytest.approx(1 - with_it / without, rel=1e-6, abs=1e-6)
-
-
-def test_a_load_that_moves_with_the_cpus_shows_what_they_are_worth_there() -> None:
-    """As many seconds as before, but the pool that has the work now would have taken four times as long."""
-    gain = MeasuredGain()
-    gain.moved({"code": 4000, "math": 1000})
-    end_rounds(gain, [{"code": 40.0, "math": 0.0}], {"code": 4000, "math": 1000})
-    gain.moved({"code": 1000, "math": 4000})
-    end_rounds(gain, [{"code": 0.0, "math": 40.0}], {"code": 1000, "math": 4000})
-    assert gain.share == pytest.approx(0.75)
-
-
-def test_the_round_of_a_move_counts_on_both_sides_in_parts_and_the_next_move_is_measured_anew() -> None:
-    gain = MeasuredGain()
-    gain.moved({"code": 1000, "math": 1000})
-    gain.waited(2.0, {"code": 2.0, "math": 0.5})
-    gain.moved({"code": 2000, "math": 1000})
-    gain.waited(3.0, {"code": 6.0, "math": 0.5})
-    gain.moved({"code": 1000, "math": 2000})
-    assert gain.share is None
-    gain.waited(1.0, {"code": 1.0, "math": 2.0})
-    gain.end_round()
-    assert (gain.rounds, gain.share) == (1, 1 - 1.0 / 2.0)
-
-
-def test_waits_in_which_no_cpu_is_used_say_nothing_of_cpus() -> None:
-    gain = MeasuredGain()
-    gain.moved({"code": 1000, "math": 1000})
-    for used in (1.0, 0.0):
-        gain.waited(1.0, {"code": used})
-        gain.end_round()
-    gain.moved({"code": 2000, "math": 1000})
-    gain.waited(30.0, {"code": 0.0})
-    gain.end_round()
-    assert (gain.rounds, gain.share) == (0, None)
-    gain.waited(1.0, {"code": 2.0})
-    gain.end_round()
-    assert (gain.rounds, gain.share) == (1, 0.5)
-
-
-def test_the_price_of_a_wait_is_that_of_its_slowest_pool() -> None:
-    wait = Wait(9.0, {"code": 8.0, "math": 1.0}, {"code": 4000, "math": 1000})
-    assert wait.price(wait.pools) == 2.0
-    assert wait.price({"code": 4500, "math": 500}) == 2.0
-    assert wait.price({"code": 4900, "math": 100}) == 10.0

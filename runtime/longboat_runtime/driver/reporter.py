@@ -11,11 +11,9 @@ from longboat_crds.reasons import Reason
 from longboat_crds.status import (
     LINE_LENGTH,
     PLACE_LENGTH,
-    RECENT_CPU_MOVES,
     RECENT_RESHAPES,
     RECENT_ROUNDS,
     CheckpointStatus,
-    CpuMoveSummary,
     Demand,
     DomainTraining,
     Problem,
@@ -120,8 +118,6 @@ class Reporter:
         self._demand = Demand()
         before_reshapes = self._before.reshapes if self._before else None
         self._reshapes: deque[ReshapeSummary] = deque(before_reshapes or (), maxlen=RECENT_RESHAPES)
-        before_moves = self._before.cpu_moves if self._before else None
-        self._cpu_moves: deque[CpuMoveSummary] = deque(before_moves or (), maxlen=RECENT_CPU_MOVES)
         stages.changed = self.publish
 
     def resume(self, view: View, saved: Manifest | None) -> None:
@@ -198,20 +194,6 @@ class Reporter:
     def ask_cpus(self, demand: RewardDemand) -> None:
         """Asks for CPUs of reward pools."""
         self._demand = self._demand.model_copy(update={"reward": demand})
-        self.publish()
-
-    def cpus_moved(self, demand: int, reason: str, expected: float) -> None:
-        """Reports that CPUs of reward pools move as the demand of this number asked for, and what that is expected to gain."""
-        self._cpu_moves.append(
-            CpuMoveSummary(
-                step=self.step, demand=demand, reason=reason[:LINE_LENGTH], gain_expected=format(expected, ".1%")
-            )
-        )
-        self.publish()
-
-    def cpus_gained(self, gain: float, rounds: int) -> None:
-        """Reports what the last such move has gained in its first rounds."""
-        self._cpu_moves[-1] = self._cpu_moves[-1].model_copy(update={"gain_measured": _gain(gain, rounds)})
         self.publish()
 
     def gained(self, kind: RoundKind, reason: str, gain: float, rounds: int) -> None:
@@ -316,7 +298,6 @@ class Reporter:
             recent_rounds=list(self._rounds) or None,
             tensor_parallel=self._tensor_parallel,
             reshapes=list(self._reshapes) or None,
-            cpu_moves=list(self._cpu_moves) or None,
             tracking=self._tracking if self._tracking.to_json() else None,
             updated=self._now(),
             **({"round_kind": str(kinds[-1])} if kinds else {}),

@@ -18,7 +18,7 @@ from longboat_runtime.driver.pool_loads import PoolLoads
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.metrics.batch import grading_metrics
 from longboat_runtime.reward.combine import applicable
-from longboat_runtime.reward.cpus import GradeCost, MeasuredGain, PoolLoad, PoolNeed, divide, expected_gain
+from longboat_runtime.reward.cpus import GradeCost, PoolLoad, PoolNeed, divide
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import PromptId
@@ -50,12 +50,8 @@ class RewardPools:
         self._granted: RewardGrant | None = None
         self._demand: RewardDemand | None = None
         self._asked_at = float("-inf")
-        # By which share of its time the slowest pool is to be done sooner: by the demand, and by the last move, if that was asked for.
-        self._expected = 0.0
-        self._gain_expected: float | None = None
-        self._gain = MeasuredGain()
-        # The time of the last look, and the CPU seconds used until then, if grades alone were waited for.
-        self._waiting: tuple[float, dict[str, float]] | None = None
+        # The time of the last look, if the round waited for grades alone then.
+        self._waiting: float | None = None
         # Seconds for which grades alone were waited for in this round while the pool had some to make.
         self._awaited = dict.fromkeys((pool.name for pool in job.spec.reward_pools), 0.0)
         self._costs = {pool.name: GradeCost() for pool in job.spec.reward_pools}
@@ -76,10 +72,7 @@ class RewardPools:
         if graded := self._course.finish(number):
             self._happened(graded)
             self._reporter.reports.add(step, grading_metrics(graded))
-        self._gain.end_round()
         self._waiting = None  # the next round may be waited for by the next look
-        if self._gain_expected is not None and self._gain.share is not None:
-            self._reporter.cpus_gained(self._gain.share, self._gain.rounds)
         self._reporter.reports.add(step, self._cpu_metrics())
         self._awaited = dict.fromkeys(self._awaited, 0.0)
 
@@ -95,21 +88,10 @@ class RewardPools:
         while True:
             before = self._granted
             granted = await self._broker.granted_cpus(before)
-            self._look()  # until now pools had what was granted before
             self._granted, cpus = granted, asked_cpus(granted)
             if before is None or asked_cpus(before) != cpus:
                 log.info("CPUs are granted to reward pools", **cpus)
                 self._happened(events.CpusGranted(_in_cpus(cpus)))
-                self._moved(granted.answers, cpus)
-
-    def _moved(self, answers: int | None, cpus: Mapping[str, int]) -> None:
-        """CPUs move as was asked for by the demand of this number, or in an order of the operator's own."""
-        pools = self._spec.reward_pools
-        self._gain.moved({pool.name: min(cpus.get(pool.name, 0), 1000 * pool.processes) for pool in pools})
-        asked, self._gain_expected = self._demand, None
-        if asked is not None and asked.number == answers:
-            self._gain_expected = self._expected
-            self._reporter.cpus_moved(asked.number, asked.reason or "", self._expected)
 
     async def _follow_needs(self, total: int) -> None:
         loop = asyncio.get_running_loop()
@@ -120,16 +102,13 @@ class RewardPools:
                 self._ask(total, self._needs(total), loop.time())
 
     def _look(self) -> None:
-        """Adds the time since the last look to what is waited for grades alone, if they were waited for then and are now."""
+        """Adds the time since the last look to what the round has waited for grades alone, if it waited then and does now."""
         now, loads, view = time.monotonic(), self._components.rewards.loads, self._view
-        used = {name: load.cpu_seconds for name, load in loads.items()}
         waits = view is not None and any(load.asked for load in loads.values()) and awaits_grades(view)
         if waits and self._waiting is not None:
-            since, before = self._waiting
-            self._gain.waited(now - since, {name: cpu - before.get(name, 0.0) for name, cpu in used.items()})
             for name, load in loads.items():
-                self._awaited[name] += (now - since) if load.asked else 0.0
-        self._waiting = (now, used) if waits else None
+                self._awaited[name] += (now - self._waiting) if load.asked else 0.0
+        self._waiting = now if waits else None
 
     def _needs(self, total: int) -> dict[str, PoolNeed]:
         """What each pool has to do now; learns what grades have cost since the last call."""
@@ -165,7 +144,6 @@ class RewardPools:
         if demand is None or demand == self._demand:
             return
         self._demand, self._asked_at = demand, now
-        self._expected = expected_gain(needs, asked_cpus(granted), division.pools)
         for name, cpu in division.pools.items():
             self._changes[name] += cpu != asked.get(name)
         log.info("other CPUs are asked for reward pools", reason=demand.reason, **division.pools)
@@ -173,19 +151,14 @@ class RewardPools:
         self._reporter.ask_cpus(demand)
 
     def _cpu_metrics(self) -> dict[str, float]:
-        """CPUs that each pool may have, how long the round has waited for it, how often other CPUs were asked for, what the last move gains."""
+        """Returns CPUs that each pool may have, how long the round has waited for it, and how often other CPUs were asked for."""
         if self._granted is None:
             return {}
         granted = asked_cpus(self._granted)
-        gains = {
-            "expected": self._gain_expected,
-            "measured": self._gain.share if self._gain_expected is not None else None,
-        }
         return {
             **{f"reward/pools/{name}/cpus": cpu / 1000 for name, cpu in granted.items()},
             **{f"reward/pools/{name}/awaited_seconds": seconds for name, seconds in self._awaited.items()},
             **{f"reward/pools/{name}/changes_asked": float(count) for name, count in self._changes.items()},
-            **{f"reward/pools/gain_{name}": gain for name, gain in gains.items() if gain is not None},
         }
 
     def _pools_of(self, prompt: PromptId) -> Collection[str]:

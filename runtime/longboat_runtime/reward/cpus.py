@@ -1,4 +1,4 @@
-"""How `rewardCpu.total` is divided over the reward pools of a job, and what moving it gains. Pure.
+"""Divides `rewardCpu.total` over the reward pools of a job. Pure.
 
 CPUs are whole millicores here.
 """
@@ -20,8 +20,6 @@ _REMEMBERED = 200
 _LEAST_COST = 1e-6
 # How exactly times are computed.
 _EXACT = 1 + 1e-9
-# Over how many rounds at most, before a move and after it, its gain is measured.
-GAIN_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,18 +134,6 @@ def divide(total: int, needs: Mapping[str, PoolNeed], before: Mapping[str, int])
         for name, need in needs.items()
     }
     return Division(pools, reasons, _summary(gains, losses))
-
-
-def expected_gain(needs: Mapping[str, PoolNeed], before: Mapping[str, int], after: Mapping[str, int]) -> float:
-    """By which share of its time the pool that is done last would be done sooner with the CPUs of `after` than with those of `before`.
-
-    The time is that of `divide`: W / c for the work of the open rounds.
-    """
-    work = _work(needs)
-    slow, fast = (
-        max(_seconds(work[name], cpus.get(name, 0), need) for name, need in needs.items()) for cpus in (before, after)
-    )
-    return 1 - fast / slow if slow else 0.0
 
 
 def differs(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
@@ -265,74 +251,3 @@ def _summary(gains: Mapping[str, int], losses: Mapping[str, int]) -> str:
         return "no pool waits for CPUs that another has too many of"
     gets = " and ".join(f"{name} gets {cpu}m" for name, cpu in gains.items())
     return gets + (" from " + " and ".join(losses) if losses else " that no pool had")
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """So many `seconds` of one round were waited for grades alone; the pools had these millicores and used `cpu_seconds` meanwhile."""
-
-    seconds: float
-    cpu_seconds: Mapping[str, float]
-    pools: Mapping[str, int]
-
-    def price(self, pools: Mapping[str, int]) -> float:
-        """Seconds that the slowest pool takes at least for the same CPU seconds with these millicores."""
-        return max((1000 * used / max(pools.get(name, 0), 1) for name, used in self.cpu_seconds.items()), default=0.0)
-
-
-class MeasuredGain:
-    """What the last move of CPUs has gained, in time that optimizer steps wait for grades alone: after the last response of a round.
-
-    How long that takes depends on how much there is to grade in which pool. That changes, and is why CPUs move: seconds before and after
-    a move can't be compared. So each wait is divided by its price, the seconds that the slowest pool would need at least (W / c, as in
-    `divide`) for the CPU seconds W that each pool has used meanwhile. For waits before the move c is what pools had; this says how much
-    longer grading takes than that. For those after it c is what pools had before the move; this says how long the same work would have taken
-    without it, but for what grading takes longer. The gain is 1 - after / before, the share of their time by which waits are shorter
-    than they would have been: 1 - c / c' if one pool, the slowest before and after, got c' instead of c. Below 0 they are longer.
-
-    On each side it is over the last, or first, GAIN_ROUNDS rounds at most in which there was such a wait; the round of the move counts on
-    both, in parts. A wait in which no pool has used any CPU says nothing of CPUs.
-    """
-
-    def __init__(self) -> None:
-        self._pools: Mapping[str, int] = {}
-        self._without: Mapping[str, int] = {}
-        # The last waits, those before the move and those after it, and the one of this round, which goes on.
-        self._last: tuple[Wait, ...] = ()
-        self._before: tuple[Wait, ...] = ()
-        self._after: tuple[Wait, ...] = ()
-        self._seconds, self._used = 0.0, dict[str, float]()
-
-    @property
-    def rounds(self) -> int:
-        """Over how many rounds after the move it is measured."""
-        return len(self._after)
-
-    @property
-    def share(self) -> float | None:
-        """The gain; None if there was no move, or no wait before it or after it."""
-        if not self._before or not self._after:
-            return None
-        usual = sum(wait.seconds for wait in self._before) / sum(wait.price(wait.pools) for wait in self._before)
-        now = sum(wait.seconds for wait in self._after) / sum(wait.price(self._without) for wait in self._after)
-        return 1 - now / usual
-
-    def waited(self, seconds: float, cpu_seconds: Mapping[str, float]) -> None:
-        """So many seconds more were waited for grades alone, in which each pool used so many CPU seconds."""
-        self._seconds += seconds
-        for name, used in cpu_seconds.items():
-            self._used[name] = self._used.get(name, 0.0) + used
-
-    def moved(self, pools: Mapping[str, int]) -> None:
-        """From now on pools have these millicores, and the gain is that of this move. There are no waits before they have any."""
-        self.end_round()
-        self._without, self._before, self._after = self._pools, self._last, ()
-        self._pools = dict(pools)
-
-    def end_round(self) -> None:
-        """What is waited from now on belongs to another round."""
-        wait = Wait(self._seconds, self._used, self._pools)
-        self._seconds, self._used = 0.0, {}
-        if self._pools and wait.seconds > 0 and wait.price(self._pools) > 0:
-            self._last = (*self._last, wait)[-GAIN_ROUNDS:]
-            self._after = (*self._after, wait)[:GAIN_ROUNDS]
