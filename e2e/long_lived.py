@@ -66,7 +66,7 @@ def tail_batching_spec(hold: str) -> dict[str, Any]:
     """Makes the spec of a job of short and long rounds."""
     return small_job.spec(
         rounds={"policy": "TailBatching", "steps": 100_000, "promptsPerRound": 4},
-        rollouts={"everySteps": 1, "keep": 3},
+        samples={"everySteps": 1, "keep": 3},
         rewards=[small_job.held(reward, hold) for reward in small_job.spec()["rewards"]],
     )
 

@@ -66,9 +66,9 @@ def measure(
     seed: int,
     setting: Setting,
     *,
-    rollouts: dict[str, Any] | None = None,
+    samples: dict[str, Any] | None = None,
 ) -> list[dict[str, float]]:
-    """Seconds of each step after the first: whole (from report to report), and by stage. `rollouts` is that of the spec."""
+    """Seconds of each step after the first: whole (from report to report), and by stage. `samples` is that of the spec."""
     from longboat_runtime.metrics.record import read_records
 
     output = scratch / "longboat"
@@ -76,8 +76,8 @@ def measure(
     data = write_dataset(case, scratch / "prompts.jsonl", steps * case.prompts, seed)
     file = scratch / "job.yaml"
     made = job(case, model, data, steps, seed, setting)
-    if rollouts is not None:
-        made["spec"]["rollouts"] = rollouts
+    if samples is not None:
+        made["spec"]["samples"] = samples
     file.write_text(json.dumps(made))
     command = [str(Path(sys.executable).with_name("longboat")), "run", str(file), "--output", str(output)]
     subprocess.run(command, check=True, stdout=sys.stderr)

@@ -259,10 +259,10 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "Make group 10001 the owner of the directory, or use a volume that honours fsGroup.",
         _FAILED,
     ),
-    Reason.ROLLOUTS_NOT_WRITTEN: _platform(
-        "The responses of a step could not be written to the file that spec.rollouts asks for: no space is left on the checkpoint "
+    Reason.SAMPLES_NOT_WRITTEN: _platform(
+        "The responses of a step could not be written to the file that spec.samples asks for: no space is left on the checkpoint "
         "volume, or the message has another cause. Training goes on without the file, and the next one is tried.",
-        "Enlarge the claim, or lower rollouts.keep or rollouts.prompts, which may be edited while the job runs.",
+        "Enlarge the claim, or lower samples.keep or samples.prompts, which may be edited while the job runs.",
         _DEGRADED,
     ),
     Reason.CONTAINER_NOT_STARTED: _platform(

@@ -1,9 +1,9 @@
 """RLJob: one post-training job."""
 
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from longboat_crds.algorithm import AlgorithmSpec
 from longboat_crds.base import ApiModel, ReferenceName, Seconds, list_map
@@ -14,9 +14,9 @@ from longboat_crds.failure import FailurePolicySpec
 from longboat_crds.model import ModelSpec
 from longboat_crds.rewards import MAX_POOLS, RewardCpuSpec, RewardPoolSpec, RewardSpec, default_pools
 from longboat_crds.rollout import RolloutSpec
-from longboat_crds.rollouts import RolloutsSpec
 from longboat_crds.rounds import RoundsSpec
-from longboat_crds.rules import Changeable, Rule
+from longboat_crds.rules import Changeable, Removed, Rule
+from longboat_crds.samples import SamplesSpec
 from longboat_crds.tracking import TrackingSpec
 from longboat_crds.trainer import TrainerSpec
 
@@ -71,7 +71,8 @@ class RLJobSpec(ApiModel):
     )
     trainer: TrainerSpec = Field(default_factory=TrainerSpec)
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
-    rollouts: Annotated[RolloutsSpec | None, Changeable.ANY_TIME] = None
+    samples: Annotated[SamplesSpec | None, Changeable.ANY_TIME] = None
+    rollouts: Annotated[SamplesSpec | None, Removed("its name is samples now")] = None
     failure_policy: Annotated[FailurePolicySpec, Changeable.ANY_TIME] = Field(default_factory=FailurePolicySpec)
     tracking: Annotated[TrackingSpec | None, Changeable.WHILE_SUSPENDED] = None
     suspend: Annotated[bool, Changeable.ANY_TIME] = Field(
@@ -80,3 +81,12 @@ class RLJobSpec(ApiModel):
     ttl_seconds_after_finished: Annotated[Seconds | None, Changeable.ANY_TIME] = Field(
         None, description="Delete the job this long after it finished. Default: never."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_renamed(cls, value: Any) -> Any:
+        """Reads a job that is stored with `rollouts`, the former name of `samples`."""
+        if isinstance(value, dict) and "rollouts" in value:
+            value = {"samples": value["rollouts"], **value}
+            del value["rollouts"]
+        return value

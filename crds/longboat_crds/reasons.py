@@ -70,7 +70,7 @@ class Reason(StrEnum):
     VOLUME_NOT_READY = "VolumeNotReady"
     CHECKPOINT_VOLUME_FULL = "CheckpointVolumeFull"
     CHECKPOINT_VOLUME_NOT_WRITABLE = "CheckpointVolumeNotWritable"
-    ROLLOUTS_NOT_WRITTEN = "RolloutsNotWritten"
+    SAMPLES_NOT_WRITTEN = "SamplesNotWritten"
     CONTAINER_NOT_STARTED = "ContainerNotStarted"
     START_DEADLINE_EXCEEDED = "StartDeadlineExceeded"
     POD_LOST = "PodLost"

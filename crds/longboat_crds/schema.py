@@ -115,11 +115,12 @@ def _properties(
     for key, node in properties.items():
         result[key] = _inline(node, definitions, models)
         if mark := removed(fields[key]):
-            result[key][VALIDATIONS] = [mark.to_cel()]
             if mark.values:
                 result[key]["enum"] = [*result[key]["enum"], *mark.values]
             else:
-                result[key]["description"] = f"Removed: {mark.cure}."
+                known = {"type": "object", PRESERVE_UNKNOWN: True} if "properties" in result[key] else result[key]
+                result[key] = {**known, "description": f"Removed: {mark.cure}."}
+            result[key][VALIDATIONS] = [mark.to_cel()]
         if fields[key].default_factory is not None:
             default = fields[key].get_default(call_default_factory=True)
             if isinstance(default, ApiModel):

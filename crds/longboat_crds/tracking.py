@@ -86,7 +86,7 @@ class MlflowSpec(ApiModel):
 
 
 class TrackingSpec(ApiModel):
-    """Trackers that get one record a step, the spec and, with `rollouts`, tables of samples. They never delay a step."""
+    """Trackers that get one record a step, the spec and, with `samples`, tables of samples. They never delay a step."""
 
     weights_and_biases: WeightsAndBiasesSpec | None = None
     mlflow: MlflowSpec | None = None

@@ -182,7 +182,7 @@ def samples(
     ] = None,
     terminal: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Shows responses that a job with `spec.rollouts` has written down: prompts, scores, and what became of them."""
+    """Shows responses that a job with `spec.samples` has written down: prompts, scores, and what became of them."""
     from longboat_runtime.sample_files.command import Options, show
 
     options = Options(

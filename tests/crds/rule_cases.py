@@ -229,6 +229,7 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
         None,
     ),
     ({"spec.rounds.promptOvercommitMode": "Auto"}, "spec.rounds.promptOvercommitMode"),
+    ({"spec.rollouts": {"everySteps": 5}}, "spec.rollouts"),
     (
         {"spec.rounds.policy": "TailBatching", "spec.rounds.promptOvercommit": 0.9},
         "spec.rounds.promptOvercommit",

@@ -14,7 +14,7 @@ from longboat_crds.fixed import FREE
 from longboat_crds.job import RLJobSpec
 from longboat_crds.reasons import Reason
 from longboat_crds.rollout import ParallelismMode, ParallelismSpec
-from longboat_crds.rollouts import RolloutsSpec
+from longboat_crds.samples import SamplesSpec
 from longboat_crds.status import Phase
 from longboat_runtime.driver import reshapes
 from longboat_runtime.driver.loop import RunOutcome
@@ -101,9 +101,9 @@ def keep(root: Path) -> None:
     assert saved_steps(root) == [5]
 
 
-@of("rollouts")
-def rollouts(root: Path) -> None:
-    drive(root, go_on, rollouts=RolloutsSpec(every_steps=2))
+@of("samples")
+def samples(root: Path) -> None:
+    drive(root, go_on, samples=SamplesSpec(every_steps=2))
     assert list(read_files(root)) == [1, 2, 4, 5]
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from longboat_crds.job import RLJobSpec
 from longboat_crds.load import ApiError, load, load_job
 from longboat_crds.yaml_text import dump, parse
 from tests.crds.malformed_jobs import Malformed, malformed
@@ -79,6 +80,13 @@ def test_a_problem_names_field_and_cure(changes: dict[str, object], problem: str
     with pytest.raises(ApiError) as caught:
         load_job(dump(changed(changes)))
     assert caught.value.problems == [problem]
+
+
+def test_a_job_that_is_stored_with_a_renamed_field_is_read_by_its_new_name() -> None:
+    stored = changed({"spec.rollouts": {"everySteps": 5}})["spec"]
+    renamed = changed({"spec.samples": {"everySteps": 5}})["spec"]
+    assert RLJobSpec.model_validate(stored) == RLJobSpec.model_validate(renamed)
+    assert RLJobSpec.model_validate(stored).to_json() == RLJobSpec.model_validate(renamed).to_json()
 
 
 def test_every_fault_is_told_at_once() -> None:

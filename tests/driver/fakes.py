@@ -442,13 +442,13 @@ class FakeSource:
 
 
 def make_spec(**rounds: Any) -> RLJobSpec:
-    """A small job; keyword arguments go to `rounds`, except `algorithm`, `checkpoint`, `sampling`, `evaluation` and `rollouts`."""
+    """A small job; keyword arguments go to `rounds`, except `algorithm`, `checkpoint`, `sampling`, `evaluation` and `samples`."""
     columns = {"domain": "parity"} if "quotas" in rounds else {}
     algorithm = {"group_size": 2, **rounds.pop("algorithm", {})}
     sampling = {"max_tokens": 7, **rounds.pop("sampling", {})}
     checkpoint = {"every_steps": 2, "keep": 10, **rounds.pop("checkpoint", {})}
     dataset: dict[str, Any] = {"files": {"paths": ["/data/train.jsonl"]}, "columns": columns}
-    rollouts = rounds.pop("rollouts", None)
+    samples = rounds.pop("samples", None)
     if "evaluation" in rounds:
         dataset["evaluation"] = {"files": {"paths": ["/data/test.jsonl"]}, **rounds.pop("evaluation")}
     return RLJobSpec.model_validate(
@@ -461,7 +461,7 @@ def make_spec(**rounds: Any) -> RLJobSpec:
             "rollout": {"sampling": sampling},
             "rewards": [{"name": "main", "function": "rewards:main"}],
             "checkpoint": checkpoint,
-            "rollouts": rollouts,
+            "samples": samples,
         }
     )
 

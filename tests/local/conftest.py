@@ -10,7 +10,7 @@ import ray
 
 from longboat_crds.rewards import DEFAULT_POOL, default_pools
 from longboat_runtime.agent.ray_command import MINIMAL_OBJECT_STORE
-from longboat_runtime.driver import rollouts
+from longboat_runtime.driver import sample_files
 from longboat_runtime.local.graders import local_graders
 from longboat_runtime.local.ray import start_ray
 from longboat_runtime.reward.slots import resource
@@ -22,7 +22,7 @@ from tests.support.waiting import DEADLINE_SECONDS
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives trackers and sample files all the time they need at a job's end."""
     monkeypatch.setattr(trackers, "ENDED_SECONDS", DEADLINE_SECONDS)
-    monkeypatch.setattr(rollouts, "END_SECONDS", DEADLINE_SECONDS)
+    monkeypatch.setattr(sample_files, "END_SECONDS", DEADLINE_SECONDS)
 
 
 @pytest.fixture(scope="module")

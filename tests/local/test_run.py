@@ -53,7 +53,7 @@ def job(data: Path, root: Path, incarnation: int) -> Job:
         "algorithm": {"name": "DrGRPO", "groupSize": 4},
         "rounds": {"steps": STEPS, "promptsPerRound": 4},
         "checkpoint": {"everySteps": HALF, "keep": 2},
-        "rollouts": {"everySteps": HALF, "keep": 2},
+        "samples": {"everySteps": HALF, "keep": 2},
         "tracking": {"weightsAndBiases": {"project": "letters", "mode": "Offline"}},
         "rollout": {"sampling": {"maxTokens": 8}, "kvCache": "16Mi", "enforceEager": True},
         "rewards": [{"name": "letters", "function": f"{data}/rewards.py:letters"}],

@@ -118,7 +118,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "rollout": {"sampling": {"maxTokens": 8}, "kvCache": "16Mi", "enforceEager": True},
         "rewards": [{"name": "letters", "function": f"{folder}/rewards.py:letters"}],
         "trainer": {"maxTokensPerBin": 256},
-        "rollouts": {"everySteps": 1},
+        "samples": {"everySteps": 1},
     }
     file = folder / "job.yaml"
     head = {"apiVersion": "longboat.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "letters"}}

@@ -137,7 +137,7 @@ def test_a_wrong_option_is_told_with_the_cure(root: Path, words: list[str], told
 def test_a_directory_without_responses_is_told_with_the_cure(tmp_path: Path) -> None:
     status, output = run(tmp_path)
     assert status == 1
-    assert "A job writes some if it has spec.rollouts" in output
+    assert "A job writes some if it has spec.samples" in output
 
 
 def test_a_damaged_file_is_named(root: Path) -> None:
@@ -179,7 +179,7 @@ def test_files_that_are_always_removed_before_they_are_read_are_told(
     removes_files(root, monkeypatch, times=1000)
     status, output = run(root, "--step", "all")
     assert status == 1
-    assert "has just been removed by the job (rollouts.keep); try again" in output
+    assert "has just been removed by the job (samples.keep); try again" in output
 
 
 def test_what_is_no_directory_and_no_name_of_a_job_is_told() -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from longboat_crds.rollouts import RolloutsSpec
+from longboat_crds.samples import SamplesSpec
 from longboat_runtime.metrics.record import JsonLines, Record
 from longboat_runtime.sample_files.files import SCHEMA, Written
 from longboat_runtime.tracking import feed as feeds
@@ -85,7 +85,7 @@ def test_a_step_comes_with_its_samples_which_it_waits_for_a_while(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(feeds, "time", SimpleNamespace(time=lambda: now[0]))
-    spec = make_spec().model_copy(update={"rollouts": RolloutsSpec(every_steps=2)}).to_json()
+    spec = make_spec().model_copy(update={"samples": SamplesSpec(every_steps=2)}).to_json()
     sink = JsonLines(tmp_path / "incarnations/1/metrics.jsonl")
     for step in range(4):
         sink.write(Record(step, 0.0, {"a": 1.0}))
@@ -111,7 +111,7 @@ def test_a_step_comes_with_its_samples_which_it_waits_for_a_while(
 
 def test_the_end_waits_for_no_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "time", SimpleNamespace(time=lambda: 0.0))
-    spec = make_spec().model_copy(update={"rollouts": RolloutsSpec(every_steps=1)}).to_json()
+    spec = make_spec().model_copy(update={"samples": SamplesSpec(every_steps=1)}).to_json()
     sink = JsonLines(tmp_path / "incarnations/1/metrics.jsonl")
     sink.write(Record(1, 0.0, {"a": 1.0}))
     feed = Feed(tmp_path, 1, -1, spec)

@@ -25,7 +25,7 @@ from longboat_runtime.driver.reshapes import Reshapes
 from longboat_runtime.driver.resume import Restored, restore
 from longboat_runtime.driver.reward_pools import RewardPools
 from longboat_runtime.driver.rollout_pods import RolloutPods
-from longboat_runtime.driver.rollouts import Rollouts
+from longboat_runtime.driver.sample_files import SampleFiles
 from longboat_runtime.driver.stages import Stage
 from longboat_runtime.driver.steps import Steps
 from longboat_runtime.driver.trainer_queue import Task
@@ -72,7 +72,7 @@ class Driver:
         self._flow = SampleFlow(job, components, reporter.stages, self._inbox.put_nowait, self._spawn)
         self._evaluation = self._open_evaluation()
         inbox = self._inbox.put_nowait
-        self._rollouts = Rollouts(job, components, reporter, self._spawn)
+        self._sample_files = SampleFiles(job, components, reporter, self._spawn)
         self._reshapes = Reshapes(job, components, reporter, inbox, self._spawn)
         self._reward_pools = RewardPools(job, components, reporter, broker, inbox)
         self._steps = Steps(
@@ -80,7 +80,7 @@ class Driver:
             components,
             reporter,
             self._evaluation,
-            self._rollouts,
+            self._sample_files,
             self._reshapes,
             inbox,
             self._reported,
@@ -142,7 +142,7 @@ class Driver:
         self._loop = RoundLoop(self._policy, self, self._run_state.ledger, self._job.incarnation)
         self._flow.identity = self._boundary.identity
         self._steps.resume(self._run_state, restored.saved, restored.evaluated, restored.model)
-        self._rollouts.resume(self._view)
+        self._sample_files.resume(self._view)
         self._reward_pools.resume(self._view)
         await self._reshapes.resume(restored.parallelism)
         self._reporter.set_attention(restored.model.attention)
@@ -174,7 +174,7 @@ class Driver:
                 if body is not RunOutcome.DONE:
                     await self._wind_down()
                 await self._save_boundary()
-                await self._rollouts.wait()
+                await self._sample_files.wait()
                 return body
             self._happened(body)
 
@@ -211,7 +211,7 @@ class Driver:
                 else:
                     self._flow.discard([sample])
             case events.Graded(sample=sample, kind=kind, message=message) if message or kind is GradeKind.GRADER_ERROR:
-                self._rollouts.note(sample, message)
+                self._sample_files.note(sample, message)
                 if kind is GradeKind.GRADER_ERROR:
                     self._reporter.problems.put(Reason.GRADER_ERRORS, "spec.rewards", _grader_error(sample, message))
             case events.Aborted(samples=samples):
@@ -229,7 +229,7 @@ class Driver:
                 if isinstance(body, events.GroupDropped) and body.reason is DropReason.ZERO_VARIANCE:
                     self._steps.dropped_flat(body.prompt)
                 self._flow.give_up_grades(effects.given_up.sample_ids)
-                self._flow.discard(self._rollouts.given_up(body, effects.given_up))
+                self._flow.discard(self._sample_files.given_up(body, effects.given_up))
                 self._components.source.forget([body.prompt])
             case events.RoundOpened(round=number, kind=kind):
                 self._steps.begin_round(number, kind)
@@ -252,7 +252,7 @@ class Driver:
     def _commit(self, body: events.StepCommitted) -> None:
         """The step boundary: the state for a checkpoint is taken before anything else happens."""
         self._boundary = self._run_state.boundary(self._flow.identity, self._components.source.state())
-        self._flow.discard(self._rollouts.committed(body))
+        self._flow.discard(self._sample_files.committed(body))
         self._components.source.forget({sample.prompt for sample in body.samples})
         self._steps.finish(self._boundary)
 
@@ -288,7 +288,7 @@ class Driver:
             before, spec = spec, await self._broker.edited(spec)
             self._engines.limit = spec.failure_policy.max_rollout_restarts
             self._pods.edit(spec.rollout)
-            self._rollouts.edit(spec.rollouts)
+            self._sample_files.edit(spec.samples)
             await self._reshapes.edit(spec.rollout)
             if spec_changed(spec) != spec_changed(before):
                 self._inbox.put_nowait(spec_changed(spec))

@@ -25,8 +25,8 @@ from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.loads import Loads
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.reshapes import Reshapes
-from longboat_runtime.driver.rollouts import Rollouts
 from longboat_runtime.driver.run_state import Evaluated, RunState, StepBoundary
+from longboat_runtime.driver.sample_files import SampleFiles
 from longboat_runtime.driver.stages import Stage
 from longboat_runtime.driver.trainer_queue import Task, TrainerQueue
 from longboat_runtime.interfaces import Manifest, ModelInfo, PublicationReport, TrainReport, TrainRequest
@@ -70,7 +70,7 @@ class Steps:
         components: Components,
         reporter: Reporter,
         evaluation: Evaluation | None,
-        rollouts: Rollouts,
+        sample_files: SampleFiles,
         reshapes: Reshapes,
         happened: Callable[[events.Body], None],
         reported: Callable[[Record], None],
@@ -78,7 +78,7 @@ class Steps:
     ) -> None:
         self._job, self._spec, self._components, self._reporter = job, job.spec, components, reporter
         self._stages, self._evaluation = reporter.stages, evaluation
-        self._rollouts, self._reshapes = rollouts, reshapes
+        self._sample_files, self._reshapes = sample_files, reshapes
         self._happened, self._reported, self._spawn = happened, reported, spawn
         self._audits = Audits(job, components.source, reporter, happened)
         self._loads = Loads(components.fleet)
@@ -173,7 +173,7 @@ class Steps:
             step, {**staleness(records, step - 1), **report.metrics, **self._utilisation(records, report), **waiting}
         )
         self._round = partial(round_metrics, round_, sum(record.tokens for record in records), dropped)
-        self._rollouts.batch(batch)
+        self._sample_files.batch(batch)
         await measuring
         self._happened(events.StepCommitted(step, step, number, tuple(batch.records), report.skipped, dropped))
 

@@ -120,7 +120,7 @@ def _found(root: Path, query: Query, options: Options) -> Selection:
         written = read_files(root)
         if not written:
             raise ValueError(
-                f"DIR {root}: no responses in it (incarnations/*/rollouts/*.parquet). A job writes some if it has spec.rollouts; "
+                f"DIR {root}: no responses in it (incarnations/*/samples/*.parquet). A job writes some if it has spec.samples; "
                 "the first after step 1"
             )
         try:

@@ -1,6 +1,6 @@
 """The files themselves: where they are stored, their columns, and how one is written.
 
-`incarnations/3/rollouts/step-00000010.parquet` below a job's directory has a row for each sample, sorted by its id.
+`incarnations/3/samples/step-00000010.parquet` below a job's directory has a row for each sample, sorted by its id.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from longboat_runtime.samples import PromptId, Response, SampleId
 
 log = structlog.get_logger()
 
-DIRECTORY = "rollouts"
+DIRECTORY = "samples"
 _NAME = re.compile(r"step-(\d+)\.parquet")
 _PARTIAL = ".partial"
 

@@ -180,7 +180,7 @@ def _opened(path: Path) -> Iterator[Any]:
         with pq.ParquetFile(path) as file:
             yield file
     except FileNotFoundError as error:
-        raise FileRemoved(f"{path} has just been removed by the job (rollouts.keep); try again") from error
+        raise FileRemoved(f"{path} has just been removed by the job (samples.keep); try again") from error
     except (OSError, pa.ArrowException) as error:
         raise FileDamaged(f"{path} can't be read: {error}") from error
 

@@ -70,7 +70,7 @@ class Feed:
         Raises Superseded, and OSError if the volume can't be read.
         """
         self._waiting += self._records()
-        files = read_files(self._root) if self._waiting and "rollouts" in self._spec else {}
+        files = read_files(self._root) if self._waiting and "samples" in self._spec else {}
         while self._waiting:
             record = self._waiting[0]
             samples = _table(files[record.step]) if record.step in files else None
@@ -102,9 +102,9 @@ class Feed:
 
     def _samples_are_due(self, record: Record) -> bool:
         """Whether the file of this step may still come."""
-        if "rollouts" not in self._spec or record.step == 0 or time.time() - record.time > SAMPLES_SECONDS:
+        if "samples" not in self._spec or record.step == 0 or time.time() - record.time > SAMPLES_SECONDS:
             return False
-        return is_due(record.step, self._spec["rounds"]["steps"], self._spec["rollouts"]["everySteps"])
+        return is_due(record.step, self._spec["rounds"]["steps"], self._spec["samples"]["everySteps"])
 
 
 def _table(file: Path) -> SampleTable | None:

@@ -59,7 +59,7 @@ class RayTrainerGroup:
         self._actors = [actor.remote(self._spec, rank, count, self._store) for rank in range(count)]
         [address] = await self._gather([self._actors[0].address.remote()])
         self._info, *_ = await self._call("load", address)
-        if self._spec.rollouts is not None:
+        if self._spec.samples is not None:
             self._actors[0].prepare_samples.remote()
         return self._info
 

@@ -1,4 +1,4 @@
-"""The files of `spec.rollouts`, as a driver orders them: what happened to every group of a step is found in its file."""
+"""The files of `spec.samples`, as a driver orders them: what happened to every group of a step is found in its file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from longboat_runtime.driver import rollouts
+from longboat_runtime.driver import sample_files
 from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.interfaces import TrainReport, TrainRequest
 from longboat_runtime.rounds import events
@@ -26,8 +26,8 @@ POLICIES = {
 }
 
 
-def site_of(root: Path, rollouts: dict[str, Any] | None = None, **spec: Any) -> Site:
-    return Site(root, make_spec(**{**TAIL, "steps": 9, "rollouts": rollouts or {"every_steps": 1}, **spec}))
+def site_of(root: Path, samples: dict[str, Any] | None = None, **spec: Any) -> Site:
+    return Site(root, make_spec(**{**TAIL, "steps": 9, "samples": samples or {"every_steps": 1}, **spec}))
 
 
 def noted(site: Site) -> dict[SampleId, GeneratedSample]:
@@ -74,7 +74,7 @@ def happened(site: Site) -> dict[int, dict[SampleId, tuple[str, str | None]]]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 async def test_kept_dropped_and_deferred_samples_of_every_step_are_found(tmp_path: Path, policy: str) -> None:
-    site = Site(tmp_path, make_spec(**{**POLICIES[policy], "steps": 9, "rollouts": {"every_steps": 1}}))
+    site = Site(tmp_path, make_spec(**{**POLICIES[policy], "steps": 9, "samples": {"every_steps": 1}}))
     driver = site.driver()
     every = noted(site)
     assert await driver.run() is RunOutcome.DONE
@@ -108,7 +108,7 @@ async def test_kept_dropped_and_deferred_samples_of_every_step_are_found(tmp_pat
 
 async def test_rounds_under_way_hold_what_their_own_steps_write(tmp_path: Path) -> None:
     """With BoundedAsync up to three are, and only one in three is written."""
-    site = Site(tmp_path, make_spec(**{**POLICIES["BoundedAsync"], "steps": 12, "rollouts": {"every_steps": 3}}))
+    site = Site(tmp_path, make_spec(**{**POLICIES["BoundedAsync"], "steps": 12, "samples": {"every_steps": 3}}))
     assert await site.driver(3).run() is RunOutcome.DONE
     expected = happened(site)
     assert {step: {identity(sample) for sample in samples} for step, samples in files(site).items()} == {
@@ -181,9 +181,9 @@ async def test_a_full_volume_is_told_with_the_cure_until_a_file_is_written_and_t
     site.broker.publish = lambda status: (problems.append(status.problem), publish(status))
     assert await driver.run() is RunOutcome.DONE
     (told,) = {(problem.reason, problem.field, problem.message) for problem in problems if problem}
-    assert told[:2] == ("RolloutsNotWritten", "spec.rollouts.keep")
+    assert told[:2] == ("SamplesNotWritten", "spec.samples.keep")
     assert "no space is left" in told[2]
-    assert "Enlarge the claim, or lower rollouts.keep" in told[2]
+    assert "Enlarge the claim, or lower samples.keep" in told[2]
     assert problems[-1] is None
     assert list(read_files(tmp_path)) == [1, 6, 9]
     assert [request.step for request in site.trainer.requests] == list(range(1, 10))
@@ -193,13 +193,13 @@ async def test_a_full_volume_is_told_with_the_cure_until_a_file_is_written_and_t
 async def test_a_volume_that_hangs_neither_stops_the_job_nor_fills_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rollouts, "END_SECONDS", 0.01)
+    monkeypatch.setattr(sample_files, "END_SECONDS", 0.01)
     site = site_of(tmp_path)
     driver = site.driver()
     site.trainer.may_write_samples.clear()
     assert await driver.run() is RunOutcome.DONE
     problem = site.broker.status.problem
-    assert (problem.reason, problem.field) == ("RolloutsNotWritten", "spec.rollouts.everySteps")
+    assert (problem.reason, problem.field) == ("SamplesNotWritten", "spec.samples.everySteps")
     assert "of step 1 is still being written" in problem.message
     fates = happened(site)
     assert site.store.samples.keys() - unfinished(site) <= fates[1].keys() | fates[2].keys()

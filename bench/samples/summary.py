@@ -1,4 +1,4 @@
-"""Table of the benchmark of `spec.rollouts`."""
+"""Table of the benchmark of `spec.samples`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BAR = 0.02
 
 
 def write(raw: Path) -> None:
-    """Writes `rollouts.md` beside the raw file, from its newest run."""
+    """Writes `samples.md` beside the raw file, from its newest run."""
     raw.with_suffix(".md").write_text(table(*newest_run(raw)))
 
 
@@ -27,12 +27,12 @@ def table(run: dict[str, Any], *lines: dict[str, Any]) -> str:
         "",
         (
             f"{machine['processor']}, {machine['cpus']} CPUs, commit {run['commit']}; load at the start {machine['load']:.1f}. "
-            f"`longboat run` with and without `spec.rollouts`, {settings['repeats']} runs of {settings['steps']} steps each, taking "
+            f"`longboat run` with and without `spec.samples`, {settings['repeats']} runs of {settings['steps']} steps each, taking "
             "turns on the same prompts and seeds. Seconds with files by seconds without, over all steps, with the 95 % interval over "
             f"steps. It may be {1 + BAR:g}."
         ),
         "",
-        "| workload-model-samples | rollouts.everySteps | median step without | with | ratio |",
+        "| workload-model-samples | samples.everySteps | median step without | with | ratio |",
         "|---|---|---|---|---|",
     ]
     for case, every in dict.fromkeys((case, every) for case, every, _, _ in steps if every):

@@ -1,11 +1,11 @@
-"""`spec.rollouts`: which responses are kept for people to read."""
+"""`spec.samples`: which responses are kept for people to read."""
 
 from pydantic import Field
 
 from longboat_crds.base import ApiModel
 
 
-class RolloutsSpec(ApiModel):
+class SamplesSpec(ApiModel):
     """Files of responses for people to read, next to the checkpoints; `longboat samples` shows them. Without this, none are written.
 
     The Parquet file of a step has its prompts and responses with their scores, and whether they were trained, dropped or deferred.

@@ -1,4 +1,4 @@
-"""Times the same steps of `longboat run` with and without `spec.rollouts`, in turn: the same prompts, seeds and so tokens."""
+"""Times the same steps of `longboat run` with and without `spec.samples`, in turn: the same prompts, seeds and so tokens."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ WARM_UP = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `make bench NAME=rollouts`."""
+    """Options of `make bench NAME=samples`."""
     cases = [case_named("even-0.6M-32"), case_named("even-4M-128")]
     parser.add_argument("--cases", nargs="*", default=cases, type=case_named, help="of bench/step, such as even-4M-128")
     parser.add_argument("--steps", type=int, default=40, help="steps of a run that count")
-    parser.add_argument("--every", nargs="*", type=int, default=[1, 10], help="values of rollouts.everySteps")
+    parser.add_argument("--every", nargs="*", type=int, default=[1, 10], help="values of samples.everySteps")
     parser.add_argument("--engines", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3, help="runs of each setting in each case, taking turns")
 
@@ -35,10 +35,10 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
             for repeat in range(arguments.repeats):
                 for turn in range(len(settings)):
                     every = settings[(repeat + turn) % len(settings)]
-                    rollouts = {"everySteps": every} if every else None
+                    samples = {"everySteps": every} if every else None
                     steps = WARM_UP + arguments.steps
                     setting = longboat_step.Setting(arguments.engines)
-                    rows = longboat_step.measure(case, model, Path(folder), steps, repeat, setting, rollouts=rollouts)
+                    rows = longboat_step.measure(case, model, Path(folder), steps, repeat, setting, samples=samples)
                     for number, row in enumerate(rows[WARM_UP:]):
                         values = {"case": case.name, "every": every, "repeat": repeat, "number": number}
                         recorder.write("step", **values, load=os.getloadavg()[0], seconds=row)

@@ -1,4 +1,4 @@
-"""Orders the files of `spec.rollouts`: notes what happened to the groups of a step, and holds the data of those to be written.
+"""Orders the files of `spec.samples`: notes what happened to the groups of a step, and holds the data of those to be written.
 
 The trainer's first rank writes a file in the background while the next step runs; then the data is deleted.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from longboat_crds.reasons import Reason
-from longboat_crds.rollouts import RolloutsSpec
+from longboat_crds.samples import SamplesSpec
 from longboat_runtime.driver.batch import Batch
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
@@ -52,7 +52,7 @@ class _Outcome:
     trained: Mapping[SampleId, tuple[float, float]] | None = None
 
 
-class Rollouts:
+class SampleFiles:
     """The driver tells it of graders' messages, of groups that are given up, and of batches.
 
     The store holds for it the groups of the rounds under way that may be chosen, and those of the steps whose files are under way:
@@ -67,7 +67,7 @@ class Rollouts:
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         self._job, self._components, self._reporter, self._spawn = job, components, reporter, spawn
-        self._spec = job.spec.rollouts
+        self._spec = job.spec.samples
         self._held: dict[int, list[SampleGroup]] = {}
         self._batch: Batch | None = None
         self._messages: dict[SampleId, str] = {}
@@ -78,11 +78,11 @@ class Rollouts:
         """Starts from this state, at a step boundary."""
         self._view, self._began = view, view.step
 
-    def edit(self, spec: RolloutsSpec | None) -> None:
+    def edit(self, spec: SamplesSpec | None) -> None:
         """Follows an edit of the spec."""
         self._spec = spec
         if spec is None:
-            self._reporter.problems.clear(Reason.ROLLOUTS_NOT_WRITTEN)
+            self._reporter.problems.clear(Reason.SAMPLES_NOT_WRITTEN)
 
     def note(self, sample: SampleId, message: str) -> None:
         """Notes a grader's message about a sample."""
@@ -122,9 +122,9 @@ class Rollouts:
         if len(self._writing) >= MOST_WRITING:
             first = next(iter(self._writing))
             self._report(
-                "spec.rollouts.everySteps",
+                "spec.samples.everySteps",
                 f"The file of step {step} is left out, since that of step {first} is still being written. Raise "
-                "rollouts.everySteps, lower rollouts.prompts, or use a faster volume.",
+                "samples.everySteps, lower samples.prompts, or use a faster volume.",
             )
             return ()
         groups = [*given_up, *self._of_batch(self._batch, body.dropped)]
@@ -147,8 +147,8 @@ class Rollouts:
         except Exception as error:  # noqa: BLE001 - the job is worth more than this file
             self._report(*_problem(request.step, error))
         else:
-            if self._reporter.problems.get(Reason.ROLLOUTS_NOT_WRITTEN):
-                self._reporter.problems.clear(Reason.ROLLOUTS_NOT_WRITTEN)
+            if self._reporter.problems.get(Reason.SAMPLES_NOT_WRITTEN):
+                self._reporter.problems.clear(Reason.SAMPLES_NOT_WRITTEN)
                 self._reporter.publish()
         finally:
             del self._writing[request.step]
@@ -157,7 +157,7 @@ class Rollouts:
     def _report(self, field: str, message: str) -> None:
         log.warning("responses are not written", problem=message)
         message = f"{message} Training goes on without the file."
-        self._reporter.problems.put(Reason.ROLLOUTS_NOT_WRITTEN, field, message)
+        self._reporter.problems.put(Reason.SAMPLES_NOT_WRITTEN, field, message)
         self._reporter.publish()
 
     def _of_batch(self, batch: Batch, dropped: events.DropReason | None) -> list[SampleGroup]:
@@ -212,6 +212,6 @@ def _problem(step: int, error: Exception) -> tuple[str, str]:
     """The field to change, and what is wrong (pure)."""
     what = f"The responses of step {step} could not be written"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        cure = "Enlarge the claim, or lower rollouts.keep or rollouts.prompts, which may be edited while the job runs."
-        return "spec.rollouts.keep", f"{what}: no space is left on the checkpoint volume. {cure}"
-    return "spec.rollouts", f"{what}: {str(error) or type(error).__name__}."
+        cure = "Enlarge the claim, or lower samples.keep or samples.prompts, which may be edited while the job runs."
+        return "spec.samples.keep", f"{what}: no space is left on the checkpoint volume. {cure}"
+    return "spec.samples", f"{what}: {str(error) or type(error).__name__}."

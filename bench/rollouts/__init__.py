@@ -1,1 +1,0 @@
-"""What the files of `spec.rollouts` cost a step."""

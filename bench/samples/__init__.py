@@ -1,0 +1,1 @@
+"""What the files of `spec.samples` cost a step."""
