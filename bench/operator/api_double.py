@@ -18,7 +18,7 @@ from pydantic_core import from_json
 from longboat_operator.kube.client import Page
 from longboat_operator.kube.errors import AlreadyExistsError, ConflictError, NotFoundError
 from longboat_operator.kube.resources import EVENT, POD, RL_JOB, SECRET, Resource
-from longboat_operator.model import FIELD_MANAGER, POOL_FIELD_MANAGER, Object
+from longboat_operator.model import FIELD_MANAGER, GRANT_FIELD_MANAGER, Object
 from longboat_operator.watch.feed import Feed
 
 ANSWER_SECONDS = 0.005
@@ -139,12 +139,12 @@ class ApiDouble:
         parts = self._applied.setdefault(key, {})
         parts[manager] = status
         merged = {**parts.get(DRIVER, {}), **parts.get(FIELD_MANAGER, {})}
-        grant = parts.get(POOL_FIELD_MANAGER, {}).get("allocation", {})
+        grant = parts.get(GRANT_FIELD_MANAGER, {}).get("allocation", {})
         if allocation := {**merged.get("allocation", {}), **grant}:
             merged["allocation"] = allocation
         written = self._store(key, {**self._objects[key], "status": merged})
         leaving = (grant.get("grant", {}).get("rollout") or {}).get("leaving")
-        if manager == POOL_FIELD_MANAGER and leaving:
+        if manager == GRANT_FIELD_MANAGER and leaving:
             names = [each["pod"] for each in leaving]
             self._later(DRAIN_SECONDS, self._drain, key, names)
         return written

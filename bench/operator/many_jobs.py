@@ -141,7 +141,7 @@ def _settled(api: ApiDouble, cache: Cache, name: str) -> bool:
     return (
         demand["number"] == grant.get("answers")
         and demand["replicas"] == status["roles"]["rollout"]["ready"]
-        and all(plan(observe(cache, key), datetime.now(UTC)).empty for key in (job, job.pool))
+        and all(plan(observe(cache, key), datetime.now(UTC)).empty for key in (job, job.capacity))
     )
 
 

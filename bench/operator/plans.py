@@ -1,4 +1,4 @@
-"""CPU of one plan: of a converged job of 20 pods, of its pool, and of a job whose 32 reward pods share CPUs."""
+"""CPU of one plan: of a converged job of 20 pods, of its capacity, and of a job whose 32 reward pods share CPUs."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def plan_costs(repeats: int) -> dict[str, float]:
     return {
         "job_ms": _cost(cluster, KEY, repeats),
         "reward_job_ms": _cost(reward, KEY, repeats),
-        "reward_pool_ms": _cost(reward, KEY.pool, repeats),
-        "pool_ms": _cost(cluster, KEY.pool, repeats),
+        "reward_capacity_ms": _cost(reward, KEY.capacity, repeats),
+        "capacity_ms": _cost(cluster, KEY.capacity, repeats),
         "loop_ms": median(loop_seconds() for _ in range(repeats)) * 1e3,
     }
 

@@ -49,11 +49,11 @@ def _rows(found: dict[str, dict[str, Any]]) -> list[str]:
     if plans := found.get("plans"):
         rows += [
             f"| CPU of a plan of a converged job of 20 pods | {plans['job_ms']:.2f} ms | {PLAN_MS:g} ms |",
-            f"| CPU of a plan of its pool | {plans['pool_ms']:.2f} ms | {PLAN_MS:g} ms |",
+            f"| CPU of a plan of its capacity | {plans['capacity_ms']:.2f} ms | {PLAN_MS:g} ms |",
             *(
                 [
                     f"| CPU of a plan of a converged job whose 4 x 8 reward pods share CPUs | {plans['reward_job_ms']:.2f} ms | {PLAN_MS:g} ms |",
-                    f"| CPU of a plan of its pool | {plans['reward_pool_ms']:.2f} ms | {PLAN_MS:g} ms |",
+                    f"| CPU of a plan of its capacity | {plans['reward_capacity_ms']:.2f} ms | {PLAN_MS:g} ms |",
                 ]
                 if "reward_job_ms" in plans
                 else []

@@ -63,7 +63,7 @@ class Applied:
 
 
 class Applier:
-    """Carries out plans of any job or pool."""
+    """Carries out plans of any job or capacity."""
 
     def __init__(self, client: KubeClient, cache: Cache, events: EventRecorder) -> None:
         self._client = client

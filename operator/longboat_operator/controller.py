@@ -17,13 +17,13 @@ from longboat_operator.lease import LeadershipLostError
 from longboat_operator.lookups import LookUps
 from longboat_operator.metrics import RECONCILE_SECONDS
 from longboat_operator.model import (
+    CapacityKey,
     EmitEvent,
     JobKey,
     Key,
     Object,
     Observed,
     Plan,
-    PoolKey,
     PublishGrant,
     PublishStatus,
     Target,
@@ -32,12 +32,18 @@ from longboat_operator.queue import WorkQueue
 from longboat_operator.rejections import Rejections
 from longboat_operator.watch.cache import RUNTIME_KINDS, Cache, Change, job_of, version_of
 from longboat_operator.watch.expectations import Expectations
-from longboat_operator.watch.wakes import tells_of_resize, wakes_its_grantor, wakes_its_writer, wakes_job, wakes_pool
+from longboat_operator.watch.wakes import (
+    tells_of_resize,
+    wakes_capacity,
+    wakes_its_grantor,
+    wakes_its_writer,
+    wakes_job,
+)
 
 # A held key is woken by what it waits for or, should that go unseen, after this time.
 HELD_SECONDS = 10.0
 # Changes to a job and its children come in bursts (a pod that ends is five of them): one plan answers all that come within this time.
-# A pool's plan is cheap, and drivers wait for it, as CPUs that are to move wait for what nodes say.
+# A capacity's plan is cheap, and drivers wait for it, as CPUs that are to move wait for what nodes say.
 BURST_SECONDS = 0.05
 # Actions of a plan that changes nothing but what people and drivers read.
 _PUBLISHED = (PublishStatus, PublishGrant, EmitEvent)
@@ -73,7 +79,7 @@ class Controller:
         self._clock = clock
         self._rejections: dict[Key, Rejections] = {}
         self._held: set[Key] = set()
-        # The version that each job had after the last plan, of its own or of its pool, that did nothing but publish and report.
+        # The version that each job had after the last plan, of its own or of its capacity, that did nothing but publish and report.
         self._told_as: dict[Key, int] = {}
         self._leading = False
 
@@ -81,14 +87,14 @@ class Controller:
         """The cache has changed: wakes the keys it concerns and those that waited for exactly this; none on a standby."""
         if not self._leading:
             return
-        job_woken, pool_woken = wakes_job(change.old, change.new), wakes_pool(change.old, change.new)
+        job_woken, capacity_woken = wakes_job(change.old, change.new), wakes_capacity(change.old, change.new)
         urgent = tells_of_resize(change.old, change.new)
         for job in self._concerned(change):
             if job_woken and self._told(job, change):
                 job_woken = wakes_its_writer(change.old, change.new)
-            if pool_woken and self._told(job.pool, change):
-                pool_woken = wakes_its_grantor(change.old, change.new)
-            for key, woken in ((job, job_woken), (job.pool, pool_woken)):
+            if capacity_woken and self._told(job.capacity, change):
+                capacity_woken = wakes_its_grantor(change.old, change.new)
+            for key, woken in ((job, job_woken), (job.capacity, capacity_woken)):
                 caught_up = self._newer.waits(key) and self._newer.met(key)
                 if woken or caught_up or (key in self._held and self.expectations.met(key)):
                     if isinstance(key, JobKey) and not urgent:
@@ -102,10 +108,10 @@ class Controller:
             self._queue.add(key)
 
     def lead(self) -> None:
-        """Starts to plan, with every existing job and its pool."""
+        """Starts to plan, with every existing job and its capacity."""
         self._leading = True
         for job, _ in self._cache.jobs():
-            self._queue.add(job.pool)
+            self._queue.add(job.capacity)
             self._queue.add(job)
 
     async def work(self) -> None:
@@ -160,10 +166,10 @@ class Controller:
     def _expect(self, key: Key, plan: Plan, applied: Applied) -> None:
         """Notes what the cache is to show before the key is planned again.
 
-        A job waits for its pool's writes too: its plan would publish over a version of the status that is outdated already.
+        A job waits for its capacity's writes too: its plan would publish over a version of the status that is outdated already.
         """
         self.expectations.expect(key, applied.expectations)
-        if isinstance(key, PoolKey):
+        if isinstance(key, CapacityKey):
             self.expectations.expect(key.job, applied.expectations)
         if applied.expectations and all(isinstance(action, _PUBLISHED) for action in plan.actions):
             self._told_as[key] = applied.expectations[-1].version

@@ -16,8 +16,9 @@ Object = Mapping[str, Any]
 Target = tuple[str, str]
 
 FIELD_MANAGER = "longboat-operator"
-# Grants have a manager of their own, so that neither a job's status write nor a pool's drops what the other has written.
-POOL_FIELD_MANAGER = "longboat-operator-pool"
+# Grants have a manager of their own, so that neither a job's status write nor a capacity's drops what the other has written.
+# The name is in the managed fields of stored jobs, where a new one would leave the old one's grant behind.
+GRANT_FIELD_MANAGER = "longboat-operator-pool"
 LABEL_JOB = "longboat.dev/job"
 LABEL_ROLE = "longboat.dev/role"
 LABEL_POOL = "longboat.dev/reward-pool"
@@ -86,38 +87,38 @@ class JobKey:
         return f"{self.namespace}/{self.name}"
 
     @property
-    def pool(self) -> PoolKey:
-        """The pool that the job's rollout pods come from."""
-        return PoolKey(self.namespace, self.name)
+    def capacity(self) -> CapacityKey:
+        """The capacity that the job's rollout pods come from."""
+        return CapacityKey(self.namespace, self.name)
 
 
 @dataclass(frozen=True, slots=True)
-class PoolKey:
-    """Names a pool, which its plan alone divides. Each job has a pool of its own, of the job's name."""
+class CapacityKey:
+    """Names a capacity, which its plan alone divides. Each job has one of its own, of the job's name."""
 
     namespace: str
     name: str
 
     def __str__(self) -> str:
-        return f"pool {self.namespace}/{self.name}"
+        return f"capacity {self.namespace}/{self.name}"
 
     @property
     def job(self) -> JobKey:
-        """The job that the pool is for."""
+        """The job that the capacity is for."""
         return JobKey(self.namespace, self.name)
 
 
 # What plans are made for.
-Key = JobKey | PoolKey
+Key = JobKey | CapacityKey
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Everything that the plan of a job, or of its pool, may read. `job` is None when it is gone.
+    """Everything that the plan of a job, or of its capacity, may read. `job` is None when it is gone.
 
     `children` maps kind (`Pod`, `Service`, `ServiceAccount`, `Role`, `RoleBinding`, `Secret`, `NetworkPolicy`,
     `PersistentVolumeClaim`, `ControllerRevision`) to objects by name, only those that are the job's (claims also by
-    name); for a pool only rollout pods. `runtime` is the live runtime template; the one the job started with is the newest
+    name); for a capacity only rollout pods. `runtime` is the live runtime template; the one the job started with is the newest
     ControllerRevision.
     `rejections` are the API server's answers to the last plan's writes, by object name. `sees_cluster_runtimes` is False
     for an operator that is installed for single namespaces. `dns_peers` is an option of the operator.

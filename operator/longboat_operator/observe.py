@@ -1,4 +1,4 @@
-"""Takes the snapshot that the plan of a job or of a pool is made from. No awaits, no I/O: the cache is in memory."""
+"""Takes the snapshot that the plan of a job or of a capacity is made from. No awaits, no I/O: the cache is in memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from longboat_crds.base import Role
-from longboat_operator.model import DNS_PEERS, LABEL_ROLE, JobKey, Key, Object, Observed, PoolKey, belongs_to
+from longboat_operator.model import DNS_PEERS, LABEL_ROLE, CapacityKey, JobKey, Key, Object, Observed, belongs_to
 
 
 class Cache(Protocol):
@@ -27,12 +27,12 @@ class Cache(Protocol):
 
 
 def observe(cache: Cache, key: Key, dns_peers: tuple[Object, ...] = DNS_PEERS) -> Observed:
-    """The snapshot of a job or of a pool, for an operator with these options.
+    """The snapshot of a job or of a capacity, for an operator with these options.
 
     A child counts only if it belongs to this job's uid, so leftovers of an earlier job of the same name are not seen.
     """
-    if isinstance(key, PoolKey):
-        return _observe_pool(cache, key)
+    if isinstance(key, CapacityKey):
+        return _observe_capacity(cache, key)
     job = cache.job(key)
     if job is None:
         return Observed(key, None)
@@ -53,7 +53,7 @@ def observe(cache: Cache, key: Key, dns_peers: tuple[Object, ...] = DNS_PEERS) -
     )
 
 
-def _observe_pool(cache: Cache, key: PoolKey) -> Observed:
+def _observe_capacity(cache: Cache, key: CapacityKey) -> Observed:
     job = cache.job(key.job)
     if job is None:
         return Observed(key, None)

@@ -9,15 +9,15 @@ from datetime import datetime
 from longboat_crds.base import Role
 from longboat_crds.reasons import ConditionType, Reason
 from longboat_crds.status import Phase, RLJobStatus
-from longboat_operator.model import Action, DeleteObject, Object, Observed, Plan, PoolKey, PublishStatus, ResizePod
+from longboat_operator.model import Action, CapacityKey, DeleteObject, Object, Observed, Plan, PublishStatus, ResizePod
 from longboat_operator.plan import deadline
+from longboat_operator.plan.capacity import plan_capacity
 from longboat_operator.plan.creation import Creation, creation_of, pods_to_create, vacancies
 from longboat_operator.plan.failures import over_the_limit, said_by_driver, stopped_short
 from longboat_operator.plan.incarnations import failure_before
 from longboat_operator.plan.leaving import Departure, Leaving, leaving_of
 from longboat_operator.plan.losses import Lost, disruptions, lost_pods
 from longboat_operator.plan.places import Places, places_of
-from longboat_operator.plan.pool import plan_pool
 from longboat_operator.plan.records import Memories, RoleCount, count, dismissed, released, remembered
 from longboat_operator.plan.removal import Removal, condemned, removal_of
 from longboat_operator.plan.reward_cpus import reward_cpus_of
@@ -35,14 +35,14 @@ from longboat_operator.status.roles import NOWHERE, summary, survey
 
 
 def plan(observed: Observed, now: datetime) -> Plan:
-    """What to do about a job or a pool, as data; empty if all is as it should be. `now` is an aware time.
+    """What to do about a job or a capacity, as data; empty if all is as it should be. `now` is an aware time.
 
     Order: what is missing is created, what is superfluous is deleted, then the status is published; last pods are resized. Evidence (a pod with
     its last words) is destroyed only by a plan that finds it recorded in the status, so a plan may be cut short anywhere
     and be made again.
     """
-    if isinstance(observed.key, PoolKey):
-        return plan_pool(observed, now)
+    if isinstance(observed.key, CapacityKey):
+        return plan_capacity(observed, now)
     job = observed.job
     if job is None or job["metadata"].get("deletionTimestamp"):
         return Plan()

@@ -13,7 +13,7 @@ from longboat_operator.kube.resources import BY_KIND, POD, RL_JOB, SECRET, Resou
 from longboat_operator.model import (
     ANNOTATION_LIVE_HASH,
     FIELD_MANAGER,
-    POOL_FIELD_MANAGER,
+    GRANT_FIELD_MANAGER,
     Action,
     ApplyObject,
     CreateObject,
@@ -45,7 +45,7 @@ class NotOursError(AlreadyExistsError):
 
 
 class Writes:
-    """Writes for one observed job, or its pool; what to expect of the cache afterwards collects in `expectations`.
+    """Writes for one observed job, or its capacity; what to expect of the cache afterwards collects in `expectations`.
 
     Methods return what happened, in a word for the metric, and raise `KubeError`.
     """
@@ -78,7 +78,7 @@ class Writes:
             case PublishGrant(grant=grant):
                 # What a manager leaves out of an apply is taken away again, if nobody else has applied it.
                 status = {} if grant is None else {"allocation": {"grant": grant}}
-                return await self._publish(status, POOL_FIELD_MANAGER)
+                return await self._publish(status, GRANT_FIELD_MANAGER)
 
     async def dry_run(self, action: CreateObject) -> None:
         """Asks whether the create would be accepted."""

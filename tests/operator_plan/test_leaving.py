@@ -8,7 +8,7 @@ import pytest
 
 from longboat_crds.base import Role
 from longboat_crds.status import Phase
-from longboat_operator.plan.pool import LEAVE_SECONDS
+from longboat_operator.plan.capacity import LEAVE_SECONDS
 from longboat_operator.planner import plan
 from longboat_operator.reading.status import rollout_grant
 from longboat_operator.reading.times import moment

@@ -25,7 +25,7 @@ from longboat_operator.kube.events import EventRecorder
 from longboat_operator.kube.resources import Resource
 from longboat_operator.model import (
     FIELD_MANAGER,
-    POOL_FIELD_MANAGER,
+    GRANT_FIELD_MANAGER,
     ApplyObject,
     CreateObject,
     DeleteObject,
@@ -319,7 +319,7 @@ async def test_a_grant_is_written_alone_by_a_manager_of_its_own(bench: Bench) ->
     grant = {"rollout": {"replicas": 2}}
     for written, status in ((grant, {"allocation": {"grant": grant}}), (None, {})):
         applied = await bench.apply(PublishGrant(written))
-        assert (bench.server.writes, bench.server.managers.pop()) == (["apply RLJob x/status"], POOL_FIELD_MANAGER)
+        assert (bench.server.writes, bench.server.managers.pop()) == (["apply RLJob x/status"], GRANT_FIELD_MANAGER)
         body = bench.server.bodies[-1]
         assert body["metadata"] == {"namespace": "a", "name": "x", "resourceVersion": "5"}
         assert body["status"] == status

@@ -15,13 +15,13 @@ from longboat_operator.controller import BURST_SECONDS, HELD_SECONDS, Controller
 from longboat_operator.kube.errors import TooManyRequestsError, TransportError
 from longboat_operator.lease import LeadershipLostError
 from longboat_operator.model import (
+    CapacityKey,
     DeleteObject,
     EmitEvent,
     JobKey,
     Key,
     Observed,
     Plan,
-    PoolKey,
     PublishStatus,
     Target,
 )
@@ -57,7 +57,7 @@ class Bench:
         self.controller.lead()
 
     def observe(self, cache: Cache, key: Key) -> Observed:
-        return Observed(key, cache.job(key.job if isinstance(key, PoolKey) else key))
+        return Observed(key, cache.job(key.job if isinstance(key, CapacityKey) else key))
 
     def make_plan(self, observed: Observed, now: datetime) -> Plan:
         assert now.tzinfo is not None
@@ -91,7 +91,7 @@ class Bench:
             self.controller.changed(change)
 
     def due(self) -> list[JobKey]:
-        """Jobs that are due now; they and their pools are taken off the queue."""
+        """Jobs that are due now; they and their capacities are taken off the queue."""
         return [key for key in self.all_due() if isinstance(key, JobKey)]
 
     def all_due(self) -> list[Key]:
@@ -150,11 +150,11 @@ async def test_a_runtime_wakes_the_jobs_that_refer_to_it(bench: Bench) -> None:
 
 async def test_a_job_and_its_pool_are_planned_apart(bench: Bench) -> None:
     bench.put(job("x", 2, rollout={"replicas": 3}))
-    assert set(bench.all_due()) == {X, X.pool}
+    assert set(bench.all_due()) == {X, X.capacity}
     labels = {"longboat.dev/job": "x", "longboat.dev/role": "rollout"}
     metadata = {"namespace": "a", "name": "p", "uid": "1", "resourceVersion": "3", "labels": labels}
     bench.put({"kind": "Pod", "metadata": metadata, "status": {}})
-    assert set(bench.all_due()) == {X, X.pool}
+    assert set(bench.all_due()) == {X, X.capacity}
     bench.put(pod("q", 4))
     assert bench.all_due() == [X], "it is no rollout pod"
 
@@ -163,7 +163,7 @@ async def test_a_burst_of_changes_costs_a_job_one_plan_and_its_pool_none_of_the_
     bench.all_due()
     bench.put(job("x", 2, rollout={"replicas": 3}))
     schedule = bench.queue._schedule
-    assert [schedule.take(bench.now) for _ in range(2)] == [X.pool, None]
+    assert [schedule.take(bench.now) for _ in range(2)] == [X.capacity, None]
     bench.now = 0.75 * BURST_SECONDS
     bench.put(pod("p", 3))
     bench.now = BURST_SECONDS
@@ -198,19 +198,19 @@ async def test_a_pool_waits_for_its_own_writes_and_its_job_for_both(bench: Bench
     bench.outcome = Applied((Expectation(ObjectKey("Pod", "a", "p"), 6),))
     assert await bench.controller.reconcile(X) == "applied"
     bench.outcome = Applied((Expectation(ObjectKey("RLJob", "a", "x"), 7),))
-    assert await bench.controller.reconcile(X.pool) == "applied", "it has nothing to do with the job's pod"
+    assert await bench.controller.reconcile(X.capacity) == "applied", "it has nothing to do with the job's pod"
     bench.outcome = Applied(())
-    assert await bench.controller.reconcile(X.pool) == "held"
+    assert await bench.controller.reconcile(X.capacity) == "held"
     assert await bench.controller.reconcile(X) == "held"
     bench.all_due()
     bench.put(job("x", 7))
-    assert bench.all_due() == [X.pool], "nothing of it has changed, but it waited for this"
-    assert await bench.controller.reconcile(X.pool) == "applied"
+    assert bench.all_due() == [X.capacity], "nothing of it has changed, but it waited for this"
+    assert await bench.controller.reconcile(X.capacity) == "applied"
     assert await bench.controller.reconcile(X) == "held"
     bench.put(pod("p", 6))
     assert bench.all_due() == [X]
     assert await bench.controller.reconcile(X) == "applied"
-    assert bench.applied == [X, X.pool, X.pool, X]
+    assert bench.applied == [X, X.capacity, X.capacity, X]
 
 
 PHASE: dict[str, Any] = {"phase": "Running"}
@@ -267,7 +267,7 @@ async def test_no_plan_before_the_cache_shows_the_last_writes(bench: Bench) -> N
 TOO_LATE = Applied((), newer=(Expectation(ObjectKey("RLJob", "a", "x"), 6),))
 
 
-@pytest.mark.parametrize("key", [X, X.pool])
+@pytest.mark.parametrize("key", [X, X.capacity])
 async def test_a_write_that_came_too_late_is_planned_again_as_soon_as_the_cache_has_what_came_before_it(
     bench: Bench, key: Key
 ) -> None:

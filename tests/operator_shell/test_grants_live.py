@@ -11,8 +11,8 @@ from e2e.cluster import Cluster
 from longboat_operator.kube.client import MERGE_PATCH, KubeClient
 from longboat_operator.kube.errors import ConflictError
 from longboat_operator.kube.resources import POD, RL_JOB, RL_RUNTIME
-from longboat_operator.model import FIELD_MANAGER, LABEL_ROLE, POOL_FIELD_MANAGER, Observed, PoolKey, PublishGrant
-from longboat_operator.plan import pool, reward_cpus
+from longboat_operator.model import FIELD_MANAGER, GRANT_FIELD_MANAGER, LABEL_ROLE, CapacityKey, Observed, PublishGrant
+from longboat_operator.plan import capacity, reward_cpus
 from longboat_operator.watch.cache import Cache
 from longboat_operator.writes import Writes
 from tests.operator_shell.test_surroundings_live import Bench
@@ -26,7 +26,7 @@ PATIENCE_SECONDS = 2 * DEADLINE_SECONDS
 @pytest.fixture
 async def bench(cluster: Cluster, admin: KubeClient, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Makes a bench whose plans wait as long as a test needs to act as the driver or the node."""
-    monkeypatch.setattr(pool, "LEAVE_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(capacity, "LEAVE_SECONDS", PATIENCE_SECONDS)
     for name in ("SILENT_SECONDS", "FIRST_PIN_SECONDS", "LONGEST_PIN_SECONDS"):
         monkeypatch.setattr(reward_cpus, name, PATIENCE_SECONDS)
     monkeypatch.setattr(reward_cpus, "REQUEST_SECONDS", 1.0)  # no former leader has anything under way
@@ -122,8 +122,8 @@ async def test_pods_come_and_leave_as_the_driver_asks_whichever_operator_serves(
         await driver.ask(number=1, replicas=1, giveFirst=[first], reason="short rounds wait for nothing")
         await eventually_async(grants(bench, 1, 1, first, third))
         job = await bench.get(RL_JOB, "x")
-        assert set(owned(job, POOL_FIELD_MANAGER)) == {"f:allocation"}
-        assert set(owned(job, POOL_FIELD_MANAGER)["f:allocation"]) == {"f:grant"}
+        assert set(owned(job, GRANT_FIELD_MANAGER)) == {"f:allocation"}
+        assert set(owned(job, GRANT_FIELD_MANAGER)["f:allocation"]) == {"f:grant"}
         assert "f:grant" not in owned(job, FIELD_MANAGER)["f:allocation"]
         deadlines = job["status"]["allocation"]["grant"]
     async with bench.operator():
@@ -168,7 +168,7 @@ async def test_a_grant_derived_from_an_old_job_is_refused(bench: Bench, admin: K
     old = await bench.get(RL_JOB, "x")
     await bench.edit("x", rollout={"replicas": 3})
     events: Any = None  # no event is written
-    writes = Writes(admin, Cache(), events, Observed(PoolKey(bench.namespace, "x"), old))
+    writes = Writes(admin, Cache(), events, Observed(CapacityKey(bench.namespace, "x"), old))
     with pytest.raises(ConflictError):
         await writes.execute(PublishGrant({"rollout": {"replicas": 1}}))
     assert "status" not in await bench.get(RL_JOB, "x")

@@ -21,7 +21,7 @@ from longboat_operator.kube.resources import EVENT, LEASE, POD, RL_JOB, SECRET, 
 from longboat_operator.kube.transport import Request
 from longboat_operator.lease import LeadershipLostError
 from longboat_operator.metrics import API_REQUESTS
-from longboat_operator.model import LABEL_JOB, JobKey, Observed, Plan, PoolKey
+from longboat_operator.model import LABEL_JOB, CapacityKey, JobKey, Observed, Plan
 from longboat_operator.shell import Options, Shell
 from longboat_operator.watch.cache import ObjectKey, Source
 from tests.operator_shell import small_plan
@@ -48,8 +48,8 @@ class Bench:
         configuration = await load_configuration(self.cluster.kubeconfig)
 
         def of_jobs(observed: Observed, now: datetime) -> Plan:
-            """Pools have nothing to do here."""
-            return Plan() if isinstance(observed.key, PoolKey) else plan(observed, now)
+            """Capacities have nothing to do here."""
+            return Plan() if isinstance(observed.key, CapacityKey) else plan(observed, now)
 
         return open_shell(configuration, self.options, small_plan.observe, of_jobs)
 

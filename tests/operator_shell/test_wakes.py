@@ -9,7 +9,13 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from longboat_operator.watch.wakes import tells_of_resize, wakes_its_grantor, wakes_its_writer, wakes_job, wakes_pool
+from longboat_operator.watch.wakes import (
+    tells_of_resize,
+    wakes_capacity,
+    wakes_its_grantor,
+    wakes_its_writer,
+    wakes_job,
+)
 
 RESHAPE = {"step": 3, "kind": "Short", "tensorParallel": 2, "reason": "preemptions", "seconds": "9.1"}
 JOB: dict[str, Any] = {
@@ -118,7 +124,7 @@ def test_only_pods_that_the_grant_takes_back_are_drained_for_the_jobs_plan() -> 
     ],
 )
 def test_what_a_pools_plan_looks_at_wakes_it(path: str, value: Any) -> None:
-    assert wakes_pool(JOB, changed(path, value))
+    assert wakes_capacity(JOB, changed(path, value))
 
 
 @pytest.mark.parametrize(
@@ -137,7 +143,7 @@ def test_what_a_pools_plan_looks_at_wakes_it(path: str, value: Any) -> None:
     ],
 )
 def test_what_a_pools_plan_does_not_look_at_wakes_it_not(path: str, value: Any) -> None:
-    assert not wakes_pool(JOB, changed(path, value))
+    assert not wakes_capacity(JOB, changed(path, value))
 
 
 def test_of_children_only_rollout_pods_wake_a_pool_and_only_by_what_it_reads() -> None:
@@ -146,20 +152,20 @@ def test_of_children_only_rollout_pods_wake_a_pool_and_only_by_what_it_reads() -
         status = {"phase": "Running", "conditions": [{"type": "Ready", "status": ready}], **more}
         return {"kind": "Pod", "metadata": metadata, "status": status}
 
-    assert wakes_pool(None, pod())
-    assert wakes_pool(pod(), None)
-    assert wakes_pool(pod(), pod(ready="False"))
-    assert not wakes_pool(pod(), pod(containerStatuses=[{"restartCount": 1}]))
-    assert not wakes_pool(None, pod("trainer"))
-    assert not wakes_pool(None, {"kind": "Service", "metadata": {"namespace": "a", "name": "s", "uid": "1"}})
+    assert wakes_capacity(None, pod())
+    assert wakes_capacity(pod(), None)
+    assert wakes_capacity(pod(), pod(ready="False"))
+    assert not wakes_capacity(pod(), pod(containerStatuses=[{"restartCount": 1}]))
+    assert not wakes_capacity(None, pod("trainer"))
+    assert not wakes_capacity(None, {"kind": "Service", "metadata": {"namespace": "a", "name": "s", "uid": "1"}})
 
 
 def test_coming_and_going_wakes() -> None:
     assert wakes_job(None, JOB)
     assert wakes_job(JOB, None)
     assert not wakes_job(None, None)
-    assert wakes_pool(None, JOB)
-    assert wakes_pool(JOB, None)
+    assert wakes_capacity(None, JOB)
+    assert wakes_capacity(JOB, None)
 
 
 def test_a_first_report_without_a_state_is_progress() -> None:
@@ -186,13 +192,13 @@ def recorded(*records: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_first_record_of_a_new_pod_calls_for_no_other_plan() -> None:
-    """Of the job, whose plan has made both, nor of its pool, which sees the pod itself."""
+    """Of the job, whose plan has made both, nor of its capacity, which sees the pod itself."""
     known = JOB["status"]["roles"]["rollout"]["pods"][0]
     more = recorded(known, {"index": 1, "attempt": 0, "restarts": 0})
     assert not wakes_its_writer(JOB, more)
-    assert not wakes_pool(JOB, more)
+    assert not wakes_capacity(JOB, more)
     assert wakes_its_writer(more, JOB)
-    assert wakes_pool(more, JOB), "a pod that left is no longer recorded: its name is free"
+    assert wakes_capacity(more, JOB), "a pod that left is no longer recorded: its name is free"
 
 
 @pytest.mark.parametrize(
@@ -214,7 +220,7 @@ def test_a_record_with_a_history_calls_for_another_plan() -> None:
 
 def test_a_grant_calls_for_no_other_plan_of_the_pool_that_gave_it() -> None:
     granted = changed("status.allocation.grant.rollout.replicas", 1)
-    assert wakes_pool(JOB, granted), "somebody else's doing"
+    assert wakes_capacity(JOB, granted), "somebody else's doing"
     assert not wakes_its_grantor(JOB, granted)
     granted["status"]["demand"]["rollout"]["number"] = 2
     assert wakes_its_grantor(JOB, granted)

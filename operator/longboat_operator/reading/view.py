@@ -1,4 +1,4 @@
-"""The snapshots of a job and of its pool with their parts parsed: spec, status, and pods by role. Pure."""
+"""The snapshots of a job and of its capacity with their parts parsed: spec, status, and pods by role. Pure."""
 
 from __future__ import annotations
 
@@ -134,12 +134,12 @@ class JobView:
 
     @property
     def grant(self) -> RolloutGrant | None:
-        """Rollout pods that the job may have, and those that it has to give back; None until its pool was planned."""
+        """Rollout pods that the job may have, and those that it has to give back; None until its capacity was planned."""
         return rollout_grant(self.status)
 
     @property
     def reward_grant(self) -> RewardGrant | None:
-        """CPUs that reward pools may have; None without spec.rewardCpu, and until the pool was planned."""
+        """CPUs that reward pools may have; None without spec.rewardCpu, and until the capacity was planned."""
         return reward_grant(self.status)
 
     def published(self, role: Role) -> RoleStatus | None:
@@ -160,8 +160,8 @@ class JobView:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolView:
-    """What the plan of a pool reads of its job: `status` without what it doesn't read, and rollout pods."""
+class CapacityView:
+    """What the plan of a capacity reads of its job: `status` without what it doesn't read, and rollout pods."""
 
     job: JobRef
     replicas: int
@@ -184,11 +184,11 @@ class PoolView:
         return holds(self.status.conditions, ConditionType.SUSPENDED)
 
 
-_OF_A_POOL = ("demand", "allocation", "conditions", "suspendTime")
+_READ_BY_GRANTS = ("demand", "allocation", "conditions", "suspendTime")
 
 
-def read_pool(observed: Observed, job: Object) -> PoolView:
-    """Reads the snapshot of a pool.
+def read_capacity(observed: Observed, job: Object) -> CapacityView:
+    """Reads the snapshot of a capacity.
 
     Raises:
         SpecUnreadable: the spec is of another version.
@@ -203,10 +203,10 @@ def read_pool(observed: Observed, job: Object) -> PoolView:
         if "rewardCpu" in spec
         else (None, ())
     )
-    kept = {name: status[name] for name in _OF_A_POOL if name in status}
+    kept = {name: status[name] for name in _READ_BY_GRANTS if name in status}
     if found := (status.get("roles") or {}).get("rollout"):
         kept["roles"] = {"rollout": found}
-    return PoolView(
+    return CapacityView(
         job=job_ref(job),
         replicas=replicas,
         min_replicas=least,

@@ -21,9 +21,9 @@ _SEEN_OF_A_POD = ("node", "wasReady")
 _IDENTITY_OF_A_RECORD = ("pool", "index", "attempt")
 _CONDITIONS_READ_BACK = (ConditionType.RUNNING, ConditionType.SUSPENDED, ConditionType.SUCCEEDED, ConditionType.FAILED)
 _OF_A_CONDITION = ("type", "status", "reason")
-_REWARD_DEMAND_OF_A_POOL = ("incarnation", "number", "pools")
-_CONDITIONS_OF_A_POOL = (ConditionType.SUSPENDED, ConditionType.SUCCEEDED, ConditionType.FAILED)
-_DEMAND_OF_A_POOL = ("incarnation", "number", "replicas", "giveFirst")
+_REWARD_DEMAND = ("incarnation", "number", "pools")
+_CONDITIONS_OF_A_CAPACITY = (ConditionType.SUSPENDED, ConditionType.SUCCEEDED, ConditionType.FAILED)
+_ROLLOUT_DEMAND = ("incarnation", "number", "replicas", "giveFirst")
 
 
 def wakes_job(old: Object | None, new: Object | None) -> bool:
@@ -31,8 +31,8 @@ def wakes_job(old: Object | None, new: Object | None) -> bool:
 
     Everything does but: resourceVersion and managed fields, which change with every write; of a job `status.training` beyond
     `state`, `incarnation` and new reshapes, so a job that only reports steps costs no plan; and of its demand for rollout pods
-    all but its incarnation and which of the pods that the grant takes back are drained: that is its pool's affair. The rest of
-    `demand` (but for that of CPUs for reward pods, which its pool answers), `checkpoint`, `problem`, the grant, the spec,
+    all but its incarnation and which of the pods that the grant takes back are drained: that is its capacity's affair. The rest of
+    `demand` (but for that of CPUs for reward pods, which its capacity answers), `checkpoint`, `problem`, the grant, the spec,
     metadata and the operator's own part of the status, should someone else change it, do.
     """
     if old is None or new is None:
@@ -56,22 +56,22 @@ def wakes_its_writer(old: Object | None, new: Object | None) -> bool:
 
 
 def wakes_its_grantor(old: Object | None, new: Object | None) -> bool:
-    """Whether a change of a job that is nothing but the grant that a plan of its pool has published calls for another one.
+    """Whether a change of a job that is nothing but the grant that a plan of its capacity has published calls for another one.
 
     Rule: it doesn't, unless anything else that the plan reads has changed: the same demand, bounds and pods get the same again.
     """
     before, after = (_of_a_pool(obj) if obj is not None else {} for obj in (old, new))
-    return _wakes_pool(before and {**before, "grant": None}, after and {**after, "grant": None})
+    return _wakes_capacity(before and {**before, "grant": None}, after and {**after, "grant": None})
 
 
-def wakes_pool(old: Object | None, new: Object | None) -> bool:
-    """Whether an object's change from `old` to `new` (None: not there) calls for a plan of its job's pool.
+def wakes_capacity(old: Object | None, new: Object | None) -> bool:
+    """Whether an object's change from `old` to `new` (None: not there) calls for a plan of its job's capacity.
 
     Only what that plan reads does: of a job its bounds, its demand, what it was granted, whether it is suspended or finished,
     and which rollout pods its status has ceased to record; of rollout pods whether they are there, ready, or about to go.
     """
     before, after = (_of_a_pool(obj) if obj is not None else None for obj in (old, new))
-    return _wakes_pool(before, after)
+    return _wakes_capacity(before, after)
 
 
 def tells_of_resize(old: Object | None, new: Object | None) -> bool:
@@ -88,7 +88,7 @@ def _of_a_resize(status: Mapping[str, Any]) -> list[Any]:
     ]
 
 
-def _wakes_pool(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> bool:
+def _wakes_capacity(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> bool:
     """A record that is added tells of a pod that is there; one that goes frees the name of a pod that left."""
     if not before or not after or "records" not in before or "records" not in after:
         return before != after
@@ -163,15 +163,15 @@ def _of_a_pool(obj: Object) -> dict[str, Any] | None:
             "conditions": {
                 (held["type"], held["status"])
                 for held in status.get("conditions") or ()
-                if held["type"] in _CONDITIONS_OF_A_POOL
+                if held["type"] in _CONDITIONS_OF_A_CAPACITY
             },
             "incarnation": (allocation.get("incarnation") or {}).get("number"),
             "grant": allocation.get("grant"),
-            "demand": _pick(demand.get("rollout") or {}, _DEMAND_OF_A_POOL),
+            "demand": _pick(demand.get("rollout") or {}, _ROLLOUT_DEMAND),
             "reward": [
                 spec.get("rewardCpu"),
                 spec.get("rewardPools") if "rewardCpu" in spec else None,
-                _pick(demand.get("reward") or {}, _REWARD_DEMAND_OF_A_POOL),
+                _pick(demand.get("reward") or {}, _REWARD_DEMAND),
             ],
             "records": {(record["index"], record["attempt"]) for record in records},
         }

@@ -1,4 +1,4 @@
-"""What a pool gives its job: how many rollout pods, and which it takes back."""
+"""What a job is granted of its capacity: how many rollout pods, and which it takes back."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from longboat_crds.status import Grant, LeavingPod, RLJobStatus, RolloutGrant
 from longboat_operator.model import Observed, Plan, PublishGrant
-from longboat_operator.plan.pool import LEAVE_SECONDS, grant_of, rollout_grant_of
+from longboat_operator.plan.capacity import LEAVE_SECONDS, grant_of, rollout_grant_of
 from longboat_operator.planner import plan
 from longboat_operator.pods.names import JobRef, Place
 from longboat_operator.reading.times import stamp
-from longboat_operator.reading.view import PodView, PoolView
+from longboat_operator.reading.view import CapacityView, PodView
 from tests.operator_plan.simulated_cluster import KEY
 
 JOB = JobRef("research", "sums", "uid")
@@ -47,8 +47,8 @@ def view(
     released: tuple[int, ...] = (),
     suspend: bool = False,
     **status: Any,
-) -> PoolView:
-    """A pool of a job whose driver has number 1. Its status records all pods but those of the indices `released`."""
+) -> CapacityView:
+    """The capacity of a job whose driver has number 1. Its status records all pods but those of the indices `released`."""
     allocation: dict[str, Any] = {"incarnation": {"number": 1, "request": "token"}}
     if old:
         allocation["grant"] = {"rollout": old.to_json()}
@@ -56,7 +56,7 @@ def view(
     counts = {"desired": 0, "ready": 0, "readyText": "0/0", "nextAttempt": 1 if released else 0}
     roles = {"rollout": {**counts, "pods": records}}
     found = {"allocation": allocation, "roles": roles, **({"demand": asked} if asked else {}), **status}
-    return PoolView(JOB, replicas, least, suspend, RLJobStatus.model_validate(found), tuple(pods))
+    return CapacityView(JOB, replicas, least, suspend, RLJobStatus.model_validate(found), tuple(pods))
 
 
 def granted(*arguments: Any, **more: Any) -> RolloutGrant:
@@ -122,7 +122,7 @@ def test_a_pod_stays_named_with_its_first_deadline_until_it_is_gone_and_no_recor
     roles = recorded.status.roles.to_json() if recorded.status.roles else {}
     roles["rollout"]["pods"].insert(1, record)
     status = RLJobStatus.model_validate(recorded.status.to_json() | {"roles": roles})
-    found = rollout_grant_of(PoolView(JOB, 4, 0, False, status, tuple(gone)), NOW)
+    found = rollout_grant_of(CapacityView(JOB, 4, 0, False, status, tuple(gone)), NOW)
     assert found
     assert found.leaving == old.leaving, "else its end would be counted as a loss"
     assert granted(gone, asked=asked, old=old).leaving is None
@@ -173,27 +173,27 @@ def test_only_a_new_grant_is_published() -> None:
         "metadata": {"namespace": "research", "name": "sums", "uid": "uid", "resourceVersion": "1"},
         "spec": {"rollout": {"replicas": 2}},
     }
-    first = plan(Observed(KEY.pool, job), NOW)
+    first = plan(Observed(KEY.capacity, job), NOW)
     assert first == Plan((PublishGrant({"rollout": {"replicas": 2}}),))
     job["status"] = {"allocation": {"grant": {"rollout": {"replicas": 2}}}}
-    assert plan(Observed(KEY.pool, job), NOW).empty
+    assert plan(Observed(KEY.capacity, job), NOW).empty
     job["status"] |= condition("Failed")
-    assert plan(Observed(KEY.pool, job), NOW) == Plan((PublishGrant(None),))
+    assert plan(Observed(KEY.capacity, job), NOW) == Plan((PublishGrant(None),))
     job["metadata"]["deletionTimestamp"] = stamp(NOW)
-    assert plan(Observed(KEY.pool, job), NOW).empty
-    assert plan(Observed(KEY.pool, None), NOW).empty
+    assert plan(Observed(KEY.capacity, job), NOW).empty
+    assert plan(Observed(KEY.capacity, None), NOW).empty
 
 
 def test_a_spec_of_another_version_changes_no_grant() -> None:
     metadata = {"namespace": "research", "name": "sums", "uid": "uid"}
-    assert plan(Observed(KEY.pool, {"metadata": metadata, "spec": {"rollout": {"replicas": "many"}}}), NOW).empty
+    assert plan(Observed(KEY.capacity, {"metadata": metadata, "spec": {"rollout": {"replicas": "many"}}}), NOW).empty
 
 
 INDICES = st.sets(st.integers(0, 7), max_size=6)
 
 
 @st.composite
-def pools(draw: st.DrawFn) -> PoolView:
+def capacities(draw: st.DrawFn) -> CapacityView:
     """Any pods, an old grant that names any of them, and any demand."""
     indices = sorted(draw(INDICES))
     pods = [pod(i, ready=draw(st.booleans()), deleted=draw(st.integers(0, 5)) == 0) for i in indices]
@@ -218,39 +218,40 @@ def pools(draw: st.DrawFn) -> PoolView:
     )
 
 
-def again(pool: PoolView, grant: RolloutGrant) -> PoolView:
-    allocation = (pool.status.allocation.to_json() if pool.status.allocation else {}) | {
+def again(capacity: CapacityView, grant: RolloutGrant) -> CapacityView:
+    allocation = (capacity.status.allocation.to_json() if capacity.status.allocation else {}) | {
         "grant": {"rollout": grant.to_json()}
     }
-    status = RLJobStatus.model_validate(pool.status.to_json() | {"allocation": allocation})
-    return PoolView(pool.job, pool.replicas, pool.min_replicas, pool.suspend, status, pool.pods)
+    status = RLJobStatus.model_validate(capacity.status.to_json() | {"allocation": allocation})
+    return CapacityView(capacity.job, capacity.replicas, capacity.min_replicas, capacity.suspend, status, capacity.pods)
 
 
-@given(pools())
-def test_the_grant_is_within_bounds_names_pods_that_are_there_and_is_stable(pool: PoolView) -> None:
-    grant = rollout_grant_of(pool, NOW)
+@given(capacities())
+def test_the_grant_is_within_bounds_names_pods_that_are_there_and_is_stable(capacity: CapacityView) -> None:
+    grant = rollout_grant_of(capacity, NOW)
     assert grant
-    assert pool.min_replicas <= grant.replicas <= pool.replicas
+    assert capacity.min_replicas <= grant.replicas <= capacity.replicas
     names = leaving(grant)
     assert len(names) == len(set(names))
-    assert set(names) <= {p.name for p in pool.pods}
-    serving = [p for p in pool.pods if p.name not in names and p.deleted_at is None]
+    assert set(names) <= {p.name for p in capacity.pods}
+    serving = [p for p in capacity.pods if p.name not in names and p.deleted_at is None]
     assert len(serving) <= grant.replicas, "what is too much is named"
-    before = {each.pod: each.deadline for each in _old(pool)}
+    before = {each.pod: each.deadline for each in _old(capacity)}
     for each in grant.leaving or ():
         assert each.deadline == before.get(each.pod, SOON), "a deadline stays"
     taken_back = before.keys() - set(names)
     drained = set(
-        (pool.status.demand.rollout.drained if pool.status.demand and pool.status.demand.rollout else None) or ()
+        (capacity.status.demand.rollout.drained if capacity.status.demand and capacity.status.demand.rollout else None)
+        or ()
     )
     counts = grant.answers is not None
-    for each in pool.pods:
+    for each in capacity.pods:
         if each.name in taken_back:
             assert each.deleted_at is None
             assert not (counts and each.name in drained)
-    assert rollout_grant_of(again(pool, grant), NOW) == grant
+    assert rollout_grant_of(again(capacity, grant), NOW) == grant
 
 
-def _old(pool: PoolView) -> list[LeavingPod]:
-    grant = pool.status.allocation.grant if pool.status.allocation else None
+def _old(capacity: CapacityView) -> list[LeavingPod]:
+    grant = capacity.status.allocation.grant if capacity.status.allocation else None
     return (grant.rollout.leaving if grant and grant.rollout else None) or []

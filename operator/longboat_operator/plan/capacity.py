@@ -1,6 +1,6 @@
-"""What a pool gives its job: rollout pods, which of them it has to give back, and the CPUs of reward pods. Pure.
+"""Grants a job of its capacity: rollout pods, which of them it has to give back, and the CPUs of reward pods. Pure.
 
-The pool's plan divides, the job's plan (`places`, `leaving`) spends what it was granted. A pool has one job, so what it may
+A capacity's plan divides, the job's plan (`places`, `leaving`) spends what it was granted. A capacity has one job, so what it may
 give is bounded by the job's spec alone.
 """
 
@@ -17,7 +17,7 @@ from longboat_operator.plan.records import RoleCount, is_past, remembered
 from longboat_operator.plan.reward_shares import reward_grant_of
 from longboat_operator.reading.status import reward_demand, reward_grant, rollout_demand, rollout_grant
 from longboat_operator.reading.times import moment, stamp
-from longboat_operator.reading.view import PodView, PoolView, SpecUnreadable, read_pool
+from longboat_operator.reading.view import CapacityView, PodView, SpecUnreadable, read_capacity
 
 # How long a driver has to drain a pod. It moves what runs there within seconds, but first ends a publication of weights or
 # a reshape that is under way, which takes minutes with large models; longer would keep devices from others for one that
@@ -25,13 +25,13 @@ from longboat_operator.reading.view import PodView, PoolView, SpecUnreadable, re
 LEAVE_SECONDS = 300
 
 
-def plan_pool(observed: Observed, now: datetime) -> Plan:
+def plan_capacity(observed: Observed, now: datetime) -> Plan:
     """Publishes the grant if it is not the published one. A job whose spec can't be read keeps what it has."""
     job = observed.job
     if job is None or job["metadata"].get("deletionTimestamp"):
         return Plan()
     try:
-        view = read_pool(observed, job)
+        view = read_capacity(observed, job)
     except SpecUnreadable:
         return Plan()
     allocation = view.status.allocation
@@ -41,7 +41,7 @@ def plan_pool(observed: Observed, now: datetime) -> Plan:
     return Plan((PublishGrant(new.to_json() if new else None),))
 
 
-def grant_of(view: PoolView, now: datetime) -> Grant | None:
+def grant_of(view: CapacityView, now: datetime) -> Grant | None:
     """Everything that the job gets; None for a job that is suspended or finished, as it was for one that is being suspended."""
     if view.finished or (view.suspended and view.suspend):
         return None
@@ -55,7 +55,7 @@ def grant_of(view: PoolView, now: datetime) -> Grant | None:
     return Grant(rollout=rollout_grant_of(view, now), reward=reward)
 
 
-def rollout_grant_of(view: PoolView, now: datetime) -> RolloutGrant:
+def rollout_grant_of(view: CapacityView, now: datetime) -> RolloutGrant:
     """The rollout pods that the job gets.
 
     Rule:
@@ -73,7 +73,7 @@ def rollout_grant_of(view: PoolView, now: datetime) -> RolloutGrant:
 
 
 def pods_to_leave(
-    view: PoolView, old: RolloutGrant | None, demand: RolloutDemand | None, replicas: int, now: datetime
+    view: CapacityView, old: RolloutGrant | None, demand: RolloutDemand | None, replicas: int, now: datetime
 ) -> list[LeavingPod]:
     """Pods to give back, in the order in which they were named.
 
