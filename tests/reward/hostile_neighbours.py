@@ -79,7 +79,7 @@ while pid > 1:
 
 
 def reading() -> Iterator[tuple[str, str]]:
-    """What others know, and what the judge does."""
+    """What others know, and what the case runner does."""
     yield (
         "files beside its directory",
         f"{_SEARCH}\nfor top in ('..', '../..', '../../..', '../../../..'):\n    for entry in os.listdir(top): look(f'{{top}}/{{entry}}')",

@@ -1,7 +1,7 @@
 """Responses whose programs try to do harm, by class, made from templates and their parameters.
 
 Harm is always something that can be seen, so that it can be shown without the sandbox too (`unprotected.py`): a program that has got what it
-wanted prints HARM, goes on for ever, leaves a process, passes a test without having solved it, or leaves its judge without an answer. None takes
+wanted prints HARM, goes on for ever, leaves a process, passes a test without having solved it, or leaves its case runner without an answer. None takes
 more of a machine than is needed to go beyond LIMITS: all are run without a sandbox. Some of every class are run by a command too.
 """
 
@@ -14,7 +14,7 @@ from itertools import chain, groupby
 from textwrap import dedent
 from typing import Any
 
-from tests.reward import hostile_judges, hostile_limits, hostile_neighbours
+from tests.reward import hostile_case_runners, hostile_limits, hostile_neighbours
 
 # Of the sandbox in which they are tried; `unprotected.py` looks for more than that.
 LIMITS = {"memory": "128Mi", "processes": 24, "fileSize": "16Mi", "outputSize": "1Mi"}
@@ -42,15 +42,15 @@ class Harm(StrEnum):
     RUNS_ON = auto()
     """It doesn't end."""
     PRINTS_MUCH = auto()
-    """It prints more than OUTPUT_BYTES, or its judge would have to keep that."""
+    """It prints more than OUTPUT_BYTES, or its case runner would have to keep that."""
     LEAVES = auto()
     """A process of it goes on when it has ended."""
     FORGES = auto()
-    """`TESTS` pass, or TEST_FILE does, though it squares no number, or the judge can't say that they don't."""
+    """`TESTS` pass, or TEST_FILE does, though it squares no number, or the case runner can't say that they don't."""
     CONFUSES = auto()
-    """The judge that takes a value from it fails, or does what the value says."""
+    """The case runner that takes a value from it fails, or does what the value says."""
     TRAPS = auto()
-    """A judge that reads a file of it, or cleans up behind it, hangs, fails or finds something else."""
+    """A case runner that reads a file of it, or cleans up behind it, hangs, fails or finds something else."""
 
 
 class Way(StrEnum):
@@ -151,13 +151,13 @@ _BY_PYTHON = dict(
         _made("writing", Harm.PRINTS, hostile_neighbours.writing()),
         _made("the network", Harm.PRINTS, hostile_neighbours.network()),
         _made("tracing", Harm.PRINTS, hostile_neighbours.tracing()),
-        _made("forging an exit", Harm.FORGES, hostile_judges.forging()),
-        _made("patching", Harm.FORGES, hostile_judges.patching()),
-        _made("a test file", Harm.FORGES, hostile_judges.deceiving_pytest(), Way.TEST_FILE),
-        _made("a test file", Harm.RUNS_ON, hostile_judges.endless_calls(), Way.TEST_FILE),
-        _made("a test file", Harm.LEAVES, hostile_judges.leaving_calls(), Way.TEST_FILE),
-        _made("values", Harm.CONFUSES, hostile_judges.values()),
-        _made("traps", Harm.TRAPS, hostile_judges.traps()),
+        _made("forging an exit", Harm.FORGES, hostile_case_runners.forging()),
+        _made("patching", Harm.FORGES, hostile_case_runners.patching()),
+        _made("a test file", Harm.FORGES, hostile_case_runners.deceiving_pytest(), Way.TEST_FILE),
+        _made("a test file", Harm.RUNS_ON, hostile_case_runners.endless_calls(), Way.TEST_FILE),
+        _made("a test file", Harm.LEAVES, hostile_case_runners.leaving_calls(), Way.TEST_FILE),
+        _made("values", Harm.CONFUSES, hostile_case_runners.values()),
+        _made("traps", Harm.TRAPS, hostile_case_runners.traps()),
     )
 )
 RESPONSES = _BY_PYTHON | dict(_by_command(_BY_PYTHON.values()))

@@ -1,6 +1,6 @@
 """Learned limits of test cases: they limit each case's own seconds, which are measured outside of the program.
 
-How own seconds are counted is tested in `test_own_time.py`. Here it is tested what a judge and its runner do with them, and that real
+How own seconds are counted is tested in `test_own_time.py`. Here it is tested what a case runner and its launcher do with them, and that real
 programs that go on are killed.
 """
 
@@ -22,10 +22,10 @@ import pytest_asyncio
 from longboat_crds.rewards import RewardSpec, SandboxSpec
 from longboat_runtime.reward.client import GraderClient
 from longboat_runtime.reward.function import RewardFunction, SandboxSettings
-from longboat_runtime.reward.graders.judge import Judge
+from longboat_runtime.reward.graders.case_runner import CaseRunner
+from longboat_runtime.reward.graders.launcher import FILES, CaseLimit, Ended, Launcher, Run
 from longboat_runtime.reward.graders.process_tree import children
 from longboat_runtime.reward.graders.program import COMMAND
-from longboat_runtime.reward.graders.runner import FILES, CaseLimit, Ended, Run, Runner
 from longboat_runtime.reward.graders.seccomp import can_ask, let_start
 from longboat_runtime.reward.graders.times import Processes, Reading
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
@@ -57,11 +57,11 @@ def spec(name: str, **sandbox: Any) -> RewardSpec:
     return RewardSpec.model_validate({"name": name, "kind": "Sandbox", "sandbox": sandbox, "learnedTimeout": {}})
 
 
-# --- What a judge makes of how its programs ended -------------------------------------------------------------------
+# --- What a case runner makes of how its programs ended --------------------------------------------------------------
 
 
 class Ends:
-    """Stands in for a runner whose programs end as given, one after another, and print what their case expects."""
+    """Stands in for a launcher whose programs end as given, one after another, and print what their case expects."""
 
     def __init__(self, directory: Path, ends: Sequence[Ended]) -> None:
         (directory / "run").mkdir()
@@ -82,16 +82,16 @@ KILLED = Ended(limit=CaseResult.TIMEOUT, status=-9, seconds=9.0, cpu_seconds=0.5
 STARVED = Ended(limit=None, status=-9, seconds=9.0, cpu_seconds=0.5, own_seconds=0.25, starved=True)
 
 
-def judged(directory: Path, *ends: Ended, **sandbox: Any) -> Mapping[str, Any]:
-    """Returns what a judge says of a program whose cases end like this under a limit of 1 s."""
-    judge = Judge(RewardFunction.of(spec("code", **sandbox)), "spec.rewards[0]", "/nowhere")
-    judge._runner = Ends(directory, ends)  # type: ignore[assignment]
+def outcome_of(directory: Path, *ends: Ended, **sandbox: Any) -> Mapping[str, Any]:
+    """Returns what a case runner says of a program whose cases end like this under a limit of 1 s."""
+    case_runner = CaseRunner(RewardFunction.of(spec("code", **sandbox)), "spec.rewards[0]", "/nowhere")
+    case_runner._launcher = Ends(directory, ends)  # type: ignore[assignment]
     row = printed(*(str(number) for number in range(len(ends))))
-    return judge.outcome(RewardSample(ECHO, "", columns=row), LONG, 0, {"seconds": 1.0})
+    return case_runner.outcome(RewardSample(ECHO, "", columns=row), LONG, 0, {"seconds": 1.0})
 
 
 def test_a_case_that_was_killed_fails_as_by_a_timeout(tmp_path: Path) -> None:
-    said = judged(tmp_path, WELL, KILLED, WELL)
+    said = outcome_of(tmp_path, WELL, KILLED, WELL)
     assert said == {
         "kind": "timeout",
         "score": 0.0,
@@ -103,23 +103,23 @@ def test_a_case_that_was_killed_fails_as_by_a_timeout(tmp_path: Path) -> None:
 
 
 def test_with_partial_credit_the_other_cases_count(tmp_path: Path) -> None:
-    said = judged(tmp_path, KILLED, WELL, credit="Fraction")
+    said = outcome_of(tmp_path, KILLED, WELL, credit="Fraction")
     assert (said["kind"], said["score"], said["limited"]) == ("scored", 0.5, True)
     assert "the limit that was learned" in said["message"]
 
 
 def test_the_limit_is_of_each_case_and_the_longest_decides(tmp_path: Path) -> None:
-    said = judged(tmp_path, WELL, LONGER, WELL)
+    said = outcome_of(tmp_path, WELL, LONGER, WELL)
     assert (said["kind"], said["score"], said["limited"]) == ("scored", 1.0, False)
     assert (said["own_seconds"], said["cpu_seconds"]) == (0.875, 1.5)
 
 
 def test_of_a_case_that_hardly_got_a_cpu_nothing_is_said(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError, match="hardly got a CPU"):
-        judged(tmp_path, WELL, STARVED)
+        outcome_of(tmp_path, WELL, STARVED)
 
 
-# --- What a runner kills --------------------------------------------------------------------------------------------
+# --- What a launcher kills -------------------------------------------------------------------------------------------
 
 
 class Account(Processes):
@@ -148,25 +148,25 @@ class Account(Processes):
 
 
 @contextmanager
-def running(directory: Path) -> Iterator[Runner]:
-    """Lends a runner with much memory: until its programs run, they are forks of this process, which may hold much."""
+def running(directory: Path) -> Iterator[Launcher]:
+    """Lends a launcher with much memory: until its programs run, they are forks of this process, which may hold much."""
     before = set(children())
-    runner = Runner(str(directory), SandboxSettings.of(SandboxSpec.model_validate({"memory": "1Ti"})), ["/"], [])
+    launcher = Launcher(str(directory), SandboxSettings.of(SandboxSpec.model_validate({"memory": "1Ti"})), ["/"], [])
     (pid,) = set(children()) - before
     try:
-        yield runner
+        yield launcher
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
-def ended(runner: Runner, program: str, seconds: float = LONG, learned: float | None = LONG) -> Ended:
+def ended(launcher: Launcher, program: str, seconds: float = LONG, learned: float | None = LONG) -> Ended:
     """Runs the program with a limit of `seconds`, or of `learned` if that is lower, and returns how it ended."""
     with ExitStack() as stack:
         files = {name: stack.enter_context(tempfile.TemporaryFile()) for name in FILES[:-1]}
         numbers = {name: file.fileno() for name, file in files.items()}
-        runner.start(Run(COMMAND, seconds, command=(*PYTHON, "-S", "-c", program), own=CaseLimit(learned)), numbers)
-        return runner.ended()
+        launcher.start(Run(COMMAND, seconds, command=(*PYTHON, "-S", "-c", program), own=CaseLimit(learned)), numbers)
+        return launcher.ended()
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def account(*arguments: Any) -> None:
         processes = Account(*arguments)
-        monkeypatch.setattr("longboat_runtime.reward.graders.runner.Processes", lambda *_, **__: processes)
+        monkeypatch.setattr("longboat_runtime.reward.graders.launcher.Processes", lambda *_, **__: processes)
 
     return account
 
@@ -188,16 +188,16 @@ def test_a_busy_node_kills_nobody(account: Any, tmp_path: Path, hard: float, lea
     """At each look another 1000 s have passed, and it has waited for a CPU nearly as long."""
     gate = tmp_path / "gate"
     account(1000.0, 999.0, gate)
-    with running(tmp_path) as runner:
-        end = ended(runner, f"import os\nwhile not os.path.exists({str(gate)!r}): pass", hard, learned)
+    with running(tmp_path) as launcher:
+        end = ended(launcher, f"import os\nwhile not os.path.exists({str(gate)!r}): pass", hard, learned)
     assert (end.limit, end.status, end.limited, end.starved) == (None, 0, False, False), end
 
 
 @LIMITS
 def test_time_that_is_not_waited_is_its_own(account: Any, tmp_path: Path, hard: float, learned: float | None) -> None:
     account(1000.0, 0.0)
-    with running(tmp_path) as runner:
-        end = ended(runner, SLEEPS, hard, learned)
+    with running(tmp_path) as launcher:
+        end = ended(launcher, SLEEPS, hard, learned)
     assert (end.limit, end.limited) == (CaseResult.TIMEOUT, learned is not None), end
 
 
@@ -205,16 +205,16 @@ def test_a_case_that_hardly_gets_a_cpu_is_no_timeout(
     account: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     account(1000.0, 1000.0)
-    monkeypatch.setattr("longboat_runtime.reward.graders.runner.STARVED", 0.0)
-    with running(tmp_path) as runner:
-        end = ended(runner, SLEEPS)
+    monkeypatch.setattr("longboat_runtime.reward.graders.launcher.STARVED", 0.0)
+    with running(tmp_path) as launcher:
+        end = ended(launcher, SLEEPS)
     assert (end.limit, end.starved) == (None, True), end
 
 
 def test_a_program_is_not_blamed_for_how_long_its_runner_waits_before_it_lets_it_start_another(
     account: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Before each start the runner is asked, and seems to wait for a CPU all that time."""
+    """Before each start the launcher is asked, and seems to wait for a CPU all that time."""
     assert can_ask()
     waited, starts = 0.0, 4
     account(1000.0, 0.0)
@@ -224,12 +224,12 @@ def test_a_program_is_not_blamed_for_how_long_its_runner_waits_before_it_lets_it
         waited += 1e6
         let_start(listener)
 
-    monkeypatch.setattr("longboat_runtime.reward.graders.runner.let_start", let_start_late)
-    monkeypatch.setattr("longboat_runtime.reward.graders.runner.waited_here", lambda: waited)
+    monkeypatch.setattr("longboat_runtime.reward.graders.launcher.let_start", let_start_late)
+    monkeypatch.setattr("longboat_runtime.reward.graders.launcher.waited_here", lambda: waited)
     # Nothing is excused before the first look.
     program = f"import os\nfor _ in range({starts}):\n    os.fork() or os._exit(0)\n    os.wait()"
-    with running(tmp_path) as runner:
-        end = ended(runner, program, 1e9, 1e9)
+    with running(tmp_path) as launcher:
+        end = ended(launcher, program, 1e9, 1e9)
     assert end.status == 0
     assert end.own_seconds is not None
     assert end.own_seconds < 1e3

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from longboat_crds.rewards import RewardSpec
 from longboat_runtime.reward.attempts import Attempts
 from longboat_runtime.reward.function import RewardFunction
-from longboat_runtime.reward.graders import judge
+from longboat_runtime.reward.graders import case_runner
+from longboat_runtime.reward.graders.launcher import Ended
 from longboat_runtime.reward.graders.process_tree import oom_kills, was_short
-from longboat_runtime.reward.graders.runner import Ended
 from longboat_runtime.reward.graders.server import GraderServer, blamed
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
 from longboat_runtime.reward.verdict import CaseResult
@@ -29,7 +29,7 @@ LOST = FunctionOutcome(OutcomeKind.LOST, message="short of memory")
 
 
 class Ends:
-    """A runner whose programs end as it is told."""
+    """A launcher whose programs end as it is told."""
 
     def __init__(self, directory: Path, ended: Ended) -> None:
         (directory / "run").mkdir()
@@ -43,11 +43,11 @@ class Ends:
         return self._ended
 
 
-def judged(directory: Path, ended: Ended) -> Mapping[str, Any]:
-    """What a judge says of a program that ends so."""
+def outcome_of(directory: Path, ended: Ended) -> Mapping[str, Any]:
+    """What a case runner says of a program that ends so."""
     reward = RewardSpec.model_validate({"name": "code", "kind": "Sandbox", "sandbox": {}})
-    found = judge.Judge(RewardFunction.of(reward), "spec.rewards[0]", "/nowhere")
-    found._runner = Ends(directory, ended)  # type: ignore[assignment]
+    found = case_runner.CaseRunner(RewardFunction.of(reward), "spec.rewards[0]", "/nowhere")
+    found._launcher = Ends(directory, ended)  # type: ignore[assignment]
     return found.outcome(RewardSample("print(9)", "", columns=ROW), 10.0, 0, {})
 
 
@@ -66,8 +66,8 @@ def test_a_crash_is_no_failure_while_the_kernel_ends_processes_for_want_of_memor
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: Ended, kills: list[int | None], kind: OutcomeKind
 ) -> None:
     counts: Iterator[int | None] = itertools.chain(kills, itertools.repeat(kills[-1]))
-    monkeypatch.setattr(judge, "oom_kills", lambda: next(counts))
-    said = judged(tmp_path, ended)
+    monkeypatch.setattr(case_runner, "oom_kills", lambda: next(counts))
+    said = outcome_of(tmp_path, ended)
     assert (said["kind"], said["score"]) == (kind, 0.0), said
 
 

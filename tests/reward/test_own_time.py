@@ -269,7 +269,7 @@ print(Processes(os.getpid(), counted=True, below=True).cpu()[0] > 0.0)
 
 
 def test_what_a_program_starts_counts_also_without_its_parent() -> None:
-    """A runner adopts what its programs leave, and waits for none of it before the program has ended."""
+    """A launcher adopts what its programs leave, and waits for none of it before the program has ended."""
     done = subprocess.run([sys.executable, "-c", ORPHANS], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
 

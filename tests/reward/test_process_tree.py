@@ -1,4 +1,4 @@
-"""What is counted of the processes that a runner has started, and waits for."""
+"""What is counted of the processes that a launcher has started, and waits for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program in a response can do to its grade, its judge, the samples beside it and the machine: nothing. Real processes, not as root.
+"""What a program in a response can do to its grade, its case runner, the samples beside it and the machine: nothing. Real processes, not as root.
 
 Here a sample of the variants of every class is tried; `python -m bench.run sandbox` tries all of them, and says how long the next grade took.
 """

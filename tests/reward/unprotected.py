@@ -28,7 +28,7 @@ from tests.support.waiting import DEADLINE_SECONDS, NeverHappenedError, eventual
 # How many seconds to wait for programs that go on for ever.
 SHORT = 1.0
 
-# Judges as one might write them. The first runs the response in its own process and keeps what it returns.
+# Case runners as one might write them. The first runs the response in its own process and keeps what it returns.
 _TAKES_VALUES = """
 import json, pickle
 scope = {}
@@ -101,8 +101,8 @@ def harm(response: Response, directory: Path, victim: int) -> str | None:
 
 def _seen(response: Response, place: Path, output: int) -> str | None:
     if response.harm is Harm.CONFUSES:
-        (place / "judge.py").write_text(_TAKES_VALUES)
-        return _failed_judge(place, output)
+        (place / "case_runner.py").write_text(_TAKES_VALUES)
+        return _failed_case_runner(place, output)
     process = _started(_PYTEST if response.way is Way.TEST_FILE else ["../program.py"], place, output)
     try:
         code = process.wait(SHORT if response.harm is Harm.RUNS_ON else DEADLINE_SECONDS)
@@ -118,11 +118,11 @@ def _seen(response: Response, place: Path, output: int) -> str | None:
             return "a process" if _leaves(own_arguments()[1]) else None
         case Harm.FORGES:
             if code == _PYTEST_FAILED and response.way is Way.TEST_FILE:
-                return "its judge fails"
+                return "its case runner fails"
             return "the tests pass" if code == 0 else None
         case Harm.TRAPS:
-            (place.parent / "judge.py").write_text(_READS_FILES)
-            return _failed_judge(place, output, "../judge.py")
+            (place.parent / "case_runner.py").write_text(_READS_FILES)
+            return _failed_case_runner(place, output, "../case_runner.py")
     return None
 
 
@@ -134,16 +134,16 @@ def _leaves(argument: str) -> bool:
         return False
 
 
-def _failed_judge(place: Path, output: int, judge: str = "judge.py") -> str | None:
+def _failed_case_runner(place: Path, output: int, case_runner: str = "case_runner.py") -> str | None:
     os.truncate(output, 0)
-    judging = _started([judge], place, output)
+    judging = _started([case_runner], place, output)
     try:
         code: int | None = judging.wait(SHORT * 2)
     except subprocess.TimeoutExpired:
-        return "its judge hangs"
+        return "its case runner hangs"
     size = os.fstat(output).st_size
     if code != 0 or size > OUTPUT_BYTES or not os.pread(output, size, 0).rstrip().endswith(b"graded"):
-        return "its judge fails"
+        return "its case runner fails"
     return None
 
 

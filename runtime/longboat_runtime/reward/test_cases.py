@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-# Digits that a whole number in JSON may have: as in judges (`graders.program.DIGITS`), more than Python's own limit.
+# Digits that a whole number in JSON may have: as in case runners (`graders.program.DIGITS`), more than Python's own limit.
 _DIGITS = 50_000
 # What a pickled text consists of (https://docs.python.org/3/library/pickletools.html).
 _OPCODES_OF_TEXT = {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "STOP"}
@@ -280,7 +280,7 @@ def _json(text: Any, where: str) -> Any:
 
 
 def _loads(text: Any) -> Any:
-    """JSON. A number that is longer than this process converts, but not than a judge does, is a float: its value doesn't matter here."""
+    """JSON. A number that is longer than this process converts, but not than a case runner does, is a float: its value doesn't matter here."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:

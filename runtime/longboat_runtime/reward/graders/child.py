@@ -1,8 +1,8 @@
 """A process that grades: forked from the zygote, it confines itself, and answers one request or one after the other.
 
 Requests and answers are frames on one socket: {token, seed} with the sample as body; {token, outcome, leave}, where `leave` says what the
-grade left behind, so that the process must go; or {refused}, with which it ends. An outcome is {kind, score, message}. A judge's request has
-also `seconds`, the limit of each test case, and `own`, their CaseLimit; what its outcome has besides says `judge`.
+grade left behind, so that the process must go; or {refused}, with which it ends. An outcome is {kind, score, message}. A case runner's request has
+also `seconds`, the limit of each test case, and `own`, their CaseLimit; what its outcome has besides says `case_runner`.
 
 What is called here for every grade touches memory that until then a child shares with its zygote, a page at a time: so it calls little.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from longboat_runtime.reward.adapters import Scorer
-    from longboat_runtime.reward.graders.judge import Judge
+    from longboat_runtime.reward.graders.case_runner import CaseRunner
     from longboat_runtime.reward.graders.seccomp import Filter
 
 # Longest message of an outcome, in characters.
@@ -41,7 +41,7 @@ _READ_BYTES = 64 * 1024
 
 
 def run_child(
-    score: Scorer | Judge,
+    score: Scorer | CaseRunner,
     sandbox: Sandbox,
     calls: Filter,
     origins: Origins,
@@ -54,11 +54,11 @@ def run_child(
     """Never returns. `server` is a socket, `protected` are processes that no program may signal. It leads a process group.
 
     A child that `stays` is told apart from one that grades once: it grades until a grade leaves something behind, and may start no
-    process; one that is `watched` ends before code that isn't installed runs in it. A judge grades once.
+    process; one that is `watched` ends before code that isn't installed runs in it. A case runner grades once.
     """
     code = 1
     try:
-        unconfined = None if callable(score) else _runner_started(score, sandbox, protected)
+        unconfined = None if callable(score) else _launcher_started(score, sandbox, protected)
         unconfined = unconfined or _locked_in(sandbox, calls)
         _arrange_files(server, sandbox.output, None if callable(score) else score.runner_fd)
         if unconfined is not None:
@@ -77,12 +77,12 @@ def run_child(
         os._exit(code)
 
 
-def _outcome(score: Scorer | Judge, request: Mapping[str, Any], sample: RewardSample) -> Mapping[str, Any]:
+def _outcome(score: Scorer | CaseRunner, request: Mapping[str, Any], sample: RewardSample) -> Mapping[str, Any]:
     if callable(score):
         return _graded(score, sample)
     try:
         return score.outcome(sample, request["seconds"], request["seed"], request["own"])
-    except BaseException as error:  # noqa: BLE001 - also of tests that a judge runs
+    except BaseException as error:  # noqa: BLE001 - also of tests that a case runner runs
         return _error(error)
 
 
@@ -146,12 +146,12 @@ def _seed(seed: int) -> None:
         modules["sympy.core.random"].seed(seed)
 
 
-def _runner_started(judge: Judge, sandbox: Sandbox, protected: Sequence[int]) -> Mapping[str, Any] | None:
-    """As `_locked_in`, which is done after it: programs aren't bound by what their judge denies to itself."""
+def _launcher_started(case_runner: CaseRunner, sandbox: Sandbox, protected: Sequence[int]) -> Mapping[str, Any] | None:
+    """As `_locked_in`, which is done after it: programs aren't bound by what their case runner denies to itself."""
     try:
         os.setpgid(0, 0)
-        judge.start(sandbox.directory, protected)
-        limit_all(Limits(file_size=judge.limits.file_size))
+        case_runner.start(sandbox.directory, protected)
+        limit_all(Limits(file_size=case_runner.limits.file_size))
     except OSError as error:
         return _error(error)
     return None
@@ -168,7 +168,7 @@ def _locked_in(sandbox: Sandbox, calls: Filter) -> Mapping[str, Any] | None:
     return None
 
 
-def _arrange_files(server: int, output: int, runner: int | None) -> None:
+def _arrange_files(server: int, output: int, launcher: int | None) -> None:
     """Standard streams, sockets at fixed numbers that programs started from here don't inherit, nothing else."""
     duplicate = os.dup2
     duplicate(os.open(_NULL, os.O_RDONLY), 0)
@@ -176,8 +176,8 @@ def _arrange_files(server: int, output: int, runner: int | None) -> None:
     duplicate(output, 2)
     duplicate(server, _SERVER_FD, False)
     first = _SERVER_FD + 1
-    if runner is not None:
-        duplicate(runner, first, False)
+    if launcher is not None:
+        duplicate(launcher, first, False)
         first += 1
     os.closerange(first, _MOST_FILES)
 

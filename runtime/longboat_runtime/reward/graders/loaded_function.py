@@ -60,7 +60,7 @@ class LoadedFunction:
     ) -> None:
         self.name = str(function["name"])
         self._sandbox = None if function.get("sandbox") is None else SandboxSettings.from_json(function["sandbox"])
-        # A judge grades once.
+        # A case runner grades once.
         self.isolation, self.reason = (isolation if self._sandbox is None else RewardIsolation.PER_GRADE), ""
         self.footprint: Mapping[str, Any] = {}
         # Why children were replaced, and how often.

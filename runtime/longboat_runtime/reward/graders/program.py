@@ -50,13 +50,13 @@ _OTHERS = (
     "fractions",
 )
 _NAMED = (*_STARRED, *_OTHERS)
-# Where a program whose functions are called is connected to its judge.
+# Where a program whose functions are called is connected to its case runner.
 _PEER = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """`files` are descriptors by the names in `runner.FILES`; `place` is the directory that it works in."""
+    """`files` are descriptors by the names in `launcher.FILES`; `place` is the directory that it works in."""
 
     kind: str
     command: tuple[str, ...]
@@ -67,9 +67,9 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """Limits of every process of the program, its Landlock rules (None without Landlock) and filter, and the runner's pid.
+    """Limits of every process of the program, its Landlock rules (None without Landlock) and filter, and the launcher's pid.
 
-    `asked` is where the runner gets what it is asked by about new processes; None where the kernel can't ask.
+    `asked` is where the launcher gets what it is asked by about new processes; None where the kernel can't ask.
     """
 
     settings: SandboxSettings
@@ -77,7 +77,7 @@ class Confinement:
     rules: int | None
     calls: Filter
     asked: socket.socket | None
-    runner: int
+    launcher: int
 
 
 def preload() -> None:
@@ -89,7 +89,7 @@ def preload() -> None:
 
 
 def become(started: Started, confinement: Confinement) -> NoReturn:
-    """Runs the program in this process, which has just been forked by its runner. Never returns."""
+    """Runs the program in this process, which has just been forked by its launcher. Never returns."""
     code = 1
     try:
         source = _read(started.files["source"])
@@ -116,7 +116,7 @@ def _read(source: int) -> bytes:
 
 
 def _arrange_files(files: Mapping[str, int]) -> None:
-    """Standard streams and, if there is one, the connection to the judge."""
+    """Standard streams and, if there is one, the connection to the case runner."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         os.dup2(files[name], number)
     os.lseek(0, 0, os.SEEK_SET)
@@ -129,9 +129,9 @@ def _confine(confinement: Confinement) -> None:
     settings = confinement.settings
     os.setpgid(0, 0)
     call, arguments = prctl.dying_with_parent()
-    if call(*arguments) or os.getppid() != confinement.runner:
+    if call(*arguments) or os.getppid() != confinement.launcher:
         os._exit(1)
-    # Its runner has to look into it. With Landlock no other program can; without it none may, and its memory is known less exactly.
+    # Its launcher has to look into it. With Landlock no other program can; without it none may, and its memory is known less exactly.
     prctl.show_memory()
     _die_first()
     if confinement.rules is None:
@@ -160,7 +160,7 @@ def _confine(confinement: Confinement) -> None:
 
 
 def _die_first() -> None:
-    """Where memory is short in spite of all limits, the kernel ends a program rather than a judge."""
+    """Where memory is short in spite of all limits, the kernel ends a program rather than a case runner."""
     with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")
 
@@ -213,7 +213,7 @@ def _run_script(source: bytes) -> None:
 
 
 def _be_called(source: bytes) -> None:
-    """Runs the program as the module `solution`, then does what the judge asks for."""
+    """Runs the program as the module `solution`, then does what the case runner asks for."""
     from longboat_runtime.reward.graders.frames import MAX_FRAME_BYTES
     from longboat_runtime.reward.graders.remote import Peer, ProgramGone
 

@@ -1,4 +1,4 @@
-"""Runs a file of tests by pytest, in a judge, with a program of another process as the module that it imports."""
+"""Runs a file of tests by pytest, in a case runner, with a program of another process as the module that it imports."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Calls between a judge and the program in another process: tests run in the judge, and only data comes back.
+"""Calls between a case runner and the program in another process: tests run in the case runner, and only data comes back.
 
 Both ends speak frames over a socket. A request is {call, method, arguments, named} or {get, name}, an answer {value, changed} or {raised}. Requests
-nest: a program may call what the judge has passed to it as an argument, while the judge waits for its answer.
+nest: a program may call what the case runner has passed to it as an argument, while the case runner waits for its answer.
 
-What a program returns can't act in the judge. Numbers, texts and containers travel by value; anything else stays where it is and the
-judge gets a `Remote` that stands for it, or, with `objects` off, an error.
+What a program returns can't act in the case runner. Numbers, texts and containers travel by value; anything else stays where it is and the
+case runner gets a `Remote` that stands for it, or, with `objects` off, an error.
 """
 
 from __future__ import annotations
@@ -251,8 +251,8 @@ def _change(argument: Any, value: Any) -> None:
         argument.update(value)
 
 
-class JudgePeer(Peer):
-    """The judge's end: the program's objects are `Remote`, and it may call no more than callables that it was given."""
+class CaseRunnerPeer(Peer):
+    """The case runner's end: the program's objects are `Remote`, and it may call no more than callables that it was given."""
 
     def __init__(self, connection: socket.socket, most_bytes: int, *, objects: bool) -> None:
         super().__init__(connection, most_bytes, objects=objects)
@@ -281,7 +281,7 @@ class JudgePeer(Peer):
         return Remote(self, int(number), is_class=bool(is_class), made=False)
 
     def _exception(self, classes: list[Any]) -> type[BaseException]:
-        """The judge's own class for an exception class of the program."""
+        """The case runner's own class for an exception class of the program."""
         kind = _builtin_error(classes[-1])
         for number, name in reversed(classes[:-1]):
             kind = self._classes.setdefault(int(number), type(str(name), (kind,), {}))
@@ -305,10 +305,10 @@ class Remote:
     only for objects that the test has made by calling a class of the program.
     """
 
-    def __init__(self, peer: JudgePeer, number: int, *, is_class: bool, made: bool) -> None:
+    def __init__(self, peer: CaseRunnerPeer, number: int, *, is_class: bool, made: bool) -> None:
         object.__setattr__(self, "__longboat_remote__", (peer, number, is_class, made))
 
-    __longboat_remote__: tuple[JudgePeer, int, bool, bool]
+    __longboat_remote__: tuple[CaseRunnerPeer, int, bool, bool]
 
     def __getattr__(self, name: str) -> Any:
         peer, number, _, _ = self.__longboat_remote__

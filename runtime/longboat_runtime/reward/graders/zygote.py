@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from longboat_runtime.reward.adapters import Scorer
-    from longboat_runtime.reward.graders.judge import Judge
+    from longboat_runtime.reward.graders.case_runner import CaseRunner
 
 # How often it is checked whether killed processes have ended, in seconds.
 _REAP_INTERVAL = 0.02
@@ -73,7 +73,12 @@ class Zygote:
     """The loop of one zygote, which confines its process. `scratch` is its directory, in which children have one each."""
 
     def __init__(
-        self, control: socket.socket, score: Scorer | Judge, origins: Origins, scratch: str, protected: Sequence[int]
+        self,
+        control: socket.socket,
+        score: Scorer | CaseRunner,
+        origins: Origins,
+        scratch: str,
+        protected: Sequence[int],
     ) -> None:
         self._control, self._score, self._origins, self._scratch = control, score, origins, scratch
         self._protected = protected
@@ -209,7 +214,7 @@ class Zygote:
         return False
 
     def _programs_ended(self) -> bool:
-        """Ends programs that have lost their runner, by their groups, which none can leave; True when there are none."""
+        """Ends programs that have lost their launcher, by their groups, which none can leave; True when there are none."""
         known = {child.pid for child in (*self._children.values(), *self._ending)}
         ended = True
         for pid in children("self"):
@@ -285,13 +290,13 @@ def main(fd: int) -> None:
     os.open(os.devnull, os.O_RDONLY)  # as standard input
     origins = Origins({os.path.dirname(path) for path in (_package("longboat_runtime"), _package("longboat_crds"))})
     function = RewardFunction.from_json(request["function"])
-    score: Scorer | Judge
+    score: Scorer | CaseRunner
     try:
         if function.kind is RewardKind.SANDBOX:
-            # Only here: what judges need, no other grader has to hold.
-            from longboat_runtime.reward.graders.judge import Judge
+            # Only here: what case runners need, no other grader has to hold.
+            from longboat_runtime.reward.graders.case_runner import CaseRunner
 
-            score = Judge(function, request["field"], request["config_maps"])
+            score = CaseRunner(function, request["field"], request["config_maps"])
         else:
             score = load_scorer(function, request["field"], request["config_maps"])
     except SpecProblem as problem:

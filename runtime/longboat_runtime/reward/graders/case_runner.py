@@ -1,7 +1,7 @@
-"""The judge of one response: has its program run against the test cases of its row, compares, and says what it is worth.
+"""Runs the program of one response against the test cases of its row, compares, and says what it is worth.
 
-A judge is a process of its own for each grade, a fork of a zygote as any grader. It alone knows what is expected; programs are other
-processes, started by its `runner`, which can neither signal nor look into it, and of what they say only data reaches it.
+A case runner is a process of its own for each grade, a fork of a zygote as any grader. It alone knows what is expected; programs are other
+processes, started by its `launcher`, which can neither signal nor look into it, and of what they say only data reaches it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from longboat_crds.reward_kinds import Credit, TestCaseFormat
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.graders import program as programs
 from longboat_runtime.reward.graders.frames import MAX_FRAME_BYTES
-from longboat_runtime.reward.graders.process_tree import oom_kills, was_short
-from longboat_runtime.reward.graders.remote import MODULE, JudgePeer, ProgramGone, Remote
-from longboat_runtime.reward.graders.runner import (
+from longboat_runtime.reward.graders.launcher import (
     CaseLimit,
     Ended,
+    Launcher,
     Run,
-    Runner,
     build_directory,
     paths_outside,
     run_directory,
 )
+from longboat_runtime.reward.graders.process_tree import oom_kills, was_short
+from longboat_runtime.reward.graders.remote import MODULE, CaseRunnerPeer, ProgramGone, Remote
 from longboat_runtime.reward.graders.sandbox import Limits
 from longboat_runtime.reward.graders.seccomp import can_ask
 from longboat_runtime.reward.result import OutcomeKind
@@ -53,14 +53,17 @@ if TYPE_CHECKING:
 
 # Where the graders' socket is, which programs needn't see.
 _SOCKETS = "/run/longboat"
-# File descriptor of the runner's socket in a judge.
-RUNNER_FD = 4
+# File descriptor of the launcher's socket in a case runner.
+LAUNCHER_FD = 4
 # How much of what a program says of its error goes into the outcome's message.
 _ERROR_BYTES = 300
 
 
-class Judge:
-    """Loads what judges need; forked children `start` and then judge one response. Raises SpecProblem for `field`, the reward's path."""
+class CaseRunner:
+    """Loads what case runners need; forked children `start` and then grade one response.
+
+    Raises SpecProblem for `field`, the reward's path.
+    """
 
     def __init__(self, function: RewardFunction, field: str, config_maps: str) -> None:
         assert function.sandbox is not None
@@ -83,7 +86,7 @@ class Judge:
         if settings.format is TestCaseFormat.PYTEST:
             import pytest  # noqa: F401
         self._readable = paths_outside([_scratch(), config_maps, _SOCKETS])
-        self._runner: Runner | None = None
+        self._launcher: Launcher | None = None
 
     @property
     def limits(self) -> Limits:
@@ -92,13 +95,13 @@ class Judge:
         return Limits(memory=None, file_size=most)
 
     def start(self, directory: str, protected: Sequence[int]) -> None:
-        """In a child that has no sample yet, and isn't confined: forks its runner."""
-        self._runner = Runner(directory, self._settings, self._readable, protected)
+        """In a child that has no sample yet, and isn't confined: forks its launcher."""
+        self._launcher = Launcher(directory, self._settings, self._readable, protected)
 
     @property
     def runner_fd(self) -> int:
-        """File descriptor of the connection to its runner, -1 if there is none; the process may move it to RUNNER_FD."""
-        return -1 if self._runner is None else self._runner.fileno()
+        """File descriptor of the connection to its launcher, -1 if there is none; the process may move it to LAUNCHER_FD."""
+        return -1 if self._launcher is None else self._launcher.fileno()
 
     def outcome(self, sample: RewardSample, seconds: float, seed: int, own: Mapping[str, Any]) -> Mapping[str, Any]:
         """An outcome as children send it, with the CPU seconds of the programs. `seconds` is the limit of a case, `own` a CaseLimit as JSON.
@@ -106,10 +109,10 @@ class Judge:
         If the latter has a learned limit, the outcome has also `own_seconds`, of the case that took longest of those that were run, and
         `limited`: whether a case failed because that limit ended it.
         """
-        assert self._runner is not None
-        self._runner.moved(RUNNER_FD)
+        assert self._launcher is not None
+        self._launcher.moved(LAUNCHER_FD)
         limit = CaseLimit(**own)
-        grade = _Grade(self._runner, self._settings, seconds, seed, limit)
+        grade = _Grade(self._launcher, self._settings, seconds, seed, limit)
         source = program_of(sample.text)
         if not source.strip():
             return grade.said(OutcomeKind.WRONG_FORMAT, 0.0, "there is no program")
@@ -161,12 +164,14 @@ class _Grade:
     With a learned limit, `own_seconds` are the most that a case has taken so far, and `limited` says whether one was ended by it.
     """
 
-    def __init__(self, runner: Runner, settings: SandboxSettings, seconds: float, seed: int, own: CaseLimit) -> None:
-        self._runner, self._settings, self._seconds, self._seed, self._own = runner, settings, seconds, seed, own
+    def __init__(
+        self, launcher: Launcher, settings: SandboxSettings, seconds: float, seed: int, own: CaseLimit
+    ) -> None:
+        self._launcher, self._settings, self._seconds, self._seed, self._own = launcher, settings, seconds, seed, own
         self.error, self.cpu_seconds, self.own_seconds, self.limited = "", 0.0, 0.0, False
 
     def said(self, kind: OutcomeKind, score: float, message: str) -> Mapping[str, Any]:
-        """What the judge answers."""
+        """Returns what the case runner answers."""
         outcome = {"kind": kind.value, "score": score, "message": message, "cpu_seconds": self.cpu_seconds}
         learned = {"own_seconds": self.own_seconds, "limited": self.limited}
         return outcome if self._own.seconds is None else outcome | learned
@@ -207,7 +212,7 @@ class _Grade:
         return None
 
     def _filled(self, command: Sequence[str]) -> tuple[str, ...]:
-        directory = build_directory(self._runner.directory)
+        directory = build_directory(self._launcher.directory)
         values = {"{file}": f"{directory}/{self._settings.file_name}", "{directory}": directory}
         return tuple(_replaced(word, values) for word in command)
 
@@ -222,14 +227,14 @@ class _Grade:
 
     def _run(self, run: Run, code: bytes, given: bytes) -> tuple[CaseResult, str]:
         """How a program ended, PASSED if it did well, and what it printed."""
-        with _Files(run_directory(self._runner.directory), source=code, stdin=given) as files:
+        with _Files(run_directory(self._launcher.directory), source=code, stdin=given) as files:
             self._start(run, files.numbers)
-            result = self._ended(self._runner.ended(), files)
+            result = self._ended(self._launcher.ended(), files)
             return result, files.read("stdout", self._settings.output_size)
 
     def _start(self, run: Run, files: Mapping[str, int]) -> None:
         self._oom_kills = oom_kills()
-        self._runner.start(run, files)
+        self._launcher.start(run, files)
 
     def _count(self, ended: Ended, result: CaseResult) -> CaseResult:
         """Counts a case that has this result. Raises TimeoutError if nothing is known of it for want of a CPU, _OutOfMemoryError of memory."""
@@ -257,11 +262,11 @@ class _Grade:
         if self._settings.run_command is not None:
             raise CasesError("its test cases call a Python function, but the reward has a runCommand")
 
-        def judge(peer: JudgePeer) -> CaseResult:
+        def ask(peer: CaseRunnerPeer) -> CaseResult:
             returned = peer.call(MODULE, case.function, case.arguments, {})
             return CaseResult.PASSED if same_value(returned, case.expected, wrapped=case.wrapped) else CaseResult.WRONG
 
-        return self._served(code, judge, objects=False)
+        return self._served(code, ask, objects=False)
 
     def _checked(self, source: str, tests: CheckFunction) -> CaseResult:
         scope: dict[str, Any] = {"__name__": "tests"}
@@ -271,22 +276,22 @@ class _Grade:
         except BaseException as error:
             raise CasesError(f"its column `test` can't be used: {type(error).__name__}: {error}") from error
 
-        def judge(peer: JudgePeer) -> CaseResult:
+        def ask(peer: CaseRunnerPeer) -> CaseResult:
             check(lambda *arguments, **named: peer.call(MODULE, tests.function, arguments, named))
             return CaseResult.PASSED
 
         code = completed(tests.prompt, tests.function, source)
-        return self._served(code.encode(errors="replace"), judge, objects=False)
+        return self._served(code.encode(errors="replace"), ask, objects=False)
 
     def _tested(self, source: str, tests: PytestFile) -> tuple[list[CaseResult], int]:
         from longboat_runtime.reward.graders.pytest_file import Report, run_file
 
         report = Report(self._settings.max_cases)
 
-        def judge(peer: JudgePeer) -> CaseResult:
+        def ask(peer: CaseRunnerPeer) -> CaseResult:
             stops = self._settings.credit is Credit.ALL_OR_NOTHING
             run_file(
-                f"{self._runner.directory}/tests",
+                f"{self._launcher.directory}/tests",
                 tests.text,
                 Remote(peer, MODULE, is_class=False, made=False),
                 report,
@@ -294,7 +299,7 @@ class _Grade:
             )
             return CaseResult.PASSED if report.results and all(report.results) else CaseResult.WRONG
 
-        ended = self._served(source.encode(errors="replace"), judge, objects=True)
+        ended = self._served(source.encode(errors="replace"), ask, objects=True)
         if report.empty and ended is CaseResult.WRONG:
             raise CasesError("its column `test` has no test that pytest finds")
         results = [CaseResult.PASSED if passed else CaseResult.WRONG for passed in report.results]
@@ -304,19 +309,19 @@ class _Grade:
             results[first : first + 1] = [ended]
         return results, max(report.cases, len(results))
 
-    def _served(self, code: bytes, judge: Callable[[JudgePeer], CaseResult], *, objects: bool) -> CaseResult:
-        """What `judge` says, with a program that does what it is asked until it is done."""
+    def _served(self, code: bytes, ask: Callable[[CaseRunnerPeer], CaseResult], *, objects: bool) -> CaseResult:
+        """Returns what `ask` says, with a program that does what it is asked until it is done."""
         ours, theirs = socket.socketpair()
         run = Run(programs.SERVED, self._seconds, self._seed, own=self._own)
-        with ours, _Files(run_directory(self._runner.directory), source=code, stdin=b"") as files:
+        with ours, _Files(run_directory(self._launcher.directory), source=code, stdin=b"") as files:
             with theirs:
                 self._start(run, {**files.numbers, "peer": theirs.fileno()})
-            peer = JudgePeer(ours, self._settings.output_size + 1024, objects=objects)
+            peer = CaseRunnerPeer(ours, self._settings.output_size + 1024, objects=objects)
             raised: ProgramGone | None = None
             result = CaseResult.CRASHED
             try:
                 peer.receive()
-                result = judge(peer)
+                result = ask(peer)
             except ProgramGone as error:
                 raised = error
             except AssertionError:
@@ -326,14 +331,13 @@ class _Grade:
             except BaseException as error:  # noqa: BLE001 - of the program, or of a test that didn't expect its answer
                 self.error = self.error or f"{type(error).__name__}: {error}"[:_ERROR_BYTES]
             finally:
-                self._runner.stop()
-                ended = self._runner.ended()
+                self._launcher.stop()
+                ended = self._launcher.ended()
             if raised is not None or peer.gone:
                 # A test may have caught it.
-                judged = self._ended(ended, files)
-                return judged if judged is not CaseResult.PASSED else CaseResult.CRASHED
-            judged = result if result is CaseResult.PASSED or ended.limit is None else ended.limit
-            return self._count(ended, judged)
+                result = self._ended(ended, files)
+                return result if result is not CaseResult.PASSED else CaseResult.CRASHED
+            return self._count(ended, result if result is CaseResult.PASSED or ended.limit is None else ended.limit)
 
 
 def _replaced(word: str, values: Mapping[str, str]) -> str:

@@ -174,7 +174,7 @@ def leaving_calls() -> Iterator[tuple[str, str]]:
 
 
 def values() -> Iterator[tuple[str, str]]:
-    """Values that a judge can't handle, or that handle it."""
+    """Values that a case runner can't handle, or that handle it."""
     yield (
         "code in a pickle",
         "import os\nclass Evil:\n    def __reduce__(self): return os._exit, (0,)\ndef square(x): return Evil()",
@@ -208,7 +208,7 @@ def values() -> Iterator[tuple[str, str]]:
 
 
 def traps() -> Iterator[tuple[str, str]]:
-    """Files that a judge can't read, or not remove."""
+    """Files that a case runner can't read, or not remove."""
     yield "a FIFO for an answer", "os.mkfifo('answer')"
     yield "a link to a secret for an answer", "os.symlink('../secret', 'answer')"
     yield "a device for an answer", "os.symlink('/dev/zero', 'answer')"

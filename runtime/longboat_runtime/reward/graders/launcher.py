@@ -1,10 +1,10 @@
-"""The process that starts programs for a judge, one after the other, and ends each with all that it has started.
+"""The process that starts programs for a case runner, one after the other, and ends each with all that it has started.
 
-A judge forks its runner before it reads its sample, and hands it open files only: what a program reads, is compared with or is made of never
-is in the runner's memory, and so not in that of the programs, which are its forks.
+A case runner forks its launcher before it reads its sample, and hands it open files only: what a program reads, is compared with or is made of never
+is in the launcher's memory, and so not in that of the programs, which are its forks.
 
 Requests are lines of JSON: a Run, with the files of `FILES`, is answered by an Ended once nothing of it is left; `{"stop": true}` ends a
-program early. A runner dies with its judge, and its programs with it.
+program early. A launcher dies with its case runner, and its programs with it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from longboat_runtime.reward.function import SandboxSettings
 
-# What comes with a request: standard streams, the program's source, and its end of the connection to the judge.
+# What comes with a request: standard streams, the program's source, and its end of the connection to the case runner.
 FILES = ("stdin", "stdout", "stderr", "source", "peer")
 # How often a program's processes are looked at, in seconds: at first, and once it runs longer than _SHORT.
 _OFTEN, _SELDOM, _SHORT = 0.005, 0.015, 0.1
@@ -92,10 +92,10 @@ class Ended:
     starved: bool = False
 
 
-class Runner:
-    """A judge's runner, seen by the judge. Forks it at once.
+class Launcher:
+    """A case runner's launcher, seen by the case runner. Forks it at once.
 
-    `directory` is the judge's own, `readable` what programs may read besides, `protected` are processes that they may not signal.
+    `directory` is the case runner's own, `readable` what programs may read besides, `protected` are processes that they may not signal.
     """
 
     def __init__(
@@ -105,10 +105,10 @@ class Runner:
         for name in (run_directory(directory), build_directory(directory)):
             os.makedirs(name, 0o700, exist_ok=True)
         self._socket, theirs = socket.socketpair()
-        judge = os.getpid()
+        case_runner = os.getpid()
         if os.fork() == 0:
             self._socket.close()
-            _serve(theirs, judge, directory, settings, readable, protected)
+            _serve(theirs, case_runner, directory, settings, readable, protected)
         theirs.close()
 
     def fileno(self) -> int:
@@ -130,7 +130,7 @@ class Runner:
         self._socket.send(_line({"stop": True}))
 
     def ended(self) -> Ended:
-        """How the program ended. Raises ConnectionError if the runner itself has."""
+        """How the program ended. Raises ConnectionError if the launcher itself has."""
         data = b""
         while not data.endswith(b"\n"):
             more = self._socket.recv(_MESSAGE_BYTES)
@@ -156,12 +156,12 @@ def build_directory(directory: str) -> str:
     return f"{directory}/build"
 
 
-# --- The runner's own process ---------------------------------------------------------------------------------------
+# --- The launcher's own process ---------------------------------------------------------------------------------------
 
 
 def _serve(
     control: socket.socket,
-    judge: int,
+    case_runner: int,
     directory: str,
     settings: SandboxSettings,
     readable: Sequence[str],
@@ -170,15 +170,15 @@ def _serve(
     try:
         prctl.die_with_parent()
         prctl.adopt_orphans()
-        if os.getppid() == judge:
+        if os.getppid() == case_runner:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(control.fileno(), 3, False)
             control.detach()
             os.closerange(4, os.sysconf("SC_OPEN_MAX"))
             own = socket.socket(fileno=3)
-            _Programs(own, directory, settings, readable, judge, [*protected, judge, os.getpid()]).serve()
+            _Programs(own, directory, settings, readable, case_runner, [*protected, case_runner, os.getpid()]).serve()
     finally:
-        # Whatever happened, a runner must never go on as a judge.
+        # Whatever happened, a launcher must never go on as a case runner.
         os._exit(1)
 
 
@@ -191,18 +191,18 @@ class _Programs:
         directory: str,
         settings: SandboxSettings,
         readable: Sequence[str],
-        judge: int,
+        case_runner: int,
         protected: Sequence[int],
     ) -> None:
         self._control, self._directory, self._settings, self._readable = control, directory, settings, readable
-        self._judge, self._counted = judge, waiting_is_counted()
+        self._case_runner, self._counted = case_runner, waiting_is_counted()
         self._slowdown: Slowdown | None = None
         scoped = landlock.version() >= landlock.SCOPES_SIGNALS
         self._asks = can_ask()
         self._filter = Filter(program_filter(protected, os.uname().machine, scoped=scoped, asks=self._asks))
 
     def serve(self) -> None:
-        """Until the judge closes its end."""
+        """Until the case runner closes its end."""
         unread = b""
         while True:
             data, files, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, len(FILES))
@@ -252,9 +252,9 @@ class _Programs:
         return Ended(limit, code, seconds, cpu, own_seconds, limited, limit is None and clock.starved)
 
     def _own_limit(self, run: Run) -> OwnLimit:
-        """Of what is started next. One whose functions are called waits for the judge, which may wait for a CPU."""
+        """Of what is started next. One whose functions are called waits for the case runner, which may wait for a CPU."""
         self._slowdown = self._slowdown or Slowdown(run.own.slowdown)
-        partner = self._judge if run.kind == SERVED else None
+        partner = self._case_runner if run.kind == SERVED else None
         own = OwnTime(Processes(os.getpid(), counted=self._counted, below=True, partner=partner), self._slowdown)
         return OwnLimit(own, run.seconds, run.own.seconds)
 
@@ -281,7 +281,7 @@ class _Programs:
                     # Those that it has started end now.
                     return self._too_much(place, given, [])
                 if self._control.fileno() in ready:
-                    # To be stopped, or the judge is gone.
+                    # To be stopped, or the case runner is gone.
                     self._control.recv(_MESSAGE_BYTES)
                     return None
                 if own.fileno() in ready:
