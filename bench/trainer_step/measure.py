@@ -25,6 +25,7 @@ from bench.step.trl_step import settings
 from bench.trainer_step import gpu
 from bench.trainer_step.batch import advantage, padded, request, trl_update
 from longboat_crds.job import RLJobSpec
+from longboat_runtime.cpu import layers as cpu_arithmetic
 from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId
 from longboat_runtime.trainer import process_group, sharding
 from longboat_runtime.trainer.rank import TrainerRank
@@ -118,12 +119,12 @@ def _ours(
     """A step of a model that is loaded with or without each; the rank is given the model back at every step."""
     trainer = rank.spec.trainer.model_copy(update={"compile": compiled})
     rank.spec = rank.spec.model_copy(update={"trainer": trainer})
-    rules = sharding.needs_fsdp, sharding.uses_cpu_layers
-    sharding.needs_fsdp, sharding.uses_cpu_layers = (lambda *_: fsdp), (lambda *_, **__: cpu_layers)
+    rules = sharding.needs_fsdp, cpu_arithmetic.suit
+    sharding.needs_fsdp, cpu_arithmetic.suit = (lambda *_: fsdp), (lambda *_, **__: cpu_layers)
     try:
         rank.load()
     finally:
-        sharding.needs_fsdp, sharding.uses_cpu_layers = rules
+        sharding.needs_fsdp, cpu_arithmetic.suit = rules
     loaded = rank.model, rank.updates
     by_id = {sample.id: sample for sample in samples}
 

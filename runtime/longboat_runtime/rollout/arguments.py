@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from longboat_runtime import cpu, weights
 from longboat_runtime.rollout.engine import EngineConfig
 
 VLLM_VERSION = "0.32.0"
@@ -14,16 +15,9 @@ VLLM_VERSION = "0.32.0"
 # On CPU vLLM's own default is nine tenths of the node's memory, whatever the pod may use.
 CPU_KV_CACHE_BYTES = 2**30
 
-# Names of `longboat_runtime.weights.backend`, which can't be imported without vLLM.
-WEIGHT_BACKEND = "longboat"
-WORKER_EXTENSION = "longboat_runtime.weights.backend.WeightReceipts"
-# And of `longboat_runtime.rollout.crowded`.
-CROWDED_WORKER_EXTENSION = "longboat_runtime.rollout.crowded.CrowdedWorker"
-# And of `longboat_runtime.rollout.scheduler`.
+# Names of `longboat_runtime.rollout.scheduler`, which can't be imported without vLLM.
 SCHEDULER = "longboat_runtime.rollout.scheduler.CountingScheduler"
 ASYNC_SCHEDULER = "longboat_runtime.rollout.scheduler.CountingAsyncScheduler"
-# What `longboat_runtime.rollout.cpu_norms` is called in vLLM.
-NORM_PROVIDER = "longboat"
 
 
 def check_version(version: str) -> None:
@@ -43,7 +37,7 @@ def engine_arguments(
     have priorities so that the parity probe can go first. On CPU a prompt is never cut in chunks: vLLM 0.32
     rewinds a seeded generator after each but the last chunk, which a CPU generator can't do, and the engine dies. Nor is the next
     step scheduled while one is computed: both need the same CPU (measured: a decode step takes a fifth longer). An eager engine there
-    takes kernels for norms (`cpu_norms`); a compiled one has the compiler's.
+    takes kernels for norms (`cpu.norms`); a compiled one has the compiler's.
     """
     arguments: dict[str, Any] = {
         "model": config.model,
@@ -54,19 +48,20 @@ def engine_arguments(
         "enforce_eager": config.enforce_eager,
         "logprobs_mode": "processed_logprobs",
         "scheduling_policy": "priority",
-        "weight_transfer_config": {"backend": WEIGHT_BACKEND},
+        "weight_transfer_config": {"backend": weights.BACKEND},
         "async_scheduling": accelerator,
         "scheduler_cls": ASYNC_SCHEDULER if accelerator else SCHEDULER,
-        "worker_extension_cls": CROWDED_WORKER_EXTENSION if crowded else WORKER_EXTENSION,
+        "worker_extension_cls": weights.WORKER_EXTENSION,
     }
     if config.tensor_parallel > 1:
         arguments["distributed_executor_backend"] = "mp"
     if config.kv_cache_bytes is not None:
         arguments["kv_cache_memory_bytes"] = config.kv_cache_bytes
     if not accelerator:
+        arguments["worker_extension_cls"] = cpu.CROWDED_WORKER_EXTENSION if crowded else cpu.WORKER_EXTENSION
         arguments.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
         arguments["enable_chunked_prefill"] = False
         arguments["max_num_batched_tokens"] = max(max_length, 2048)
         if config.enforce_eager:
-            arguments["ir_op_priority"] = {"rms_norm": [NORM_PROVIDER], "fused_add_rms_norm": [NORM_PROVIDER]}
+            arguments["ir_op_priority"] = {"rms_norm": [cpu.NORM_PROVIDER], "fused_add_rms_norm": [cpu.NORM_PROVIDER]}
     return arguments

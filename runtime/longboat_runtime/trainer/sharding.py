@@ -16,7 +16,6 @@ from torch.distributed.tensor import DTensor
 from longboat_crds.model import DType, ModelSpec
 from longboat_crds.reasons import Reason
 from longboat_runtime.problems import SpecProblem
-from longboat_runtime.trainer.cpu_layers import use_cpu_layers, uses_cpu_layers
 from longboat_runtime.trainer.flops import ModelFlops, peak_flops, weights_in_use
 from longboat_runtime.trainer.forward import compile_layers
 from longboat_runtime.trainer.model import read_config
@@ -58,8 +57,11 @@ def load_sharded(spec: ModelSpec, mesh: DeviceMesh, *, compiled: bool = False) -
         conversions = get_model_conversion_mapping(model)
         stored_by = get_model_conversion_mapping(model, add_legacy=False)
         model._weight_conversions = [entry for entry in stored_by if not isinstance(entry, PrefixChange)]
-        if uses_cpu_layers(mesh.device_type, spec.dtype, onednn=torch.backends.mkldnn.is_available()):
-            use_cpu_layers(model, norms=not compiled)
+        if mesh.device_type == "cpu":
+            from longboat_runtime.cpu import layers as cpu_layers
+
+            if cpu_layers.suit(spec.dtype, onednn=torch.backends.mkldnn.is_available()):
+                cpu_layers.use(model, norms=not compiled)
         if compiled:
             compile_layers(model, layers(model))
         if needs_fsdp(mesh.size(), spec.dtype):

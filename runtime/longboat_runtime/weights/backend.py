@@ -27,16 +27,12 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import _place_kernel_tensors, get_layerwise_info
 from vllm.platforms import current_platform
 
-import longboat_runtime.rollout.cpu_norms  # known to vLLM before a worker chooses its kernels
-import longboat_runtime.rollout.cpu_steps  # noqa: F401 - before a worker makes its sampler
+from longboat_runtime.weights import BACKEND
 from longboat_runtime.weights.bucket import Bucket, TensorEntry
 from longboat_runtime.weights.checksum import ByteArray, WeightChecksum
 from longboat_runtime.weights.differences import WeightDifferences
 
 log = logging.getLogger(__name__)
-
-BACKEND = "longboat"
-WORKER_EXTENSION = "longboat_runtime.weights.backend.WeightReceipts"
 
 
 @dataclass

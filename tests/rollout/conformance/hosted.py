@@ -14,6 +14,7 @@ import psutil
 from longboat_runtime.interfaces import Engine, EngineStats, WeightPublication
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import NodeDevices
+from longboat_runtime.rollout.load import Load
 from longboat_runtime.samples import GeneratedSample, SampleId, SampleRequest
 
 
@@ -46,6 +47,9 @@ class HostedEngine:
 
     def stats(self) -> EngineStats:
         return self._call("stats")
+
+    def take_load(self) -> Load:
+        return self._call("take_load")
 
     def shutdown(self) -> None:
         self._call("shutdown")

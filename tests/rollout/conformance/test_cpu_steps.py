@@ -9,16 +9,18 @@ pytest.importorskip("vllm")
 
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
+from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
-from longboat_runtime.rollout import cpu_steps
+from longboat_runtime import cpu
+from longboat_runtime.cpu import steps
 
 ROWS, VOCABULARY = 5, 50
-STEPS = 2 * cpu_steps.DRAWN + 3
+STEPS = 2 * steps.DRAWN + 3
 
 
 def sampler() -> TopKTopPSampler:
@@ -34,10 +36,10 @@ def generator(seed: int) -> torch.Generator:
 
 
 def test_the_workers_extension_makes_vllm_do_so() -> None:
-    import longboat_runtime.weights.backend  # noqa: F401
+    resolve_obj_by_qualname(cpu.WORKER_EXTENSION)
 
-    assert TopKTopPSampler.forward_cpu is cpu_steps._sample
-    assert KVCacheManager.allocate_slots is cpu_steps._allocate
+    assert TopKTopPSampler.forward_cpu is steps._sample
+    assert KVCacheManager.allocate_slots is steps._allocate
 
 
 @pytest.mark.parametrize("seeded", [range(ROWS), (0, 3)], ids=["all", "some"])
@@ -47,8 +49,8 @@ def test_tokens_are_those_of_vllm(seeded: range | tuple[int, ...]) -> None:
     ours, theirs = ({row: generator(row) for row in seeded} for _ in range(2))
     for _ in range(STEPS):
         logits = torch.randn(ROWS, VOCABULARY, generator=random)
-        found, kept = cpu_steps._sample(sampler(), logits, ours, None, None)
-        expected, expected_kept = cpu_steps._sample_by_vllm(sampler(), logits, theirs, None, None)
+        found, kept = steps._sample(sampler(), logits, ours, None, None)
+        expected, expected_kept = steps._sample_by_vllm(sampler(), logits, theirs, None, None)
         assert torch.equal(found[list(seeded)], expected[list(seeded)])
         assert torch.equal(kept, expected_kept)
         order = torch.randperm(len(seeded), generator=random).tolist()
@@ -59,12 +61,12 @@ def test_tokens_are_those_of_vllm(seeded: range | tuple[int, ...]) -> None:
 
 
 def test_a_generator_that_is_gone_leaves_nothing() -> None:
-    before = len(cpu_steps._seeds)
+    before = len(steps._seeds)
     mine = generator(7)
-    cpu_steps.seed(mine)
-    assert len(cpu_steps._seeds) == before + 1
+    steps.seed(mine)
+    assert len(steps._seeds) == before + 1
     del mine
-    assert len(cpu_steps._seeds) == before
+    assert len(steps._seeds) == before
 
 
 BLOCK, BLOCKS, LONGEST = 4, 24, 40
@@ -109,7 +111,7 @@ def test_blocks_are_those_of_vllm(*, caching: bool) -> None:
             drawn = random.choices(range(100), k=random.choice([1, 1, 1, 2]))
             for request in pair:
                 request.append_output_token_ids(drawn)
-            quick += cpu_steps.has_slots(both[0], pair[0], len(drawn))
+            quick += steps.has_slots(both[0], pair[0], len(drawn))
             found = [
                 allocate(each, request, len(drawn), num_lookahead_tokens=0)
                 for allocate, each, request in zip(ALLOCATE, both, pair, strict=True)
@@ -130,4 +132,4 @@ def test_blocks_are_those_of_vllm(*, caching: bool) -> None:
     assert quick > 1000, "most steps need no block"
 
 
-ALLOCATE = cpu_steps._allocate, cpu_steps._allocate_by_vllm
+ALLOCATE = steps._allocate, steps._allocate_by_vllm

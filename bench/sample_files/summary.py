@@ -14,7 +14,7 @@ BAR = 0.02
 
 
 def write(raw: Path) -> None:
-    """Writes `samples.md` beside the raw file, from its newest run."""
+    """Writes `sample_files.md` beside the raw file, from its newest run."""
     raw.with_suffix(".md").write_text(table(*newest_run(raw)))
 
 

@@ -7,7 +7,7 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from longboat_crds.model import DType
-from longboat_runtime.trainer.cpu_layers import use_cpu_layers, uses_cpu_layers
+from longboat_runtime.cpu import layers
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -23,7 +23,7 @@ def test_outputs_and_gradients_are_those_of_torch(*, bias: bool, shape: tuple[in
         return [output, *torch.autograd.grad(output, [inputs, *layer.parameters()], gradient)]
 
     expected = results()
-    use_cpu_layers(layer)
+    layers.use(layer)
     assert "OneDnnLinear" in type(layer(inputs).grad_fn).__name__
     for found, wanted in zip(results(), expected, strict=True):
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
@@ -32,7 +32,7 @@ def test_outputs_and_gradients_are_those_of_torch(*, bias: bool, shape: tuple[in
 @pytest.mark.parametrize("threads", [1, 2])
 def test_gradients_have_the_same_bits_each_time(threads: int) -> None:
     layer = nn.Linear(24, 40)
-    use_cpu_layers(layer)
+    layers.use(layer)
     inputs, gradient = torch.randn(1, 1024, 24), torch.randn(1, 1024, 40)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -68,7 +68,7 @@ def test_norms_and_their_gradients_are_those_of_transformers(shape: tuple[int, .
         ]
 
     expected = results()
-    use_cpu_layers(norms)
+    layers.use(norms)
     assert "RmsNorm" in type(norms.plain(inputs).grad_fn).__name__
     assert "RmsNorm" not in type(norms.shifted(inputs).grad_fn).__name__
     for found, wanted in zip(results(), expected, strict=True):
@@ -77,20 +77,15 @@ def test_norms_and_their_gradients_are_those_of_transformers(shape: tuple[int, .
 
 def test_the_same_bits_each_time() -> None:
     layer = nn.Linear(64, 96, bias=False)
-    use_cpu_layers(layer)
+    layers.use(layer)
     inputs = torch.randn(1, 100, 64)
     first, second = (torch.autograd.grad(layer(inputs).square().sum(), layer.weight)[0] for _ in range(2))
     assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "available", "expected"),
-    [
-        ("cpu", DType.FLOAT32, True, True),
-        ("cpu", DType.FLOAT32, False, False),
-        ("cpu", DType.BFLOAT16, True, False),
-        ("cuda", DType.FLOAT32, True, False),
-    ],
+    ("dtype", "available", "expected"),
+    [(DType.FLOAT32, True, True), (DType.FLOAT32, False, False), (DType.BFLOAT16, True, False)],
 )
-def test_only_float32_on_cpus(*, device: str, dtype: DType, available: bool, expected: bool) -> None:
-    assert uses_cpu_layers(device, dtype, onednn=available) is expected
+def test_only_float32(*, dtype: DType, available: bool, expected: bool) -> None:
+    assert layers.suit(dtype, onednn=available) is expected

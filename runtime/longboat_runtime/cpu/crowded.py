@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 
-from longboat_runtime.weights.backend import WeightReceipts
+from longboat_runtime.cpu.worker import CpuWorker
 
 
-class CrowdedWorker(WeightReceipts):
+class CrowdedWorker(CpuWorker):
     """The extension of every worker; the module's import is what counts."""
 
 

@@ -3,7 +3,7 @@
 vLLM has kernels for RMS norms on CPUs, but takes several operations of torch for each: what suits its compiler, an eager engine pays
 for one by one, seventeen times a step in a model of four layers. With the kernels a step of 32 sequences takes a tenth less.
 
-Importing this module makes them known to vLLM as PROVIDER; vLLM's workers import it with their extension, before they choose.
+Importing this module makes them known to vLLM as NORM_PROVIDER.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from torch import Tensor
 from vllm import ir
 from vllm.platforms import current_platform
 
-from longboat_runtime.rollout.arguments import NORM_PROVIDER
+from longboat_runtime.cpu import NORM_PROVIDER
 
-if current_platform.is_cpu():
-    current_platform.import_kernels()
+current_platform.import_kernels()
 
 # Values of one vector register in the kernels; they take whole ones.
 _VECTOR = 16

@@ -25,12 +25,12 @@ from longboat_crds.model import DType
 _IMAGES = 16
 
 
-def uses_cpu_layers(device: str, dtype: DType, *, onednn: bool) -> bool:
-    """Whether a model should have these layers, given whether torch has oneDNN. Other number formats go through it anyway. Pure."""
-    return onednn and device == "cpu" and dtype is DType.FLOAT32
+def suit(dtype: DType, *, onednn: bool) -> bool:
+    """Returns whether a model on CPUs should have these layers, given whether torch has oneDNN. Other number formats go through it anyway."""
+    return onednn and dtype is DType.FLOAT32
 
 
-def use_cpu_layers(model: nn.Module, *, norms: bool = True) -> None:
+def use(model: nn.Module, *, norms: bool = True) -> None:
     """Makes the linear layers of `model`, and its RMS norms if `norms`, compute by these.
 
     Torch compiles a norm into fewer passes than it takes here; a layer that is compiled keeps the model's own.
