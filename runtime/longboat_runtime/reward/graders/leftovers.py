@@ -133,7 +133,8 @@ class _Bindings:
     """What names are bound to in a dict, or in a class' namespace. One that `grows` may have more names, after those it has.
 
     A dict whose version hasn't changed isn't looked into: that would count references to its values, in memory of theirs which is in
-    no cache and, until then, shared with the zygote. With torch there are three thousand modules alone.
+    no cache and, until then, shared with the zygote. With torch there are three thousand modules alone, and looking into all dicts takes
+    0.1 ms a grade more, or 0.4 ms if others have used the CPU's caches since the last grade.
     """
 
     __slots__ = ("_grows", "_names", "_scope", "_values", "_version", "_version_now")
