@@ -120,7 +120,7 @@ class SimulatedCluster:
     # What observe reads.
 
     def observed(self, key: Key = KEY) -> Observed:
-        """A snapshot of the job or of its pool, as the shell takes it."""
+        """A snapshot of the job or of its capacity, as the shell takes it."""
         known = {
             kind: {name: trim(child) for name, child in found.items() if kind != "Secret" or name in self.secrets_made}
             for kind, found in copy.deepcopy(self.children).items()
@@ -170,7 +170,7 @@ class SimulatedCluster:
     # The shell.
 
     def reconcile(self, cut: int | None = None) -> Plan:
-        """A plan of the job, carried out after one of its pool; `cut` stops after so many actions, as a crash does."""
+        """A plan of the job, carried out after one of its capacity; `cut` stops after so many actions, as a crash does."""
         self.grant()
         _, made = self.planned()
         told = (
@@ -191,15 +191,15 @@ class SimulatedCluster:
             assert made.look_again_seconds <= next_one.look_again_seconds
 
     def grant(self) -> Plan:
-        """A plan of the job's pool, carried out."""
-        _, made = self.planned(KEY.pool)
+        """A plan of the job's capacity, carried out."""
+        _, made = self.planned(KEY.capacity)
         kept = self.rejections  # those of the job are another key's
         before = copy.deepcopy(self.job)
         self.carry_out(made)
         self.rejections = kept
         if made.actions and not wakes_its_grantor(before, self.job):
-            # The controller makes no plan of what the pool's plan has only published either.
-            assert self.planned(KEY.pool)[1].empty
+            # The controller makes no plan of what the capacity's plan has only published either.
+            assert self.planned(KEY.capacity)[1].empty
         return made
 
     def carry_out(self, made: Plan, cut: int | None = None, version: str | None = None) -> None:
@@ -242,7 +242,7 @@ class SimulatedCluster:
     def settle(self, limit: int = 60) -> None:
         """Reconciles until nothing is left to do now."""
         for _ in range(limit):
-            if self.job is None or (self.reconcile().empty and self.planned(KEY.pool)[1].empty):
+            if self.job is None or (self.reconcile().empty and self.planned(KEY.capacity)[1].empty):
                 return
         raise AssertionError(f"no end after {limit} plans")
 
@@ -268,7 +268,7 @@ class SimulatedCluster:
             told = rule_of(checked.phase).explained_by
             stands_in = [c.type for c in checked.conditions or () if c.reason == checked.reason]
             assert set(told) & set(stands_in), f"{checked.reason} explains {checked.phase} and stands in {stands_in}"
-        assert "grant" not in (status.get("allocation") or {}), "writes what is its pool's"
+        assert "grant" not in (status.get("allocation") or {}), "writes what is its capacity's"
         kept = {k: v for k, v in self.job["status"].items() if k in DRIVER_FIELDS}
         grant = self.job["status"].get("allocation", {}).get("grant")
         self.job["status"] = kept | copy.deepcopy(dict(status))

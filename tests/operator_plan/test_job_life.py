@@ -83,7 +83,7 @@ class JobLife(RuleBasedStateMachine):
 
     @rule()
     def grant(self) -> None:
-        seen, made = self.cluster.planned(KEY.pool)
+        seen, made = self.cluster.planned(KEY.capacity)
         kept = copy.deepcopy(seen)
         assert plan(seen, self.cluster.now) == plan(kept, self.cluster.now) == made, "deterministic"
         assert seen == kept, "changes nothing it is given"
@@ -92,13 +92,13 @@ class JobLife(RuleBasedStateMachine):
 
     @rule()
     def plan_the_job_alone(self) -> None:
-        """Its pool is behind."""
+        """Its capacity is behind."""
         self.cluster.carry_out(self.cluster.planned()[1])
 
     @rule(pick=PICK)
     def grant_from_an_old_snapshot(self, pick: int) -> None:
-        """Between a pool's snapshot and its write the job's plan writes: the older one of the two comes to nothing."""
-        _, made = self.cluster.planned(KEY.pool)
+        """Between a capacity's snapshot and its write the job's plan writes: the older one of the two comes to nothing."""
+        _, made = self.cluster.planned(KEY.capacity)
         version = self.cluster.version
         if pick % 2:
             self.cluster.carry_out(self.cluster.planned()[1])

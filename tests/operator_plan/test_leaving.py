@@ -175,12 +175,12 @@ def test_a_pod_is_taken_back_before_it_is_drained(cluster: SimulatedCluster) -> 
     assert cluster.status.restarts == 1
 
 
-@pytest.mark.parametrize("pool_first", [True, False])
-def test_a_pod_that_vanishes_while_it_leaves_is_no_loss(cluster: SimulatedCluster, pool_first: bool) -> None:
+@pytest.mark.parametrize("capacity_first", [True, False])
+def test_a_pod_that_vanishes_while_it_leaves_is_no_loss(cluster: SimulatedCluster, capacity_first: bool) -> None:
     cluster.ask(3)
     cluster.settle()
     cluster.delete_pod(pod(3), grace=0)
-    if pool_first:
+    if capacity_first:
         cluster.grant()
     cluster.carry_out(cluster.planned()[1])
     cluster.settle()
@@ -211,9 +211,9 @@ def test_a_lost_pod_is_not_replaced_when_the_job_is_to_have_fewer(cluster: Simul
 def test_neither_plan_touches_what_the_other_has_written(cluster: SimulatedCluster) -> None:
     cluster.ask(2)
     _, jobs = cluster.planned()
-    _, pools = cluster.planned(KEY.pool)
+    _, capacities = cluster.planned(KEY.capacity)
     version = cluster.version
-    cluster.carry_out(pools, version=version)
+    cluster.carry_out(capacities, version=version)
     cluster.carry_out(jobs, version=version)
     granted = rollout_grant(cluster.status)
     assert granted

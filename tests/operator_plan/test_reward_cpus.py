@@ -477,7 +477,7 @@ def test_a_demand_of_another_incarnation_moves_nothing() -> None:
     cluster.drive(demand={**cluster.job["status"]["demand"], "reward": asked["reward"]})
     cluster.swing()
     assert cluster.shares() == {"code": 1000, "math": 2000}
-    assert cluster.planned(KEY.pool)[1].empty
+    assert cluster.planned(KEY.capacity)[1].empty
 
 
 def test_what_somebody_else_takes_from_a_pod_is_free_once_its_node_says_so() -> None:

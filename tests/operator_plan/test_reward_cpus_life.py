@@ -51,7 +51,7 @@ class CpuLife(RuleBasedStateMachine):
     @rule()
     def grant(self) -> None:
         self.cluster.grant()
-        assert self.cluster.planned(KEY.pool)[1].empty, "once is enough"
+        assert self.cluster.planned(KEY.capacity)[1].empty, "once is enough"
 
     @rule(cut=st.integers(0, 12))
     def crash_in_the_middle(self, cut: int) -> None:

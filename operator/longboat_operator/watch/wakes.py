@@ -60,7 +60,7 @@ def wakes_its_grantor(old: Object | None, new: Object | None) -> bool:
 
     Rule: it doesn't, unless anything else that the plan reads has changed: the same demand, bounds and pods get the same again.
     """
-    before, after = (_of_a_pool(obj) if obj is not None else {} for obj in (old, new))
+    before, after = (_of_a_capacity(obj) if obj is not None else {} for obj in (old, new))
     return _wakes_capacity(before and {**before, "grant": None}, after and {**after, "grant": None})
 
 
@@ -70,7 +70,7 @@ def wakes_capacity(old: Object | None, new: Object | None) -> bool:
     Only what that plan reads does: of a job its bounds, its demand, what it was granted, whether it is suspended or finished,
     and which rollout pods its status has ceased to record; of rollout pods whether they are there, ready, or about to go.
     """
-    before, after = (_of_a_pool(obj) if obj is not None else None for obj in (old, new))
+    before, after = (_of_a_capacity(obj) if obj is not None else None for obj in (old, new))
     return _wakes_capacity(before, after)
 
 
@@ -148,7 +148,7 @@ def _has_a_history(record: Mapping[str, Any]) -> bool:
     return any(value for name, value in record.items() if name not in _IDENTITY_OF_A_RECORD)
 
 
-def _of_a_pool(obj: Object) -> dict[str, Any] | None:
+def _of_a_capacity(obj: Object) -> dict[str, Any] | None:
     metadata: Mapping[str, Any] = obj["metadata"]
     known = _pick(metadata, ("uid", "deletionTimestamp"))
     if obj["kind"] == RL_JOB.kind:
