@@ -91,7 +91,7 @@ class DriverLoop:
         run_state = RunState(ledger, lengths, LearnedTimeouts((), str), log, audited=False)
         driver = self._driver
         driver._flow, driver._steps, driver._run_state, driver._view = Flow(self), Steps(), run_state, run_state.view
-        driver._rollouts.resume(run_state.view)
+        driver._sample_files.resume(run_state.view)
         driver._spawn, driver.draw = _nothing, partial(World.draw, self)
         driver._loop = RoundLoop(self._site.policy, driver, ledger, self._incarnation)
         driver._boundary = run_state.boundary("job", {})
