@@ -252,7 +252,9 @@ def test_ratios_are_paired_by_seed():
 
 def test_rounds_are_read_from_the_log_of_a_job():
     def measured(number: int, kind: RoundKind, size: int, preemptions: int) -> events.RoundMeasured:
-        return events.RoundMeasured(number, kind, size, 4, preemptions, 0, 100, 8, 2, 0.5, 0.01)
+        return events.RoundMeasured(
+            number, kind, size, 4, preemptions, 0, 100, 8, 2, 0.5, {8: events.StepTimes(1, 0.01)}
+        )
 
     log = [
         (1.0, events.RoundOpened(1, RoundKind.SHORT, 0, racing=True)),

@@ -182,6 +182,24 @@ def test_a_start_loses_what_ran_and_voids_the_step_that_was_computed() -> None:
     assert ledger.groups[PROMPT].samples[0].state is SampleState.GENERATED
 
 
+def test_an_event_that_is_no_longer_written_changes_nothing() -> None:
+    line = {"type": "OvercommitChosen", "factor": 1.5, "predicted": {"1": 2.5}, "reason": "because"}
+    event = Event.from_json({"seq": 9, "incarnation": 1, "time": 0.5, **line})
+    assert event == Event(9, 1, 0.5, events.Retired("OvercommitChosen"))
+    assert Event.from_json(event.to_json()) == event
+    ledger = fold(*LAUNCHED)
+    before = to_snapshot(ledger)
+    assert add(ledger, event.body)
+    assert to_snapshot(ledger) == {**before, "seq": before["seq"] + 1}
+
+
+def test_a_round_that_was_measured_without_step_times_is_read() -> None:
+    measured = events.RoundMeasured(1, events.RoundKind.SHORT, 1, 2, 0, 0, 100, 8, 0, 0.5)
+    line = Event(9, 1, 0.5, measured).to_json()
+    del line["step_times"]
+    assert Event.from_json({**line, "step_seconds": 0.01}).body == measured
+
+
 def test_mistakes_of_policies_are_errors() -> None:
     class Mistaken:
         def decide(self, view: View, event: Event) -> list[events.Body]:

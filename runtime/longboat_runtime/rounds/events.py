@@ -520,11 +520,12 @@ class Event:
     def from_json(cls, value: Mapping[str, Any]) -> Event:
         """Inverse of `to_json`. Raises ValueError for an unknown type or a malformed field."""
         fields = dict(value)
-        if (kind := fields.get("type")) in RETIRED:
-            fields = {key: fields[key] for key in ("seq", "incarnation", "time")} | {"type": "Retired", "kind": kind}
         try:
             header = int(fields.pop("seq")), int(fields.pop("incarnation")), float(fields.pop("time"))
-            adapter = _BODIES[fields.pop("type")]
+            kind = fields.pop("type")
+            if kind in RETIRED:
+                return cls(*header, Retired(kind))
+            adapter = _BODIES[kind]
         except KeyError as error:
             raise ValueError(f"not an event: {error} is missing or unknown in {dict(value)}") from error
         return cls(*header, adapter.validate_python(fields))
