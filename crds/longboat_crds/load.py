@@ -1,6 +1,6 @@
 """From a manifest's text to a model, with readable errors. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Any, TypeVar, get_args
 
@@ -64,18 +64,22 @@ def load(text: str) -> RLJob | RLRuntime | ClusterRLRuntime:
 
 def checked(model: type[Model], value: Any) -> Model:
     """The model of a JSON value. Raises ApiError naming every field that is wrong."""
+    refused = list(_refused(model, value))
     try:
         valid = model.model_validate_json(to_json(value), strict=True)
     except ValidationError as error:
         schema = json_schema(model)
-        raise ApiError([_problem(detail, schema) for detail in error.errors(include_url=False)]) from error
-    if refused := list(_refused(model, value)):
+        problems = [_problem(detail, schema) for detail in error.errors(include_url=False)]
+        raise ApiError([*refused, *problems]) from error
+    if refused:
         raise ApiError(refused)
     return valid
 
 
-def _refused(model: type[ApiModel], value: Mapping[str, Any], above: str = "") -> Iterator[str]:
+def _refused(model: type[ApiModel], value: Any, above: str = "") -> Iterator[str]:
     """Yields a line for each removed field, or removed value of a field, in the JSON value of a model."""
+    if not isinstance(value, dict):
+        return
     for name, info in model.model_fields.items():
         key = info.alias or name
         given, path, mark = value.get(key), f"{above}{key}", removed(info)
@@ -83,11 +87,9 @@ def _refused(model: type[ApiModel], value: Mapping[str, Any], above: str = "") -
             yield f"{path}: {mark.message}"
             continue
         for part in _models(info.annotation):
-            if isinstance(given, dict):
-                yield from _refused(part, given, f"{path}.")
-            elif isinstance(given, list):
-                for position, item in enumerate(given):
-                    yield from _refused(part, item, f"{path}[{position}].")
+            yield from _refused(part, given, f"{path}.")
+            for position, item in enumerate(given if isinstance(given, list) else ()):
+                yield from _refused(part, item, f"{path}[{position}].")
 
 
 def _models(kind: Any) -> Iterator[type[ApiModel]]:
@@ -106,7 +108,8 @@ def _problem(detail: ErrorDetails, schema: Schema) -> str:
         return f"{f'{path}.' if path else ''}{context['field']}: {context['message']}"
     kind = detail["type"]
     if kind == "extra_forbidden":
-        known = list(_at(schema, detail["loc"][:-1]).get("properties", {}))
+        fields = _at(schema, detail["loc"][:-1]).get("properties", {})
+        known = [name for name, field in fields.items() if "deprecated" not in field]
         close = get_close_matches(str(detail["loc"][-1]), known, n=1)
         cure = f"did you mean {close[0]}?" if close else f"known fields are {', '.join(known)}"
         return f"{path}: no such field; {cure}"

@@ -41,7 +41,8 @@ class Removed:
     @property
     def message(self) -> str:
         """The message for a manifest that is refused."""
-        return f"{' and '.join(self.values) + ' were' if self.values else 'was'} removed: {self.cure}"
+        subject = f"{' and '.join(self.values)} " if self.values else ""
+        return f"{subject}{'were' if len(self.values) > 1 else 'was'} removed: {self.cure}"
 
     def to_cel(self) -> dict[str, Any]:
         """Returns an item of the field's own x-kubernetes-validations."""

@@ -25,7 +25,7 @@ def json_schema(model: type[ApiModel]) -> Schema:
 
 def structural(schema: Schema) -> Schema:
     """The same schema by the rules of structural OpenAPI v3 schemas, which prune unknown keys implicitly."""
-    result = {k: v for k, v in schema.items() if k not in ("additionalProperties", "const")}
+    result = {k: v for k, v in schema.items() if k not in ("additionalProperties", "const", "deprecated")}
     if isinstance(schema.get("additionalProperties"), dict):
         result["additionalProperties"] = structural(schema["additionalProperties"])
     if schema.get("type") == "integer":
@@ -119,7 +119,7 @@ def _properties(
                 result[key]["enum"] = [*result[key]["enum"], *mark.values]
             else:
                 known = {"type": "object", PRESERVE_UNKNOWN: True} if "properties" in result[key] else result[key]
-                result[key] = {**known, "description": f"Removed: {mark.cure}."}
+                result[key] = {**known, "description": f"Removed: {mark.cure}.", "deprecated": True}
             result[key][VALIDATIONS] = [mark.to_cel()]
         if fields[key].default_factory is not None:
             default = fields[key].get_default(call_default_factory=True)

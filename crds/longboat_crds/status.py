@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from longboat_crds.base import ApiModel, CpuQuantity, FieldsModel, Timestamp, list_map
+from longboat_crds.base import ApiModel, CpuQuantity, FieldsModel, Opaque, Timestamp, list_map
 from longboat_crds.rewards import MAX_POOLS
 
 # As many as `kubectl describe` shows without hiding the rest.
@@ -30,6 +30,7 @@ PLACE_LENGTH = 1024
 FAILURE_LENGTH = 1024
 Line = Annotated[str, Field(max_length=LINE_LENGTH)]
 Message = Annotated[str, Field(max_length=4096)]
+_RETIRED = "Written by drivers of earlier releases that still run; nothing reads it."
 ReasonText = Annotated[str, Field(pattern=r"^[A-Z][A-Za-z]*$", max_length=64)]
 
 
@@ -202,6 +203,14 @@ class Training(ApiModel):
     )
     tracking: TrackingStatus | None = None
     updated: Timestamp | None = Field(None, description="When this was written.")
+    # The API server refuses to apply a whole status for one field that it doesn't know.
+    prompt_overcommit: Line | None = Field(None, description=_RETIRED)
+    cpu_moves: list[Opaque] | None = Field(
+        None,
+        max_length=RECENT_CPU_MOVES,
+        description=_RETIRED,
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
 
 
 class RolloutDemand(FieldsModel):

@@ -48,6 +48,16 @@ def test_the_operators_two_managers_take_nothing_from_each_other(jobs: Jobs, new
     assert jobs.get(name)["status"] == {"phase": "Running", "allocation": mine | {"rolloutReplicas": 1}}
 
 
+def test_a_driver_of_an_earlier_release_goes_on_reporting(jobs: Jobs, new_job: NewJob) -> None:
+    name = new_job()
+    moves = [{"step": 1, "demand": 1, "reason": "code gets 500m", "gainExpected": "10.0%"}]
+    progress = {"state": "Running", "incarnation": 1, "step": 3}
+    jobs.apply_status(name, "longboat-driver", {"training": progress | {"promptOvercommit": "1.25", "cpuMoves": moves}})
+    assert jobs.get(name)["status"]["training"]["step"] == 3
+    jobs.apply_status(name, "longboat-driver", {"training": progress | {"step": 4}})
+    assert jobs.get(name)["status"]["training"] == progress | {"step": 4}, "as of a driver of this release"
+
+
 def test_jobs_are_found_by_phase_and_runtime(server: Cluster, new_job: NewJob) -> None:
     new_job(name="one", status={"phase": "Running"})
     new_job({"spec.runtimeRef.name": "gpu"}, {"phase": "Suspended"}, "two")
