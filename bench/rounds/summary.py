@@ -48,12 +48,12 @@ def write(raw: Path) -> None:
 
 
 def last_run(raw: Path, task: str) -> tuple[dict[str, Any] | None, Blocks]:
-    """The newest run with blocks of the task in which the baseline has every seed of every arm."""
+    """The newest run with blocks of the task in which the baseline has every seed of every arm; without arms that are no more."""
     runs: list[tuple[dict[str, Any], dict[tuple[str, int], dict[str, Any]]]] = []
     for line in read(raw):
         if line["kind"] == "run":
             runs.append((line, {}))
-        elif line["kind"] == "block" and line["task"] == task:
+        elif line["kind"] == "block" and line["task"] == task and line["arm"] in ARMS:
             runs[-1][1][line["arm"], line["seed"]] = line
     for run, blocks in reversed(runs):
         paired = {key: block for key, block in blocks.items() if (BASELINE, key[1]) in blocks}
