@@ -23,6 +23,7 @@ from longboat_runtime.simulate.recording import Recording, fold
 from longboat_runtime.simulate.simulation import simulate
 from longboat_runtime.simulate.site import Site
 from tests.rounds.audit.racing import LONGEST, MEDIAN, PROMPT_SIGMA, SAMPLE_SIGMA, Racing, play
+from tests.timeline.history import write
 
 PROMPTS, GROUP, ENGINES = 32, 8, 2
 # As measured on engines of small models on CPUs.
@@ -111,8 +112,26 @@ def test_a_log_says_what_a_simulation_needs(domain: str) -> None:
     assert found.round_seconds == [2.5, 2.5]
 
 
-def test_a_job_that_has_trained_nothing_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_command_prints_what_was_recorded_and_a_row_for_each_factor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await write(tmp_path, 1, [events.Event(seq, 1, float(seq), body) for seq, body in enumerate(log(), 1)])
+    assert compare_factors(tmp_path) == 0
+    recorded, simulated, _, head, *rows = capsys.readouterr().out.splitlines()
+    assert recorded == (
+        "recorded   2 rounds of 1 prompt x 2 responses, 2.5 s a round, on 2 engines of 1 device (left out: 1 round with engines of other "
+        "sizes)"
+    )
+    assert "lengths of 2 prompts" in simulated
+    assert head.split()[0] == "promptOvercommit"
+    assert [row.split()[0] for row in rows] == ["1", "1.125", "1.25", "1.5"]
+
+
+def test_a_job_that_cannot_be_simulated_is_told_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="no step was trained yet"):
         fold([body for body in log() if not isinstance(body, events.StepCommitted)])
+    unmeasured = [replace(body, step_times={}) if isinstance(body, RoundMeasured) else body for body in log()]
+    with pytest.raises(ValueError, match="record another job"):
+        fold(unmeasured)
     assert compare_factors(tmp_path) == 1
     assert capsys.readouterr().err.startswith(f"OUTPUT {tmp_path}: no events in ")

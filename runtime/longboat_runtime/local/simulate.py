@@ -31,17 +31,21 @@ def compare_factors(output: Path) -> int:
 
 def _about(recording: Recording) -> list[str]:
     rounds, quotas = recording.rounds, recording.quotas
-    sizes = f"{sum(quotas.values())} prompts x {recording.group_size} responses"
-    shape = f"{rounds[-1].engines} engines of {rounds[-1].tensor_parallel} devices"
+    sizes = f"{_counted(sum(quotas.values()), 'prompt')} x {_counted(recording.group_size, 'response')}"
+    shape = f"{_counted(rounds[-1].engines, 'engine')} of {_counted(rounds[-1].tensor_parallel, 'device')}"
     seconds = recording.round_seconds
     measured = f", {fmean(seconds):.3g} s a round" if seconds else ""
-    left = f" ({recording.others} rounds with engines of other sizes are left out)" if recording.others else ""
+    left = f" (left out: {_counted(recording.others, 'round')} with engines of other sizes)" if recording.others else ""
     kv_tokens = rounds[-1].kv_tokens
     kv_cache = f"; the KV cache of each holds {kv_tokens} tokens" if kv_tokens else ""
     return [
-        f"recorded   {len(rounds)} rounds of {sizes}{measured}, on {shape}{left}{kv_cache}",
+        f"recorded   {_counted(len(rounds), 'round')} of {sizes}{measured}, on {shape}{left}{kv_cache}",
         f"simulated  TailBatching with the lengths of {len(recording.prompts)} prompts and the step times of these engines",
     ]
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _table(runs: dict[float, list[SimulatedRun]]) -> list[str]:

@@ -77,8 +77,12 @@ def fold(log: Iterable[events.Body]) -> Recording:
             case events.RoundMeasured():
                 rounds.append(body)
     sizes = Counter(measured.tensor_parallel for measured in rounds if measured.step_times)
-    if not trained or not sizes:
-        raise ValueError("no step was trained yet whose rounds were measured; try again later")
+    if not trained:
+        raise ValueError("no step was trained yet; try again later")
+    if not sizes:
+        raise ValueError(
+            "no round has the times of its engines' steps, which earlier releases didn't record; record another job"
+        )
     size = sizes.most_common(1)[0][0]
     return Recording(
         prompts=[each.lengths(domains.get(each.prompt, "")) for each in history.newest(PROMPTS)],
