@@ -22,6 +22,7 @@ from bench.memory.models import SHAPES, VOCABULARY, build_model
 from bench.record import Recorder
 from longboat_crds.job import RLJobSpec
 from longboat_crds.load import load_job
+from longboat_runtime.checkpoint.protocol import Manifest
 from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.driver.broker import LocalBroker
 from longboat_runtime.driver.components import Components
@@ -29,13 +30,14 @@ from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.loop import Driver, RunOutcome
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.stages import StageClock
-from longboat_runtime.interfaces import Manifest, TrainerGroup, TrainReport, TrainRequest, WeightPublication
 from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.rounds.policies import open_policy
 from longboat_runtime.samples import FinishReason, GeneratedSample, SampleRequest, VersionSpan
 from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
 from longboat_runtime.trainer.group import RayTrainerGroup
+from longboat_runtime.trainer.protocol import TrainerGroup, TrainReport, TrainRequest
+from longboat_runtime.weights.publication import WeightPublication
 
 GROUP = 2
 PROMPT_TOKENS = 4

@@ -7,21 +7,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from longboat_runtime.checkpoint.protocol import Manifest
 from longboat_runtime.driver.components import Components
-from longboat_runtime.interfaces import (
-    EngineStats,
-    FleetState,
-    Manifest,
-    ModelInfo,
-    PublicationReport,
-    TrainReport,
-    TrainRequest,
-    Urgency,
-    WeightPublication,
-)
 from longboat_runtime.reward.cpus import PoolLoad
+from longboat_runtime.reward.protocol import Urgency
 from longboat_runtime.reward.result import IsolationInForce
 from longboat_runtime.rollout.load import Load, PodLoad
+from longboat_runtime.rollout.protocol import EngineStats, FleetState, PublicationReport
 from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.samples import (
     FinishedSample,
@@ -37,6 +29,8 @@ from longboat_runtime.samples import (
     TimeLimit,
     VersionSpan,
 )
+from longboat_runtime.trainer.protocol import ModelInfo, TrainReport, TrainRequest
+from longboat_runtime.weights.publication import WeightPublication
 
 
 class Store:

@@ -22,8 +22,8 @@ from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.loop import Driver, RunOutcome
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.stages import StageClock
-from longboat_runtime.interfaces import ReshapePhase
 from longboat_runtime.metrics.reports import Reports
+from longboat_runtime.rollout.protocol import ReshapePhase
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import Event, RoundKind
 from longboat_runtime.rounds.policies import open_policy

@@ -15,18 +15,13 @@ from typing import Any
 from bench.driver import instant_components
 from bench.elastic.paced import PacedEngine, Punctuality, engine_config, serve
 from bench.elastic.roofline import Roofline
-from longboat_runtime.interfaces import (
-    EngineStats,
-    PublicationReport,
-    ReshapePhase,
-    ReshapeReport,
-    WeightPublication,
-)
 from longboat_runtime.rollout.environment import NO_BINDING, CpuShare, environment
 from longboat_runtime.rollout.load import Load
+from longboat_runtime.rollout.protocol import EngineStats, PublicationReport, ReshapePhase, ReshapeReport
 from longboat_runtime.rollout.router import Router
 from longboat_runtime.samples import FinishedSample, SampleId, SampleRequest
 from longboat_runtime.simulate.lengths import LengthDistribution
+from longboat_runtime.weights.publication import WeightPublication
 
 
 class EngineProcess:

@@ -10,9 +10,9 @@ from bench.elastic.arms import SIZES, Arm
 from bench.elastic.models import PUBLISHED
 from bench.elastic.published import H800
 from longboat_crds.job import RLJobSpec
-from longboat_runtime.interfaces import ReshapePhase
 from longboat_runtime.rollout.engine import engine_config
 from longboat_runtime.rollout.profile import ProfiledEngine, ProfileFile, identity
+from longboat_runtime.rollout.protocol import ReshapePhase
 from longboat_runtime.rollout.throughput import EngineModel
 
 # A sequence here stands for 1.5 of the published setup, a token for 64 tokens, a step for 64 steps; PACE is how many seconds pass here in

@@ -23,9 +23,9 @@ from bench.memory.models import SHAPES, VOCABULARY, build_model
 from bench.record import Recorder
 from bench.samples import random_sample
 from longboat_crds.job import RLJobSpec
-from longboat_runtime.interfaces import TrainRequest, TrainSample
 from longboat_runtime.samples import GeneratedSample, SampleId
 from longboat_runtime.trainer import process_group
+from longboat_runtime.trainer.protocol import TrainRequest, TrainSample
 from longboat_runtime.trainer.rank import TrainerRank
 from longboat_runtime.trainer.sharding import load_sharded
 

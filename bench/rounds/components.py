@@ -18,7 +18,7 @@ from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.data.source import open_source
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
-from longboat_runtime.interfaces import ModelInfo, TrainerGroup
+from longboat_runtime.trainer.protocol import ModelInfo, TrainerGroup
 
 # A fleet that is silent for this long after its engines have emptied has said everything.
 _QUIET_SECONDS = 0.3

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from longboat_runtime.interfaces import RolloutFleet
+from longboat_runtime.rollout.protocol import RolloutFleet
 from longboat_runtime.samples import SampleRequest
 from longboat_runtime.simulate.lengths import TwoLevel
 

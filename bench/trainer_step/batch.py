@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longboat_runtime.interfaces import TrainRequest, TrainSample
 from longboat_runtime.samples import GeneratedSample
+from longboat_runtime.trainer.protocol import TrainRequest, TrainSample
 
 
 def advantage(position: int) -> float:

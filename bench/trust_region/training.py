@@ -21,12 +21,12 @@ from bench.trust_region.protocol import Setting
 from bench.trust_region.sampler import Sampler
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.checkpoint import sharded
-from longboat_runtime.interfaces import TrainReport, TrainRequest, TrainSample
 from longboat_runtime.metrics.groups import FULL_SCORE
 from longboat_runtime.reward.result import RewardSample
 from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId, VersionSpan
 from longboat_runtime.trainer import process_group
 from longboat_runtime.trainer.advantages import advantages
+from longboat_runtime.trainer.protocol import TrainReport, TrainRequest, TrainSample
 from longboat_runtime.trainer.rank import TrainerRank
 from longboat_runtime.trainer.updates import Updates
 

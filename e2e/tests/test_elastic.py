@@ -14,7 +14,7 @@ from e2e.harm import delete_at_once, signal_process
 from e2e.jobs import Job
 from e2e.prompts import nothing_is_lost
 from e2e.site import Site
-from longboat_runtime.interfaces import ReshapePhase
+from longboat_runtime.rollout.protocol import ReshapePhase
 
 pytestmark = pytest.mark.cluster
 

@@ -17,10 +17,10 @@ from typing import Any
 from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.driver.eventlog import EventLog
 from longboat_runtime.driver.run_state import RunState, StepBoundary
-from longboat_runtime.interfaces import ModelInfo
 from longboat_runtime.reward.timeouts import LearnedTimeouts
 from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.ledger import Ledger
+from longboat_runtime.trainer.protocol import ModelInfo
 from tests.driver.fakes import Site, make_spec
 
 KILLED = 9

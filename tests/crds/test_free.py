@@ -18,10 +18,10 @@ from longboat_crds.samples import SamplesSpec
 from longboat_crds.status import Phase
 from longboat_runtime.driver import reshapes
 from longboat_runtime.driver.loop import RunOutcome
-from longboat_runtime.interfaces import FleetState
 from longboat_runtime.problems import spec_problem_in
 from longboat_runtime.rollout.load import Load
 from longboat_runtime.rollout.parallelism import Bounds
+from longboat_runtime.rollout.protocol import FleetState
 from longboat_runtime.sample_files.reading import read_files
 from longboat_runtime.samples import LostSample, SampleId
 from tests.crds.test_fixed import leaves

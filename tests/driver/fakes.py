@@ -28,23 +28,13 @@ from longboat_runtime.driver.loop import Driver
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.stages import StageClock
 from longboat_runtime.driver.status import DriverStatus
-from longboat_runtime.interfaces import (
-    EngineStats,
-    FleetState,
-    ModelInfo,
-    PublicationReport,
-    ReshapePhase,
-    ReshapeReport,
-    TrainReport,
-    TrainRequest,
-    Urgency,
-    WeightPublication,
-)
 from longboat_runtime.metrics.record import JsonLines
 from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.reward.cpus import PoolLoad
+from longboat_runtime.reward.protocol import Urgency
 from longboat_runtime.reward.result import IsolationInForce
 from longboat_runtime.rollout.load import Load, PodLoad
+from longboat_runtime.rollout.protocol import EngineStats, FleetState, PublicationReport, ReshapePhase, ReshapeReport
 from longboat_runtime.rounds.policies import open_policy
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.sample_files.contents import SampleFileRequest
@@ -67,6 +57,8 @@ from longboat_runtime.samples import (
     joined,
 )
 from longboat_runtime.trainer.errors import TrainerLost
+from longboat_runtime.trainer.protocol import ModelInfo, TrainReport, TrainRequest
+from longboat_runtime.weights.publication import WeightPublication
 
 
 class Crash(Exception):

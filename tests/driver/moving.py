@@ -37,7 +37,6 @@ from longboat_crds.status import LeavingPod, RolloutGrant
 from longboat_runtime.driver import reshapes
 from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.driver.reporter import Reporter
-from longboat_runtime.interfaces import WeightPublication
 from longboat_runtime.rollout import keeper
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import NodeDevices
@@ -55,6 +54,7 @@ from longboat_runtime.samples import (
     VersionSpan,
     joined,
 )
+from longboat_runtime.weights.publication import WeightPublication
 from tests.driver.fakes import FakeStore, Site, digest, make_spec
 from tests.driver.runs import history, trained
 from tests.support.waiting import DEADLINE_SECONDS

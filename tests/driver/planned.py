@@ -14,8 +14,8 @@ from longboat_crds.rollout import ParallelismMode, ParallelismSpec
 from longboat_runtime.driver import reshapes as module
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.reshapes import Reshapes
-from longboat_runtime.interfaces import ReshapePhase, ReshapeReport
 from longboat_runtime.rollout.parallelism import Bounds
+from longboat_runtime.rollout.protocol import ReshapePhase, ReshapeReport
 from longboat_runtime.rollout.throughput import Profile
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import RoundKind

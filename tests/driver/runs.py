@@ -12,10 +12,10 @@ from typing import Any
 from longboat_runtime.driver.eventlog import end_of, surviving
 from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.driver.status import DriverStatus
-from longboat_runtime.interfaces import TrainReport, TrainRequest
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rounds import events
 from longboat_runtime.samples import LostSample, SampleId
+from longboat_runtime.trainer.protocol import TrainReport, TrainRequest
 from tests.driver.fakes import Crash, Site, make_spec
 
 

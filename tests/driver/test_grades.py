@@ -9,7 +9,7 @@ import pytest
 
 from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.driver.stages import Stage
-from longboat_runtime.interfaces import Urgency
+from longboat_runtime.reward.protocol import Urgency
 from longboat_runtime.rounds import events
 from longboat_runtime.samples import Grade, GradeKind, SampleId
 from tests.driver.fakes import Site, make_spec

@@ -10,12 +10,12 @@ from longboat_crds.reward_kinds import RewardIsolation
 from longboat_crds.status import TrainingState
 from longboat_runtime.driver.eventlog import LogPosition, end_of, replay, surviving
 from longboat_runtime.driver.loop import RunOutcome
-from longboat_runtime.interfaces import ModelInfo, TrainReport, TrainRequest
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.problems import spec_problem_in
 from longboat_runtime.reward.result import IsolationInForce
 from longboat_runtime.rounds.snapshot import to_snapshot
 from longboat_runtime.samples import SampleId, SampleRequest
+from longboat_runtime.trainer.protocol import ModelInfo, TrainReport, TrainRequest
 from tests.driver.fakes import Crash, Site, make_spec
 from tests.driver.runs import crash_once_saved, finished, history, manifests, saved_steps, trained, until
 

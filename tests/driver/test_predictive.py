@@ -15,10 +15,10 @@ from longboat_crds.rollout import ParallelismMode, ParallelismSpec
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.driver.reshapes import starting_shape
-from longboat_runtime.interfaces import ReshapePhase
 from longboat_runtime.rollout.engine import engine_config
 from longboat_runtime.rollout.load import Load
 from longboat_runtime.rollout.profile import ProfiledEngine, ProfileFile, identity
+from longboat_runtime.rollout.protocol import ReshapePhase
 from longboat_runtime.rollout.round_seconds import Work, round_seconds
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import RoundKind

@@ -16,9 +16,9 @@ from longboat_runtime.driver.eventlog import end_of, surviving
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.loop import Driver, RunOutcome
 from longboat_runtime.driver.reshapes import starting_shape
-from longboat_runtime.interfaces import ReshapeReport
 from longboat_runtime.rollout.load import Load, PodLoad
 from longboat_runtime.rollout.parallelism import Bounds
+from longboat_runtime.rollout.protocol import ReshapeReport
 from longboat_runtime.rounds import events
 from tests.driver.fakes import FakeFleet, FakeTrainer, Site, make_spec
 from tests.driver.runs import decisions, history, manifests

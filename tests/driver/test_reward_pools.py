@@ -20,7 +20,6 @@ from longboat_runtime.driver.broker import LocalBroker
 from longboat_runtime.driver.demand import asked_cpus, expected_grades
 from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.driver.pool_loads import MOST_POINTS, PoolLoads
-from longboat_runtime.interfaces import TrainReport, TrainRequest
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.reward.cpus import PoolLoad
 from longboat_runtime.rounds import events
@@ -29,6 +28,7 @@ from longboat_runtime.rounds.records import RoundState, SampleState
 from longboat_runtime.rounds.snapshot import to_snapshot
 from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import PromptId, SampleId
+from longboat_runtime.trainer.protocol import TrainReport, TrainRequest
 from tests.driver.fakes import FakeRewards, FakeStore, Site, make_spec
 from tests.driver.runs import finished, held, history, trained
 from tests.support.waiting import eventually_async

@@ -9,8 +9,8 @@ from pathlib import Path
 from longboat_crds.status import Demand, LeavingPod, RolloutDemand, RolloutGrant
 from longboat_runtime.driver.broker import LocalBroker, granted
 from longboat_runtime.driver.status import DriverStatus
-from longboat_runtime.interfaces import FleetState
 from longboat_runtime.rollout.load import PodLoad
+from longboat_runtime.rollout.protocol import FleetState
 from longboat_runtime.rounds import events
 from tests.driver.fakes import Site, make_spec
 from tests.driver.runs import held, history

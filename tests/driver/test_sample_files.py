@@ -10,10 +10,10 @@ import pytest
 
 from longboat_runtime.driver import sample_files
 from longboat_runtime.driver.loop import RunOutcome
-from longboat_runtime.interfaces import TrainReport, TrainRequest
 from longboat_runtime.rounds import events
 from longboat_runtime.sample_files.reading import Sample, read_file, read_files
 from longboat_runtime.samples import GeneratedSample, PromptId, SampleId
+from longboat_runtime.trainer.protocol import TrainReport, TrainRequest
 from tests.driver.fakes import Site, make_spec
 from tests.driver.runs import history
 

@@ -14,12 +14,14 @@ from longboat_crds.status import TrainingState
 from longboat_runtime.driver.eventlog import LogPosition, replay
 from longboat_runtime.driver.kubernetes_broker import KubernetesBroker
 from longboat_runtime.driver.loop import Driver, RunOutcome
-from longboat_runtime.interfaces import FleetState, PublicationReport, TrainReport, TrainRequest, WeightPublication
 from longboat_runtime.metrics.record import Record
 from longboat_runtime.problems import spec_problem_in
+from longboat_runtime.rollout.protocol import FleetState, PublicationReport
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.snapshot import to_snapshot
 from longboat_runtime.samples import SampleId
+from longboat_runtime.trainer.protocol import TrainReport, TrainRequest
+from longboat_runtime.weights.publication import WeightPublication
 from tests.driver.fakes import Crash, Site, make_spec
 from tests.driver.runs import crash_once_saved, finished, history, manifests, saved_steps, trained, until
 

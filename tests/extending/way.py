@@ -23,12 +23,12 @@ from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.loop import Driver, RunOutcome
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.stages import StageClock
-from longboat_runtime.interfaces import ModelInfo, TrainReport, TrainRequest, Urgency
 from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.reward.adapters import load_scorer
 from longboat_runtime.reward.combine import applicable, combine
 from longboat_runtime.reward.function import RewardFunction
 from longboat_runtime.reward.graders.child import _graded
+from longboat_runtime.reward.protocol import Urgency
 from longboat_runtime.reward.result import FunctionOutcome, OutcomeKind, RewardSample
 from longboat_runtime.reward.worker import GradeRequest, RewardWorker
 from longboat_runtime.rounds.policies import open_policy
@@ -43,6 +43,7 @@ from longboat_runtime.samples import (
     VersionSpan,
 )
 from longboat_runtime.trainer import process_group
+from longboat_runtime.trainer.protocol import ModelInfo, TrainReport, TrainRequest
 from longboat_runtime.trainer.rank import TrainerRank
 from tests.driver.fakes import FakeFleet, FakeRewards, FakeStore, FakeTrainer
 from tests.extending.trace import Followed, Hop, Trace, counts

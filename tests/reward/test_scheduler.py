@@ -17,10 +17,10 @@ import ray
 from longboat_crds.job import RLJobSpec
 from longboat_crds.reward_kinds import RewardIsolation
 from longboat_crds.rewards import DEFAULT_POOL
-from longboat_runtime.interfaces import Urgency
 from longboat_runtime.local.ray import start_ray
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.client import GraderClient
+from longboat_runtime.reward.protocol import Urgency
 from longboat_runtime.reward.result import RewardSample
 from longboat_runtime.reward.scheduler import RayRewardScheduler
 from longboat_runtime.reward.slots import resource

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from longboat_runtime.interfaces import WeightPublication
 from longboat_runtime.samples import GeneratedSample, SampleId, SampleRequest, Sampling
 from longboat_runtime.trainer.full_weights import full_weights
+from longboat_runtime.weights.publication import WeightPublication
 from longboat_runtime.weights.publish import pack
 
 PROBE = tuple(range(4, 64))

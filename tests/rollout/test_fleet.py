@@ -16,7 +16,6 @@ from structlog.testing import capture_logs
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.agent.ray_command import MINIMAL_OBJECT_STORE
 from longboat_runtime.driver.loads import Loads
-from longboat_runtime.interfaces import WeightPublication
 from longboat_runtime.local.ray import start_ray
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout import fleet as fleets
@@ -31,6 +30,7 @@ from longboat_runtime.rounds.work import RoundWorks
 from longboat_runtime.samples import FinishedSample, FinishReason, LostSample, SampleId
 from longboat_runtime.store.actor import SampleStoreActor, start_store
 from longboat_runtime.store.client import StoreClient
+from longboat_runtime.weights.publication import WeightPublication
 from longboat_runtime.weights.publish import publish
 from tests.rollout.reference import PROBE, ReferenceModel, request
 from tests.support.tiny_model import build_tiny_model

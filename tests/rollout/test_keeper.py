@@ -14,7 +14,6 @@ import pytest_asyncio
 from ray.exceptions import RayActorError
 
 from longboat_crds.reasons import Reason
-from longboat_runtime.interfaces import FleetState, WeightPublication
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout import keeper as module
 from longboat_runtime.rollout import ray_cluster, recovery
@@ -23,6 +22,7 @@ from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.rollout.fleet import RayRolloutFleet
 from longboat_runtime.rollout.load import PodLoad
 from longboat_runtime.rollout.member import RESOURCE, RolloutNode, engine_name, last_line, rollout_nodes, slots_of
+from longboat_runtime.rollout.protocol import FleetState
 from longboat_runtime.samples import (
     FinishedSample,
     FinishReason,
@@ -33,6 +33,7 @@ from longboat_runtime.samples import (
     VersionSpan,
 )
 from longboat_runtime.weights.gate import FetchFailed, PublicationRefused
+from longboat_runtime.weights.publication import WeightPublication
 from tests.driver.fakes import make_spec
 from tests.rollout.reference import request
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from longboat_runtime.interfaces import ReshapePhase
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.measurement import filled, grid
 from longboat_runtime.rollout.profile import ProfiledEngine, ProfileFile, identity, read_profile
+from longboat_runtime.rollout.protocol import ReshapePhase
 
 MODEL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 OF = identity(EngineConfig("e", "/models/m", "bfloat16"), MODEL)

@@ -12,9 +12,9 @@ import pytest_asyncio
 import ray
 
 from longboat_runtime.agent.ray_command import MINIMAL_OBJECT_STORE
-from longboat_runtime.interfaces import ReshapePhase
 from longboat_runtime.local.ray import start_ray
 from longboat_runtime.rollout.fleet import RayRolloutFleet
+from longboat_runtime.rollout.protocol import ReshapePhase
 from longboat_runtime.samples import FinishedSample, FinishReason, FleetReport, LostSample, MovedSample
 from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient

@@ -16,12 +16,12 @@ from transformers import AutoModelForCausalLM
 
 from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint import sharded
-from longboat_runtime.interfaces import TrainRequest
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.samples import FinishReason, GeneratedSample, SampleId
 from longboat_runtime.trainer.batch import WeightedSample, build_batch
 from longboat_runtime.trainer.forward import frozen_logprobs
 from longboat_runtime.trainer.loss_scale import LossScale
+from longboat_runtime.trainer.protocol import TrainRequest
 from longboat_runtime.trainer.rank import TrainerRank
 from longboat_runtime.trainer.sharding import not_finite, parameter_count
 from longboat_runtime.trainer.updates import Updates

@@ -16,9 +16,9 @@ from torch import Tensor
 from longboat_crds.model import DType
 from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint import sharded
-from longboat_runtime.interfaces import TrainReport
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.trainer.loss_scale import LossScale
+from longboat_runtime.trainer.protocol import TrainReport
 from longboat_runtime.trainer.rank import TrainerRank
 from tests.support.tiny_model import build_tiny_model
 from tests.trainer.trainer_world import fetch_from, local, make_request, make_samples, make_spec, run_ranks

@@ -13,8 +13,8 @@ import structlog
 from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint import files, manifest
 from longboat_runtime.checkpoint.layout import INCARNATIONS, Position, parse, removable
+from longboat_runtime.checkpoint.protocol import Manifest
 from longboat_runtime.checkpoint.volume import volume_problem
-from longboat_runtime.interfaces import Manifest
 from longboat_runtime.problems import SpecProblem
 
 log = structlog.get_logger()
@@ -24,7 +24,7 @@ MODEL = "trainer"
 
 
 class CheckpointStore:
-    """Checkpoints of all incarnations below `root`; new ones belong to `incarnation`. Implements `interfaces.Checkpoints`.
+    """Checkpoints of all incarnations below `root`; new ones belong to `incarnation`. Implements `protocol.Checkpoints`.
 
     A checkpoint's files are written into its own directory and made durable, then its manifest is renamed into place. A
     directory without manifest is one that was never finished.

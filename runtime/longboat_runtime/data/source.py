@@ -19,9 +19,9 @@ from longboat_runtime.data.gym import DOMAIN as GYM_DOMAIN
 from longboat_runtime.data.gym import GymTable, shares_rows
 from longboat_runtime.data.order import Cursor, Order, Rows, RowSubset, draw
 from longboat_runtime.data.prompts import Prompts, column, context_length, load_tokenizer
+from longboat_runtime.data.protocol import RowCheck
 from longboat_runtime.data.tables import Table, open_files
 from longboat_runtime.problems import SpecProblem
-from longboat_runtime.reward.rows import RowCheck
 from longboat_runtime.samples import PromptId, Row
 
 log = structlog.get_logger()
@@ -37,7 +37,7 @@ _DOMAINS_NAMED = 5
 
 
 class TablePrompts:
-    """`interfaces.PromptSource` over a table. Rows of files are all checked at the start, generated rows as they are drawn.
+    """`protocol.PromptSource` over a table. Rows of files are all checked at the start, generated rows as they are drawn.
 
     With `quotas`, rows are drawn by domain, and each domain has its own cursor. With `dataset.tooLongPrompts: Skip` the cursors
     pass over rows that are too long as if the dataset didn't have them: they are never prompts, in any epoch. `check` says whether a row

@@ -14,19 +14,22 @@ from ray.exceptions import ActorAlreadyExistsError
 
 from longboat_crds.checkpoint import ResumeFrom
 from longboat_crds.reasons import Reason
+from longboat_runtime.checkpoint.protocol import Manifest
 from longboat_runtime.checkpoint.store import CheckpointStore
 from longboat_runtime.data.source import open_evaluation, open_source
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.reshapes import check_profile, starting_shape
-from longboat_runtime.interfaces import Manifest, RewardScheduler, RolloutFleet, TrainerGroup
 from longboat_runtime.problems import SpecProblem
+from longboat_runtime.reward.protocol import RewardScheduler
 from longboat_runtime.reward.rows import row_check
 from longboat_runtime.reward.scheduler import RayRewardScheduler
 from longboat_runtime.rollout.fleet import RayRolloutFleet
+from longboat_runtime.rollout.protocol import RolloutFleet
 from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
 from longboat_runtime.trainer.group import RayTrainerGroup
+from longboat_runtime.trainer.protocol import TrainerGroup
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from longboat_crds.reasons import Reason
+from longboat_runtime.data.protocol import PromptSource
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.reporter import Reporter
-from longboat_runtime.interfaces import PromptSource
 from longboat_runtime.metrics.lengths import audit_rounds_metrics, length_line, length_metrics
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.audit.audit_rounds import compare

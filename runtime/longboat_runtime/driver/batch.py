@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from longboat_crds.algorithm import ResolvedAlgorithm
 from longboat_crds.reasons import Reason
 from longboat_crds.rewards import RewardSpec
-from longboat_runtime.interfaces import TrainReport, TrainSample
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.combine import batch_rewards
 from longboat_runtime.rounds.records import RoundRecord, SampleRecord
 from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import FinishReason, SampleId, SampleSize
 from longboat_runtime.trainer.advantages import advantages
+from longboat_runtime.trainer.protocol import TrainReport, TrainSample
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,13 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from longboat_runtime.interfaces import (
-    Checkpoints,
-    PromptSource,
-    RewardScheduler,
-    RolloutFleet,
-    SampleStore,
-    TrainerGroup,
-)
+from longboat_runtime.checkpoint.protocol import Checkpoints
+from longboat_runtime.data.protocol import PromptSource
+from longboat_runtime.reward.protocol import RewardScheduler
+from longboat_runtime.rollout.protocol import RolloutFleet
 from longboat_runtime.samples import Row
+from longboat_runtime.store.protocol import SampleStore
+from longboat_runtime.trainer.protocol import TrainerGroup
 
 
 async def _at_once() -> None:

@@ -10,8 +10,8 @@ import structlog
 from longboat_crds.reasons import Reason
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.reporter import Reporter
-from longboat_runtime.interfaces import FleetState, RolloutFleet
 from longboat_runtime.problems import SpecProblem
+from longboat_runtime.rollout.protocol import FleetState, RolloutFleet
 
 log = structlog.get_logger()
 

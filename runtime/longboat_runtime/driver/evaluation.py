@@ -12,9 +12,9 @@ import structlog
 
 from longboat_crds.dataset import EvaluationSpec
 from longboat_crds.rewards import RewardSpec
-from longboat_runtime.interfaces import RolloutFleet
 from longboat_runtime.metrics.groups import FULL_SCORE, pass_rates
 from longboat_runtime.reward.combine import batch_rewards
+from longboat_runtime.rollout.protocol import RolloutFleet
 from longboat_runtime.rounds.rules import MOST_ENGINE_DEATHS
 from longboat_runtime.samples import (
     FinishedSample,

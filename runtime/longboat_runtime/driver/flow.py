@@ -12,7 +12,7 @@ from typing import Any
 from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.stages import Stage, StageClock
-from longboat_runtime.interfaces import Urgency
+from longboat_runtime.reward.protocol import Urgency
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.seeds import sample_seed
 from longboat_runtime.rounds.view import View

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from longboat_runtime.interfaces import RolloutFleet
 from longboat_runtime.rollout.load import Load, total
+from longboat_runtime.rollout.protocol import RolloutFleet
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import RoundKind
 from longboat_runtime.rounds.records import SampleState

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from longboat_runtime.interfaces import RewardScheduler
 from longboat_runtime.reward.cpus import PoolLoad
+from longboat_runtime.reward.protocol import RewardScheduler
 from longboat_runtime.rounds import events
 
 # How often pools are looked at, in seconds.

@@ -26,11 +26,11 @@ from longboat_crds.status import (
     Training,
     TrainingState,
 )
+from longboat_runtime.checkpoint.protocol import Manifest
 from longboat_runtime.driver.broker import Broker
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.stages import StageClock
 from longboat_runtime.driver.status import DriverStatus
-from longboat_runtime.interfaces import Manifest
 from longboat_runtime.metrics.queue import queue_line
 from longboat_runtime.metrics.record import Record
 from longboat_runtime.metrics.reports import Reports

@@ -14,7 +14,7 @@ from longboat_runtime.driver.broker import Broker
 from longboat_runtime.driver.demand import next_demand
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.reporter import Reporter
-from longboat_runtime.interfaces import FleetState, RolloutFleet
+from longboat_runtime.rollout.protocol import FleetState, RolloutFleet
 from longboat_runtime.rounds import events
 
 log = structlog.get_logger()

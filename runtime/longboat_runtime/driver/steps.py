@@ -16,6 +16,7 @@ import structlog
 from longboat_crds.algorithm import resolve
 from longboat_crds.reasons import Reason
 from longboat_crds.rounds import RoundPolicyName
+from longboat_runtime.checkpoint.protocol import Manifest
 from longboat_runtime.checkpoint.volume import volume_full
 from longboat_runtime.driver.audits import Audits
 from longboat_runtime.driver.batch import Batch, kept_batch, skip_problem
@@ -29,17 +30,18 @@ from longboat_runtime.driver.run_state import Evaluated, RunState, StepBoundary
 from longboat_runtime.driver.sample_files import SampleFiles
 from longboat_runtime.driver.stages import Stage
 from longboat_runtime.driver.trainer_queue import Task, TrainerQueue
-from longboat_runtime.interfaces import Manifest, ModelInfo, PublicationReport, TrainReport, TrainRequest
 from longboat_runtime.metrics.batch import batch_metrics, load_metrics, round_metrics, staleness
 from longboat_runtime.metrics.groups import GroupOutcome, group_metrics
 from longboat_runtime.metrics.queue import queue_metrics
 from longboat_runtime.metrics.record import Record
 from longboat_runtime.problems import SpecProblem
+from longboat_runtime.rollout.protocol import PublicationReport
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DropReason, RoundKind
 from longboat_runtime.rounds.records import SampleRecord
 from longboat_runtime.samples import GradeKind, PromptId, SampleId
 from longboat_runtime.trainer.errors import TrainerLost
+from longboat_runtime.trainer.protocol import ModelInfo, TrainReport, TrainRequest
 
 log = structlog.get_logger()
 

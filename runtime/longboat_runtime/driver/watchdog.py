@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
 
 import structlog
 
@@ -12,7 +14,6 @@ from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.stages import Stage
-from longboat_runtime.interfaces import Inspectable
 from longboat_runtime.stacks import thread_stacks
 
 log = structlog.get_logger()
@@ -25,6 +26,17 @@ _LONGEST_PAUSE = 30.0
 # `status.problem.message` has room for this much of each process's stacks: the innermost frames.
 _EXCERPT = 600
 _STANDARD_ERROR = 2
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    """A component that can say where its processes hang. Fleet, pool and trainer group implement it where they can."""
+
+    async def stacks(self) -> Mapping[str, str]:
+        """`stacks.thread_stacks()` of every process of the component, by name (`engine-0`, `trainer-1`).
+
+        Actors answer from a concurrency group of their own, so that one that is stuck in a call answers too.
+        """
 
 
 class Watchdog:

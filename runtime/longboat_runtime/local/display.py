@@ -10,8 +10,8 @@ from rich.table import Table
 
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.status import DriverStatus
-from longboat_runtime.interfaces import PACKED
 from longboat_runtime.metrics.record import Record
+from longboat_runtime.trainer.protocol import PACKED
 
 # Heading, metric, format: what people look at first.
 COLUMNS = (

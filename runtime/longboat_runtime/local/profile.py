@@ -11,10 +11,10 @@ from rich.table import Table
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.load import ApiError, load_job
-from longboat_runtime.interfaces import ReshapePhase
 from longboat_runtime.local.run import named_directory, on_this_machine
 from longboat_runtime.problems import spec_problem_in
 from longboat_runtime.rollout.profile import ProfiledEngine, ProfileFile
+from longboat_runtime.rollout.protocol import ReshapePhase
 
 _FAILED = 1
 

@@ -17,7 +17,6 @@ from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from longboat_crds.rewards import RewardSpec
-from longboat_runtime.interfaces import SampleStore
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.attempts import Attempts, settled
 from longboat_runtime.reward.combine import own_seconds
@@ -27,6 +26,7 @@ from longboat_runtime.reward.result import FunctionOutcome, GradersCapacity, Iso
 from longboat_runtime.reward.slots import Slots, choose, resource
 from longboat_runtime.reward.worker import GATHER_SECONDS, GradeAnswer, GradeAnswers, GradeRequest, RewardWorker
 from longboat_runtime.samples import SampleId, TimeLimit
+from longboat_runtime.store.protocol import SampleStore
 
 log = structlog.get_logger()
 

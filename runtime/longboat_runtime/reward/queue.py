@@ -22,7 +22,7 @@ class Group:
     """The samples of one attempt at a prompt that are being graded: `under_way` of them, in any pool.
 
     `number` is its place in the order in which groups came, `round` the number of its round, and `missing` how many of its samples
-    lack a grade (see `interfaces.Urgency`).
+    lack a grade (see `protocol.Urgency`).
     """
 
     number: int

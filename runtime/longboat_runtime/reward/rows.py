@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from longboat_crds.reasons import Reason
 from longboat_crds.rewards import RewardSpec
+from longboat_runtime.data.protocol import RowCheck
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.test_cases import CasesError, check_row
-
-# Takes a row's columns, domain, ground truth and place (for people). Raises SpecProblem if it can't be graded.
-RowCheck = Callable[[Mapping[str, Any], str, Any, str], None]
 
 
 def row_check(rewards: Sequence[RewardSpec]) -> RowCheck:

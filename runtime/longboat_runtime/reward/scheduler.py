@@ -1,4 +1,4 @@
-"""All reward pools of a job: `interfaces.RewardScheduler` on Ray."""
+"""All reward pools of a job: `protocol.RewardScheduler` on Ray."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ import ray
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.rewards import RewardSpec, rewards_of
-from longboat_runtime.interfaces import SampleStore, Urgency
 from longboat_runtime.reward.client import SOCKET
 from longboat_runtime.reward.combine import applicable, combine, grade_times
 from longboat_runtime.reward.cpus import PoolLoad
 from longboat_runtime.reward.pool import RewardPool
+from longboat_runtime.reward.protocol import Urgency
 from longboat_runtime.reward.queue import Group
 from longboat_runtime.reward.result import FunctionOutcome, IsolationInForce, RewardSample
 from longboat_runtime.reward.slots import reward_nodes
 from longboat_runtime.samples import Grade, PromptId, Row, SampleId, TimeLimit
+from longboat_runtime.store.protocol import SampleStore
 
 # How often Ray is asked which reward nodes there are, in seconds.
 _WATCH_INTERVAL = 1.0

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from longboat_runtime.interfaces import Engine, EngineStats, WeightPublication
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.rollout.load import Load
+from longboat_runtime.rollout.protocol import Engine, EngineStats
 from longboat_runtime.samples import FinishedSample, GeneratedSample, SampleId, SampleRequest
 from longboat_runtime.stacks import thread_stacks
 from longboat_runtime.store.client import StoreClient
+from longboat_runtime.weights.publication import WeightPublication
 
 # How long `finished` waits before it returns nothing, so that it doesn't wait for ever when its caller is gone.
 POLL_SECONDS = 30.0

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from longboat_runtime.interfaces import EngineStats, WeightPublication
 from longboat_runtime.rollout.engine import NO_VERSION, EngineConfig
 from longboat_runtime.rollout.load import Load
+from longboat_runtime.rollout.protocol import EngineStats
 from longboat_runtime.rollout.requests import check_request, generated_sample, unstarted_sample
 from longboat_runtime.samples import GeneratedSample, SampleId, SampleRequest
 from longboat_runtime.weights.gate import PublicationRefused, UpdateFailed, check_parity, parity
+from longboat_runtime.weights.publication import WeightPublication
 
 if TYPE_CHECKING:
     from longboat_runtime.rollout.counters import EngineCounters

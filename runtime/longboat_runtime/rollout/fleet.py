@@ -14,18 +14,11 @@ from typing import Any
 from ray.exceptions import RayError
 
 from longboat_crds.job import RLJobSpec
-from longboat_runtime.interfaces import (
-    EngineStats,
-    FleetState,
-    PublicationReport,
-    ReshapePhase,
-    ReshapeReport,
-    WeightPublication,
-)
 from longboat_runtime.rollout.engine import EngineDead
 from longboat_runtime.rollout.keeper import EngineKeeper
 from longboat_runtime.rollout.load import Load, PodLoad
 from longboat_runtime.rollout.member import Member, MemberState, ReshapeFailed, last_line
+from longboat_runtime.rollout.protocol import EngineStats, FleetState, PublicationReport, ReshapePhase, ReshapeReport
 from longboat_runtime.rollout.ray_cluster import RayCluster
 from longboat_runtime.rollout.router import Router
 from longboat_runtime.samples import (
@@ -39,6 +32,7 @@ from longboat_runtime.samples import (
 )
 from longboat_runtime.store.client import StoreClient, StoreUnreachable
 from longboat_runtime.weights.gate import UpdateFailed
+from longboat_runtime.weights.publication import WeightPublication
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +80,7 @@ class RayRolloutFleet:
         self._report([self._waiting.pop(sample).unstarted for sample in ids if sample in self._waiting])
 
     def drain(self, engines: Collection[str]) -> Coroutine[Any, Any, None]:
-        """See interfaces.RolloutFleet: nothing new goes there from this call on. Without another open engine, samples wait here for one."""
+        """See protocol.RolloutFleet: nothing new goes there from this call on. Without another open engine, samples wait here for one."""
         there = [engine for engine in engines if engine in self._keeper.members]
         self._draining.update(there)
         for engine in there:
@@ -106,13 +100,13 @@ class RayRolloutFleet:
                     self.opened(self._keeper.members[engine])
 
     def release(self, pods: Collection[str]) -> None:
-        """See interfaces.RolloutFleet."""
+        """See protocol.RolloutFleet."""
         self._keeper.watch()
         self._keeper.release(pods)
 
     @property
     def pods(self) -> Mapping[str, PodLoad]:
-        """See interfaces.RolloutFleet."""
+        """See protocol.RolloutFleet."""
         found = dict.fromkeys(self._keeper.state.pods, PodLoad(0, 0))
         for member in self._keeper.members.values():
             if (load := found.get(member.slot.node.pod)) is not None:
@@ -122,7 +116,7 @@ class RayRolloutFleet:
         return found
 
     async def reshape(self, tensor_parallel: int, *, one_by_one: bool) -> ReshapeReport:
-        """See interfaces.RolloutFleet."""
+        """See protocol.RolloutFleet."""
         before, seconds = self._keeper.tensor_parallel, dict.fromkeys(ReshapePhase, 0.0)
         nodes, done = self._keeper.nodes, []
         with self._keeper.reshaping():

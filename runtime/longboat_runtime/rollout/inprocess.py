@@ -11,7 +11,6 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from longboat_runtime.interfaces import WeightPublication
 from longboat_runtime.rollout.base import BaseEngine
 from longboat_runtime.rollout.engine import NO_VERSION, EngineConfig, EngineDead
 from longboat_runtime.rollout.requests import (
@@ -27,6 +26,7 @@ from longboat_runtime.samples import GeneratedSample, SampleId, SampleRequest
 from longboat_runtime.weights.gate import FetchFailed, ParityExceeded, UpdateFailed, check_receipts
 from longboat_runtime.weights.handover import handed_over
 from longboat_runtime.weights.payload import fetched
+from longboat_runtime.weights.publication import WeightPublication
 
 if TYPE_CHECKING:
     from vllm import LLMEngine, RequestOutput

@@ -12,7 +12,6 @@ from typing import Any
 from ray.exceptions import RayError
 
 from longboat_crds.job import RLJobSpec
-from longboat_runtime.interfaces import FleetState, WeightPublication
 from longboat_runtime.problems import spec_problem_in
 from longboat_runtime.rollout.engine import EngineDead, engine_config
 from longboat_runtime.rollout.leaving import LeavingPods
@@ -26,10 +25,12 @@ from longboat_runtime.rollout.member import (
     last_line,
     slots_of,
 )
+from longboat_runtime.rollout.protocol import FleetState
 from longboat_runtime.rollout.ray_cluster import RayCluster
 from longboat_runtime.rollout.recovery import Remedy, after_refusal, hopeless, refused_everywhere
 from longboat_runtime.store.client import StoreClient, StoreUnreachable
 from longboat_runtime.weights.gate import FetchFailed, PublicationRefused, UpdateFailed
+from longboat_runtime.weights.publication import WeightPublication
 
 log = logging.getLogger(__name__)
 
@@ -208,7 +209,7 @@ class EngineKeeper:
         return [member.name for member in self.members.values() if member.slot.node.pod == pod]
 
     def release(self, pods: Collection[str]) -> None:
-        """See interfaces.RolloutFleet."""
+        """See protocol.RolloutFleet."""
         if self._leaving.name(pods):
             self._fill()
         self.tell()

@@ -11,13 +11,13 @@ from typing import Any, Protocol
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from longboat_runtime.interfaces import WeightPublication
 from longboat_runtime.rollout.actor import EngineActor
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.samples import FinishedSample, SampleId
 from longboat_runtime.store.client import StoreClient
 from longboat_runtime.weights.gate import calibration_key
+from longboat_runtime.weights.publication import WeightPublication
 
 RESOURCE = "longboat-rollout"
 POD_LABEL = "longboat.dev/pod"

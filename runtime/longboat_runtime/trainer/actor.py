@@ -11,10 +11,12 @@ import ray
 
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.imports import uncollected
-from longboat_runtime.interfaces import ModelInfo, SampleStore, TrainReport, TrainRequest, WeightPublication
 from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.samples import GeneratedSample, Response, SampleId
 from longboat_runtime.stacks import thread_stacks
+from longboat_runtime.store.protocol import SampleStore
+from longboat_runtime.trainer.protocol import ModelInfo, TrainReport, TrainRequest
+from longboat_runtime.weights.publication import WeightPublication
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from longboat_runtime.interfaces import PACKED
+from longboat_runtime.trainer.protocol import PACKED
 
 NAME = "longboat_packed"
 

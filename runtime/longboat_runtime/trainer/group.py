@@ -1,4 +1,4 @@
-"""All ranks as one: `interfaces.TrainerGroup` on Ray."""
+"""All ranks as one: `protocol.TrainerGroup` on Ray."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import structlog
 from ray.exceptions import RayActorError, RayTaskError
 
 from longboat_crds.job import RLJobSpec
-from longboat_runtime.interfaces import ModelInfo, SampleStore, TrainReport, TrainRequest, WeightPublication
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.store.client import StoreUnreachable
+from longboat_runtime.store.protocol import SampleStore
 from longboat_runtime.trainer.actor import CONCURRENCY_GROUPS, TrainerActor
 from longboat_runtime.trainer.errors import TrainerLost
+from longboat_runtime.trainer.protocol import ModelInfo, TrainReport, TrainRequest
+from longboat_runtime.weights.publication import WeightPublication
 
 log = structlog.get_logger()
 
@@ -64,19 +66,19 @@ class RayTrainerGroup:
         return self._info
 
     async def train(self, request: TrainRequest) -> TrainReport:
-        """See interfaces.TrainerGroup. Raises KeyError, and has changed nothing, if the store lacks a sample."""
+        """See protocol.TrainerGroup. Raises KeyError, and has changed nothing, if the store lacks a sample."""
         report, *_ = await self._call("train", request)
         return report
 
     async def publish(self, version: int) -> WeightPublication:
-        """See interfaces.TrainerGroup."""
+        """See protocol.TrainerGroup."""
         assert self._info is not None, "load the model first"
         publication, *_ = await self._call("publish", version, probe_ids(self._info))
         self._publisher = self._actors[0]
         return publication
 
     async def holds_publication(self) -> bool:
-        """See interfaces.TrainerGroup. Its data lives as long as the process of the rank that put it into Ray's object store."""
+        """See protocol.TrainerGroup. Its data lives as long as the process of the rank that put it into Ray's object store."""
         if self._publisher is None or not self._actors or self._publisher is not self._actors[0]:
             return False
         try:
@@ -86,12 +88,12 @@ class RayTrainerGroup:
         return True
 
     async def snapshot(self) -> None:
-        """See interfaces.TrainerGroup."""
+        """See protocol.TrainerGroup."""
         await self._written()
         await self._call("snapshot")
 
     async def write(self, directory: Path) -> None:
-        """See interfaces.TrainerGroup."""
+        """See protocol.TrainerGroup."""
         self._writing = asyncio.create_task(self._call("write", directory))
         try:
             await self._writing
@@ -104,21 +106,21 @@ class RayTrainerGroup:
             await asyncio.wait([self._writing])
 
     async def write_samples(self, request: SampleFileRequest, root: Path) -> None:
-        """See interfaces.TrainerGroup. The first rank writes; a failure says nothing about its state."""
+        """See protocol.TrainerGroup. The first rank writes; a failure says nothing about its state."""
         if not self._actors:
             raise TrainerLost("the trainer is not loaded")
         await _result(self._actors[0].write_samples.remote(request, root))
 
     async def restore(self, directory: Path) -> None:
-        """See interfaces.TrainerGroup."""
+        """See protocol.TrainerGroup."""
         await self._call("restore", directory)
 
     async def export(self, directory: Path) -> None:
-        """See interfaces.TrainerGroup."""
+        """See protocol.TrainerGroup."""
         await self._call("export", directory)
 
     async def stacks(self) -> Mapping[str, str]:
-        """See interfaces.Inspectable."""
+        """See driver.watchdog.Inspectable."""
         actors = self._actors
         answers = await asyncio.gather(*(actor.stacks.remote() for actor in actors), return_exceptions=True)
         return {f"trainer-{rank}": str(answer) for rank, answer in enumerate(answers)}

@@ -13,7 +13,6 @@ from torch import Tensor
 from longboat_crds.job import RLJobSpec
 from longboat_crds.reasons import Reason
 from longboat_runtime.checkpoint import sharded
-from longboat_runtime.interfaces import ModelInfo, TrainReport, TrainRequest
 from longboat_runtime.model_config import language_model, longest_sequence
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.samples import GeneratedSample, SampleId
@@ -24,6 +23,7 @@ from longboat_runtime.trainer.forward import check_compiler, compiles, frozen_lo
 from longboat_runtime.trainer.full_weights import full_weights
 from longboat_runtime.trainer.loss_scale import LossScale
 from longboat_runtime.trainer.packing import SampleTooLong
+from longboat_runtime.trainer.protocol import ModelInfo, TrainReport, TrainRequest
 from longboat_runtime.trainer.sharding import (
     TORCH_DTYPES,
     device_peak,

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import structlog
 import torch
 
-from longboat_runtime.interfaces import WeightPublication
 from longboat_runtime.weights.bucket import BUCKET_BYTES, Bucket, buckets
 from longboat_runtime.weights.checksum import WeightChecksum
 from longboat_runtime.weights.payload import Packed, Stored, StoredBucket
+from longboat_runtime.weights.publication import WeightPublication
 
 log = structlog.get_logger()
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import psutil
 
-from longboat_runtime.interfaces import Engine, EngineStats, WeightPublication
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.rollout.load import Load
+from longboat_runtime.rollout.protocol import Engine, EngineStats
 from longboat_runtime.samples import GeneratedSample, SampleId, SampleRequest
+from longboat_runtime.weights.publication import WeightPublication
 
 
 class HostedEngine:

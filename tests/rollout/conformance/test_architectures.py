@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from longboat_runtime.interfaces import WeightPublication
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.trainer.rank import TrainerRank
+from longboat_runtime.weights.publication import WeightPublication
 from longboat_runtime.weights.publish import pack
 from tests.rollout.conformance.hosted import HostedEngine
 from tests.rollout.conformance.test_engine import run

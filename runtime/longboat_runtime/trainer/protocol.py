@@ -1,0 +1,110 @@
+"""The protocol of the trainer: all ranks as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from longboat_runtime.sample_files.contents import SampleFileRequest
+from longboat_runtime.samples import SampleId, SampleSize
+from longboat_runtime.trainer.flops import ModelFlops
+from longboat_runtime.weights.publication import WeightPublication
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSample:
+    """One sample of a training batch: data by id from the store, its advantage and size from the driver.
+
+    The size is here so that all ranks can plan the whole step before any of them fetches its part.
+    """
+
+    id: SampleId
+    advantage: float
+    size: SampleSize
+
+
+@dataclass(frozen=True, slots=True)
+class TrainRequest:
+    """One optimizer step out of `steps`, over which the learning-rate schedule runs.
+
+    `samples` are sorted by id; `denominator` is the constant number of samples of a full batch.
+    """
+
+    step: int
+    steps: int
+    samples: tuple[TrainSample, ...]
+    denominator: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainReport:
+    """Scalars of one optimizer step under verl's names (`actor/pg_loss`, `actor/grad_norm`, ...).
+
+    `skipped` of its `minibatches` had a gradient that was not finite; all ranks skipped the same ones.
+    """
+
+    step: int
+    metrics: Mapping[str, float]
+    minibatches: int = 1
+    skipped: int = 0
+
+    @property
+    def trained(self) -> bool:
+        """The weights may have changed."""
+        return self.skipped < self.minibatches
+
+
+# `ModelInfo.attention` of a model whose samples go through it one after another, without padding.
+PACKED = "packed"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the trainer knows once the model is loaded.
+
+    `attention` is how samples go through it together, in words. `flops` says what training takes and what one of its devices can do.
+    """
+
+    parameters: int
+    max_length: int
+    vocabulary: int
+    attention: str = PACKED
+    flops: ModelFlops | None = None
+
+
+class TrainerGroup(Protocol):
+    """All FSDP2 ranks as one."""
+
+    async def load(self) -> ModelInfo: ...
+
+    async def train(self, request: TrainRequest) -> TrainReport:
+        """Computes and applies the step on all ranks. Not durable and not published until the driver says so.
+
+        Raises SpecProblem (WeightsNotFinite) if that has made weights that are not finite.
+        """
+
+    async def publish(self, version: int) -> WeightPublication: ...
+
+    async def holds_publication(self) -> bool:
+        """Whether the last publication can still be fetched. It answers while a step is computed."""
+
+    async def snapshot(self) -> None:
+        """Copies model, optimizer and RNG state of all ranks into host memory, once a write of an earlier copy has ended."""
+
+    async def write(self, directory: Path) -> None:
+        """Writes the newest snapshot; returns once files and directory are fsynced. Steps may be computed meanwhile."""
+
+    async def restore(self, directory: Path) -> None: ...
+
+    async def write_samples(self, request: SampleFileRequest, root: Path) -> None:
+        """Writes the file of a step's samples below the job's directory `root`. Steps may be computed meanwhile.
+
+        The store holds the samples until then. Raises OSError with nothing half-made left behind.
+        """
+
+    async def export(self, directory: Path) -> None:
+        """Writes a Hugging Face directory."""
+
+    async def close(self) -> None: ...

@@ -1,0 +1,21 @@
+"""A publication of weights, as a trainer hands it to engines. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPublication:
+    """Weights of one version, ready to be fetched by engines.
+
+    `payload` is opaque to the driver (object references); `checksum` is over names, shapes and bytes of all tensors in the
+    trainer's order. `probe_logprobs` are the trainer's log-probs of `probe_ids` (tokens 1..n given those before them).
+    """
+
+    version: int
+    checksum: str
+    payload: Any
+    probe_ids: tuple[int, ...]
+    probe_logprobs: tuple[float, ...]
