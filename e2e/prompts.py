@@ -6,9 +6,8 @@ from typing import Any
 
 from e2e import volumes
 from e2e.jobs import Job
-from longboat_runtime.driver.eventlog import replay, surviving
+from longboat_runtime.eventlog import newest, replay, surviving
 from longboat_runtime.rounds import events
-from longboat_runtime.timeline.log import newest
 
 
 def fates_in(job: Job) -> dict[str, Any]:

@@ -17,11 +17,11 @@ from bench.elastic.fleet import Engines, PacedFleet
 from longboat_crds.job import RLJobSpec
 from longboat_crds.load import load_job
 from longboat_runtime.driver.broker import LocalBroker
-from longboat_runtime.driver.eventlog import end_of, surviving
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.loop import Driver, RunOutcome
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.stages import StageClock
+from longboat_runtime.eventlog import end_of, surviving
 from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.rollout.protocol import ReshapePhase
 from longboat_runtime.rounds import events

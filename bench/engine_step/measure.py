@@ -70,8 +70,7 @@ def _rounds(spec: RLJobSpec) -> alone.Rounds:
     from longboat_runtime.data.source import open_source
     from longboat_runtime.driver.job import Job
     from longboat_runtime.rollout.router import Router
-    from longboat_runtime.rounds.seeds import sample_seed
-    from longboat_runtime.samples import SampleId, SampleRequest
+    from longboat_runtime.samples import SampleId, SampleRequest, sample_seed
 
     sampling = Job("bench", spec, Path("unused"), 1).sampling
     source = open_source(spec.dataset, spec.model, sampling.max_tokens)

@@ -14,10 +14,10 @@ from e2e.cluster.errors import ClusterError
 from e2e.cluster.waiting import wait_until
 from e2e.jobs import Job, JobFailedError
 from e2e.site import Site
+from longboat_runtime.eventlog import read_log
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import Event
 from longboat_runtime.samples import GradeKind
-from longboat_runtime.timeline.log import read_log
 
 # Grading takes twice as long as with all CPUs at most, and a round so much beyond that; a job starts in less than `START_SECONDS`.
 BEYOND_SECONDS, START_SECONDS = 30.0, 300.0

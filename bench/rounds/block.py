@@ -11,11 +11,11 @@ from bench.rounds.tasks import Task
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.driver.broker import LocalBroker
 from longboat_runtime.driver.components import Components
-from longboat_runtime.driver.eventlog import end_of, surviving
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.loop import Driver, RunOutcome
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.stages import StageClock
+from longboat_runtime.eventlog import end_of, surviving
 from longboat_runtime.metrics.record import JsonLines, Record, read_records
 from longboat_runtime.metrics.reports import Reports
 from longboat_runtime.rollout.step_times import merged

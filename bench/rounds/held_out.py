@@ -9,8 +9,7 @@ from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.evaluation import evaluation_id
 from longboat_runtime.driver.job import Job
 from longboat_runtime.metrics.groups import FULL_SCORE
-from longboat_runtime.rounds.seeds import sample_seed
-from longboat_runtime.samples import FinishedSample, Row, SampleRequest
+from longboat_runtime.samples import FinishedSample, Row, SampleRequest, sample_seed
 
 
 async def answers(components: Components, job: Job, rows: Sequence[Row], each: int) -> list[tuple[int, int, int]]:

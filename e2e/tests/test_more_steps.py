@@ -13,10 +13,9 @@ from e2e.installation import operator_away
 from e2e.jobs import Job
 from e2e.prompts import fates_in
 from e2e.site import Site
-from longboat_runtime.driver.eventlog import surviving
+from longboat_runtime.eventlog import newest, surviving
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rounds import events
-from longboat_runtime.timeline.log import newest
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 

@@ -15,9 +15,8 @@ from e2e.jobs import Job
 from e2e.prompts import fates_in, nothing_is_lost
 from e2e.volumes import folder
 from e2e.watches import following
-from longboat_runtime.driver.eventlog import surviving
+from longboat_runtime.eventlog import newest, surviving
 from longboat_runtime.rounds import events
-from longboat_runtime.timeline.log import newest
 
 pytestmark = pytest.mark.cluster
 

@@ -1,4 +1,4 @@
-"""Names and shapes of prompts and samples, shared by all components of the runtime. Pure.
+"""Names, seeds and shapes of prompts and samples, shared by all components of the runtime. Pure.
 
 A prompt's identity is (epoch, dataset row), never its text. `attempt` counts launches of the prompt's group, `index` the
 samples of one attempt.
@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-from longboat_runtime.rounds.seeds import continued_seed
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -44,6 +43,26 @@ class SampleId(NamedTuple):
 
     def __str__(self) -> str:
         return f"e{self.epoch}r{self.row}a{self.attempt}s{self.index}"
+
+
+def sample_seed(job: str, seed: int, sample: SampleId) -> int:
+    """31 bits of blake2b over job, `rounds.seed` and the sample's id: always the same, on every machine and in every process.
+
+    `job` is the uid of the RLJob or, without Kubernetes, its name. A retried sample keeps its seed; a new attempt gets another one.
+    """
+    return _hashed("/".join((job, str(seed), *map(str, sample))))
+
+
+def continued_seed(seed: int, begun: int) -> int:
+    """The seed by which a sample with this seed continues after `begun` tokens.
+
+    It is another one, since with the same seed its next tokens would be drawn with the random numbers that drew its first.
+    """
+    return _hashed(f"{seed}+{begun}") if begun else seed
+
+
+def _hashed(name: str) -> int:
+    return int.from_bytes(blake2b(name.encode(), digest_size=4).digest(), "big") >> 1
 
 
 class FinishReason(StrEnum):

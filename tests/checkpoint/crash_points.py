@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from longboat_runtime.checkpoint.store import CheckpointStore
-from longboat_runtime.driver.eventlog import EventLog
 from longboat_runtime.driver.run_state import RunState, StepBoundary
+from longboat_runtime.eventlog import EventLog
 from longboat_runtime.reward.timeouts import LearnedTimeouts
 from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.ledger import Ledger

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from longboat_runtime.driver.eventlog import end_of, surviving
 from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.driver.status import DriverStatus
+from longboat_runtime.eventlog import end_of, surviving
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rounds import events
 from longboat_runtime.samples import LostSample, SampleId

@@ -11,9 +11,9 @@ import pytest
 
 from longboat_crds.status import TrainingState
 from longboat_runtime.checkpoint.store import CheckpointStore
-from longboat_runtime.driver.eventlog import EventLog
 from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.driver.stages import Stage
+from longboat_runtime.eventlog import EventLog
 from longboat_runtime.samples import SampleId
 from longboat_runtime.trainer.errors import TrainerLost
 from tests.driver.fakes import Site, make_spec

@@ -8,8 +8,8 @@ import pytest
 from longboat_crds.job import RLJobSpec
 from longboat_crds.reward_kinds import RewardIsolation
 from longboat_crds.rewards import RewardSpec
-from longboat_runtime.driver.eventlog import LogPosition, surviving
 from longboat_runtime.driver.loop import RunOutcome
+from longboat_runtime.eventlog import LogPosition, surviving
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.reward.result import IsolationInForce
 from longboat_runtime.reward.timeouts import LearnedTimeouts

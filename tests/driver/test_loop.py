@@ -8,8 +8,8 @@ import pytest
 
 from longboat_crds.reward_kinds import RewardIsolation
 from longboat_crds.status import TrainingState
-from longboat_runtime.driver.eventlog import LogPosition, end_of, replay, surviving
 from longboat_runtime.driver.loop import RunOutcome
+from longboat_runtime.eventlog import LogPosition, end_of, replay, surviving
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.problems import spec_problem_in
 from longboat_runtime.reward.result import IsolationInForce

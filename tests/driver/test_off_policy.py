@@ -11,8 +11,7 @@ import pytest
 from longboat_runtime.driver.loop import Driver, RunOutcome
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.seeds import continued_seed, sample_seed
-from longboat_runtime.samples import SampleId, VersionSpan
+from longboat_runtime.samples import SampleId, VersionSpan, continued_seed, sample_seed
 from tests.driver.fakes import Site, make_spec
 from tests.driver.runs import history, trained
 

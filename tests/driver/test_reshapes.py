@@ -12,10 +12,10 @@ import pytest
 
 from longboat_crds.rollout import ParallelismMode, ParallelismSpec
 from longboat_runtime.driver import reshapes as module
-from longboat_runtime.driver.eventlog import end_of, surviving
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.loop import Driver, RunOutcome
 from longboat_runtime.driver.reshapes import starting_shape
+from longboat_runtime.eventlog import end_of, surviving
 from longboat_runtime.rollout.load import Load, PodLoad
 from longboat_runtime.rollout.parallelism import Bounds
 from longboat_runtime.rollout.protocol import ReshapeReport

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from longboat_crds.rewards import RewardSpec
-from longboat_runtime.driver.eventlog import LogPosition, surviving
 from longboat_runtime.driver.loop import RunOutcome
+from longboat_runtime.eventlog import LogPosition, surviving
 from longboat_runtime.reward.timeouts import LearnedTimeouts
 from longboat_runtime.samples import TimeLimit
 from tests.driver.fakes import FakeSource, Site, make_spec

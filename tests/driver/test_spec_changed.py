@@ -11,9 +11,9 @@ import pytest
 
 from longboat_crds.job import RLJobSpec
 from longboat_crds.status import TrainingState
-from longboat_runtime.driver.eventlog import LogPosition, replay
 from longboat_runtime.driver.kubernetes_broker import KubernetesBroker
 from longboat_runtime.driver.loop import Driver, RunOutcome
+from longboat_runtime.eventlog import LogPosition, replay
 from longboat_runtime.metrics.record import Record
 from longboat_runtime.problems import spec_problem_in
 from longboat_runtime.rollout.protocol import FleetState, PublicationReport

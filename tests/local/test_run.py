@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.checkpoint.layout import Position
 from longboat_runtime.driver.broker import LocalBroker
-from longboat_runtime.driver.eventlog import end_of, surviving
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.main import Ending, drive
+from longboat_runtime.eventlog import end_of, surviving
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rounds import events
 from longboat_runtime.sample_files.reading import read_file, read_files

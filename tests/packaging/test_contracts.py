@@ -16,5 +16,5 @@ SOURCES = {"longboat_crds": "crds", "longboat_operator": "operator", "longboat_r
     "module", [name for override in OVERRIDES for name in override["module"] if name.split(".")[0] in SOURCES]
 )
 def test_every_module_named_exists(module: str) -> None:
-    path = ROOT / SOURCES[module.split(".")[0]] / module.removesuffix(".*").replace(".", "/")
+    path = ROOT / SOURCES[module.split(".", maxsplit=1)[0]] / module.removesuffix(".*").replace(".", "/")
     assert path.is_dir() or (path.with_suffix(".py").is_file() and not module.endswith(".*"))

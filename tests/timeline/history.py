@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from longboat_runtime.driver.eventlog import EventLog, LogPosition
+from longboat_runtime.eventlog import EventLog, LogPosition
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import Event, RoundKind
 from longboat_runtime.rounds.ledger import Ledger

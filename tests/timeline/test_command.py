@@ -7,12 +7,11 @@ import pytest
 from typer.testing import CliRunner
 
 from longboat_runtime.cli import app
-from longboat_runtime.driver.eventlog import log_path
+from longboat_runtime.eventlog import log_path, read_log
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import RoundKind
 from longboat_runtime.timeline.command import show
 from longboat_runtime.timeline.fold import fold
-from longboat_runtime.timeline.log import read_log
 from tests.timeline.history import EPOCH, accepted, long_round, numbered, short_round, start, write
 
 PNG = b"\x89PNG"

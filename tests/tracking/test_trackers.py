@@ -55,7 +55,7 @@ def _clock() -> float:
 
 def opened(root: Path, spec: RLJobSpec, incarnation: int = 1, secrets: Path | None = None) -> tuple[Trackers, Reporter]:
     reporter = reporter_of(root, spec, incarnation)
-    return Trackers(Job("uid", spec, root, incarnation, "sums"), reporter, secrets), reporter
+    return Trackers(spec, root, incarnation, "sums", reporter, secrets), reporter
 
 
 def problem_of(reporter: Reporter) -> Problem | None:
@@ -142,7 +142,7 @@ async def test_a_server_that_is_away_for_a_whole_job_is_said_and_no_step_waits(
     monkeypatch.setattr(asyncio, "create_subprocess_exec", held)
     site = Site(tmp_path, tracked_spec(mlflow(AWAY), steps=5))
     driver = site.driver()
-    tracked = Trackers(Job("uid", site.spec, tmp_path, 1, "sums"), site.reporter, None)
+    tracked = Trackers(site.spec, tmp_path, 1, "sums", site.reporter, None)
     tracked.start()
     assert await driver.run() is RunOutcome.DONE
     # No tracker has been able to start yet: no step has waited for one.

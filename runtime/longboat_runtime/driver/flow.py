@@ -14,7 +14,6 @@ from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.stages import Stage, StageClock
 from longboat_runtime.reward.protocol import Urgency
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.seeds import sample_seed
 from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import (
     FinishedSample,
@@ -26,6 +25,7 @@ from longboat_runtime.samples import (
     SampleRequest,
     TimeLimit,
     VersionSpan,
+    sample_seed,
 )
 
 # Graders' messages may be long; the event log keeps the beginning.

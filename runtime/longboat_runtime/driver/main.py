@@ -59,7 +59,8 @@ async def drive(
     reports = Reports([], time.time)
     reporter = Reporter(job, broker, reports, StageClock(time.monotonic), time.time)
     reporter.publish()
-    trackers, ended = Trackers(job, reporter, secrets), None
+    trackers = Trackers(job.spec, job.root, job.incarnation, job.name or job.identity, reporter, secrets)
+    ended = None
     try:
         reports.sinks = [*_files(job), *sinks]
         trackers.start()

@@ -12,9 +12,9 @@ import structlog
 from longboat_runtime.checkpoint.protocol import Manifest
 from longboat_runtime.checkpoint.volume import volume_problem
 from longboat_runtime.driver.components import Components
-from longboat_runtime.driver.eventlog import EventLog, LogPosition
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.run_state import Evaluated, RunState, StepBoundary, calibrations, read_boundary
+from longboat_runtime.eventlog import EventLog, LogPosition
 from longboat_runtime.reward.timeouts import LearnedTimeouts
 from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.ledger import STORED, Ledger

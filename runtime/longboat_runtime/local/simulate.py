@@ -7,10 +7,10 @@ from statistics import fmean, stdev
 
 import typer
 
+from longboat_runtime.eventlog import read_log
 from longboat_runtime.simulate.overcommit import by_factor
 from longboat_runtime.simulate.recording import Recording, fold
 from longboat_runtime.simulate.simulation import SimulatedRun
-from longboat_runtime.timeline.log import read_log
 
 _FAILED = 1
 _HEAD = ("promptOvercommit", "seconds a round", "long rounds", "generated : kept", "most tokens of an engine")

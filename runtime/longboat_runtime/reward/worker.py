@@ -14,8 +14,7 @@ from longboat_runtime.problems import SpecProblem
 from longboat_runtime.reward.client import GraderClient, GradersGone
 from longboat_runtime.reward.grader import Grader
 from longboat_runtime.reward.result import FunctionOutcome, GradersCapacity, IsolationInForce, RewardSample
-from longboat_runtime.rounds.seeds import sample_seed
-from longboat_runtime.samples import Response, SampleId
+from longboat_runtime.samples import Response, SampleId, sample_seed
 from longboat_runtime.store.protocol import SampleStore
 
 # How long requests and answers wait for others on their way between driver and worker, in seconds: one call of Ray costs both about a

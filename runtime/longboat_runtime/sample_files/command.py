@@ -96,7 +96,7 @@ def show(target: str, namespace: str | None, options: Options) -> int:
     try:
         query = options.query
         if not root.is_dir():
-            return run_there(target, namespace, options)
+            return run_there(target, namespace, options.words)
         found = _found(root, query, options)
     except (ValueError, FileDamaged) as error:
         typer.echo(str(error), err=True)

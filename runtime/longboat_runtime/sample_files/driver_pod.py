@@ -7,10 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from longboat_runtime.sample_files.command import Options
+from collections.abc import Sequence
+from typing import Any
 
 # As the operator makes them: labels and container of a driver pod, and where the claim is mounted in it.
 _LABELS = "longboat.dev/job={job},longboat.dev/role=driver"
@@ -18,8 +16,8 @@ _CONTAINER, _CLAIM = "driver", "/checkpoint"
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
-def run_there(job: str, namespace: str | None, options: Options) -> int:
-    """Runs the command there; returns its exit status. Raises ValueError, with a message for people, if there is no such pod."""
+def run_there(job: str, namespace: str | None, options: Sequence[str]) -> int:
+    """Runs the command there with these options; returns its exit status. Raises ValueError, with a message for people, if there is no such pod."""
     if not _NAME.fullmatch(job):
         raise ValueError(
             f"DIR {job}: no such directory; give the one that `longboat run` wrote, or the name of an RLJob"
@@ -35,7 +33,7 @@ def run_there(job: str, namespace: str | None, options: Options) -> int:
         raise ValueError(_nothing_runs(job, _get(kubectl, job, "rljobs.longboat.dev", job)))
     (container,) = (one for one in pod["spec"]["containers"] if one["name"] == _CONTAINER)
     terminal = [f"--terminal={shutil.get_terminal_size().columns}"] if sys.stdout.isatty() else []
-    command = [*container["command"], "samples", _CLAIM, *options.words, *terminal]
+    command = [*container["command"], "samples", _CLAIM, *options, *terminal]
     return subprocess.run(
         [*kubectl, "exec", pod["metadata"]["name"], "--container", _CONTAINER, "--", *command], check=False
     ).returncode

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import typer
 
+from longboat_runtime.eventlog import read_log
 from longboat_runtime.timeline.bars import choose
 from longboat_runtime.timeline.fold import fold
-from longboat_runtime.timeline.log import read_log
 from longboat_runtime.timeline.picture import PICTURE, draw
 from longboat_runtime.timeline.trace import trace
 

@@ -14,15 +14,14 @@ import tempfile
 import uuid
 from asyncio.subprocess import PIPE, Process
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
-from longboat_runtime.driver.job import Job
-from longboat_runtime.driver.reporter import Reporter
+from longboat_crds.job import RLJobSpec
 from longboat_runtime.tracking.tracker import TrackedJob
 
 log = structlog.get_logger()
@@ -41,11 +40,28 @@ FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0
 _ERROR_LINES = 20
 
 
-class Trackers:
-    """The trackers of `spec.tracking`. `secrets` is the directory of their Secrets, None for a job without Kubernetes."""
+class JobStatus(Protocol):
+    """Says in the job's status what becomes of its trackers."""
 
-    def __init__(self, job: Job, reporter: Reporter, secrets: Path | None = SECRETS) -> None:
-        self._job, self._reporter, self._secrets = job, reporter, secrets
+    def tracked(self, tracker: str, place: str) -> None:
+        """Says where a tracker, by its field of `spec.tracking`, shows the job."""
+
+    def set_tracking_problems(self, problems: Sequence[tuple[str, str]]) -> None:
+        """Says why trackers don't log: of each the field below `spec.tracking`, and the message."""
+
+
+class Trackers:
+    """The trackers of `spec.tracking`.
+
+    `root` is the job's directory, `incarnation` the number of this start and `name` the job's. `secrets` is the directory of the
+    trackers' Secrets, None for a job without Kubernetes.
+    """
+
+    def __init__(
+        self, spec: RLJobSpec, root: Path, incarnation: int, name: str, status: JobStatus, secrets: Path | None
+    ) -> None:
+        self._spec, self._root, self._incarnation, self._name = spec, root, incarnation, name
+        self._status, self._secrets = status, secrets
         self._tasks: list[asyncio.Task[None]] = []
         self._ended = asyncio.Event()
         self._ending: str | None = None
@@ -53,8 +69,7 @@ class Trackers:
 
     def start(self) -> None:
         """Starts a process for each tracker."""
-        spec = self._job.spec.tracking
-        for kind in spec.to_json() if spec else ():
+        for kind in self._spec.tracking.to_json() if self._spec.tracking else ():
             self._tasks.append(asyncio.create_task(self._keep(kind), name=kind))
 
     async def finish(self, ending: str | None) -> None:
@@ -93,11 +108,11 @@ class Trackers:
         """Runs the process once. Returns whether it has logged something, and its problem: the field and the message."""
         try:
             job = TrackedJob(
-                run_id(self._job.root),
-                self._job.name or self._job.identity,
-                str(self._job.root),
-                self._job.incarnation,
-                self._job.spec.to_json(),
+                run_id(self._root),
+                self._name,
+                str(self._root),
+                self._incarnation,
+                self._spec.to_json(),
                 str(self._secrets) if self._secrets else None,
                 scratch,
             )
@@ -159,7 +174,7 @@ class Trackers:
             logged |= "logged" in said
             if "place" in said:
                 log.info("tracked", tracker=kind, place=said["place"])
-                self._reporter.tracked(kind, said["place"])
+                self._status.tracked(kind, said["place"])
 
     def _report(self, kind: str, problem: tuple[str, str] | None) -> None:
         """Makes this tracker's problem, or that it has none any more, part of the status."""
@@ -170,7 +185,7 @@ class Trackers:
         else:
             self._problems[kind] = problem
             log.warning("a tracker doesn't log", tracker=kind, field=problem[0], problem=problem[1])
-        self._reporter.set_tracking_problems(list(self._problems.values()))
+        self._status.set_tracking_problems(list(self._problems.values()))
 
 
 def run_id(root: Path) -> str:

@@ -40,7 +40,7 @@ class TrainerActor:
         with uncollected():
             import torch
 
-            from longboat_runtime.cpu.threads import available_threads
+            from longboat_runtime.trainer.threads import available_threads
 
         torch.set_num_threads(available_threads())
 

@@ -11,9 +11,9 @@ import pytest
 
 from longboat_crds.algorithm import resolve
 from longboat_crds.job import RLJobSpec
-from longboat_runtime.driver.eventlog import EventLog
 from longboat_runtime.driver.loop import Driver
 from longboat_runtime.driver.run_state import RunState
+from longboat_runtime.eventlog import EventLog
 from longboat_runtime.reward.timeouts import LearnedTimeouts
 from longboat_runtime.rounds.audit.history import LengthHistory
 from longboat_runtime.rounds.events import Body, Event, Started

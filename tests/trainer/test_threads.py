@@ -1,6 +1,6 @@
 import pytest
 
-from longboat_runtime.cpu.threads import thread_count
+from longboat_runtime.trainer.threads import thread_count
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from longboat_runtime.driver import eventlog
-from longboat_runtime.driver.eventlog import EventLog, end_of, log_path, replay, surviving
+from longboat_runtime import eventlog
+from longboat_runtime.eventlog import EventLog, end_of, log_path, replay, surviving
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import Event
 from longboat_runtime.rounds.ledger import Ledger

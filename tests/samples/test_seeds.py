@@ -3,8 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longboat_runtime.rounds.seeds import continued_seed, sample_seed
-from longboat_runtime.samples import SampleId
+from longboat_runtime.samples import SampleId, continued_seed, sample_seed
 
 
 def test_a_seed_never_changes() -> None:

@@ -1,4 +1,4 @@
-"""The event log of one incarnation: JSON lines, durable up to the last `sync`.
+"""A job's event log: of each incarnation a file of JSON lines, durable up to the last `sync`.
 
 Line 1 holds the ledger that the log continues from and where that came from: the incarnation and offset (bytes) in the manifest
 that was resumed, or null. Anything that other incarnations wrote after that offset is dead.
@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from longboat_runtime.checkpoint.layout import INCARNATIONS
 from longboat_runtime.rounds.events import Event
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.snapshot import from_snapshot
@@ -31,7 +32,7 @@ class LogPosition:
 
 def log_path(root: Path, incarnation: int) -> Path:
     """The path of an incarnation's log; `root` is the checkpoint directory."""
-    return root / "incarnations" / str(incarnation) / LOG_NAME
+    return root / INCARNATIONS / str(incarnation) / LOG_NAME
 
 
 class EventLog:
@@ -115,6 +116,34 @@ def end_of(root: Path, incarnation: int) -> LogPosition:
     """The end of an incarnation's log, without a torn last line (from a crash while it was written)."""
     data = log_path(root, incarnation).read_bytes()
     return LogPosition(incarnation, data.rfind(b"\n") + 1)
+
+
+def newest(root: Path) -> LogPosition | None:
+    """The end of the newest log below a job's directory; None if there is none. A log without a complete first line counts as empty."""
+    numbers = [int(path.name) for path in (root / INCARNATIONS).glob("*") if path.name.isdecimal()]
+    logs = [number for number in sorted(numbers, reverse=True) if log_path(root, number).is_file()]
+    return next((end for end in (end_of(root, number) for number in logs) if end.offset), None)
+
+
+def read_log(root: Path) -> Iterator[Event]:
+    """Events of the surviving incarnations below a job's directory, oldest first.
+
+    That is the newest log, and of those before it the part that it continues. Raises ValueError, with a message for people, if
+    there is no log or a part of it can't be read.
+    """
+    try:
+        end = newest(root)
+        if end is not None:
+            yield from surviving(root, end)
+            return
+    except OSError as error:
+        raise ValueError(f"{error.filename}: {error.strerror}; the rounds can't be shown without it") from error
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"a log below {root / INCARNATIONS} is damaged: {error}") from error
+    raise ValueError(
+        f"no events in {root / INCARNATIONS}/*/{LOG_NAME}; give the directory that `longboat run` wrote (--output), or the "
+        "job's directory on its checkpoint claim"
+    )
 
 
 def _header(root: Path, incarnation: int) -> dict[str, Any]:
