@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from longboat_runtime import cpu, weights
+from longboat_runtime import weights
 from longboat_runtime.rollout.engine import EngineConfig
 
 VLLM_VERSION = "0.32.0"
@@ -58,6 +58,8 @@ def engine_arguments(
     if config.kv_cache_bytes is not None:
         arguments["kv_cache_memory_bytes"] = config.kv_cache_bytes
     if not accelerator:
+        from longboat_runtime import cpu
+
         arguments["worker_extension_cls"] = cpu.CROWDED_WORKER_EXTENSION if crowded else cpu.WORKER_EXTENSION
         arguments.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
         arguments["enable_chunked_prefill"] = False
