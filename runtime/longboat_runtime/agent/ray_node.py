@@ -12,7 +12,7 @@ waits for the raylet's end. Their port is given as -1, Ray's own value for an ag
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,7 +25,7 @@ def bare_nodes() -> Iterator[None]:
     from ray._private import services
     from ray._private.node import Node
 
-    replaced = (
+    replaced: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
         (services, "start_api_server", lambda _: lambda *arguments, **options: ("", None)),
         (services, "start_ray_process", _with_stand_ins),
         (Node, "start_raylet", _with_ports),

@@ -8,7 +8,7 @@ Importing this module changes vLLM's scheduler and sampler, which on CPUs are in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -32,11 +32,12 @@ def seed(generator: Generator) -> int:
     """The next seed: what `torch.randint(0, 2**31, (1,), generator=generator)` would give next if nothing else drew from it."""
     if (drawn := _seeds.get(generator)) is not None and (found := next(drawn, None)) is not None:
         return found
-    _seeds[generator] = drawn = iter(torch.randint(0, 2**31, (DRAWN,), generator=generator, dtype=torch.long).tolist())
+    seeds: list[int] = torch.randint(0, 2**31, (DRAWN,), generator=generator, dtype=torch.long).tolist()
+    _seeds[generator] = drawn = iter(seeds)
     return next(drawn)
 
 
-_sample_by_vllm = TopKTopPSampler.forward_cpu
+_sample_by_vllm: Callable[..., tuple[Tensor, Tensor | None]] = TopKTopPSampler.forward_cpu
 
 
 def _sample(

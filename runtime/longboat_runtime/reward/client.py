@@ -196,7 +196,8 @@ class GraderClient:
         self._next_id += 1
         identity = self._next_id
         self._channel.send({"id": identity, **request}, body)
-        future = self._waiting[identity] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._waiting[identity] = future
         try:
             return await future
         except asyncio.CancelledError:

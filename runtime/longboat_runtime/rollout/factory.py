@@ -98,7 +98,7 @@ def _import_without_compiler() -> None:
         import vllm  # noqa: F401
 
 
-def read_model_config(config: EngineConfig) -> dict:
+def read_model_config(config: EngineConfig) -> dict[str, Any]:
     """The language model's part of config.json. Raises SpecProblem if it isn't there or isn't JSON."""
     path = Path(config.model) / "config.json"
     try:

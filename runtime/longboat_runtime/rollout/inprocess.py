@@ -121,7 +121,9 @@ class InProcessEngine(BaseEngine):
     def _add(self, name: str, prompt: Any, params: Any, priority: int = 0) -> str:
         """Gives vLLM a request; arrivals are numbered, not timed, so that the order is the same in every run."""
         self._arrivals += 1
-        return self._vllm.add_request(name, prompt, params, arrival_time=float(self._arrivals), priority=priority)
+        arrival = float(self._arrivals)
+        own_name: str = self._vllm.add_request(name, prompt, params, arrival_time=arrival, priority=priority)
+        return own_name
 
     def _abort(self, ids: Sequence[SampleId]) -> None:
         from vllm.v1.engine import FinishReason
@@ -180,7 +182,8 @@ class InProcessEngine(BaseEngine):
             call("abandon_weight_update")
             raise
         call("finish_weight_update")
-        return call("weight_receipt")
+        receipts: list[dict[str, Any]] = call("weight_receipt")
+        return receipts
 
     def _explained(self, publication: WeightPublication, failed: UpdateFailed) -> UpdateFailed:
         """With the tensors that differ from the published ones, if log-probs do."""
@@ -212,7 +215,7 @@ class Commands:
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._waited_for: set[Future] = set()
+        self._waited_for: set[Future[Any]] = set()
         self._end: Exception | None = None
 
     def give(self, command: Callable[[], None]) -> None:

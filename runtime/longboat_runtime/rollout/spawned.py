@@ -186,7 +186,8 @@ class SpawnedEngine(BaseEngine):
             await call("abandon_weight_update")
             raise
         await self._vllm.finish_weight_update(str(publication.version))
-        return await call("weight_receipt")
+        receipts: list[dict[str, Any]] = await call("weight_receipt")
+        return receipts
 
     async def _explained(self, publication: WeightPublication, failed: UpdateFailed) -> UpdateFailed:
         """With the tensors that differ from the published ones, if log-probs do."""

@@ -32,22 +32,26 @@ class StoreClient:
         await self._call("refuse", engine)
 
     async def get(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
+        samples: list[GeneratedSample]
         samples, missing = await self._call("get", list(ids))
         if missing:
             raise KeyError(*missing)
         return samples
 
     async def responses(self, ids: Sequence[SampleId]) -> Mapping[SampleId, Response]:
-        return await self._call("responses", list(ids))
+        responses: Mapping[SampleId, Response] = await self._call("responses", list(ids))
+        return responses
 
     async def delete(self, ids: Sequence[SampleId]) -> None:
         await self._call("delete", list(ids))
 
     async def held(self) -> list[SampleId]:
-        return await self._call("held")
+        held: list[SampleId] = await self._call("held")
+        return held
 
     async def report(self) -> StoreReport:
-        return await self._call("report")
+        report: StoreReport = await self._call("report")
+        return report
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         try:

@@ -67,15 +67,15 @@ class RayTrainerGroup:
 
     async def train(self, request: TrainRequest) -> TrainReport:
         """See protocol.TrainerGroup. Raises KeyError, and has changed nothing, if the store lacks a sample."""
-        report, *_ = await self._call("train", request)
-        return report
+        reports: list[TrainReport] = await self._call("train", request)
+        return reports[0]
 
     async def publish(self, version: int) -> WeightPublication:
         """See protocol.TrainerGroup."""
         assert self._info is not None, "load the model first"
-        publication, *_ = await self._call("publish", version, probe_ids(self._info))
+        publications: list[WeightPublication] = await self._call("publish", version, probe_ids(self._info))
         self._publisher = self._actors[0]
-        return publication
+        return publications[0]
 
     async def holds_publication(self) -> bool:
         """See protocol.TrainerGroup. Its data lives as long as the process of the rank that put it into Ray's object store."""

@@ -67,4 +67,5 @@ def _gradient(logits: Tensor, targets: Tensor, normalisers: Tensor, gradients: T
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """For any number of rows."""
-    return torch.compile(function, dynamic=True)
+    compiled: Callable[..., Any] = torch.compile(function, dynamic=True)
+    return compiled

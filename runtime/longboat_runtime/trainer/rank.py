@@ -104,7 +104,8 @@ class TrainerRank:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yields whole weights in the spec's number format by their Hugging Face names; every rank must exhaust the iterator."""
-        return full_weights(self.model, TORCH_DTYPES[self.spec.model.dtype])
+        weights: Iterator[tuple[str, Tensor]] = full_weights(self.model, TORCH_DTYPES[self.spec.model.dtype])
+        return weights
 
     def snapshot(self) -> dict[str, Tensor]:
         """Copies everything that `restore` brings back into host memory, for `checkpoint.sharded.write`.

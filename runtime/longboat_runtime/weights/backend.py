@@ -202,7 +202,8 @@ class WeightReceipts:
         try:
             if first:
                 transfer.differences = WeightDifferences(transfer.model, self.rank)
-            return transfer.differences.of(BucketUpdate(**update).bucket().tensors())
+            named: list[tuple[str, float]] = transfer.differences.of(BucketUpdate(**update).bucket().tensors())
+            return named
         except Exception as error:  # noqa: BLE001 - it only explains another failure
             log.warning("weights can't be compared with the publication: %s", error)
             return []
