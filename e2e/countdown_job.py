@@ -67,7 +67,7 @@ def spec(runtime: str, dataset: str, rounds: Mapping[str, Any], **rollout: Any) 
         "rollout": {
             "enginesPerPod": 2,
             "tensorParallel": 1,
-            "parallelism": {"mode": "Preemptions", "minTensorParallel": 1, "maxTensorParallel": 2},
+            "parallelism": {"mode": "Adaptive", "minTensorParallel": 1, "maxTensorParallel": 2},
             "deviceMemory": "160Mi",
             "sampling": {"maxTokens": MAX_LENGTH - PROMPT},
             "enforceEager": True,

@@ -13,7 +13,7 @@ SIZES = (1, 2, 4)
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """Engines start with `start` devices. `profile` says by which factor the profile's seconds of each size are wrong.
+    """Engines start with `start` devices. `wrong` says by which factor the profile's seconds of each size are wrong.
 
     `swapped`: the profile has the models of one and of two devices in each other's place.
     """
@@ -25,17 +25,16 @@ class Arm:
 
 
 FIXED = {f"TP{size}": size for size in SIZES}
-PREEMPTIONS, PREDICTIVE, SWAPPED = "Preemptions", "Predictive", "Predictive, TP1 and TP2 swapped"
-WRONG = ("Predictive, x1.3, x0.7, x1.3", "Predictive, x0.7, x1.3, x0.7")
+ADAPTIVE, SWAPPED = "Adaptive", "Adaptive, TP1 and TP2 swapped"
+WRONG = ("Adaptive, x1.3, x0.7, x1.3", "Adaptive, x0.7, x1.3, x0.7")
 
 ARMS: dict[str, Arm] = {
     **{name: Arm(ParallelismMode.FIXED, size) for name, size in FIXED.items()},
-    PREEMPTIONS: Arm(ParallelismMode.PREEMPTIONS),
-    PREDICTIVE: Arm(ParallelismMode.PREDICTIVE),
+    ADAPTIVE: Arm(ParallelismMode.ADAPTIVE),
     # Wrong for sizes relative to each other: a profile that is wrong by one factor chooses as the right one does.
-    WRONG[0]: Arm(ParallelismMode.PREDICTIVE, wrong={1: 1.3, 2: 0.7, 4: 1.3}),
-    WRONG[1]: Arm(ParallelismMode.PREDICTIVE, wrong={1: 0.7, 2: 1.3, 4: 0.7}),
-    SWAPPED: Arm(ParallelismMode.PREDICTIVE, swapped=True),
+    WRONG[0]: Arm(ParallelismMode.ADAPTIVE, wrong={1: 1.3, 2: 0.7, 4: 1.3}),
+    WRONG[1]: Arm(ParallelismMode.ADAPTIVE, wrong={1: 0.7, 2: 1.3, 4: 0.7}),
+    SWAPPED: Arm(ParallelismMode.ADAPTIVE, swapped=True),
 }
 
 

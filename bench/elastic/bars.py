@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import exp, log
 from typing import Any
 
-from bench.elastic.arms import FIXED, PREDICTIVE, PREEMPTIONS, SWAPPED, WRONG
+from bench.elastic.arms import ADAPTIVE, FIXED, SWAPPED, WRONG
 from bench.elastic.oracle import Oracle, Situation, oracle
 from bench.elastic.trace import Trace
 from bench.rounds.estimates import Estimate, mean
@@ -31,7 +31,7 @@ class Bar:
 class Found:
     """What the blocks of a run say: `seconds` of all rounds of each, the `best` fixed arm, the `oracle` on its seeds, and the bars.
 
-    `told_late` is Predictive's speed by that of the oracle if it learns of each phase by the phase's first round.
+    `told_late` is Adaptive's speed by that of the oracle if it learns of each phase by the phase's first round.
     """
 
     seconds: Seconds
@@ -70,16 +70,9 @@ def found(blocks: Sequence[Mapping[str, Any]], lengths: Trace, change: float) ->
     against_oracle = dict(zip(common, known.seconds, strict=True)) if known else {}
     bars = [
         _bar("the oracle's speed by that of the best fixed size", 1.10, fixed[best], against_oracle),
-        _bar("Predictive's speed by the oracle's", 0.95, against_oracle, seconds.get(PREDICTIVE, {})),
+        _bar("Adaptive's speed by the oracle's", 0.95, against_oracle, seconds.get(ADAPTIVE, {})),
         _bar(
-            "Predictive's speed by that of the best fixed size",
-            1.05,
-            fixed[best],
-            seconds.get(PREDICTIVE, {}),
-            above=1.0,
-        ),
-        _bar(
-            "Predictive's speed by that of Preemptions", 1.0, seconds.get(PREEMPTIONS, {}), seconds.get(PREDICTIVE, {})
+            "Adaptive's speed by that of the best fixed size", 1.05, fixed[best], seconds.get(ADAPTIVE, {}), above=1.0
         ),
         *(
             _bar(f"{arm}: its speed by that of the best fixed size", 0.95, fixed[best], seconds.get(arm, {}))
@@ -87,7 +80,7 @@ def found(blocks: Sequence[Mapping[str, Any]], lengths: Trace, change: float) ->
         ),
     ]
     late = dict(zip(common, known.told_late, strict=True)) if known else {}
-    return Found(seconds, best, known, common, bars, paired(late, seconds.get(PREDICTIVE, {})))
+    return Found(seconds, best, known, common, bars, paired(late, seconds.get(ADAPTIVE, {})))
 
 
 def _bar(

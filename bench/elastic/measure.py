@@ -98,7 +98,7 @@ async def _measure(wanted: Sequence[tuple[str, int]], phases: trace.Phases, reco
 
 def job_of(arm: Arm, model: Path, lengths: trace.Trace, folder: Path) -> RLJobSpec:
     """The job of a block; its profile, if it has one, goes into `folder`."""
-    if arm.mode is not ParallelismMode.PREDICTIVE:
+    if arm.mode is ParallelismMode.FIXED:
         return job_spec(arm, model, lengths.rounds, lengths.seed)
     profile = folder / "profile.json"
     spec = job_spec(arm, model, lengths.rounds, lengths.seed, profile)

@@ -22,7 +22,7 @@ from longboat_runtime.rollout import router
 from longboat_runtime.rounds.events import RoundKind
 from longboat_runtime.rounds.tail_batching import TailBatching
 from longboat_runtime.simulate.lengths import TwoLevel
-from longboat_runtime.simulate.shapes import FixedShapes, Shapes
+from longboat_runtime.simulate.shapes import FixedShape, Shapes
 from longboat_runtime.simulate.simulation import simulate
 from longboat_runtime.simulate.site import Site
 
@@ -74,7 +74,7 @@ def cells(roofline: Roofline = H800, lengths: TwoLevel = LENGTHS) -> dict[Cell, 
     for size in (1, 2):
         shapes = Shapes(
             {size: roofline.engine_model(size, LONGEST + PROMPT_TOKENS)},
-            FixedShapes.of(size),
+            FixedShape(size),
             DEVICES,
             batched_tokens=LONGEST + PROMPT_TOKENS,
         )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from bench.elastic import trace
 from bench.elastic.arms import SIZES, Arm
 from bench.elastic.models import PUBLISHED
+from bench.elastic.paced import BLOCK_TOKENS
 from bench.elastic.published import H800
 from longboat_crds.job import RLJobSpec
 from longboat_runtime.rollout.engine import engine_config
@@ -29,7 +31,7 @@ CHANGE_SECONDS = sum(COST.values())
 
 def engine_models(arm: Arm | None = None) -> dict[int, EngineModel]:
     """Of each size; with an arm, as its profile has them."""
-    models = {size: ROOFLINE.engine_model(size, CONTEXT) for size in SIZES}
+    models = {size: replace(ROOFLINE.engine_model(size, CONTEXT), block_tokens=BLOCK_TOKENS) for size in SIZES}
     if arm is None:
         return models
     if arm.swapped:
@@ -39,7 +41,7 @@ def engine_models(arm: Arm | None = None) -> dict[int, EngineModel]:
 
 def _slower(model: EngineModel, factor: float) -> EngineModel:
     seconds = tuple(tuple(factor * of for of in row) for row in model.seconds)
-    return EngineModel(model.kv_tokens, factor * model.prefill_seconds, model.sequences, model.contexts, seconds)
+    return replace(model, prefill_seconds=factor * model.prefill_seconds, seconds=seconds)
 
 
 def write_profile(path: Path, arm: Arm, spec: RLJobSpec) -> None:

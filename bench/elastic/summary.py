@@ -105,7 +105,7 @@ def _bars(result: Found, simulated: Simulated) -> list[str]:
     if result.told_late is not None:
         told += (
             " The oracle knows the first round of a phase before it has been drawn. One that keeps the size of the phase before for that round, as "
-            f"whoever learns from rounds must: Predictive has {result.told_late.text()} of its speed."
+            f"whoever learns from rounds must: Adaptive has {result.told_late.text()} of its speed."
         )
     return [*text, "", told, ""]
 

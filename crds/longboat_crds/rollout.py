@@ -1,24 +1,22 @@
 """`spec.rollout`: engines and sampling."""
 
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from longboat_crds.base import LIST_TYPE, ApiModel, Path, Quantity
 from longboat_crds.expressions import (
     at_most,
     both,
     constant,
-    either,
-    equals,
     field,
     if_present,
     negation,
     present,
     product,
 )
-from longboat_crds.rules import Changeable, FieldError, Rule
+from longboat_crds.rules import Changeable, Removed, Rule
 
 MAX_DEVICES_PER_POD = 64
 
@@ -66,29 +64,28 @@ class SamplingSpec(ApiModel):
 
 
 class ParallelismMode(StrEnum):
-    """Who decides how the devices of rollout pods are grouped into engines, for each kind of round."""
+    """Who decides how the devices of rollout pods are grouped into engines."""
 
     FIXED = "Fixed"
     """enginesPerPod engines of tensorParallel devices each, always."""
-    PREEMPTIONS = "Preemptions"
-    """More preemptions than in the previous round of that kind double tensorParallel; four rounds without any halve it."""
-    PREDICTIVE = "Predictive"
-    """What is fastest by a measured profile (`longboat profile`), corrected by what rounds take."""
+    ADAPTIVE = "Adaptive"
+    """What is fastest by what rounds take, and by a measured profile (`longboat profile`) if there is one."""
+
+
+_REMOVED_MODES = Removed("choose Adaptive, which follows a profile if it is given one", ("Preemptions", "Predictive"))
+
+
+def _read_mode(value: Any) -> Any:
+    """Reads a job that is stored with a removed mode."""
+    return ParallelismMode.ADAPTIVE.value if value in _REMOVED_MODES.values else value
 
 
 class ParallelismSpec(ApiModel):
     """How the devices of a rollout pod are grouped into engines from round to round."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            either(negation(equals(field("mode"), constant(ParallelismMode.PREDICTIVE.value))), present("profile")),
-            "Predictive prices shapes by a measured profile: name the file that `longboat profile` has written, or choose Preemptions",
-            "profile",
-            FieldError.REQUIRED,
-        ),
+    mode: Annotated[ParallelismMode, Changeable.ANY_TIME, _REMOVED_MODES, BeforeValidator(_read_mode)] = (
+        ParallelismMode.FIXED
     )
-
-    mode: Annotated[ParallelismMode, Changeable.ANY_TIME] = ParallelismMode.FIXED
     min_tensor_parallel: Annotated[int | None, Changeable.ANY_TIME] = Field(
         None, ge=1, le=64, description="Fewest devices of an engine. Default: 1."
     )
@@ -97,7 +94,7 @@ class ParallelismSpec(ApiModel):
     )
     profile: Annotated[Path | None, Changeable.ANY_TIME] = Field(
         None,
-        description="With Predictive: the file in which `longboat profile` has stored what engines of each size take, on a volume of the "
+        description="With Adaptive, optional: the file in which `longboat profile` has stored what engines of each size take, on a volume of the "
         "driver.",
     )
 

@@ -116,7 +116,8 @@ def _properties(
         result[key] = _inline(node, definitions, models)
         if mark := removed(fields[key]):
             if mark.values:
-                result[key]["enum"] = [*result[key]["enum"], *mark.values]
+                description = paragraph(f"{result[key].get('description', '')} {mark.message}.")
+                result[key] |= {"enum": [*result[key]["enum"], *mark.values], "description": description}
             else:
                 known = {"type": "object", PRESERVE_UNKNOWN: True} if "properties" in result[key] else result[key]
                 result[key] = {**known, "description": f"Removed: {mark.cure}.", "deprecated": True}

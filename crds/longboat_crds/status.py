@@ -78,20 +78,13 @@ class ReshapeSummary(FieldsModel):
     """One change of how rollout pods' devices are grouped into engines."""
 
     step: Count = Field(description="Optimizer steps committed before it.")
-    kind: Line = Field(description="The kind of round that it was made for, `Short` or `Long`.")
     tensor_parallel: Count = Field(description="Devices of an engine since then.")
     reason: Line = Field(description="Why.")
     seconds: Line = Field(description="How long it took.")
-    gain_expected: Line | None = Field(
-        None,
-        description="By which share of their seconds rounds of this kind were expected to become shorter by it, other things being equal.",
-    )
-    gain_measured: Line | None = Field(
-        None,
-        description="By which share they did, over the first rounds of this kind since then, at most four, against as many before it: "
-        "in seconds per generated token, brought to equal lengths by the profile if there is one. Below zero they take longer.",
-    )
     failure: Line | None = Field(None, description="Why engines have the shape that they had before.")
+    kind: Line | None = Field(None, description=_RETIRED)
+    gain_expected: Line | None = Field(None, description=_RETIRED)
+    gain_measured: Line | None = Field(None, description=_RETIRED)
 
 
 class DomainTraining(FieldsModel):

@@ -102,7 +102,7 @@ def profile(
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the log.")] = False,
 ) -> None:
-    """Measures what the job's engines take, of each size that rollout.parallelism allows, for its mode Predictive.
+    """Measures what the job's engines take, of each size that rollout.parallelism allows, for its mode Adaptive.
 
     To be run where rollout pods run, on a machine with the devices of one.
     """

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
+import json
+from dataclasses import astuple, replace
+from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.elastic import trace
-from bench.elastic.arms import ARMS, FIXED, PREDICTIVE, PREEMPTIONS, SIZES
+from bench.elastic import trace, traces
+from bench.elastic.arms import ADAPTIVE, ARMS, FIXED, SIZES
 from bench.elastic.bars import found, paired
 from bench.elastic.block import rounds_of
 from bench.elastic.oracle import oracle
@@ -189,7 +192,7 @@ def block(arm: str, seed: int, seconds: list[float], *, void: bool = False) -> d
 LENGTHS = trace.Trace(0, ((10, 1), (100, 1)))
 
 
-def blocks(predictive: float = 1.0) -> list[dict[str, Any]]:
+def blocks(slower: float = 1.0) -> list[dict[str, Any]]:
     """Two phases of a cycle each: one device is best in the first, four are in the second."""
     made = []
     for seed in range(3):
@@ -198,8 +201,7 @@ def blocks(predictive: float = 1.0) -> list[dict[str, Any]]:
             block("TP1", seed, [near] * 5 + [2 * near] * 5),
             block("TP2", seed, [1.3 * near] * 5 + [1.3 * near] * 5),
             block("TP4", seed, [1.6 * near] * 5 + [near] * 5),
-            block(PREEMPTIONS, seed, [1.25 * near] * 10),
-            block(PREDICTIVE, seed, [1.02 * near * predictive] * 10),
+            block(ADAPTIVE, seed, [1.02 * near * slower] * 10),
         ]
     return made
 
@@ -209,23 +211,21 @@ def test_bars_are_judged_against_the_best_fixed_size_and_the_oracle():
     assert result.best in ("TP2", "TP4")
     passed = {bar.what: bar.passed for bar in result.bars}
     assert passed["the oracle's speed by that of the best fixed size"]
-    assert passed["Predictive's speed by the oracle's"]
-    assert passed["Predictive's speed by that of the best fixed size"]
-    assert passed["Predictive's speed by that of Preemptions"]
-    assert not passed["Predictive, TP1 and TP2 swapped: its speed by that of the best fixed size"], "it wasn't run"
+    assert passed["Adaptive's speed by the oracle's"]
+    assert passed["Adaptive's speed by that of the best fixed size"]
+    assert not passed["Adaptive, TP1 and TP2 swapped: its speed by that of the best fixed size"], "it wasn't run"
 
 
 def test_a_slow_planner_misses_its_bars():
     passed = {bar.what: bar.passed for bar in found(blocks(1.3), LENGTHS, change=0.1).bars}
-    assert not passed["Predictive's speed by the oracle's"]
-    assert not passed["Predictive's speed by that of the best fixed size"]
-    assert not passed["Predictive's speed by that of Preemptions"]
+    assert not passed["Adaptive's speed by the oracle's"]
+    assert not passed["Adaptive's speed by that of the best fixed size"]
 
 
 def test_a_bar_needs_its_interval_too():
     made = blocks()
     for of in made:
-        if of["arm"] == PREDICTIVE and of["seed"] == 0:
+        if of["arm"] == ADAPTIVE and of["seed"] == 0:
             of["seconds"] = [1.6] * 10
     bar = next(
         bar
@@ -236,11 +236,11 @@ def test_a_bar_needs_its_interval_too():
 
 
 def test_void_blocks_say_nothing_and_are_replaced_by_later_ones():
-    made = [block(PREDICTIVE, 0, [99.0] * 10, void=True), *blocks()]
+    made = [block(ADAPTIVE, 0, [99.0] * 10, void=True), *blocks()]
     result = found(made, LENGTHS, change=0.1)
-    assert result.seconds[PREDICTIVE][0] == pytest.approx(10.2)
-    made = [of for of in made if not (of["arm"] == PREDICTIVE and of["seed"] == 0 and not of["void"])]
-    assert 0 not in found(made, LENGTHS, change=0.1).seconds[PREDICTIVE]
+    assert result.seconds[ADAPTIVE][0] == pytest.approx(10.2)
+    made = [of for of in made if not (of["arm"] == ADAPTIVE and of["seed"] == 0 and not of["void"])]
+    assert 0 not in found(made, LENGTHS, change=0.1).seconds[ADAPTIVE]
 
 
 def test_ratios_are_paired_by_seed():
@@ -260,7 +260,7 @@ def test_rounds_are_read_from_the_log_of_a_job():
         (1.0, events.RoundOpened(1, RoundKind.SHORT, 0, racing=True)),
         (3.0, events.RoundClosed(1)),
         (3.1, measured(1, RoundKind.SHORT, 1, 7)),
-        (4.0, events.Reshaped(RoundKind.LONG, 2, "why", {"start": 0.5, "end": 0.25})),
+        (4.0, events.Reshaped(2, "why", {"start": 0.5, "end": 0.25})),
         (4.5, events.RoundOpened(2, RoundKind.LONG, 1, racing=False)),
         (6.0, events.RoundClosed(2)),
         (6.1, measured(2, RoundKind.LONG, 2, 0)),
@@ -283,3 +283,27 @@ def test_the_simulator_runs_every_arm():
         if name in FIXED:
             assert {step.tensor_parallel for step in steps} == {FIXED[name]}
     assert CHANGE_SECONDS > 0
+
+
+def test_a_variant_of_the_rule_is_another_rule_while_it_is_played(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(traces, "TRACES", {"few rounds": ((40, 3),)})
+    run = traces.Run("few rounds", 0, 4, traces.NONE)
+    adapted = traces.play(run)
+    assert adapted["changes"] > 0
+    assert traces.play(replace(run, variant="no trials"))["changes"] == 0
+    assert traces.play(run) == adapted
+
+
+def test_speeds_below_their_bars_are_marked(tmp_path: Path):
+    """From a start size of two devices all are too slow."""
+    raw = tmp_path / "traces.jsonl"
+    lines: list[dict[str, Any]] = [{"kind": "run", "settings": {"seeds": 1, "ablation_seeds": 1}}]
+    for of, start, profile, variant in product(traces.TRACES, SIZES, (None, *traces.CHOICES), traces.VARIANTS):
+        seconds = 10.0 if profile is None or start != 2 else 12.0
+        run = {"trace": of, "seed": 0, "start": start, "profile": profile, "variant": variant}
+        lines.append({"kind": "simulated", **run, "seconds": seconds, "long": 4.0, "changes": 1})
+    raw.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    traces.write(raw)
+    table = raw.with_suffix(".md").read_text()
+    assert "1.000 / 0.833* / 1.000 |" in table
+    assert "| median 20 | 1.000 / 1.000 / 1.000 |" in table

@@ -244,7 +244,7 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     ({"spec.rollout.deviceMemory": "72Gi"}, None),
     ({"spec.rollout.deviceMemory": "72Gi", "spec.rollout.kvCache": "64Mi"}, "spec.rollout.deviceMemory"),
     (
-        {"spec.rollout.enginesPerPod": 4} | parallelism(mode="Preemptions", minTensorParallel=1, maxTensorParallel=4),
+        {"spec.rollout.enginesPerPod": 4} | parallelism(mode="Adaptive", minTensorParallel=1, maxTensorParallel=4),
         None,
     ),
     (
@@ -261,8 +261,10 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
         "spec.rollout.parallelism.maxTensorParallel",
     ),
     (parallelism(mode="Sometimes"), "spec.rollout.parallelism.mode"),
-    (parallelism(mode="Predictive"), "spec.rollout.parallelism.profile"),
-    (parallelism(mode="Predictive", profile="/data/profile.json"), None),
+    (parallelism(mode="Adaptive"), None),
+    (parallelism(mode="Adaptive", profile="/data/profile.json"), None),
+    (parallelism(mode="Predictive", profile="/data/profile.json"), "spec.rollout.parallelism.mode"),
+    (parallelism(mode="Preemptions"), "spec.rollout.parallelism.mode"),
     ({"spec.rollout.replicas": 2, "spec.rollout.minReplicas": 2}, None),
     ({"spec.rollout.replicas": 1, "spec.rollout.minReplicas": 2}, "spec.rollout.replicas"),
     ({"spec.failurePolicy.maxBackoffSeconds": 5}, "spec.failurePolicy.maxBackoffSeconds"),

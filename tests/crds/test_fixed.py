@@ -21,7 +21,7 @@ PATHS = (*FREE, *WHILE_SUSPENDED, *WITH_RENEWAL, *FIXED)
 def leaves(model: type[ApiModel], path: str = "") -> Iterator[str]:
     """Paths of all fields that are no objects of our own, but for removed ones."""
     for name, info in model.model_fields.items():
-        if any(isinstance(part, Removed) for part in info.metadata):
+        if any(isinstance(part, Removed) and not part.values for part in info.metadata):
             continue
         here = f"{path}{info.alias or name}"
         within = section(info)

@@ -25,7 +25,7 @@ from longboat_runtime.rollout.protocol import FleetState
 from longboat_runtime.sample_files.reading import read_files
 from longboat_runtime.samples import LostSample, SampleId
 from tests.crds.test_fixed import leaves
-from tests.driver.fakes import Site, make_spec
+from tests.driver.fakes import FakeFleet, Site, make_spec
 from tests.driver.runs import saved_steps, trained, until
 from tests.operator_plan.simulated_cluster import SimulatedCluster, runtime_of, spec_of
 
@@ -117,12 +117,15 @@ def parallelism(root: Path) -> None:
     for start, fields in ((1, {"min_tensor_parallel": 2}), (4, {"max_tensor_parallel": 2})):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(reshapes, "bounds_of", lambda job, start=start: Bounds((1, 2, 4), start))
+            patch.setattr(
+                Site, "open_fleet", lambda site, order, start=start: FakeFleet(site.store, tensor_parallel=start)
+            )
 
             def loaded(site: Site, start: int = start) -> None:
-                site.fleet.tensor_parallel, site.fleet.load = start, {"engine-0": Load(start)}
+                site.fleet.load = {"engine-0": Load(start)}
                 go_on(site)
 
-            wanted = ParallelismSpec(mode=ParallelismMode.PREEMPTIONS, **fields)
+            wanted = ParallelismSpec(mode=ParallelismMode.ADAPTIVE, **fields)
             site = drive(root / str(start), loaded, rollout={"parallelism": wanted})
         assert site.fleet.reshaped[0] == (2, False)
 
@@ -134,7 +137,7 @@ def profile(root: Path) -> None:
     def loaded(site: Site) -> None:
         go_on(site)
 
-    wanted = ParallelismSpec(mode=ParallelismMode.PREDICTIVE, profile=str(root / "none.json"))
+    wanted = ParallelismSpec(mode=ParallelismMode.ADAPTIVE, profile=str(root / "none.json"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reshapes, "read_model_config", lambda config: {})
         site = drive(root, loaded, rollout={"parallelism": wanted})

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -43,7 +43,7 @@ from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.rollout.fleet import RayRolloutFleet
 from longboat_runtime.rollout.load import Load
 from longboat_runtime.rollout.member import RolloutNode
-from longboat_runtime.rollout.parallelism import Bounds
+from longboat_runtime.rollout.parallelism import Bounds, ParallelismPlan, PlanRules
 from longboat_runtime.rounds import events
 from longboat_runtime.samples import (
     FinishedSample,
@@ -407,7 +407,7 @@ def spec_of(policy: str) -> RLJobSpec:
     """A small job whose engines may be reshaped."""
     spec = make_spec(steps=STEPS, prompts_per_round=PROMPTS, **POLICIES[policy], sampling={"max_tokens": LONGEST})
     rollout = spec.rollout.model_copy(
-        update={"engines_per_pod": DEVICES, "parallelism": ParallelismSpec(mode=ParallelismMode.PREEMPTIONS)}
+        update={"engines_per_pod": DEVICES, "parallelism": ParallelismSpec(mode=ParallelismMode.ADAPTIVE)}
     )
     failures = spec.failure_policy.model_copy(update={"max_rollout_restarts": 1_000_000})
     return spec.model_copy(update={"rollout": rollout, "failure_policy": failures})
@@ -424,9 +424,16 @@ def at_once() -> Iterator[None]:
         await asyncio.sleep(0)
         return work(*arguments, **named)
 
+    def at_random(plan: ParallelismPlan, body: events.RoundMeasured, rules: PlanRules, left: int) -> ParallelismPlan:
+        """The plan for any shape, so that engines change in jobs of few rounds."""
+        del left
+        sizes = [size for size in rules.bounds.sizes if size not in plan.failed]
+        return replace(plan, size=sizes[digest(body.work) % len(sizes)])
+
     with (
         patch.multiple(keeper, WATCH_SECONDS=0, RESTART_SECONDS=0, NODE_SECONDS=0),
         patch.object(reshapes, "bounds_of", lambda job: Bounds(SIZES, SIZES[0])),
+        patch.object(ParallelismPlan, "after_round", at_random),
         patch.object(asyncio, "to_thread", here),
         patch.object(Reporter, "_training", lambda self: None),
     ):

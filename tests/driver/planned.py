@@ -18,9 +18,8 @@ from longboat_runtime.rollout.parallelism import Bounds
 from longboat_runtime.rollout.protocol import ReshapePhase, ReshapeReport
 from longboat_runtime.rollout.throughput import Profile
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import RoundKind
 from tests.driver.fakes import Site, make_spec
-from tests.rollout.closed_loop import roofline
+from tests.rollout.roofline import roofline
 
 BOUNDS = Bounds((1, 2, 4), 1)
 TRUE = {1: roofline(1, weight_tokens=20_000), 2: roofline(2), 4: roofline(4)}
@@ -39,14 +38,13 @@ class Planner:
         self,
         root: Path,
         monkeypatch: pytest.MonkeyPatch,
-        mode: ParallelismMode,
         profile: Profile | None,
         **rounds: Any,
     ) -> None:
         monkeypatch.setattr(module, "bounds_of", lambda job: BOUNDS)
         monkeypatch.setattr(module, "profile_of", lambda job, rollout, bounds: profile)
         site = Site(root, make_spec(**{"sampling": {"max_tokens": 8000}, **rounds}))
-        parallelism = ParallelismSpec.model_construct(mode=mode, profile="there")
+        parallelism = ParallelismSpec(mode=ParallelismMode.ADAPTIVE, profile="/there" if profile else None)
         more = {"parallelism": parallelism, "max_sequences": 64, "engines_per_pod": 4}
         site.spec = site.spec.model_copy(update={"rollout": site.spec.rollout.model_copy(update=more)})
         self.driver, self.site = site.driver(), site
@@ -62,10 +60,6 @@ class Planner:
     @property
     def components(self) -> Components:
         return self.driver._components
-
-    @property
-    def sizes(self) -> Mapping[RoundKind, int]:
-        return self.reshapes._plan.sizes
 
     async def resume(self, snapshot: Mapping[str, Any] | None = None) -> None:
         await self.reshapes.resume(snapshot)

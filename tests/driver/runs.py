@@ -12,7 +12,6 @@ from typing import Any
 from longboat_runtime.driver.loop import RunOutcome
 from longboat_runtime.driver.status import DriverStatus
 from longboat_runtime.eventlog import end_of, surviving
-from longboat_runtime.metrics.record import read_records
 from longboat_runtime.rounds import events
 from longboat_runtime.samples import LostSample, SampleId
 from longboat_runtime.trainer.protocol import TrainReport, TrainRequest
@@ -33,13 +32,6 @@ def manifests(root: Path) -> list[dict[str, Any]]:
     """The driver's state in all complete checkpoints."""
     found = sorted(root.glob("incarnations/*/*/manifest.json"))
     return [json.loads((path.parent / "state.json").read_text()) for path in found]
-
-
-def decisions(root: Path) -> list[dict[str, float]]:
-    """The metrics `parallelism/*` of all steps, without that prefix."""
-    prefix = "parallelism/"
-    metrics = [record.metrics for record in read_records(root) if record.step]
-    return [{name.removeprefix(prefix): of[name] for name in of if name.startswith(prefix)} for of in metrics]
 
 
 def saved_steps(root: Path) -> list[int]:

@@ -39,18 +39,6 @@ async def test_loads_belong_to_the_round_in_which_they_were_felt() -> None:
     assert await loads.finish(7, RoundWorks(), View(Ledger(1))) is None
 
 
-async def test_a_round_tells_what_the_kv_cache_of_its_engines_holds() -> None:
-    """Each engine, that is: the least of those that have the round's shape."""
-    fleet = FakeFleet(FakeStore())
-    loads = Loads(fleet)
-    await loads.begin(1, RoundKind.SHORT)
-    fleet.load = {"a": Load(2, kv_tokens=5000), "b": Load(2, kv_tokens=4000), "smaller": Load(1, kv_tokens=1000)}
-    await loads.begin(2, RoundKind.SHORT)
-    fleet.load = {"a": Load(2), "b": Load(2, kv_tokens=4000)}
-    measured = [await loads.finish(number, RoundWorks(), View(Ledger(1))) for number in (1, 2)]
-    assert [body and body.kv_tokens for body in measured] == [4000, 4000], "one that doesn't know it says nothing"
-
-
 async def test_a_round_that_engines_say_nothing_of_is_not_measured() -> None:
     loads = Loads(FakeFleet(FakeStore()))
     await loads.begin(1, RoundKind.SHORT)
@@ -60,10 +48,10 @@ async def test_a_round_that_engines_say_nothing_of_is_not_measured() -> None:
 async def test_every_step_tells_what_its_engines_felt(tmp_path: Path) -> None:
     site = Site(tmp_path, make_spec(steps=3))
     driver = site.driver()
-    site.fleet.load = {"engine-0": Load(1, 1.0, 2, 0, 50, 4, 2, 0.5, {4: StepTimes(10, 1.0)}, 4096)}
+    site.fleet.load = {"engine-0": Load(1, 1.0, 2, 0, 50, 4, 2, 0.5, {4: StepTimes(10, 1.0)})}
     assert await driver.run() is RunOutcome.DONE
     measured = [body for body in history(site) if isinstance(body, events.RoundMeasured)]
-    assert [(body.round, body.kv_tokens) for body in measured] == [(1, 4096), (2, 4096), (3, 4096)]
+    assert [body.round for body in measured] == [1, 2, 3]
     assert all(body.preemptions >= 2 for body in measured)
     records = read_records(tmp_path)[1:]
     assert [record.metrics["rollout/preemptions"] for record in records] == [body.preemptions for body in measured]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from longboat_crds.rollout import ParallelismMode
 from longboat_runtime.rollout.parallelism import ParallelismPlan
 from longboat_runtime.rollout.throughput import Profile
 from longboat_runtime.rounds.tail_batching import TailBatching
@@ -27,8 +25,8 @@ class Recorded:
     rounds: list[tuple[FinishedRound, ParallelismPlan]] = field(default_factory=list)
 
     @property
-    def sizes(self) -> Any:
-        return self.planner.sizes
+    def size(self) -> int:
+        return self.planner.size
 
     def after_round(self, finished: FinishedRound) -> Recorded:
         after = self.planner.after_round(finished)
@@ -36,30 +34,22 @@ class Recorded:
         return replace(self, planner=after)
 
 
-@pytest.mark.parametrize(
-    ("mode", "profile"),
-    [
-        (ParallelismMode.PREDICTIVE, PROFILE),
-        (ParallelismMode.PREDICTIVE, WRONG),
-        (ParallelismMode.PREEMPTIONS, None),
-    ],
-    ids=["right", "wrong", "preemptions"],
-)
+@pytest.mark.parametrize("profile", [PROFILE, WRONG, None], ids=["right", "wrong", "none"])
 async def test_the_same_rounds_give_the_same_plan_in_driver_and_simulator(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: ParallelismMode, profile: Profile | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: Profile | None
 ) -> None:
-    planner = Recorded(PlannedShapes(ParallelismPlan.starting(BOUNDS), mode, BOUNDS, profile))
+    planner = Recorded(PlannedShapes(ParallelismPlan(BOUNDS.start), BOUNDS, profile))
     shapes = Shapes(TRUE, planner, 4, reshape_seconds=CHANGE)
     site = SimulatedSite(shapes=shapes, prompt_tokens=100, max_sequences=64, max_tokens=8000, update=5.0)
-    outcome = simulate(TailBatching(16, 8, 1.25, 1.0), 8, site, TwoLevel(800, 0.6, 0.4, 8000), 30)
+    outcome = simulate(TailBatching(16, 8, 1.25, 1.0), 8, site, TwoLevel(1600, 0.6, 0.4, 8000), 30)
     assert outcome.reshapes > 0
     assert len(planner.rounds) == 30
 
-    driver = Planner(tmp_path, monkeypatch, mode, profile)
+    driver = Planner(tmp_path, monkeypatch, profile)
     await driver.resume()
     changes = 0
     for finished, plan in planner.rounds:
-        driver.reshapes.measured(finished.measured, finished.upcoming.following, finished.upcoming.rounds)
+        driver.reshapes.measured(finished.measured, finished.left)
         assert driver.reshapes.snapshot["plan"] == plan.to_snapshot()
         changes += await driver.settled()
     assert changes == outcome.reshapes, "engines change in the same rounds, and to the same sizes"

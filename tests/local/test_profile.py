@@ -31,7 +31,7 @@ spec:
     kvCache: 16Mi
     maxSequences: 4
     enforceEager: true
-    parallelism: {mode: Predictive, profile: /data/profile.json}
+    parallelism: {mode: Adaptive, profile: /data/profile.json}
   rewards: [{name: main, function: "rewards:main"}]
 """
 

@@ -305,7 +305,7 @@ def test_a_demand_beyond_the_bounds_is_told_when_the_bound_begins_to_hold(cluste
     ]
 
 
-RESHAPE = {"step": 4, "kind": "Short", "tensorParallel": 2, "reason": "preemptions rose from 3 to 9", "seconds": "15.2"}
+RESHAPE = {"step": 4, "tensorParallel": 2, "reason": "preemptions rose from 3 to 9", "seconds": "15.2"}
 
 
 def report(cluster: SimulatedCluster, *reshapes: dict[str, object]) -> None:
@@ -317,11 +317,11 @@ def report(cluster: SimulatedCluster, *reshapes: dict[str, object]) -> None:
 def test_each_reshape_is_told_once(cluster: SimulatedCluster) -> None:
     report(cluster, RESHAPE)
     report(cluster, RESHAPE)
-    failed = RESHAPE | {"step": 5, "kind": "Long", "tensorParallel": 1, "failure": "no memory for the KV cache"}
+    failed = RESHAPE | {"step": 5, "tensorParallel": 1, "failure": "no memory for the KV cache"}
     report(cluster, RESHAPE | {"seconds": "15.3"}, failed)
     report(cluster, failed)
     assert told(cluster, "Reshaped", "ReshapeFailed") == [
-        "Engines have tensorParallel 2 for short rounds, after step 4, in 15.2 s: preemptions rose from 3 to 9",
-        "Engines keep tensorParallel 1 for long rounds, after step 5: no memory for the KV cache (preemptions rose from 3 to 9)",
+        "Engines have tensorParallel 2 after step 4, in 15.2 s: preemptions rose from 3 to 9",
+        "Engines keep tensorParallel 1 after step 5: no memory for the KV cache (preemptions rose from 3 to 9)",
     ]
     assert plan(cluster.observed(), cluster.now).empty

@@ -12,6 +12,7 @@ from longboat_runtime.rollout.engine import (
     check_cache,
     check_parallelism,
     kv_token_bytes,
+    kv_tokens,
     parallelism_problem,
     rank_weight_bytes,
     with_cache,
@@ -123,3 +124,14 @@ def test_another_vllm_is_refused() -> None:
     check_version("0.32.0+cpu")
     with pytest.raises(RuntimeError, match=r"0\.33\.0"):
         check_version("0.33.0")
+
+
+def test_the_memory_of_the_spec_says_what_engines_hold() -> None:
+    model = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64}
+    token_bytes = 2 * 2 * 2 * 16 * 2
+    assert kv_tokens(CONFIG, model, {}, (1, 2)) == {}, "vLLM decides"
+    cache = replace(CONFIG, kv_cache_bytes=1000 * token_bytes)
+    assert kv_tokens(cache, model, {}, (1, 2, 4)) == {1: 1000, 2: 2000, 4: 2000}, "the two key heads are copied"
+    shapes = {"layer.weight": (100, token_bytes)}  # 200 tokens' worth
+    memory = replace(CONFIG, device_memory=1000 * token_bytes)
+    assert kv_tokens(memory, model, shapes, (1, 2)) == {1: 700, 2: 1600}

@@ -1,8 +1,9 @@
-"""The plan of engines' shapes: RollPacker's rule, within bounds, and never a size that engines can't have."""
+"""The plan of engines' shapes: it follows what rounds take, within bounds, and never takes a size that engines can't have."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,17 +13,24 @@ from hypothesis import strategies as st
 from longboat_crds.rollout import ParallelismMode
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.parallelism import (
-    QUIET_ROUNDS,
+    EVIDENCE,
+    REMEMBERED,
+    TRIAL_COST,
+    TRIAL_PREEMPTIONS,
+    TRIAL_ROUNDS,
     Bounds,
-    KindPlan,
     ParallelismPlan,
-    by_preemptions,
+    PlanRules,
     permitted,
 )
-from longboat_runtime.rounds.events import RoundKind
+from longboat_runtime.rollout.round_seconds import Limits
+from longboat_runtime.rollout.throughput import Profile
+from longboat_runtime.rounds.events import Responses, RoundKind, RoundMeasured, RoundWork
+from tests.rollout.roofline import roofline
 
 SHORT, LONG = RoundKind.SHORT, RoundKind.LONG
-BOUNDS = Bounds((1, 2, 4), 1)
+SIZES = (1, 2, 4)
+BOUNDS = Bounds(SIZES, 1)
 MODEL = {
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
@@ -31,37 +39,37 @@ MODEL = {
     "intermediate_size": 96,
 }
 CONFIG = EngineConfig("e", "/model", "bfloat16")
+PROFILE = Profile({size: roofline(size) for size in SIZES}, dict.fromkeys(SIZES, 5.0))
+SAMPLES, LEFT = 8, 1000
 
 
-def after(*preemptions: int, plan: KindPlan | None = None, sizes: tuple[int, ...] = (1, 2, 4)) -> KindPlan:
-    plan = plan or KindPlan(1)
+def rules(profile: Profile | None = None, mode: ParallelismMode = ParallelismMode.ADAPTIVE) -> PlanRules:
+    return PlanRules(mode, BOUNDS, Limits(64, 10_000), profile)
+
+
+def measured(
+    size: int, seconds: float, preemptions: int = 0, kind: RoundKind = SHORT, length: int = 100
+) -> RoundMeasured:
+    """A round of SAMPLES responses of this length to as many prompts, on four devices."""
+    work = RoundWork(seconds, 10.0, Responses(SAMPLES, SAMPLES, (length,) * SAMPLES), SAMPLES)
+    return RoundMeasured(1, kind, size, 4 // size, preemptions, 0, length * SAMPLES, 0, 0, 0.0, 0.0, work=work)
+
+
+MUCH = round(TRIAL_PREEMPTIONS * SAMPLES) + 1
+
+
+def after(
+    plan: ParallelismPlan,
+    seconds: Mapping[int, float],
+    preemptions: Sequence[int],
+    left: int = LEFT,
+    profile: Profile | None = None,
+    length: int = 100,
+) -> ParallelismPlan:
+    """The plan after rounds with so many preemptions, each of which takes the seconds of the plan's size."""
     for count in preemptions:
-        plan = by_preemptions(plan, SHORT, count, sizes)
+        plan = plan.after_round(measured(plan.size, seconds[plan.size], count, length=length), rules(profile), left)
     return plan
-
-
-def test_a_rise_takes_the_next_size_up() -> None:
-    assert after(100).tensor_parallel == 1, "nothing to compare with"
-    assert after(100, 105).tensor_parallel == 1
-    risen = after(100, 106)
-    assert (risen.tensor_parallel, risen.changes) == (2, 1)
-    assert risen.reason == "preemptions in Short rounds rose from 100 to 106: 1 -> 2 devices an engine"
-    assert after(100, 106, 112).tensor_parallel == 4
-    assert after(100, 106, 112, 200).tensor_parallel == 4, "never across a pod"
-
-
-def test_any_rise_from_none_is_a_rise() -> None:
-    assert after(0, 1).tensor_parallel == 2
-
-
-def test_rounds_without_preemptions_take_the_next_size_down() -> None:
-    start = KindPlan(4)
-    assert after(*[0] * (QUIET_ROUNDS - 1), plan=start).tensor_parallel == 4
-    fallen = after(*[0] * QUIET_ROUNDS, plan=start)
-    assert (fallen.tensor_parallel, fallen.quiet) == (2, 0)
-    assert after(0, 0, 0, 5, 0, 0, 0, plan=KindPlan(2), sizes=(1, 2)).tensor_parallel == 2, "one after another"
-    assert after(*[0] * 2 * QUIET_ROUNDS, plan=start).tensor_parallel == 1
-    assert after(*[0] * 5 * QUIET_ROUNDS, plan=start).tensor_parallel == 1
 
 
 def test_sizes_are_those_that_model_pod_and_memory_allow() -> None:
@@ -77,58 +85,137 @@ def test_sizes_are_those_that_model_pod_and_memory_allow() -> None:
     )
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from(RoundKind), st.integers(0, 50)), max_size=60),
-    st.sampled_from([(1,), (1, 2), (1, 2, 4), (2, 4, 8), (3, 6)]),
-    st.data(),
+def test_rounds_that_are_preempted_much_try_the_next_size_up() -> None:
+    """Once for rounds of like lengths, and never across a pod."""
+    seconds = dict.fromkeys(SIZES, 10.0)
+    assert after(ParallelismPlan(1), seconds, [MUCH - 1] * 9).size == 1
+    tried = after(ParallelismPlan(1), seconds, [MUCH] * TRIAL_ROUNDS)
+    assert tried.size == 2
+    assert tried.reason == (
+        "2 short rounds were preempted much, and none like them had engines of 2: 1 -> 2 devices an engine"
+    )
+    assert after(tried, seconds, [MUCH] * TRIAL_ROUNDS).size == 4
+    assert after(tried, seconds, [MUCH] * 9).size == 4
+
+
+def test_rounds_without_preemptions_try_the_next_size_down() -> None:
+    seconds = dict.fromkeys(SIZES, 10.0)
+    assert after(ParallelismPlan(4), seconds, [0] * (TRIAL_ROUNDS - 1)).size == 4
+    tried = after(ParallelismPlan(4), seconds, [0] * TRIAL_ROUNDS)
+    assert tried.size == 2
+    assert after(tried, seconds, [0] * 9).size == 1
+    assert after(ParallelismPlan(4), seconds, [0, 1] * 9).size == 4, "in a row"
+
+
+def test_the_better_size_stays_and_the_other_is_tried_again_only_for_other_lengths() -> None:
+    seconds = {1: 10.0, 2: 15.0, 4: 15.0}
+    back = after(ParallelismPlan(1), seconds, [MUCH] * 6)
+    assert back.size == 1
+    assert back.reason.startswith("the last rounds would have taken")
+    assert after(back, seconds, [MUCH] * 20).size == 1
+    assert after(back, seconds, [MUCH] * TRIAL_ROUNDS, length=200).size == 2
+    faster = after(ParallelismPlan(1), {1: 10.0, 2: 8.0, 4: 8.0}, [MUCH] * TRIAL_ROUNDS + [1] * 20)
+    assert faster.size == 2
+
+
+def test_a_trial_has_to_be_cheap_beside_the_rounds_that_are_left() -> None:
+    seconds = dict.fromkeys(SIZES, 10.0)
+    start = ParallelismPlan(1).reshaped(1, 5.0).reshaped(2, 5.0)
+    needed = round(2 * 5.0 / (TRIAL_COST * 10.0))
+    assert after(start, seconds, [MUCH] * TRIAL_ROUNDS, left=needed - 1).size == 1
+    assert after(start, seconds, [MUCH] * TRIAL_ROUNDS, left=needed).size == 2
+    assert after(start, seconds, [MUCH] * TRIAL_ROUNDS, left=0).size == 1, "nothing follows"
+
+
+def test_a_profile_moves_engines_once_a_size_has_forgone_its_change_and_some_evidence() -> None:
+    """Each round would have taken the same share less."""
+    body = measured(1, 1.0, preemptions=1, length=4000)
+    plan = ParallelismPlan(1).after_round(body, rules(PROFILE), LEFT)
+    saved = max(plan.forgone.values())
+    assert plan.size == 1
+    rounds = 1
+    while plan.size == 1:
+        plan, rounds = plan.after_round(body, rules(PROFILE), LEFT), rounds + 1
+        assert rounds < 1000
+    assert (rounds - 1) * saved <= 5.0 + EVIDENCE * 1.0 < rounds * saved
+    assert plan.forgone == {}, "what counts is what comes after a change"
+
+
+def test_measured_rounds_correct_the_profile() -> None:
+    """It says that two devices take half as long; rounds with them take as long as before, and then some."""
+    claimed = replace(
+        PROFILE.throughput[1], seconds=tuple(tuple(s / 2 for s in row) for row in PROFILE.throughput[1].seconds)
+    )
+    profile = Profile({1: PROFILE.throughput[1], 2: claimed}, dict.fromkeys(SIZES, 5.0))
+    bounded = replace(rules(profile), bounds=Bounds((1, 2), 1))
+    plan, sizes = ParallelismPlan(1), []
+    for _ in range(60):
+        plan = plan.after_round(measured(plan.size, {1: 10.0, 2: 14.0}[plan.size], 1), bounded, LEFT)
+        sizes.append(plan.size)
+    assert 2 in sizes
+    assert sizes[-40:] == [1] * 40
+
+
+rounds = st.tuples(
+    st.sampled_from(RoundKind), st.floats(0.0, 1e4), st.integers(0, 50), st.integers(0, 5000), st.booleans()
 )
+
+
+@given(st.lists(rounds, max_size=60), st.booleans(), st.sampled_from(SIZES), st.data())
 def test_a_plan_stays_within_its_bounds_and_repeats(
-    rounds: list[tuple[RoundKind, int]], sizes: tuple[int, ...], data: st.DataObject
+    happened: list[tuple[RoundKind, float, int, int, bool]], profiled: bool, start: int, data: st.DataObject
 ) -> None:
-    bounds = Bounds(sizes, data.draw(st.sampled_from(sizes)))
-    plan = again = ParallelismPlan.starting(bounds)
-    for kind, preemptions in rounds:
-        if data.draw(st.integers(0, 9)) == 0 and len(sizes) > len(plan.failed) + 1:
-            failed = data.draw(st.sampled_from(sizes))
-            present = next(size for size in sizes if size != failed and size not in plan.failed)
-            plan, again = plan.after_failure(failed, present), again.after_failure(failed, present)
+    plan = again = ParallelismPlan(start)
+    followed = rules(PROFILE if profiled else None)
+    for number, (kind, seconds, preemptions, length, fails) in enumerate(happened):
         before = plan
-        plan = plan.measured(ParallelismMode.PREEMPTIONS, kind, preemptions, bounds)
-        again = ParallelismPlan.from_snapshot(json.loads(json.dumps(again.to_snapshot())), bounds)
-        again = again.measured(ParallelismMode.PREEMPTIONS, kind, preemptions, bounds)
+        again = ParallelismPlan.from_snapshot(json.loads(json.dumps(again.to_snapshot())), BOUNDS)
+        plan, again = (
+            one.after_round(
+                measured(one.size, seconds, preemptions, kind, length), followed, len(happened) - number - 1
+            )
+            for one in (plan, again)
+        )
         assert plan == again, "the same after a restart"
-        for of, one in plan.kinds.items():
-            assert one.tensor_parallel in sizes
-            if of is not kind:
-                assert one == before.kinds[of], "one kind says nothing about the other"
-            if one.tensor_parallel != before.kinds[of].tensor_parallel:
-                assert one.tensor_parallel not in plan.failed
-                assert one.changes == before.kinds[of].changes + 1
-                assert len(one.reason) <= 256
+        assert plan.size in SIZES
+        assert len(plan.like) <= REMEMBERED
+        assert len(plan.reason) <= 256
+        if plan.size != before.size:
+            assert plan.size not in plan.failed
+            if fails:
+                plan = again = plan.after_failure(plan.size, before.size)
+                assert plan.size == before.size
+            else:
+                took = data.draw(st.floats(0.0, 100.0))
+                plan, again = (one.reshaped(one.size, took) for one in (plan, again))
 
 
 @pytest.mark.parametrize("mode", ParallelismMode)
-def test_an_edit_moves_plans_into_their_bounds(mode: ParallelismMode) -> None:
-    plan = ParallelismPlan({SHORT: KindPlan(4), LONG: KindPlan(1)}, frozenset({2}))
+def test_an_edit_moves_the_plan_into_its_bounds(mode: ParallelismMode) -> None:
+    plan = ParallelismPlan(4, failed=frozenset({2}))
     edited = plan.bounded(mode, BOUNDS.within(2, 2))
     assert not edited.failed, "something has changed"
-    wanted = 1 if mode is ParallelismMode.FIXED else 2
-    assert {kind: one.tensor_parallel for kind, one in edited.kinds.items()} == {SHORT: wanted, LONG: wanted}
+    assert edited.size == (1 if mode is ParallelismMode.FIXED else 2)
 
 
 def test_a_fixed_shape_is_the_specs() -> None:
-    plan = ParallelismPlan.starting(BOUNDS)
-    for preemptions in (0, 10, 20, 40):
-        plan = plan.measured(ParallelismMode.FIXED, SHORT, preemptions, BOUNDS)
-    assert plan == ParallelismPlan.starting(BOUNDS)
+    plan = ParallelismPlan(1)
+    for _ in range(9):
+        plan = plan.after_round(measured(1, 10.0, MUCH), rules(PROFILE, ParallelismMode.FIXED), LEFT)
+    assert plan == ParallelismPlan(1)
 
 
 def test_what_has_failed_is_not_tried_again() -> None:
-    plan = ParallelismPlan.starting(BOUNDS)
-    for preemptions in (0, 5):
-        plan = plan.measured(ParallelismMode.PREEMPTIONS, SHORT, preemptions, BOUNDS)
-    assert plan.kinds[SHORT].tensor_parallel == 2
-    plan = plan.after_failure(2, 1)
-    assert plan.kinds[SHORT].tensor_parallel == 1
-    plan = plan.measured(ParallelismMode.PREEMPTIONS, SHORT, 50, BOUNDS)
-    assert plan.kinds[SHORT].tensor_parallel == 4, "the next one that may serve"
+    seconds = dict.fromkeys(SIZES, 10.0)
+    plan = after(ParallelismPlan(1), seconds, [MUCH] * TRIAL_ROUNDS).after_failure(2, 1)
+    assert plan.size == 1
+    plan = after(plan, seconds, [MUCH] * TRIAL_ROUNDS)
+    assert plan.size == 4, "the next one that may serve"
+    assert plan.on_other_pods().failed == frozenset()
+
+
+def test_rounds_in_another_shape_or_without_responses_teach_nothing() -> None:
+    plan = ParallelismPlan(1)
+    assert plan.after_round(measured(2, 10.0, MUCH), rules(PROFILE), LEFT) == plan
+    assert plan.after_round(replace(measured(1, 10.0), work=None), rules(), LEFT) == plan
+    assert plan.after_round(measured(1, 0.0, MUCH), rules(), LEFT) == plan

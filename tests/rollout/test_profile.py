@@ -74,3 +74,9 @@ def test_cells_that_were_not_measured_follow_the_others() -> None:
     rows = filled((1, 4, 16), (10, 100), cells)
     assert rows[2][1] == pytest.approx(0.01 + 0.016 + 1.6e-3, rel=0.01)
     assert rows[0][0] == cells[1, 10]
+
+
+def test_the_spec_says_what_a_kv_cache_holds() -> None:
+    profile = FILE.profile.with_kv_tokens({1: 140})
+    assert {size: model.kv_tokens for size, model in profile.throughput.items()} == {1: 140, 2: 100}
+    assert profile.throughput[1].seconds == ENGINE.seconds

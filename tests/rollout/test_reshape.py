@@ -80,7 +80,8 @@ async def test_what_runs_goes_on_in_the_new_shape(
         assert set(done.seconds) == set(ReshapePhase)
         (name,) = await serving(fleet, 1)
         assert name.endswith("/0-1")
-        assert (await fleet.loads())[name].kv_tokens == tokens_of_memory(model_directory, 2)
+        (stats,) = await fleet.stats()
+        assert stats.kv_tokens == tokens_of_memory(model_directory, 2)
         reported = await reports(fleet, len(requests))
         moves = [report for report in reported if isinstance(report, MovedSample)]
         assert {(move.source in names, move.target) for move in moves} <= {(True, name)}

@@ -42,8 +42,8 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmScheduler]:
 
 def simulated(case: Case, prompt_tokens: int) -> tuple[list[tuple[SampleId, int, int]], int]:
     """Step and tokens computed until then of each end, in the order of ends; and the preemptions."""
-    model = EngineModel(case.blocks * case.block_size, TOKEN, (1,), (1,), ((1.0,),))
-    engine = PagedEngine("e", case.limit, model, prompt_tokens=prompt_tokens, block_size=case.block_size)
+    model = EngineModel(case.blocks * case.block_size, TOKEN, (1,), (1,), ((1.0,),), case.block_size)
+    engine = PagedEngine("e", case.limit, model, prompt_tokens=prompt_tokens)
     ends: list[tuple[SampleId, int, int]] = []
 
     def until(step: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -69,7 +70,7 @@ def test_sums_of_steps_are_those_of_the_model(
 def test_nothing_is_lost_and_the_kv_cache_never_exceeded(data: st.DataObject) -> None:
     """Of any sequence of what may happen to an engine: everything comes back once, with its tokens, and all that was drawn is counted."""
     size, limit = data.draw(st.sampled_from([2, 16])), data.draw(st.integers(1, 8))
-    engine = PagedEngine("e", limit, model(40 * size), prompt_tokens=PROMPT, block_size=size)
+    engine = PagedEngine("e", limit, replace(model(40 * size), block_tokens=size), prompt_tokens=PROMPT)
     longest = 39 * size - PROMPT
     lengths: dict[SampleId, int] = {}
     back: dict[SampleId, Response] = {}
@@ -146,7 +147,7 @@ def test_kv_cache_costs_nothing_once_it_suffices_and_no_more_than_one_after_the_
 
 def test_what_was_preempted_costs_time_again() -> None:
     """Two sequences of 32 tokens and room for 5 blocks of 8: the second is preempted, and computed again when the first has ended."""
-    engine = PagedEngine("e", 2, EngineModel(48, 0.5, (1,), (1,), ((1.0,),)), prompt_tokens=1, block_size=8)
+    engine = PagedEngine("e", 2, EngineModel(48, 0.5, (1,), (1,), ((1.0,),), 8), prompt_tokens=1)
     for number in (0, 3):
         engine.submit(0.0, sample(number), 32, 1)
     ends = run_out(engine)

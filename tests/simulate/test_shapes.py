@@ -1,30 +1,26 @@
-"""Jobs whose engines have KV caches, and shapes by the kind of the round."""
+"""Jobs whose engines have KV caches and change their size."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longboat_crds.rollout import ParallelismMode
 from longboat_runtime.rollout.parallelism import Bounds, ParallelismPlan
 from longboat_runtime.rollout.throughput import EngineModel, Profile
 from longboat_runtime.rounds.bounded_async import BoundedAsync
 from longboat_runtime.rounds.continue_unfinished import ContinueUnfinished
-from longboat_runtime.rounds.events import RoundKind
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.synchronous import Synchronous
 from longboat_runtime.rounds.tail_batching import TailBatching
-from longboat_runtime.samples import SampleId
 from longboat_runtime.simulate.curve import StepCurve
 from longboat_runtime.simulate.lengths import TwoLevel
-from longboat_runtime.simulate.paged_engine import PagedEngine
-from longboat_runtime.simulate.shapes import FixedShapes, PlannedShapes, ShapePlanner, Shapes
+from longboat_runtime.simulate.shapes import FinishedRound, FixedShape, PlannedShapes, ShapePlanner, Shapes
 from longboat_runtime.simulate.simulation import SimulatedRun, simulate
 from longboat_runtime.simulate.site import Site
-from tests.rollout.closed_loop import roofline
+from tests.rollout.roofline import roofline
 from tests.simulate.test_simulation import constant, policies
 from tests.support.examples import examples
 
@@ -41,12 +37,22 @@ THROUGHPUT = {1: model(1, 1600), 2: model(2, 4000)}
 ROOMY = {1: model(1, 10**6), 2: model(2, 10**6)}
 
 
-def by_preemptions() -> PlannedShapes:
-    bounds = Bounds((1, 2), 1)
-    return PlannedShapes(ParallelismPlan.starting(bounds), ParallelismMode.PREEMPTIONS, bounds)
+def adaptive() -> PlannedShapes:
+    return PlannedShapes(ParallelismPlan(1), Bounds((1, 2), 1))
 
 
-planners = st.sampled_from([FixedShapes.of(1), FixedShapes.of(2), FixedShapes.of(2, 1), by_preemptions()])
+@dataclass(frozen=True)
+class Alternating:
+    """Engines of two devices and of one in turn."""
+
+    size: int = 2
+
+    def after_round(self, finished: FinishedRound) -> Alternating:
+        del finished
+        return Alternating(3 - self.size)
+
+
+planners = st.sampled_from([FixedShape(1), FixedShape(2), Alternating(), adaptive()])
 
 
 def site(planner: ShapePlanner, pods: int = 1, **more: object) -> Site:
@@ -78,7 +84,7 @@ def test_nothing_is_lost_under_any_planner(
 def test_engines_with_room_for_all_are_those_of_a_curve(policy: Policy) -> None:
     """Except that what comes begins with the next step: at most one step later, each time that something comes."""
     of = {1: EngineModel(10**6, 0.0, (1, 64), (1,), ((0.006,), (0.015,)))}
-    shapes = Shapes(of, FixedShapes.of(1), 2)
+    shapes = Shapes(of, FixedShape(1), 2)
     rest = {"prompt_tokens": 20, "update": 1.0, "publish": 0.3}
     lengths = TwoLevel(100, 0.9, 0.6, 1000)
     paged = simulate(policy, 4, Site(shapes=shapes, **rest), lengths, 12)  # type: ignore[arg-type]
@@ -91,34 +97,30 @@ def test_engines_with_room_for_all_are_those_of_a_curve(policy: Policy) -> None:
 
 def test_a_round_of_equal_responses_takes_what_arithmetic_says() -> None:
     """Two engines, each with two prompts of four samples; nothing is preempted."""
-    shapes = Shapes(ROOMY, FixedShapes.of(1), 2)
+    shapes = Shapes(ROOMY, FixedShape(1), 2)
     outcome = simulate(Synchronous(4, 4), 4, Site(shapes=shapes, prompt_tokens=20), constant(100), 2)
     steps = sum(ROOMY[1].step_seconds(8, 8 * (20 + step)) for step in range(100))
     # Of each prompt's 20 tokens its samples share a block, which is computed once.
     assert outcome.rollout_per_round == pytest.approx(steps + 1e-4 * (2 * 20 + 6 * 4), rel=1e-3)
 
 
-def test_shapes_follow_the_kind_of_the_round_and_reshapes_cost_what_training_does_not_hide() -> None:
+def test_reshapes_cost_what_training_does_not_hide() -> None:
     policy, lengths = TailBatching(6, 4, 1.25, 1.0), TwoLevel(100, 0.9, 0.6, 1000)
 
-    def run(planner: ShapePlanner, update: float) -> list[float]:
-        outcome = simulate(policy, 4, site(planner, update=update), lengths, 40, most_steps=15)
-        changes = sum(a.kind is not b.kind for a, b in zip(outcome.steps, outcome.steps[1:], strict=False))
-        assert outcome.reshapes >= changes > 0
-        assert {step.kind: step.tensor_parallel for step in outcome.steps} == dict(planner.sizes)
-        assert all(step.tensor_parallel == planner.sizes[step.kind] for step in outcome.steps)
+    def run(update: float) -> list[float]:
+        outcome = simulate(policy, 4, site(Alternating(), update=update), lengths, 40, most_steps=15)
+        assert [step.tensor_parallel for step in outcome.steps] == [2, 1] * 7 + [2]
+        assert outcome.reshapes >= 14
         return [step.seconds - step.rollout - update for step in outcome.steps]
 
-    planner = FixedShapes.of(2, 1)
-    assert run(planner, 10.0)[1:] == pytest.approx([0.0] * 14, abs=1e-6)
-    shown = run(planner, 1.0)[1:]
-    assert {round(of, 6) for of in shown} == {0.0, 3.0 - 1.0, 5.0 - 1.0}
+    assert run(10.0)[1:] == pytest.approx([0.0] * 14, abs=1e-6)
+    assert {round(shown, 6) for shown in run(1.0)[1:]} == {3.0 - 1.0, 5.0 - 1.0}
 
 
 def test_preemptions_raise_tensor_parallelism() -> None:
-    policy, lengths = Synchronous(8, 4), TwoLevel(150, 0.5, 0.3, 600)
-    fixed = simulate(policy, 4, site(FixedShapes.of(1)), lengths, 12)
-    planned = simulate(policy, 4, site(by_preemptions()), lengths, 12)
+    policy, lengths = Synchronous(8, 4), TwoLevel(300, 0.5, 0.3, 1200)
+    fixed = simulate(policy, 4, site(FixedShape(1)), lengths, 12)
+    planned = simulate(policy, 4, site(adaptive()), lengths, 12)
     assert planned.steps[0] == fixed.steps[0]
     assert planned.steps[0].preemptions > 0
     assert {step.tensor_parallel for step in planned.steps} == {1, 2}
@@ -138,9 +140,8 @@ def test_a_profile_says_what_changes_take_and_predictions_choose_the_faster_shap
         where = Site(shapes=Shapes.profiled(profile, planner, 4), prompt_tokens=100, max_sequences=64)
         return simulate(policy, 8, where, lengths, 12)
 
-    plan = ParallelismPlan.starting(bounds)
-    planned = run(PlannedShapes(plan, ParallelismMode.PREDICTIVE, bounds, profile))
-    fixed = {size: sum(step.seconds for step in run(FixedShapes.of(size)).steps) for size in bounds.sizes}
+    planned = run(PlannedShapes(ParallelismPlan(1), bounds, profile))
+    fixed = {size: sum(step.seconds for step in run(FixedShape(size)).steps) for size in bounds.sizes}
     assert planned.reshapes == 1
     assert planned.steps[-1].tensor_parallel == min(fixed, key=lambda size: fixed[size])
     beside = [(step.tensor_parallel, step.seconds - step.rollout) for step in planned.steps]
@@ -149,51 +150,29 @@ def test_a_profile_says_what_changes_take_and_predictions_choose_the_faster_shap
     assert shown == pytest.approx({changed: change[beside[-1][0]]})
 
 
-def test_the_mode_that_predicts_needs_a_profile() -> None:
-    bounds = Bounds((1, 2), 1)
-    with pytest.raises(ValueError, match="needs a profile"):
-        PlannedShapes(ParallelismPlan.starting(bounds), ParallelismMode.PREDICTIVE, bounds)
-
-
 def test_responses_under_way_go_on_in_the_other_pod() -> None:
     """Pod after pod, so that some are moved; no token of them is drawn again."""
     policy, lengths = BoundedAsync(6, 4, 2), TwoLevel(150, 0.9, 0.6, 1000)
-    outcome = simulate(policy, 4, site(by_preemptions(), 2, update=2.0, publish=0.2), lengths, 16)
+    outcome = simulate(policy, 4, site(adaptive(), 2, update=2.0, publish=0.2), lengths, 16)
     assert outcome.reshapes > 0
     assert sum(step.generated for step in outcome.steps) == sum(step.kept for step in outcome.steps)
 
 
 def test_pods_change_together_unless_rounds_overlap() -> None:
     """Nothing runs between rounds, also where what is unfinished waits for the next one."""
-    outcome = simulate(ContinueUnfinished(6, 4, 1.5), 4, site(by_preemptions(), 2), TwoLevel(150, 0.9, 0.6, 1000), 12)
+    outcome = simulate(ContinueUnfinished(6, 4, 1.5), 4, site(Alternating(), 2), TwoLevel(150, 0.9, 0.6, 1000), 12)
     shown = {round(step.seconds - step.rollout, 6) for step in outcome.steps}
     assert shown - {0.0} <= {*RESHAPE.values()}
     assert max(shown) > 0
 
 
 def test_shapes_that_cannot_be_are_refused() -> None:
-    shapes = Shapes(THROUGHPUT, FixedShapes.of(1), 2)
+    shapes = Shapes(THROUGHPUT, FixedShape(1), 2)
     with pytest.raises(ValueError, match="engines of 4, modelled are"):
-        replace(shapes, planner=FixedShapes.of(1, 4))
+        replace(shapes, planner=FixedShape(4))
     with pytest.raises(ValueError, match="need devices"):
         replace(shapes, pods=0)
     with pytest.raises(ValueError, match="or shapes"):
         Site(StepCurve((1,), (1.0,)), shapes=shapes)
     with pytest.raises(ValueError, match="prompt_tokens"):
         Site(shapes=shapes)
-    assert shapes.planner.sizes == {RoundKind.SHORT: 1, RoundKind.LONG: 1}
-
-
-@given(st.integers(33, 200), st.integers(33, 200), st.integers(1, 16), st.integers(1, 200))
-def test_shapes_hold_what_the_engines_of_all_planned_sizes_take(short: int, long: int, block: int, tokens: int) -> None:
-    shapes = Shapes({1: model(1, short), 2: model(2, long)}, FixedShapes.of(1, 2), 2, block_size=block)
-
-    def takes(size: int) -> bool:
-        engine = PagedEngine("engine-0", 1, shapes.model(size), size, prompt_tokens=1, block_size=block)
-        try:
-            engine.submit(0.0, SampleId(0, 0, 0, 0), tokens, 1)
-        except ValueError:
-            return False
-        return True
-
-    assert shapes.hold(tokens) is (takes(1) and takes(2)), "the last token drawn takes no room"

@@ -178,7 +178,7 @@ def test_a_response_that_moved_has_a_bar_on_each_engine() -> None:
 
 def test_a_reshape_is_work_between_rounds() -> None:
     seconds = {"drain": 0.5, "start": 1.5}
-    bodies = [events.Reshaped(RoundKind.LONG, 2, "preemptions", seconds, failure) for failure in ("", "no memory")]
+    bodies = [events.Reshaped(2, "preemptions", seconds, failure) for failure in ("", "no memory")]
     timeline = folded(*start(), *short_round(), *((20 + 5 * i, body) for i, body in enumerate(bodies)))
     reshapes = [span for span in timeline.spans if span.work is Work.RESHAPE]
     assert [(span.step, span.start - EPOCH, span.end - EPOCH, span.done) for span in reshapes] == [

@@ -107,12 +107,11 @@ def _reshaped(old: RLJobStatus, new: RLJobStatus) -> Iterator[EmitEvent]:
         if (name := digest_of(reshape)) not in to_tell:
             continue
         to_tell.remove(name)
-        place = f"{reshape.kind.lower()} rounds, after step {reshape.step}"
         if reshape.failure:
-            text = f"Engines keep tensorParallel {reshape.tensor_parallel} for {place}: {reshape.failure} ({reshape.reason})"
+            text = f"Engines keep tensorParallel {reshape.tensor_parallel} after step {reshape.step}: {reshape.failure} ({reshape.reason})"
             yield EmitEvent(WARNING, "ReshapeFailed", text)
         else:
-            text = f"Engines have tensorParallel {reshape.tensor_parallel} for {place}, in {reshape.seconds} s: {reshape.reason}"
+            text = f"Engines have tensorParallel {reshape.tensor_parallel} after step {reshape.step}, in {reshape.seconds} s: {reshape.reason}"
             yield EmitEvent(NORMAL, "Reshaped", text)
 
 

@@ -35,7 +35,6 @@ from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import DropReason, Event
 from longboat_runtime.rounds.loop import Effects, RoundLoop
-from longboat_runtime.rounds.policies import upcoming_kind
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.records import SampleState
 from longboat_runtime.samples import FinishedSample, GradeKind, LostSample, SampleId
@@ -235,8 +234,7 @@ class Driver:
                 self._steps.begin_round(number, kind)
                 self._reward_pools.begin_round(number)
             case events.RoundMeasured() as measured:
-                left = self._view.steps - self._view.step - 1
-                self._reshapes.measured(measured, upcoming_kind(self._policy, self._view), left)
+                self._reshapes.measured(measured, self._view.steps - self._view.step - 1)
             case events.Reshaped() as reshaped:
                 self._reshapes.happened(reshaped)
             case events.StepStarted(step=step, round=number):

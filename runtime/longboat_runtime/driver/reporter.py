@@ -175,11 +175,9 @@ class Reporter:
         self._reshapes.append(
             ReshapeSummary(
                 step=self.step,
-                kind=str(body.kind),
                 tensor_parallel=body.tensor_parallel,
                 reason=body.reason[:LINE_LENGTH],
                 seconds=format(sum(body.seconds.values()), ".1f"),
-                gain_expected=None if body.expected is None else format(body.expected, ".1%"),
                 failure=body.failure[:LINE_LENGTH] or None,
             )
         )
@@ -194,20 +192,6 @@ class Reporter:
     def ask_cpus(self, demand: RewardDemand) -> None:
         """Asks for CPUs of reward pools."""
         self._demand = self._demand.model_copy(update={"reward": demand})
-        self.publish()
-
-    def gained(self, kind: RoundKind, reason: str, gain: float, rounds: int) -> None:
-        """Reports what the change for rounds of this kind that was made for this reason has gained in its first rounds."""
-        line = _gain(gain, rounds)
-        self._reshapes = deque(
-            (
-                one.model_copy(update={"gain_measured": line})
-                if (one.kind, one.reason, one.failure) == (str(kind), reason[:LINE_LENGTH], None)
-                else one
-                for one in self._reshapes
-            ),
-            maxlen=RECENT_RESHAPES,
-        )
         self.publish()
 
     def set_tensor_parallel(self, devices: int) -> None:
@@ -319,11 +303,6 @@ class Reporter:
     def _now(self) -> str:
         moment = datetime.datetime.fromtimestamp(self._clock(), tz=datetime.UTC)
         return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _gain(share: float, rounds: int) -> str:
-    """A gain that was measured over so many rounds. Pure."""
-    return f"{share:.1%} ({rounds} round{'s' * (rounds > 1)})"
 
 
 def _summary(step: int, metrics: Mapping[str, float]) -> RoundSummary:

@@ -16,31 +16,21 @@ from longboat_runtime.driver.components import Components
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.reporter import Reporter
 from longboat_runtime.driver.stages import Stage
-from longboat_runtime.metrics.parallelism import parallelism_metrics
 from longboat_runtime.model_config import longest_sequence, tensor_shapes
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout.engine import engine_config, kv_tokens
 from longboat_runtime.rollout.factory import read_model_config
-from longboat_runtime.rollout.parallelism import (
-    GAIN_ROUNDS,
-    Bounds,
-    KindPlan,
-    ParallelismPlan,
-    PlanRules,
-    Upcoming,
-    permitted,
-)
-from longboat_runtime.rollout.predictions import Limits
+from longboat_runtime.rollout.parallelism import Bounds, ParallelismPlan, PlanRules, permitted
 from longboat_runtime.rollout.profile import identity, read_profile
+from longboat_runtime.rollout.round_seconds import Limits
 from longboat_runtime.rollout.throughput import Profile
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import RoundKind
 
 log = structlog.get_logger()
 
 
 class Reshapes:
-    """Learns from every round, and reshapes engines while the trainer computes, if the next round is to have another shape.
+    """Learns from every round, and reshapes engines while the trainer computes, if the plan is another shape.
 
     `happened` gets the event of a reshape.
     """
@@ -58,36 +48,32 @@ class Reshapes:
         self._spec = job.spec.rollout
         self._present = job.spec.rollout.tensor_parallel
         self._all = Bounds((self._present,), self._present)
-        self._plan = ParallelismPlan.starting(self._all)
+        self._plan = ParallelismPlan(self._present)
         self._profile: Profile | None = None
         self._working: asyncio.Task[None] | None = None
-        self._waiting: tuple[RoundKind, KindPlan] | None = None
+        self._waiting = False
         self._failed_among: frozenset[str] = frozenset()
 
     async def resume(self, snapshot: Mapping[str, Any] | None) -> None:
         """Starts from the plan of a checkpoint, if there is one; engines have been started in its shape (`starting_shape`).
 
-        Raises SpecProblem if rounds are to be predicted by a profile that can't be used.
+        Raises SpecProblem if rounds are priced by a profile that can't be used.
         """
         self._all = await asyncio.to_thread(bounds_of, self._job)
         self._profile = await asyncio.to_thread(profile_of, self._job, self._spec, self._all)
         self._present = self._components.fleet.tensor_parallel
         self._reporter.set_tensor_parallel(self._present)
-        self._plan = ParallelismPlan.starting(self._bounds)
-        if snapshot is not None and self._spec.parallelism.mode is not ParallelismMode.FIXED:
+        self._plan = ParallelismPlan(self._present)
+        # What rounds have taught is of no use with another profile, nor is the plan in a checkpoint of an earlier release.
+        followed = snapshot is not None and snapshot.get("profile", "") == self._spec.parallelism.profile
+        if snapshot and followed and self._spec.parallelism.mode is not ParallelismMode.FIXED:
             self._plan = ParallelismPlan.from_snapshot(snapshot["plan"], self._bounds)
 
     @property
     def snapshot(self) -> dict[str, Any]:
-        """The plan and the present shape, for checkpoints."""
-        return {"plan": self._plan.to_snapshot(), "tensor_parallel": self._present}
-
-    def metrics(self) -> dict[str, float]:
-        """The plan for each kind of rounds that the job has (`parallelism_metrics`); none if shapes are fixed."""
-        if self._spec.parallelism.mode is ParallelismMode.FIXED:
-            return {}
-        long_too = self._job.spec.rounds.policy is RoundPolicyName.TAIL_BATCHING
-        return parallelism_metrics(self._plan.kinds, RoundKind if long_too else (RoundKind.SHORT,))
+        """The plan, the profile that it follows and the present shape, for checkpoints."""
+        profile = self._spec.parallelism.profile
+        return {"plan": self._plan.to_snapshot(), "profile": profile, "tensor_parallel": self._present}
 
     @property
     def _bounds(self) -> Bounds:
@@ -104,7 +90,7 @@ class Reshapes:
         edited = self._spec.model_copy(update={"parallelism": spec.parallelism})
         profile = None
         try:
-            if spec.parallelism.mode is ParallelismMode.PREDICTIVE:
+            if spec.parallelism.profile is not None:
                 profile = await asyncio.to_thread(profile_of, self._job, edited, self._all)
         except SpecProblem as problem:
             message = f"{problem.message}. Engines keep the shapes and the plan that they have."
@@ -115,63 +101,54 @@ class Reshapes:
         self._spec, self._profile = edited, profile
         self._plan = self._plan.bounded(spec.parallelism.mode, self._bounds)
 
-    def measured(self, body: events.RoundMeasured, following: RoundKind, left: int) -> None:
-        """A round has been measured; `left` follow, the next one of kind `following`."""
+    def measured(self, body: events.RoundMeasured, left: int) -> None:
+        """A round has been measured; `left` follow."""
         if self._plan.failed and self._failed_among != frozenset(self._components.fleet.pods):
             self._plan = self._plan.on_other_pods()
         limits = Limits(self._spec.max_sequences, self._spec.sampling.max_tokens)
         rules = PlanRules(self._spec.parallelism.mode, self._bounds, limits, self._profile)
-        self._plan = self._plan.learned(body, rules.profile, limits)
-        self._tell_gain(body.kind)
-        self._plan = self._plan.decided(body, rules, Upcoming(following, left, self._present))
-        wanted = self._plan.kinds[following]
-        self._waiting = None
-        if left > 0 and wanted.tensor_parallel != self._present and self._working is None:
-            self._begin(following, wanted)
+        self._plan = self._plan.after_round(body, rules, left)
+        self._waiting = False
+        if left > 0 and self._plan.size != self._present and self._working is None:
+            self._begin()
 
     def published(self) -> None:
         """Engines have a new publication: a reshape that waits for one that can be fetched begins."""
-        if self._waiting is not None and self._working is None:
-            self._begin(*self._waiting)
-        self._waiting = None
+        if self._waiting and self._working is None:
+            self._begin()
+        self._waiting = False
 
     def happened(self, body: events.Reshaped) -> None:
         """What a reshape took is learned with its event."""
         if not body.failure:
             self._plan = self._plan.reshaped(body.tensor_parallel, sum(body.seconds.values()))
 
-    def _tell_gain(self, kind: RoundKind) -> None:
-        plan = self._plan.kinds[kind]
-        if plan.gained is not None and 1 <= plan.since <= GAIN_ROUNDS:
-            self._reporter.gained(kind, plan.reason, plan.gained, plan.since)
-
     async def settled(self) -> None:
         """Waits until engines have their shape: a round begins in one shape."""
         if self._working is not None:
             await asyncio.wait([self._working])
 
-    def _begin(self, kind: RoundKind, plan: KindPlan) -> None:
-        self._working = self._spawn(self._reshape(kind, plan))
+    def _begin(self) -> None:
+        self._working = self._spawn(self._reshape(self._plan.size, self._plan.reason))
 
-    async def _reshape(self, kind: RoundKind, plan: KindPlan) -> None:
+    async def _reshape(self, size: int, reason: str) -> None:
         """Only with a publication that can still be fetched: without weights, engines would serve in no shape."""
         if not await self._components.trainer.holds_publication():
             log.warning("a reshape waits for the next publication, since the last one can't be fetched any more")
-            self._waiting, self._working = (kind, plan), None
+            self._waiting, self._working = True, None
             return
-        wanted, reason, expected = plan.tensor_parallel, plan.reason, plan.expected
-        log.info("engines are reshaped", tensor_parallel=wanted, reason=reason)
+        log.info("engines are reshaped", tensor_parallel=size, reason=reason)
         one_by_one = self._job.spec.rounds.policy is RoundPolicyName.BOUNDED_ASYNC  # which has no pause between rounds
         with self._reporter.stages.running(Stage.RESHAPE):
-            done = await self._components.fleet.reshape(wanted, one_by_one=one_by_one)
+            done = await self._components.fleet.reshape(size, one_by_one=one_by_one)
         if done.failure is not None:
-            log.warning("engines can't be reshaped", tensor_parallel=wanted, failure=done.failure)
+            log.warning("engines can't be reshaped", tensor_parallel=size, failure=done.failure)
             if done.unfit:
-                self._plan = self._plan.after_failure(wanted, done.tensor_parallel)
+                self._plan = self._plan.after_failure(size, done.tensor_parallel)
                 self._failed_among = frozenset(self._components.fleet.pods)
         self._present, self._working = done.tensor_parallel, None
-        seconds = {str(phase): round(of, 3) for phase, of in done.seconds.items()}
-        body = events.Reshaped(kind, done.tensor_parallel, reason, seconds, done.failure or "", expected)
+        seconds = {str(phase): round(took, 3) for phase, took in done.seconds.items()}
+        body = events.Reshaped(done.tensor_parallel, reason, seconds, done.failure or "")
         self._happened(body)
         self._reporter.reshaped(body)
 
@@ -195,12 +172,12 @@ def bounds_of(job: Job) -> Bounds:
 
 
 def profile_of(job: Job, rollout: RolloutSpec, bounds: Bounds) -> Profile | None:
-    """The profile that rounds are predicted by; None unless they are. Raises SpecProblem if it can't be used.
+    """The profile that rounds are priced by; None without one, or if shapes are fixed. Raises SpecProblem if it can't be used.
 
     Its engines have the KV cache for which the spec gives memory, whatever was measured.
     """
     wanted = rollout.parallelism
-    if wanted.mode is not ParallelismMode.PREDICTIVE or wanted.profile is None:
+    if wanted.mode is ParallelismMode.FIXED or wanted.profile is None:
         return None
     config = engine_config(job.spec, "", (0,))
     sizes = bounds.within(wanted.min_tensor_parallel, wanted.max_tensor_parallel).sizes
@@ -211,7 +188,7 @@ def profile_of(job: Job, rollout: RolloutSpec, bounds: Bounds) -> Profile | None
 
 
 def check_profile(job: Job) -> None:
-    """Raises SpecProblem if rounds are to be predicted by a profile that can't be used."""
+    """Raises SpecProblem if rounds are priced by a profile that can't be used."""
     profile_of(job, job.spec.rollout, bounds_of(job))
 
 

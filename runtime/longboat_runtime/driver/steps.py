@@ -120,7 +120,7 @@ class Steps:
         """Queues what follows a commit: a checkpoint if one is due, and the report."""
         step, last = boundary.step, boundary.step >= self._run_state.view.steps
         # Only now, since responses of the round come back until the commit; what comes later counts for the next one.
-        self._reporter.reports.add(step, {**self._round(), **self._reshapes.metrics()})
+        self._reporter.reports.add(step, self._round())
         if last or step % self.checkpoint_every == 0:
             self.queue.put(step, Task.SAVE, partial(self.save, boundary, needed=last))
         self.queue.put(step, Task.REPORT, partial(self._report, step, timed=True))

@@ -36,10 +36,8 @@ def _about(recording: Recording) -> list[str]:
     seconds = recording.round_seconds
     measured = f", {fmean(seconds):.3g} s a round" if seconds else ""
     left = f" (left out: {_counted(recording.others, 'round')} with engines of other sizes)" if recording.others else ""
-    kv_tokens = rounds[-1].kv_tokens
-    kv_cache = f"; the KV cache of each holds {kv_tokens} tokens" if kv_tokens else ""
     return [
-        f"recorded   {_counted(len(rounds), 'round')} of {sizes}{measured}, on {shape}{left}{kv_cache}",
+        f"recorded   {_counted(len(rounds), 'round')} of {sizes}{measured}, on {shape}{left}",
         f"simulated  TailBatching with the lengths of {len(recording.prompts)} prompts and the step times of these engines",
     ]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from longboat_runtime.rollout.engine import NO_VERSION, EngineConfig
@@ -64,7 +63,7 @@ class BaseEngine:
         )
 
     def take_load(self) -> Load:
-        return replace(self._counters.take(), kv_tokens=self._kv_tokens)
+        return self._counters.take()
 
     @property
     def _decoding(self) -> int:

@@ -18,8 +18,7 @@ class Load:
     `preemptions` are those for want of KV cache; `interrupted` counts running sequences whose keys and values were computed again
     because a publication replaced the weights. `step_times` are its steps by the number of sequences they worked on (`step_times.rounded`), `generated_tokens` what they drew. At most
     `running` sequences ran at a time and `waiting` waited, and at most the share `kv_usage` (0..1) of the KV cache was in use: of
-    several, the largest of any one. The KV cache holds `kv_tokens`, 0 if that isn't known: of several, the least of any one of the
-    largest engines.
+    several, the largest of any one.
     """
 
     tensor_parallel: int
@@ -31,7 +30,6 @@ class Load:
     waiting: int = 0
     kv_usage: float = 0.0
     step_times: Mapping[int, StepTimes] = field(default_factory=dict)
-    kv_tokens: int = 0
 
     def __add__(self, other: Load) -> Load:
         return Load(
@@ -44,7 +42,6 @@ class Load:
             max(self.waiting, other.waiting),
             max(self.kv_usage, other.kv_usage),
             merged([self.step_times, other.step_times]),
-            self._least_kv_tokens(other),
         )
 
     def measured(self, number: int, kind: RoundKind, engines: int, work: RoundWork | None) -> RoundMeasured:
@@ -62,13 +59,7 @@ class Load:
             self.kv_usage,
             self.step_times,
             work,
-            self.kv_tokens,
         )
-
-    def _least_kv_tokens(self, other: Load) -> int:
-        largest = max(self.tensor_parallel, other.tensor_parallel)
-        known = [of.kv_tokens for of in (self, other) if of.tensor_parallel == largest and of.kv_tokens]
-        return min(known, default=0)
 
 
 @dataclass(frozen=True, slots=True)

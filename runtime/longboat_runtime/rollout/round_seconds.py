@@ -8,21 +8,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush, merge
-from itertools import islice, repeat
+from itertools import islice
 from math import ceil, sqrt
 from operator import neg
-from statistics import fmean
+from statistics import NormalDist, fmean
 
 import numpy as np
 
 from longboat_runtime.rollout.throughput import EngineModel
-from longboat_runtime.rounds.events import Responses
+from longboat_runtime.rounds.events import RoundWork
 
 # Successive multiples of the golden ratio, of which only the fractions count, are spread evenly.
 _GOLDEN = (sqrt(5) - 1) / 2
+_NORMAL = NormalDist()
 # Lengths of a round are computed with at most so many quantiles.
 POINTS = 512
-# A response that is stopped while no longer one is known would have been longer by this factor.
+# A response that is stopped while none has ended later would have been longer by this factor.
 BEYOND = 1.25
 # A round is the mean of so many random deals of its responses to engines, if they are few: at most so many responses are computed, or
 # those of one engine.
@@ -30,36 +31,54 @@ DEALS, COMPUTED = 4, 2048
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """An engine runs at most `max_sequences` at once, and a response has at most `max_tokens`."""
+
+    max_sequences: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
-    """A round's `samples` responses, to prompts of `prompt_tokens` tokens.
+    """A round's `samples` responses, to `prompts` prompts of `prompt_tokens` tokens.
 
     Once `completed` of them have ended, the others are stopped. `lengths`, ascending, are quantiles of the tokens that they would have
-    if none were stopped.
+    if none were stopped; those of one prompt are alike by `prompt_correlation` (0 to 1).
     """
 
     samples: int
     completed: int
+    prompts: int
     prompt_tokens: float
     lengths: tuple[int, ...]
+    prompt_correlation: float = 0.0
 
 
-def work_of(responses: Responses, prompt_tokens: float, known: Sequence[int], max_tokens: int) -> Work:
-    """The work that these responses are, had none been stopped with the round.
+def work_of(measured: RoundWork, max_tokens: int) -> Work:
+    """The work that a round was, had none of its responses been stopped with it.
 
     Those that were would have become longer: as much as longer ones of the round (product-limit estimate: Kaplan and Meier 1958,
-    Nonparametric estimation from incomplete observations), and beyond the longest that ended, as those of `known`, ascending; if none is
-    longer, BEYOND times their own; none has more than `max_tokens`. Those that were spared asked for what they got, and count as completed.
+    Nonparametric estimation from incomplete observations), and beyond the longest that ended by the factor BEYOND; none has more than
+    `max_tokens`. Those that were spared asked for what they got, and count as completed.
     """
+    responses = measured.responses
     completed = responses.completed + responses.spared
     share = min(1.0, POINTS / max(1, responses.samples))
     ended = _at_even_shares(responses.lengths, round(share * responses.completed))
     spared = _at_even_shares(responses.spared_lengths, round(share * responses.spared))
     stopped = _at_even_shares(responses.stopped, round(share * (responses.samples - completed)))
-    continued = (min(max_tokens, length) for length in _continued(stopped, ended, spared, known))
-    return Work(responses.samples, completed, prompt_tokens, tuple(sorted([*ended, *spared, *continued])))
+    continued = (min(max_tokens, length) for length in _continued(stopped, ended, spared))
+    return Work(
+        responses.samples,
+        completed,
+        measured.prompts,
+        measured.prompt_tokens,
+        tuple(sorted([*ended, *spared, *continued])),
+        measured.prompt_correlation,
+    )
 
 
-def _continued(stopped: Sequence[int], ended: Sequence[int], spared: Sequence[int], known: Sequence[int]) -> list[int]:
+def _continued(stopped: Sequence[int], ended: Sequence[int], spared: Sequence[int]) -> list[int]:
     """Lengths that the `stopped` would have had, each at another share of the ways that it could have gone on."""
     censored, survival = sorted([*stopped, *spared]), [1.0]
     for number, length in enumerate(ended):
@@ -72,18 +91,8 @@ def _continued(stopped: Sequence[int], ended: Sequence[int], spared: Sequence[in
         if place <= len(ended):
             lengths.append(ended[max(place, 1) - 1])
             continue
-        longer = known[bisect_right(known, max(tokens, longest)) :]
-        beyond = ceil(BEYOND * (max(tokens, longest) + 1))
-        lengths.append(longer[int((1 - reached / survival[-1]) * len(longer))] if longer else beyond)
+        lengths.append(ceil(BEYOND * (max(tokens, longest) + 1)))
     return lengths
-
-
-def typical_length(responses: Responses) -> float:
-    """The length by which half of the responses have ended, stopped ones counting as longer; the longest known if fewer have. Or 0."""
-    if not responses.lengths:
-        return 0.0
-    half = ceil(responses.samples / 2 * len(responses.lengths) / responses.completed)
-    return float(responses.lengths[min(half, len(responses.lengths)) - 1])
 
 
 def _at_even_shares(values: Sequence[int], count: int) -> list[int]:
@@ -99,73 +108,70 @@ def _at_even_shares(values: Sequence[int], count: int) -> list[int]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class RoundCost:
-    """What a round costs: `preemptions` are those of all engines."""
-
-    seconds: float
-    preemptions: int
-
-
 def round_seconds(model: EngineModel, engines: int, max_sequences: int, work: Work) -> float:
-    """Seconds of a round on `engines` alike (`round_cost`)."""
-    return round_cost(model, engines, max_sequences, work).seconds
+    """Seconds of a round on `engines` alike, until `completed` of its responses have ended, on whichever engine.
 
-
-def round_cost(model: EngineModel, engines: int, max_sequences: int, work: Work) -> RoundCost:
-    """What a round costs on `engines` alike, until `completed` of its responses have ended, on whichever engine.
-
-    Each engine gets as many responses as any other, at random as to their length: the mean of DEALS deals. If there are more responses
-    than COMPUTED, a part of the engines, with its part of the responses, stands for all, and there are fewer deals.
+    All responses to a prompt run on one engine, and each engine gets as many prompts as any other, at random: the mean of DEALS deals.
+    If there are more responses than COMPUTED, a part of the engines, with its part of the responses, stands for all, and there are
+    fewer deals.
     """
     each = max(1, ceil(work.samples / engines))
     computed = max(1, min(engines, COMPUTED // each))
     samples = min(work.samples, computed * each)
     needed = ceil(work.completed * samples / max(1, work.samples))
     if not needed or not work.lengths:
-        return RoundCost(0.0, 0)
+        return 0.0
     lengths = [max(1, work.lengths[number * len(work.lengths) // samples]) for number in range(samples)]
-    costs = []
+    group = max(1, round(work.samples / max(1, work.prompts)))
+    seconds = []
     for deal in range(max(1, min(DEALS, COMPUTED // samples))):
-        dealt = [lengths[place] for place in _shuffled(samples, deal)]
-        ends = (
-            _ends(model, max_sequences, ceil(work.prompt_tokens), dealt[first::computed]) for first in range(computed)
-        )
-        ended = list(islice(merge(*(zip(of, repeat(number), strict=False) for number, of in enumerate(ends))), needed))
-        preemptions = {number: of for (_, of), number in ended}
-        (seconds, _), _ = ended[-1]
-        costs.append(RoundCost(seconds, sum(preemptions.values()) * engines // computed))
-    return RoundCost(fmean(one.seconds for one in costs), round(fmean(one.preemptions for one in costs)))
+        dealt: list[list[int]] = [[] for _ in range(computed)]
+        for number, places in enumerate(_groups(samples, group, work.prompt_correlation, deal)):
+            dealt[number % computed] += [lengths[place] for place in places]
+        ends = (_ends(model, max_sequences, ceil(work.prompt_tokens), each) for each in dealt)
+        seconds.append(next(islice(merge(*ends), needed - 1, None)))
+    return fmean(seconds)
 
 
 @lru_cache(maxsize=2 * DEALS)
-def _shuffled(count: int, seed: int) -> tuple[int, ...]:
-    """The places of a deal. All sizes of engines are priced by the same ones; those of earlier rounds are of no use."""
-    return tuple(np.random.default_rng(seed).permutation(count).tolist())
+def _groups(count: int, size: int, correlation: float, seed: int) -> tuple[tuple[int, ...], ...]:
+    """Groups of `size` of `count` ascending values, at random, whose intraclass correlation is about `correlation`.
+
+    Each value has a key, correlated with its rank by the root of that, and neighbours by key form a group. All sizes of engines are
+    priced with the same groups.
+    """
+    random = np.random.default_rng(seed)
+    ranks = np.array([_NORMAL.inv_cdf((number + 0.5) / count) for number in range(count)])
+    keys = sqrt(correlation) * ranks + sqrt(1 - correlation) * random.standard_normal(count)
+    order = np.argsort(keys).tolist()
+    groups = [tuple(order[start : start + size]) for start in range(0, count, size)]
+    return tuple(groups[number] for number in random.permutation(len(groups)))
 
 
-def _ends(model: EngineModel, max_sequences: int, prompt: int, lengths: Sequence[int]) -> Iterator[tuple[float, int]]:
-    """When the responses of one engine, to prompts of `prompt` tokens, end, in order: seconds, and how often it has preempted by then.
+def _ends(model: EngineModel, max_sequences: int, prompt: int, lengths: Sequence[int]) -> Iterator[float]:
+    """Yields the seconds at which the responses of one engine, to prompts of `prompt` tokens, end, in order.
 
     It is computed from one event to the next: responses come and go, and between two such moments each gets a token a step. Up to
     `max_sequences` run at once, as long as the KV cache holds their tokens; others wait in order. If it is full, the one that began last
-    is preempted: it is the first to continue once there is room, and its tokens are computed again. That prompts of a group share memory
-    isn't counted.
+    is preempted: it is the first to continue once there is room, and its tokens are computed again. A sequence's last block is half
+    empty. That prompts of a group share memory isn't counted.
     """
-    capacity = max(model.kv_tokens, 1)
+    capacity, unused = max(model.kv_tokens, 1), model.block_tokens // 2
     waiting = deque((prompt, length) for length in lengths)  # tokens in context, tokens to come
-    seconds, steps, held, stamp, preemptions = 0.0, 0, 0, 0, 0
+    seconds, steps, held, stamp = 0.0, 0, 0, 0
     ends: list[tuple[int, int]] = []  # step of the end, stamp
     running: dict[int, tuple[int, int]] = {}  # by stamp, in order: tokens in context at step 0, step of the end
     while waiting or running:
         while (
-            waiting and len(running) < max_sequences and (held + waiting[0][0] + len(running) < capacity or not running)
+            waiting
+            and len(running) < max_sequences
+            and (held + waiting[0][0] + unused + len(running) < capacity or not running)
         ):
             context, rest = waiting.popleft()
             seconds += model.prefill_seconds * context
             running[stamp] = context - steps, steps + rest
             heappush(ends, (steps + rest, stamp))
-            held, stamp = held + context, stamp + 1
+            held, stamp = held + context + unused, stamp + 1
         while ends[0][1] not in running:
             heappop(ends)
         count = len(running)
@@ -174,16 +180,15 @@ def _ends(model: EngineModel, max_sequences: int, prompt: int, lengths: Sequence
         ahead = max(0, min(until_end, until_full))
         if ahead:
             # A step's time is linear in the tokens: all of them take as long as if each had those of the middle.
-            seconds += ahead * model.step_seconds(count, held + count * (ahead - 1) / 2)
+            seconds += ahead * model.step_seconds(count, held + count * ((ahead - 1) / 2 - unused))
             steps, held = steps + ahead, held + count * ahead
         if ahead == until_end:
             while ends and ends[0][0] <= steps:
                 _, ended = heappop(ends)
                 if ended in running:
-                    held -= running.pop(ended)[0] + steps
-                    yield seconds, preemptions
+                    held -= running.pop(ended)[0] + steps + unused
+                    yield seconds
         else:
-            preemptions += 1
             _, (base, end) = running.popitem()
-            held -= base + steps
+            held -= base + steps + unused
             waiting.appendleft((base + steps, end - steps))

@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+# vLLM's own default.
+BLOCK_TOKENS = 16
+
 
 @dataclass(frozen=True, slots=True)
 class EngineModel:
     """An engine of one size.
 
-    Its KV cache holds `kv_tokens`. Computing a prompt, or a preempted sequence again, takes `prefill_seconds` for each token. A decode
+    Its KV cache holds `kv_tokens` in blocks of `block_tokens`. Computing a prompt, or a preempted sequence again, takes `prefill_seconds` for each token. A decode
     step of `sequences[i]` sequences with `contexts[j]` tokens each in context takes `seconds[i][j]`; both axes ascend strictly. Raises
     ValueError for impossible values.
     """
@@ -22,6 +25,7 @@ class EngineModel:
     sequences: tuple[int, ...]
     contexts: tuple[int, ...]
     seconds: tuple[tuple[float, ...], ...]
+    block_tokens: int = BLOCK_TOKENS
 
     def __post_init__(self) -> None:
         for axis in (self.sequences, self.contexts):
@@ -30,7 +34,7 @@ class EngineModel:
         shape = {len(row) for row in self.seconds}
         if len(self.seconds) != len(self.sequences) or shape != {len(self.contexts)}:
             raise ValueError("seconds need a row for each number of sequences and a column for each context")
-        if self.kv_tokens < 1 or self.prefill_seconds < 0 or min(min(row) for row in self.seconds) <= 0:
+        if min(self.kv_tokens, self.block_tokens) < 1 or self.prefill_seconds < 0 or min(map(min, self.seconds)) <= 0:
             raise ValueError("an engine has KV cache and takes time")
 
     def step_seconds(self, sequences: int, tokens: float) -> float:
@@ -53,21 +57,6 @@ class EngineModel:
 Throughput = Mapping[int, EngineModel]
 
 
-def with_kv_tokens(throughput: Throughput, tokens: Mapping[int, int]) -> Throughput:
-    """The same steps with KV caches of so many tokens, by size.
-
-    A size that `tokens` lacks keeps its own, but no fewer than a smaller engine in `tokens` has and no more than a larger one: the more
-    ranks, the less each holds of the weights and of each token.
-    """
-    corrected = {}
-    for size, model in throughput.items():
-        least = max((of for other, of in tokens.items() if other <= size), default=1)
-        most = min((of for other, of in tokens.items() if other >= size), default=None)
-        held = max(model.kv_tokens, least)
-        corrected[size] = replace(model, kv_tokens=tokens.get(size, held if most is None else min(held, most)))
-    return corrected
-
-
 @dataclass(frozen=True, slots=True)
 class Profile:
     """Engines of each size: what their rounds are priced by, and the seconds that a change to them takes."""
@@ -76,8 +65,11 @@ class Profile:
     change_seconds: Mapping[int, float]
 
     def with_kv_tokens(self, tokens: Mapping[int, int]) -> Profile:
-        """The profile with KV caches of so many tokens, by size (`with_kv_tokens`)."""
-        return replace(self, throughput=with_kv_tokens(self.throughput, tokens))
+        """The profile with KV caches of so many tokens, by size; a size that `tokens` lacks keeps its own."""
+        throughput = {
+            size: replace(model, kv_tokens=tokens.get(size, model.kv_tokens)) for size, model in self.throughput.items()
+        }
+        return replace(self, throughput=throughput)
 
 
 def _place(axis: Sequence[int], value: float) -> tuple[int, float]:

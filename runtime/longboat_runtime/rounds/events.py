@@ -179,16 +179,17 @@ class Responses:
 
 @dataclass(frozen=True, slots=True)
 class RoundWork:
-    """What a round asked of its engines: `responses` to prompts of `prompt_tokens` tokens on average.
+    """What a round asked of its engines: `responses` to `prompts` prompts of `prompt_tokens` tokens on average.
 
-    They took `seconds`, from the opening of the round until the last of them came back. `left` are those whose prompts wait for a
-    later round.
+    They took `seconds`, from the opening of the round until the last of them came back. `prompt_correlation` (0 to 1) says how alike
+    the lengths of responses to one prompt are (`work.prompt_correlation`).
     """
 
     seconds: float
     prompt_tokens: float
     responses: Responses
-    left: Responses = Responses()
+    prompts: int = 0
+    prompt_correlation: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +210,7 @@ class RoundMeasured:
     `preemptions` are those for want of KV cache, `interrupted` the running sequences that a publication had computed again.
     `generated_tokens` are all tokens drawn, those of lost samples included. At most `running` sequences ran in one engine at a time,
     `waiting` waited there, and the share `kv_usage` (0..1) of its KV cache was in use. `step_times` are the
-    engines' steps by the number of sequences that they worked on, rounded (`rollout.step_times.rounded`). `work` is what they were asked for, if any response came back. The KV cache of each holds `kv_tokens`, 0 if that isn't known. Like a
+    engines' steps by the number of sequences that they worked on, rounded (`rollout.step_times.rounded`). `work` is what they were asked for, if any response came back. Like a
     move, it is no matter of policies.
     """
 
@@ -225,7 +226,6 @@ class RoundMeasured:
     kv_usage: float
     step_times: Mapping[int, StepTimes] = field(default_factory=dict)
     work: RoundWork | None = None
-    kv_tokens: int = 0
 
     @property
     def step_seconds(self) -> float:
@@ -236,18 +236,15 @@ class RoundMeasured:
 
 @dataclass(frozen=True, slots=True)
 class Reshaped:
-    """Engines have `tensor_parallel` devices each, for a round of this `kind`; `reason` says why they changed.
+    """Engines have `tensor_parallel` devices each; `reason` says why they changed.
 
-    `seconds` are those of each phase. `expected` is by which share of their seconds rounds of the kind were expected to become shorter
-    by it, if that was predicted. If `failure` isn't empty, it says why they are what they were before.
+    `seconds` are those of each phase. If `failure` isn't empty, it says why they are what they were before.
     """
 
-    kind: RoundKind
     tensor_parallel: int
     reason: str
     seconds: Mapping[str, float]
     failure: str = ""
-    expected: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,18 +12,11 @@ from longboat_crds.rounds import MAX_STALENESS, PROMPT_OVERCOMMIT, SAMPLE_OVERCO
 from longboat_runtime.rounds.bounded_async import BoundedAsync
 from longboat_runtime.rounds.by_domain import ByDomain
 from longboat_runtime.rounds.continue_unfinished import ContinueUnfinished
-from longboat_runtime.rounds.events import RoundKind
-from longboat_runtime.rounds.on_policy import OneQuota, OnPolicy
+from longboat_runtime.rounds.on_policy import OneQuota
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.rules import phases
 from longboat_runtime.rounds.synchronous import Synchronous
 from longboat_runtime.rounds.tail_batching import TailBatching
-from longboat_runtime.rounds.view import View
-
-
-def upcoming_kind(policy: Policy, view: View) -> RoundKind:
-    """The kind of the round after the one that is being trained; off-policy rounds are all short."""
-    return policy.upcoming(view).kind if isinstance(policy, OnPolicy) else RoundKind.SHORT
 
 
 def races_per_period(spec: RLJobSpec) -> int:

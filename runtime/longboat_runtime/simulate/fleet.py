@@ -147,7 +147,6 @@ class SimulatedFleet:
                     shapes.model(size),
                     size,
                     prompt_tokens=self._site.prompt_tokens,
-                    block_size=shapes.block_size,
                     batched_tokens=shapes.batched_tokens,
                 )
                 self._router.add(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 
 from longboat_runtime.rollout.load import Load
@@ -16,8 +16,7 @@ from longboat_runtime.simulate.engine import Response
 from longboat_runtime.simulate.kv_cache import KvCache
 from longboat_runtime.simulate.step_series import StepLine, StepSeries
 
-# Tokens of a KV block, and the most tokens that a step computes: vLLM's defaults.
-BLOCK_SIZE = 16
+# The most tokens that a step computes: vLLM's default.
 BATCHED_TOKENS = 2048
 # Times are sums of floating point: so much of a step is rounding.
 _ROUNDING = 1e-9
@@ -87,13 +86,12 @@ class PagedEngine:
         devices: int = 1,
         *,
         prompt_tokens: int = 0,
-        block_size: int = BLOCK_SIZE,
         batched_tokens: int = BATCHED_TOKENS,
     ) -> None:
         self.name = name
-        self._limit, self._model, self._budget, self._size = limit, model, batched_tokens, block_size
+        self._limit, self._model, self._budget, self._size = limit, model, batched_tokens, model.block_tokens
         self._devices = devices
-        self.cache = KvCache(model.kv_tokens // block_size - 1, block_size, prompt_tokens)
+        self.cache = KvCache(model.kv_tokens // self._size - 1, self._size, prompt_tokens)
         self._lines: dict[int, StepLine] = {}
         self._now = 0.0
         self._step = 0
@@ -105,7 +103,7 @@ class PagedEngine:
         self._waiting: OrderedDict[SampleId, _Sequence] = OrderedDict()
         self._leaving: list[SampleId] = []
         self._ends: list[tuple[int, int, SampleId]] = []
-        self._residues = [0] * block_size
+        self._residues = [0] * self._size
         self._offsets = 0
         self._arrivals = 0
         self._finished: list[Response] = []
@@ -178,7 +176,7 @@ class PagedEngine:
         """What it did since the last call; the steps under way count when they end."""
         self._advance(now)
         taken, self._load = self._load, Load(self._devices)
-        return replace(taken, kv_tokens=self._model.kv_tokens)
+        return taken
 
     def in_it(self) -> list[SampleId]:
         """Samples that run or wait here, in the order they came."""

@@ -7,54 +7,44 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from longboat_crds.rollout import ParallelismMode
-from longboat_runtime.rollout.parallelism import Bounds, ParallelismPlan, PlanRules, Upcoming
-from longboat_runtime.rollout.predictions import Limits
+from longboat_runtime.rollout.parallelism import Bounds, ParallelismPlan, PlanRules
+from longboat_runtime.rollout.round_seconds import Limits
 from longboat_runtime.rollout.throughput import EngineModel, Profile, Throughput
-from longboat_runtime.rounds.events import RoundKind, RoundMeasured
-from longboat_runtime.simulate.paged_engine import BATCHED_TOKENS, BLOCK_SIZE
+from longboat_runtime.rounds.events import RoundMeasured
+from longboat_runtime.simulate.paged_engine import BATCHED_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedRound:
-    """A round that is being trained: what its engines felt and were asked for, and what follows, as a driver knows it then.
+    """A round that is being trained: what its engines felt and were asked for, and how many rounds are `left`.
 
     Its engines and responses have `limits`. Since the round before, changes to the sizes in `reshaped` took so many seconds.
     """
 
     measured: RoundMeasured
-    upcoming: Upcoming
+    left: int
     limits: Limits
     reshaped: Mapping[int, float] = field(default_factory=dict)
-
-    @property
-    def following(self) -> RoundKind:
-        """The kind of the next round."""
-        return self.upcoming.following
 
 
 class ShapePlanner(Protocol):
     """Says how many devices an engine has. A value that doesn't change: what it has learned is in the planner that follows it."""
 
     @property
-    def sizes(self) -> Mapping[RoundKind, int]:
-        """Devices of an engine in rounds of each kind."""
+    def size(self) -> int:
+        """Devices of an engine."""
 
     def after_round(self, finished: FinishedRound) -> ShapePlanner:
         """The planner for the next rounds."""
 
 
 @dataclass(frozen=True, slots=True)
-class FixedShapes:
-    """Engines of a fixed size in rounds of each kind."""
+class FixedShape:
+    """Engines of a fixed size."""
 
-    sizes: Mapping[RoundKind, int]
+    size: int
 
-    @classmethod
-    def of(cls, short: int, long: int | None = None) -> FixedShapes:
-        """Engines of `short` devices in short rounds, and of as many in long ones unless `long` is given."""
-        return cls({RoundKind.SHORT: short, RoundKind.LONG: short if long is None else long})
-
-    def after_round(self, finished: FinishedRound) -> FixedShapes:
+    def after_round(self, finished: FinishedRound) -> FixedShape:
         """The same."""
         del finished
         return self
@@ -62,30 +52,22 @@ class FixedShapes:
 
 @dataclass(frozen=True, slots=True)
 class PlannedShapes:
-    """The production plan, `rollout.parallelism` of `mode`; by `profile` if that is Predictive.
-
-    Raises ValueError if one of the two is there without the other.
-    """
+    """The production plan, `rollout.parallelism` of mode Adaptive, with a profile or without."""
 
     plan: ParallelismPlan
-    mode: ParallelismMode
     bounds: Bounds
     profile: Profile | None = None
 
-    def __post_init__(self) -> None:
-        if (self.mode is ParallelismMode.PREDICTIVE) != (self.profile is not None):
-            raise ValueError("mode Predictive needs a profile, and other modes have none")
-
     @property
-    def sizes(self) -> Mapping[RoundKind, int]:
-        return self.plan.sizes
+    def size(self) -> int:
+        return self.plan.size
 
     def after_round(self, finished: FinishedRound) -> PlannedShapes:
         plan = self.plan
         for size, seconds in finished.reshaped.items():
             plan = plan.reshaped(size, seconds)
-        rules = PlanRules(self.mode, self.bounds, finished.limits, self.profile)
-        return replace(self, plan=plan.after_round(finished.measured, rules, finished.upcoming))
+        rules = PlanRules(ParallelismMode.ADAPTIVE, self.bounds, finished.limits, self.profile)
+        return replace(self, plan=plan.after_round(finished.measured, rules, finished.left))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +75,7 @@ class Shapes:
     """Each of `pods` has `devices`, divided into engines of the size that `planner` says for the kind of the round.
 
     Engines of a size are those of `throughput`. A pod's engines take `reshape_seconds[size]` to become engines of that size (0 if
-    it isn't there), from the end of the round before, while that is being trained. KV blocks have `block_size` tokens; a step
-    computes at most `batched_tokens`. Raises ValueError for impossible values.
+    it isn't there), from the end of the round before, while that is being trained. A step computes at most `batched_tokens`. Raises ValueError for impossible values.
     """
 
     throughput: Throughput
@@ -102,7 +83,6 @@ class Shapes:
     devices: int
     pods: int = 1
     reshape_seconds: Mapping[int, float] = field(default_factory=dict)
-    block_size: int = BLOCK_SIZE
     batched_tokens: int = BATCHED_TOKENS
 
     @classmethod
@@ -111,13 +91,9 @@ class Shapes:
         return cls(profile.throughput, planner, devices, pods, profile.change_seconds)
 
     def __post_init__(self) -> None:
-        if (
-            min(self.devices, self.pods, self.block_size, self.batched_tokens) < 1
-            or min(self.reshape_seconds.values(), default=0.0) < 0
-        ):
-            raise ValueError("shapes need devices, pods, blocks and a budget of tokens, and reshapes take time")
-        for size in self.planner.sizes.values():
-            self.model(size)
+        if min(self.devices, self.pods, self.batched_tokens) < 1 or min(self.reshape_seconds.values(), default=0.0) < 0:
+            raise ValueError("shapes need devices, pods and a budget of tokens, and reshapes take time")
+        self.model(self.planner.size)
 
     def model(self, size: int) -> EngineModel:
         """Of engines of `size` devices. Raises ValueError if a pod can't have them."""
@@ -128,7 +104,7 @@ class Shapes:
         return self.throughput[size]
 
     def hold(self, tokens: int) -> bool:
-        """Whether the engines of all planned sizes have KV cache for a sequence of so many tokens."""
+        """Whether the engines have KV cache for a sequence of so many tokens."""
+        model = self.model(self.planner.size)
         # vLLM keeps one block for itself.
-        blocks = min(self.model(size).kv_tokens for size in self.planner.sizes.values()) // self.block_size - 1
-        return blocks * self.block_size >= tokens
+        return model.kv_tokens - model.kv_tokens % model.block_tokens - model.block_tokens >= tokens

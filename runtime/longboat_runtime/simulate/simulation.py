@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from longboat_runtime.rollout.parallelism import Upcoming
-from longboat_runtime.rollout.predictions import Limits
+from longboat_runtime.rollout.round_seconds import Limits
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.bounded_async import BoundedAsync
 from longboat_runtime.rounds.events import Body, Event, RoundKind
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.loop import Effects, RoundLoop
-from longboat_runtime.rounds.policies import upcoming_kind
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.rounds.records import SampleState
 from longboat_runtime.rounds.work import RoundWorks
@@ -24,7 +22,7 @@ from longboat_runtime.simulate.chance import uniform
 from longboat_runtime.simulate.engine import Response
 from longboat_runtime.simulate.fleet import RoundLoads, SimulatedFleet
 from longboat_runtime.simulate.lengths import LengthDistribution
-from longboat_runtime.simulate.shapes import FinishedRound, FixedShapes
+from longboat_runtime.simulate.shapes import FinishedRound, FixedShape
 from longboat_runtime.simulate.site import Site
 
 
@@ -184,14 +182,13 @@ class Simulation:
         return self._source(self.view.drawn, count, domain)
 
     def carry_out(self, event: Event, effects: Effects) -> None:
-        if self._planner is not None and not isinstance(self._planner, FixedShapes):
+        if self._planner is not None and not isinstance(self._planner, FixedShape):
             self._works.fold(event)
         match event.body:
             case events.RoundOpened(round=number, kind=kind):
                 self._kinds[number] = kind
                 if self._planner is not None and not self.fleet.engines and self._reshaping_since is None:
-                    # The job starts with the engines of its first round.
-                    self._present = self._planner.sizes[kind]
+                    self._present = self._planner.size
                     self.fleet.start(self.fleet.pods, self._present, self.view.serving, self._time)
                 self._loads.begin(number, self.fleet.take_load(self._time))
             case events.Launched(prompt=prompt, attempt=attempt, samples=samples):
@@ -340,13 +337,12 @@ class Simulation:
         engines = len(self.fleet.engines)
         measured = load.measured(number, self._kinds[number], engines, self._works.of(number))
         self._measured[number] = measured
-        following = upcoming_kind(self._policy, self.view)
-        upcoming = Upcoming(following, self.view.steps - self.view.step - 1, self._present)
+        left = self.view.steps - self.view.step - 1
         limits = Limits(self._site.max_sequences, self._site.max_tokens)
-        finished = FinishedRound(measured, upcoming, limits, self._reshaped_in)
+        finished = FinishedRound(measured, left, limits, self._reshaped_in)
         self._planner, self._reshaped_in = self._planner.after_round(finished), {}
-        wanted = self._planner.sizes[following]
-        if upcoming.rounds > 0 and wanted != self._present and self._reshaping_since is None:
+        wanted = self._planner.size
+        if left > 0 and wanted != self._present and self._reshaping_since is None:
             pods = self.fleet.pods
             self._reshaping_since, self.reshapes = self._time, self.reshapes + 1
             self._reshape([[pod] for pod in pods] if isinstance(self._policy, BoundedAsync) else [pods], wanted)

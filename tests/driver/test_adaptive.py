@@ -1,4 +1,4 @@
-"""A driver in mode Predictive, whole: rounds take what a roofline says of their lengths, and the profile is a file."""
+"""A driver in mode Adaptive, whole: rounds take what a roofline says of their lengths, and the profile is a file."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ from longboat_runtime.rollout.profile import ProfiledEngine, ProfileFile, identi
 from longboat_runtime.rollout.protocol import ReshapePhase
 from longboat_runtime.rollout.round_seconds import Work, round_seconds
 from longboat_runtime.rounds import events
-from longboat_runtime.rounds.events import RoundKind
 from longboat_runtime.samples import FinishReason, SampleRequest, VersionSpan
 from tests.driver.fakes import FakeFleet, Site, digest, make_spec
-from tests.driver.runs import crash_once_saved, decisions, history, manifests
-from tests.rollout.closed_loop import roofline
+from tests.driver.runs import crash_once_saved, history, manifests
+from tests.rollout.roofline import roofline
 
 DEVICES, STEPS = 4, 20
 # Ranks that wait for each other cost many sequences more than they save them, and few sequences less.
@@ -94,14 +93,14 @@ class PacedFleet(FakeFleet):
                 return
             shortest = min(self.turns)
             self.ended, self.cut_at = self.ended + 1, shortest[0]
-            work = Work(len(self.lengths), self.ended, 1, tuple(sorted(self.lengths)))
+            work = Work(len(self.lengths), self.ended, len(self.lengths), 1, tuple(sorted(self.lengths)))
             model, most = TRUTH[self.tensor_parallel], self.site.spec.rollout.max_sequences
             seconds = round_seconds(model, DEVICES // self.tensor_parallel, most, work)
             self.site.seconds = self.begun_at + round(seconds * 1024) / 1024
             self.turns[shortest].set()
 
     async def loads(self) -> Mapping[str, Load]:
-        load = Load(self.tensor_parallel, kv_tokens=TRUTH[self.tensor_parallel].kv_tokens)
+        load = Load(self.tensor_parallel)
         return {f"engine-{i}": load for i in range(DEVICES // self.tensor_parallel)}
 
 
@@ -110,7 +109,7 @@ class PacedSite(Site):
 
     def __init__(self, root: Path) -> None:
         (root / "config.json").write_text(json.dumps(MODEL))
-        parallelism = ParallelismSpec(mode=ParallelismMode.PREDICTIVE, profile=str(root / "profile.json"))
+        parallelism = ParallelismSpec(mode=ParallelismMode.ADAPTIVE, profile=str(root / "profile.json"))
         spec = make_spec(
             **ROUNDS,
             steps=STEPS,
@@ -151,28 +150,22 @@ async def whole(tmp_path_factory: pytest.TempPathFactory) -> PacedSite:
     return site
 
 
-async def test_the_kind_of_rounds_whose_load_grows_gets_larger_engines(whole: PacedSite) -> None:
-    measured = [body for body in history(whole) if isinstance(body, events.RoundMeasured)]
-    sizes = {kind: [body.tensor_parallel for body in measured if body.kind is kind] for kind in RoundKind}
-    assert sizes[RoundKind.SHORT] == [1] * 16
-    assert sizes[RoundKind.LONG] == [1, 1, DEVICES, DEVICES], "the second one has shown what has grown"
+def reshapes(site: Site) -> list[events.Reshaped]:
+    return [body for body in history(site) if isinstance(body, events.Reshaped)]
 
 
-async def test_status_and_metrics_have_the_gain_that_was_expected_and_the_one_measured(whole: PacedSite) -> None:
-    told = decisions(whole.root)
-    assert {one["short/tensor_parallel"] for one in told} == {1}
-    assert not any(name.startswith("short/gain") for one in told for name in one)
-    changed = [step for step, one in enumerate(told, 1) if one["long/changes"]]
-    measured = [step for step, one in enumerate(told, 1) if "long/gain_measured" in one]
-    assert (changed[0], measured[0]) == (10, 15), "the long round that showed it, and the first that gained by it"
-    assert [step for step, one in enumerate(told, 1) if "long/gain_expected" in one] == changed
-    last = told[-1]
-    assert last["long/gain_expected"] > 0.2
-    assert last["long/gain_measured"] == pytest.approx(last["long/gain_expected"], abs=0.05)
+def sizes(site: Site) -> list[int]:
+    """Devices of an engine, round by round."""
+    return [body.tensor_parallel for body in history(site) if isinstance(body, events.RoundMeasured)]
+
+
+async def test_a_load_that_grows_gets_larger_engines(whole: PacedSite) -> None:
+    assert sizes(whole)[0] == 1
+    assert sizes(whole)[-1] > 1
     change = whole.broker.status.training.reshapes[0]
-    assert (change.kind, change.tensor_parallel) == ("Long", DEVICES)
-    assert change.gain_expected == f"{last['long/gain_expected']:.1%}"
-    assert change.gain_measured == f"{last['long/gain_measured']:.1%} (2 rounds)"
+    assert change.tensor_parallel == reshapes(whole)[0].tensor_parallel
+    assert change.reason == reshapes(whole)[0].reason
+    assert "the last rounds would have taken" in change.reason
 
 
 @pytest.mark.parametrize(
@@ -193,5 +186,6 @@ async def test_a_resumed_driver_decides_as_one_that_was_never_interrupted(
     with pytest.raises(ExceptionGroup):
         await driver.run()
     assert await site.driver().run() is RunOutcome.DONE
-    assert decisions(site.root) == decisions(whole.root)
-    assert newest(site.root)["parallelism"] == newest(whole.root)["parallelism"], "all that later decisions follow from"
+    assert sizes(site) == sizes(whole)
+    plans = [newest(where.root)["parallelism"]["plan"] for where in (site, whole)]
+    assert plans[0] == plans[1], "all that later decisions follow from"
