@@ -56,9 +56,11 @@ def _forgetting(plan: parallelism.ParallelismPlan, *rest: Any) -> parallelism.Pa
     return _learned(replace(plan, forgone={}), *rest)
 
 
-def _of_any_kind(like: parallelism.LikeRounds, kind: RoundKind, length: float) -> bool:
-    del kind
-    return max(like.length, length) <= parallelism.ALIKE * min(like.length, length)
+_alike = parallelism.LikeRounds.alike
+
+
+def _of_any_kind(rounds: parallelism.LikeRounds, other: parallelism.LikeRounds) -> bool:
+    return _alike(replace(rounds, kind=other.kind), other)
 
 
 def _dealt_singly(measured: RoundWork, max_tokens: int) -> Work:
@@ -80,6 +82,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "a round's seconds: the last one's": {"parallelism.RECENT": 1.0},
     "rounds of all lengths are alike": {"parallelism.ALIKE": inf},
     "rounds of all kinds are alike": {"parallelism.LikeRounds.alike": _of_any_kind},
+    "slow rounds count in full": {"parallelism.SLOWEST": inf},
     "only the last like round counts": {"parallelism.MEAN_ROUNDS": 1},
     "no trials": {"parallelism.TRIAL_ROUNDS": 10**9},
     "trials after one round": {"parallelism.TRIAL_ROUNDS": 1},

@@ -13,6 +13,7 @@ from longboat_runtime.rounds.events import RoundKind, StepTimes
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.view import View
 from longboat_runtime.rounds.work import RoundWorks
+from longboat_runtime.samples import FinishReason, PromptId, SampleId
 from tests.driver.fakes import FakeFleet, FakeStore, Site, make_spec
 from tests.driver.runs import history
 
@@ -37,6 +38,24 @@ async def test_loads_belong_to_the_round_in_which_they_were_felt() -> None:
     assert (measured.kind, measured.engines, measured.generated_tokens) == (RoundKind.LONG, 1, 7)
     assert await loads.finish(2, RoundWorks(), View(Ledger(1))) is None, "it is told once"
     assert await loads.finish(7, RoundWorks(), View(Ledger(1))) is None
+
+
+async def test_a_round_whose_engines_have_changed_says_nothing_of_a_shape() -> None:
+    fleet, works = FakeFleet(FakeStore()), RoundWorks()
+    loads = Loads(fleet)
+    bodies = (
+        events.RoundOpened(1, RoundKind.SHORT, 0),
+        events.Launched(1, PromptId(0, 0), 0, 1),
+        events.Generated(SampleId(0, 0, 0, 0), 1, 5, FinishReason.STOP, (), "a"),
+    )
+    for number, body in enumerate(bodies, 1):
+        works.fold(events.Event(number, 1, float(number), body))
+    for sizes in ((1, 1), (1, 2)):
+        await loads.begin(1, RoundKind.SHORT)
+        fleet.load = {str(number): Load(size) for number, size in enumerate(sizes)}
+        measured = await loads.finish(1, works, View(Ledger(1)))
+        assert measured is not None
+        assert (measured.work is None) is (len({*sizes}) > 1)
 
 
 async def test_a_round_that_engines_say_nothing_of_is_not_measured() -> None:

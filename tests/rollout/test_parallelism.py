@@ -219,3 +219,39 @@ def test_rounds_in_another_shape_or_without_responses_teach_nothing() -> None:
     assert plan.after_round(measured(2, 10.0, MUCH), rules(PROFILE), LEFT) == plan
     assert plan.after_round(replace(measured(1, 10.0), work=None), rules(), LEFT) == plan
     assert plan.after_round(measured(1, 0.0, MUCH), rules(), LEFT) == plan
+
+
+def test_one_slow_round_says_nothing_about_its_size() -> None:
+    """Of two devices it is known that they are slower; then a round takes eight times as long, as if an engine had been lost."""
+    seconds = {1: 10.0, 2: 11.0, 4: 11.0}
+    plan = after(ParallelismPlan(2), seconds, [0] * TRIAL_ROUNDS + [1] * 20)
+    assert plan.size == 1
+    plan = plan.after_round(measured(1, 80.0, 1), rules(), LEFT)
+    assert plan.size == 1
+    assert after(plan, seconds, [1] * 20).size == 1
+
+
+def test_what_was_forgone_is_kept_in_rounds_that_say_nothing_about_a_size() -> None:
+    start = after(ParallelismPlan(2).reshaped(1, 30.0), {1: 8.0, 2: 10.0}, [0] * TRIAL_ROUNDS)
+    plan = after(start, {1: 8.0}, [1] * 3).after_failure(4, 1)
+    plan = replace(plan, size=2)
+    sums = []
+    for kind in (SHORT, LONG, SHORT):
+        plan = plan.after_round(measured(2, 10.0, 1, kind), rules(), LEFT)
+        sums.append(plan.forgone[1])
+    assert sums == pytest.approx([2.0, 2.0, 4.0])
+
+
+def test_a_failed_change_leaves_a_plan_that_was_edited_meanwhile() -> None:
+    plan = ParallelismPlan(4).bounded(ParallelismMode.FIXED, BOUNDS)
+    assert plan.after_failure(4, 2).size == BOUNDS.start
+    assert ParallelismPlan(4).after_failure(4, 2).size == 2
+
+
+def test_rounds_on_more_devices_are_not_like_those_on_fewer() -> None:
+    plan = after(ParallelismPlan(4), dict.fromkeys(SIZES, 10.0), [0] * TRIAL_ROUNDS)
+    assert plan.size == 2
+    more = [replace(measured(2, 10.0, MUCH), engines=4)] * TRIAL_ROUNDS
+    for body in more:
+        plan = plan.after_round(body, rules(), LEFT)
+    assert plan.size == 4, "it was tried on half of the devices only"

@@ -39,6 +39,8 @@ def test_responses_to_one_prompt_run_on_one_engine() -> None:
     work = Work(16, 16, 4, 5, (1,) * 12 + (100,) * 4, 1.0)
     assert round_seconds(STEADY, 4, 1, work) == pytest.approx(40.0)
     assert round_seconds(STEADY, 4, 1, replace(work, prompts=16)) < 40.0
+    many = Work(64, 64, 1, 5, (100,) * 64, 1.0)
+    assert round_seconds(STEADY, 4, 1, many) == pytest.approx(160.0), "but a large group is divided"
     assert round_seconds(STEADY, 4, 1, replace(work, prompt_correlation=0.0)) < 40.0
 
 

@@ -55,7 +55,10 @@ class Loads:
         kind, of_round = self._kinds.pop(number, None), self._of_round.pop(number, {})
         if kind is None or not of_round:
             return None
-        return total(of_round.values()).measured(number, kind, len(of_round), works.of(number))
+        sizes = {load.tensor_parallel for load in of_round.values()}
+        # Engines that changed meanwhile count twice: what such a round took says nothing of its shape.
+        work = works.of(number) if len(sizes) == 1 else None
+        return total(of_round.values()).measured(number, kind, len(of_round), work)
 
     async def _ask(self, number: int | None) -> None:
         async with self._turn:

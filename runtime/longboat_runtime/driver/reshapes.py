@@ -114,7 +114,7 @@ class Reshapes:
 
     def published(self) -> None:
         """Engines have a new publication: a reshape that waits for one that can be fetched begins."""
-        if self._waiting and self._working is None:
+        if self._waiting and self._plan.size != self._present and self._working is None:
             self._begin()
         self._waiting = False
 

@@ -18,8 +18,10 @@ from longboat_runtime.rounds.events import RoundKind, RoundMeasured, RoundWork
 
 # What another size would have saved counts as chance up to this share of a round.
 EVIDENCE = 0.4
-# Rounds are alike if the mean lengths of their responses differ by no more than this factor.
+# Rounds are alike if their devices and the mean lengths of their responses differ by no more than this factor.
 ALIKE = 1.25
+# A round counts as no slower than like rounds by more than this factor: an engine that was lost says nothing about its size.
+SLOWEST = 1.2
 # Like rounds count as the mean of so many: an older one fades. So many kinds of like rounds are remembered.
 MEAN_ROUNDS, REMEMBERED = 8, 64
 # A trial follows so many rounds in a row with more preemptions than this share of their responses, or as many without any, if both of
@@ -88,26 +90,32 @@ class PlanRules:
 
 @dataclass(frozen=True, slots=True)
 class LikeRounds:
-    """What rounds of one kind, with engines of `size` devices and responses of about `length` tokens, took.
+    """What rounds of one kind, on about as many `devices`, with responses of about `length` tokens, took with engines of `size`.
 
     `ratio` is the mean of their seconds / price over the last MEAN_ROUNDS, as far as there are as many `rounds`.
     """
 
     kind: RoundKind
-    size: int
+    devices: int
     length: float
+    size: int
     ratio: float
     rounds: int = 1
 
-    def alike(self, kind: RoundKind, length: float) -> bool:
-        """Whether a round is like these, if it had engines of their size."""
-        return self.kind is kind and max(self.length, length) <= ALIKE * min(self.length, length)
+    def alike(self, other: LikeRounds) -> bool:
+        """Whether rounds are like these, whatever the size of their engines."""
+        return self.kind is other.kind and _near(self.devices, other.devices) and _near(self.length, other.length)
 
-    def after(self, length: float, ratio: float) -> LikeRounds:
+    def after(self, new: LikeRounds) -> LikeRounds:
         """With another round."""
         rounds = min(self.rounds + 1, MEAN_ROUNDS)
-        length = self.length + (length - self.length) / rounds
-        return replace(self, length=length, ratio=self.ratio + (ratio - self.ratio) / rounds, rounds=rounds)
+        length = self.length + (new.length - self.length) / rounds
+        ratio = self.ratio + (min(new.ratio, SLOWEST * self.ratio) - self.ratio) / rounds
+        return replace(self, length=length, ratio=ratio, rounds=rounds)
+
+
+def _near(first: float, second: float) -> bool:
+    return max(first, second) <= ALIKE * min(first, second)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +143,16 @@ class ParallelismPlan:
         Each round adds to each other size what the round would have taken less with it, never below 0 (a cumulative sum test: Page 1954,
         Continuous inspection schemes). Engines change once a sum exceeds what the change costs (ski rental: Karlin et al. 1988,
         Competitive snoopy caching) and EVIDENCE of a round. What a round takes with a size is its price times the ratio that like rounds
-        had. The price is the profile's (`round_seconds`), or without one the round's tokens a device. Of a size that no like round has had, a
-        profile alone says what it takes, corrected by all rounds of the size, or else by like rounds of others.
+        had. The price is the profile's (`round_seconds`), or without one the round's tokens. Of a size that no like round has had, a profile
+        alone says what it takes, corrected by all rounds of the size, or else by like rounds of others. A round that takes more than SLOWEST
+        times what like rounds do counts with that.
 
         A size that no like round has had is tried, whatever the profile says: the next one up after TRIAL_ROUNDS short rounds in a row
         with preemptions above TRIAL_PREEMPTIONS of their responses, the next one down after as many without any, if two changes cost at
         most TRIAL_COST of the rounds that are left.
 
-        A round in another shape than the plan's, or whose work isn't known, teaches nothing.
+        Without a profile the cost of the first change isn't known, and counts as nothing. A round in another shape than the plan's, or whose work
+        isn't known, teaches nothing.
         """
         work = body.work
         if rules.mode is ParallelismMode.FIXED or work is None or body.tensor_parallel != self.size:
@@ -151,51 +161,49 @@ class ParallelismPlan:
         prices = _prices(body, work, rules, sizes)
         if not prices.get(self.size):
             return self
-        length = body.generated_tokens / work.responses.samples
-        plan = self._learned(body, work, length, prices, rules.profile is not None)
-        if left < 1:
-            return plan
-        costs = {**(rules.profile.change_seconds if rules.profile else {}), **self.costs}
-        unknown = max(costs.values(), default=0.0)
-        return plan._decided(body.kind, length, sizes, {size: costs.get(size, unknown) for size in sizes}, left)
+        length = body.generated_tokens / max(1, work.responses.samples)
+        devices = body.engines * body.tensor_parallel
+        this = LikeRounds(body.kind, devices, length, self.size, work.seconds / prices[self.size])
+        plan = self._learned(this, prices, rules.profile is not None)
+        if body.kind is RoundKind.SHORT:
+            strained = body.preemptions > TRIAL_PREEMPTIONS * work.responses.samples
+            plan = replace(
+                plan,
+                strained=self.strained + 1 if strained else 0,
+                quiet=0 if body.preemptions else self.quiet + 1,
+            )
+        return plan._decided(this, sizes, rules.profile, left) if left > 0 else plan
 
-    def _learned(
-        self, body: RoundMeasured, work: RoundWork, length: float, prices: Mapping[int, float], profiled: bool
-    ) -> ParallelismPlan:
-        seconds, kind = work.seconds, body.kind
-        like = _with_round(self.like, LikeRounds(kind, self.size, length, seconds / prices[self.size]))
-        ratios = {size: _ratio(like, kind, size, length, profiled) for size in prices}
-        would = {size: price * ratio for size, price in prices.items() if (ratio := ratios[size]) is not None}
-        now = would[self.size] if profiled else seconds
-        forgone = {size: max(0.0, self.forgone.get(size, 0.0) + now - took) for size, took in would.items()}
-        plan = replace(
+    def _learned(self, this: LikeRounds, prices: Mapping[int, float], profiled: bool) -> ParallelismPlan:
+        nearest = _nearest([rounds for rounds in self.like if rounds.size == this.size], this)
+        others = [rounds for rounds in self.like if rounds is not nearest]
+        like = (*others, nearest.after(this) if nearest else this)[-REMEMBERED:]
+        ratios = {size: _ratio(like, size, this, profiled) for size in prices}
+        would = {size: prices[size] * ratio for size, ratio in ratios.items() if ratio is not None}
+        seconds = prices[this.size] * (min(this.ratio, SLOWEST * nearest.ratio) if nearest else this.ratio)
+        now = would[this.size] if profiled else seconds
+        forgone = {size: self.forgone.get(size, 0.0) for size in prices}
+        forgone |= {size: max(0.0, forgone[size] + now - took) for size, took in would.items()}
+        return replace(
             self,
             like=like,
-            forgone={size: total for size, total in forgone.items() if total and size != self.size},
+            forgone={size: total for size, total in forgone.items() if total and size != this.size},
             seconds=seconds if self.seconds is None else self.seconds + RECENT * (seconds - self.seconds),
         )
-        if kind is RoundKind.LONG:
-            return plan
-        strained = body.preemptions > TRIAL_PREEMPTIONS * work.responses.samples
-        return replace(
-            plan,
-            strained=self.strained + 1 if strained else 0,
-            quiet=0 if body.preemptions else self.quiet + 1,
-        )
 
-    def _decided(
-        self, kind: RoundKind, length: float, sizes: Sequence[int], costs: Mapping[int, float], left: int
-    ) -> ParallelismPlan:
+    def _decided(self, this: LikeRounds, sizes: Sequence[int], profile: Profile | None, left: int) -> ParallelismPlan:
         assert self.seconds is not None
-        worth = {size: s for size, s in self.forgone.items() if s > costs[size] + EVIDENCE * self.seconds}
+        known = {**(profile.change_seconds if profile else {}), **self.costs}
+        costs = {size: known.get(size, max(known.values(), default=0.0)) for size in sizes}
+        worth = {size: saved for size, saved in self.forgone.items() if saved > costs[size] + EVIDENCE * self.seconds}
         if worth:
             size = max(worth, key=worth.__getitem__)
             return self._changed(size, f"the last rounds would have taken {worth[size]:.3g} s less")
-        if kind is RoundKind.LONG:
+        if this.kind is RoundKind.LONG:
             return self
         larger = [size for size in sizes if size > self.size] if self.strained >= TRIAL_ROUNDS else []
         smaller = [size for size in sizes if size < self.size] if self.quiet >= TRIAL_ROUNDS else []
-        tried = {one.size for one in self.like if one.alike(kind, length)}
+        tried = {rounds.size for rounds in self.like if rounds.alike(this)}
         for size in {*larger[:1], *smaller[-1:]} - tried:
             if costs[size] + costs[self.size] <= TRIAL_COST * left * self.seconds:
                 why = "were preempted much" if larger else "had no preemptions"
@@ -224,7 +232,8 @@ class ParallelismPlan:
 
     def after_failure(self, failed: int, present: int) -> ParallelismPlan:
         """Engines of `failed` devices don't serve; they have `present` devices still."""
-        return replace(self, size=present, failed=self.failed | {failed}, forgone={})
+        size = present if self.size == failed else self.size
+        return replace(self, size=size, failed=self.failed | {failed}, forgone={})
 
     def to_snapshot(self) -> dict[str, Any]:
         """As plain JSON values, for checkpoints."""
@@ -243,13 +252,12 @@ _PLAN = TypeAdapter(ParallelismPlan)
 
 
 def _prices(body: RoundMeasured, work: RoundWork, rules: PlanRules, sizes: Collection[int]) -> Mapping[int, float]:
-    """What a round costs, all of its devices in engines of each size: seconds of a profile, or tokens a device."""
+    """What a round costs, all of its devices in engines of each size: seconds of a profile, or tokens."""
     if work.seconds <= 0 or not work.responses.completed:
         return {}
-    devices = body.engines * body.tensor_parallel
     if rules.profile is None:
-        return dict.fromkeys(sizes, body.generated_tokens / devices)
-    asked = work_of(work, rules.limits.max_tokens)
+        return dict.fromkeys(sizes, float(body.generated_tokens))
+    devices, asked = body.engines * body.tensor_parallel, work_of(work, rules.limits.max_tokens)
     return {
         size: round_seconds(model, max(1, devices // size), rules.limits.max_sequences, asked)
         for size, model in rules.profile.throughput.items()
@@ -257,23 +265,16 @@ def _prices(body: RoundMeasured, work: RoundWork, rules: PlanRules, sizes: Colle
     }
 
 
-def _with_round(like: Sequence[LikeRounds], new: LikeRounds) -> tuple[LikeRounds, ...]:
-    """With a round more: it joins the nearest rounds like it."""
-    nearest = _nearest([one for one in like if one.size == new.size], new.kind, new.length)
-    others = [one for one in like if one is not nearest]
-    return (*others, nearest.after(new.length, new.ratio) if nearest else new)[-REMEMBERED:]
+def _nearest(like: Sequence[LikeRounds], this: LikeRounds) -> LikeRounds | None:
+    alike = [rounds for rounds in like if rounds.alike(this)]
+    return min(alike, key=lambda rounds: abs(rounds.length - this.length), default=None)
 
 
-def _nearest(like: Sequence[LikeRounds], kind: RoundKind, length: float) -> LikeRounds | None:
-    alike = [one for one in like if one.alike(kind, length)]
-    return min(alike, key=lambda one: abs(one.length - length), default=None)
-
-
-def _ratio(like: Sequence[LikeRounds], kind: RoundKind, size: int, length: float, profiled: bool) -> float | None:
-    """Seconds / price of a round of this kind and length with engines of this size; None if nothing is known of it."""
-    own = [one for one in like if one.size == size]
-    if nearest := _nearest(own, kind, length):
+def _ratio(like: Sequence[LikeRounds], size: int, this: LikeRounds, profiled: bool) -> float | None:
+    """Seconds / price of this round with engines of this size; None if nothing is known of it."""
+    own = [rounds for rounds in like if rounds.size == size]
+    if nearest := _nearest(own, this):
         return nearest.ratio
     if not profiled:
         return None
-    return fmean(one.ratio for one in own or [one for one in like if one.alike(kind, length)])
+    return fmean(rounds.ratio for rounds in own or [rounds for rounds in like if rounds.alike(this)])

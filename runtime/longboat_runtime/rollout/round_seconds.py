@@ -15,6 +15,7 @@ from statistics import NormalDist, fmean
 
 import numpy as np
 
+from longboat_runtime.rollout import router
 from longboat_runtime.rollout.throughput import EngineModel
 from longboat_runtime.rounds.events import RoundWork
 
@@ -111,7 +112,8 @@ def _at_even_shares(values: Sequence[int], count: int) -> list[int]:
 def round_seconds(model: EngineModel, engines: int, max_sequences: int, work: Work) -> float:
     """Seconds of a round on `engines` alike, until `completed` of its responses have ended, on whichever engine.
 
-    All responses to a prompt run on one engine, and each engine gets as many prompts as any other, at random: the mean of DEALS deals.
+    Up to `router.IMBALANCE` responses to a prompt run on one engine, and each engine gets as many as any other, at random: the mean of DEALS
+    deals.
     If there are more responses than COMPUTED, a part of the engines, with its part of the responses, stands for all, and there are
     fewer deals.
     """
@@ -122,7 +124,7 @@ def round_seconds(model: EngineModel, engines: int, max_sequences: int, work: Wo
     if not needed or not work.lengths:
         return 0.0
     lengths = [max(1, work.lengths[number * len(work.lengths) // samples]) for number in range(samples)]
-    group = max(1, round(work.samples / max(1, work.prompts)))
+    group = min(router.IMBALANCE, max(1, round(work.samples / max(1, work.prompts))))
     seconds = []
     for deal in range(max(1, min(DEALS, COMPUTED // samples))):
         dealt: list[list[int]] = [[] for _ in range(computed)]

@@ -72,7 +72,7 @@ class PlannedShapes:
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """Each of `pods` has `devices`, divided into engines of the size that `planner` says for the kind of the round.
+    """Each of `pods` has `devices`, divided into engines of the size that `planner` says.
 
     Engines of a size are those of `throughput`. A pod's engines take `reshape_seconds[size]` to become engines of that size (0 if
     it isn't there), from the end of the round before, while that is being trained. A step computes at most `batched_tokens`. Raises ValueError for impossible values.
