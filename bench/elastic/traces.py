@@ -53,13 +53,13 @@ _learned = parallelism.ParallelismPlan._learned
 
 
 def _forgetting(plan: parallelism.ParallelismPlan, *rest: Any) -> parallelism.ParallelismPlan:
-    return _learned(replace(plan, forgone={}), *rest)
+    return _learned(replace(plan, savings={}), *rest)
 
 
-_alike = parallelism.LikeRounds.alike
+_alike = parallelism.SimilarRounds.is_similar
 
 
-def _of_any_kind(rounds: parallelism.LikeRounds, other: parallelism.LikeRounds) -> bool:
+def _of_any_kind(rounds: parallelism.SimilarRounds, other: parallelism.SimilarRounds) -> bool:
     return _alike(replace(rounds, kind=other.kind), other)
 
 
@@ -80,10 +80,10 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "evidence: 0.8 of a round": {"parallelism.EVIDENCE": 0.8},
     "only the last round is evidence": {"parallelism.ParallelismPlan._learned": _forgetting},
     "a round's seconds: the last one's": {"parallelism.RECENT": 1.0},
-    "rounds of all lengths are alike": {"parallelism.ALIKE": inf},
-    "rounds of all kinds are alike": {"parallelism.LikeRounds.alike": _of_any_kind},
+    "rounds of all lengths are similar": {"parallelism.SIMILAR": inf},
+    "rounds of all kinds are similar": {"parallelism.SimilarRounds.is_similar": _of_any_kind},
     "slow rounds count in full": {"parallelism.SLOWEST": inf},
-    "only the last like round counts": {"parallelism.MEAN_ROUNDS": 1},
+    "only the last similar round counts": {"parallelism.MEAN_ROUNDS": 1},
     "no trials": {"parallelism.TRIAL_ROUNDS": 10**9},
     "trials after one round": {"parallelism.TRIAL_ROUNDS": 1},
     "trials after four rounds": {"parallelism.TRIAL_ROUNDS": 4},

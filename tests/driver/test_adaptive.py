@@ -165,7 +165,7 @@ async def test_a_load_that_grows_gets_larger_engines(whole: PacedSite) -> None:
     change = whole.broker.status.training.reshapes[0]
     assert change.tensor_parallel == reshapes(whole)[0].tensor_parallel
     assert change.reason == reshapes(whole)[0].reason
-    assert "the last rounds would have taken" in change.reason
+    assert "recent rounds would have been" in change.reason
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from longboat_crds.rollout import ParallelismMode
 from longboat_runtime.rollout.parallelism import Bounds, ParallelismPlan, PlanRules
 from longboat_runtime.rollout.round_seconds import Limits
 from longboat_runtime.rollout.throughput import EngineModel, Profile, Throughput
@@ -66,7 +65,7 @@ class PlannedShapes:
         plan = self.plan
         for size, seconds in finished.reshaped.items():
             plan = plan.reshaped(size, seconds)
-        rules = PlanRules(ParallelismMode.ADAPTIVE, self.bounds, finished.limits, self.profile)
+        rules = PlanRules(self.bounds, finished.limits, self.profile)
         return replace(self, plan=plan.after_round(finished.measured, rules, finished.left))
 
 
