@@ -3,7 +3,7 @@
 vLLM has kernels for RMS norms on CPUs, but takes several operations of torch for each: what suits its compiler, an eager engine pays
 for one by one, seventeen times a step in a model of four layers. With the kernels a step of 32 sequences takes a tenth less.
 
-Importing this module makes them known to vLLM as NORM_PROVIDER.
+Importing this module registers them with vLLM as NORM_PROVIDER.
 """
 
 from __future__ import annotations
