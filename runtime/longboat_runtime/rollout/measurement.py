@@ -66,7 +66,7 @@ class MeasuredEngine:
         self._requests = 0
 
     def start(self) -> tuple[int, int, int]:
-        """Starts vLLM as for the job's engines; returns the tokens of its KV cache, of each of its blocks, and of its longest sequence."""
+        """Starts vLLM as for the job's engines. Returns the tokens of its KV cache, of a block and of the longest sequence."""
         from longboat_runtime.imports import uncollected
         from longboat_runtime.rollout.factory import set_up
         from longboat_runtime.weights.handover import sweep
