@@ -29,7 +29,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the blocks of a run say: `seconds` of all rounds of each, the `best` fixed arm, the `oracle` on its seeds, and the bars.
+    """Holds the results of a run: `seconds` of all rounds of each block, the `best` fixed arm, the `oracle` on its seeds, and the bars.
 
     `against_late_oracle` is Adaptive's speed by that of an oracle that learns of each phase from its first round.
     """

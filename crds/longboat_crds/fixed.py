@@ -27,7 +27,7 @@ def mark(info: FieldInfo) -> Changeable | None:
 
 
 def marks(model: type[ApiModel], above: str = "") -> Iterator[tuple[str, Changeable | None]]:
-    """Each path and its mark; a mark is for all that is below its path. Objects without any mark in them are one path.
+    """Yields each path and its mark, which is for all that is below the path. Objects without any mark in them are one path.
 
     Skips removed fields: a job may drop them at any time, and their own rule refuses to set them.
     """

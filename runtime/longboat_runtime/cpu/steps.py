@@ -1,7 +1,7 @@
-"""What vLLM does for each sequence in each step of an engine on CPUs, in less time and with the same results.
+"""Speeds up vLLM's work for each sequence in each step of an engine on CPUs, with the same results.
 
 With a small model most of a step is not arithmetic. vLLM runs its whole allocation for every sequence, though most have room for one more
-token, and calls torch for every seed; doing neither shortens a step of 16 sequences of a model of 0.6 M parameters from 2.64 to 2.46 ms.
+token, and calls torch for every seed. Doing neither shortens a step from 2.64 to 2.46 ms (16 sequences, a model of 0.6 M parameters).
 
 Importing this module patches vLLM's scheduler and sampler, which on CPUs run in the workers' process.
 """

@@ -25,8 +25,8 @@ def merged(observations: Iterable[Mapping[int, StepTimes]]) -> dict[int, StepTim
 class StepClock:
     """Times the steps of one engine. `now` comes from a monotonic clock, in seconds.
 
-    A step lasts from the end of the one before to its own end, whatever the engine does meanwhile, so that all steps together
-    take as long as the engine was busy; after a rest it lasts from `begin`. Steps that compute prompts count like others.
+    A step lasts from the end of the one before to its own end, so that all steps together take as long as the engine was busy. After a
+    rest it lasts from `begin`. Steps that compute prompts count like others.
     """
 
     def __init__(self) -> None:

@@ -179,7 +179,7 @@ class Responses:
 
 @dataclass(frozen=True, slots=True)
 class RoundWork:
-    """What a round asked of its engines: `responses` to `prompts` prompts of `prompt_tokens` tokens on average.
+    """Describes the work of a round's engines: `responses` to `prompts` prompts of `prompt_tokens` tokens on average.
 
     They took `seconds`, from the opening of the round until the last of them came back. `prompt_correlation` (0 to 1) says how alike
     the lengths of responses to one prompt are (`work.prompt_correlation`).
