@@ -24,9 +24,8 @@ from bench.elastic.predictions import COSTS, adaptive, simulated
 from bench.elastic.setup import CHANGE_SECONDS, engine_models
 from bench.record import RESULTS, Recorder, newest_run
 from longboat_runtime.rollout import parallelism
-from longboat_runtime.rollout.round_seconds import Work, round_seconds, work_of
-from longboat_runtime.rollout.throughput import EngineModel, Profile
-from longboat_runtime.rounds.events import RoundKind, RoundWork
+from longboat_runtime.rollout.throughput import Profile
+from longboat_runtime.rounds.events import RoundKind
 from longboat_runtime.simulate.shapes import FixedShape, ShapePlanner
 
 RAW = RESULTS / "elastic_traces.jsonl"
@@ -63,14 +62,6 @@ def _of_any_kind(rounds: parallelism.SimilarRounds, other: parallelism.SimilarRo
     return _alike(replace(rounds, kind=other.kind), other)
 
 
-def _dealt_singly(measured: RoundWork, max_tokens: int) -> Work:
-    return replace(work_of(measured, max_tokens), prompts=measured.responses.samples, prompt_correlation=0.0)
-
-
-def _in_full_blocks(model: EngineModel, *rest: Any) -> float:
-    return round_seconds(replace(model, block_tokens=1), *rest)
-
-
 # The rule without each of its terms, or with another constant: patches of modules of longboat_runtime.rollout.
 RULE = "the rule"
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
@@ -90,8 +81,6 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "trials: preemptions above 0.25 of the responses": {"parallelism.TRIAL_PREEMPTIONS": 0.25},
     "trials: preemptions above 1 of the responses": {"parallelism.TRIAL_PREEMPTIONS": 1.0},
     "trials at any cost": {"parallelism.TRIAL_COST": inf},
-    "responses are dealt to engines singly": {"parallelism.work_of": _dealt_singly},
-    "the last block of a sequence is full": {"parallelism.round_seconds": _in_full_blocks},
     "one deal": {"round_seconds.DEALS": 1},
 }
 

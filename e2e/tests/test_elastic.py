@@ -18,7 +18,7 @@ from longboat_runtime.rollout.protocol import ReshapePhase
 
 pytestmark = pytest.mark.cluster
 
-# What the rounds of a job have: more than engines of one device hold, for long enough that larger ones are tried.
+# Rounds with more responses than engines of one device hold, long enough to try larger ones.
 GROWING = (SHORT, LONG, LONG, LONG, SHORT)
 # Rounds that overlap have the preemptions of others too: they rise once, and stay.
 STAYING = (SHORT, SHORT, SHORT, LONG, LONG, LONG, LONG)

@@ -30,7 +30,7 @@ DEVICES = 4
 
 
 class TickingSite(Site):
-    """Time passes whenever somebody looks, so that rounds take some."""
+    """Advances time at each look, so that rounds take some."""
 
     def clock(self) -> float:
         self.seconds += 10.0

@@ -50,7 +50,7 @@ def measured(
     size: int, seconds: float, preemptions: int = 0, kind: RoundKind = SHORT, length: int = 100
 ) -> RoundMeasured:
     """A round of SAMPLES responses of this length to as many prompts, on four devices."""
-    work = RoundWork(seconds, 10.0, Responses(SAMPLES, SAMPLES, (length,) * SAMPLES), SAMPLES)
+    work = RoundWork(seconds, 10.0, Responses(SAMPLES, SAMPLES, (length,) * SAMPLES))
     return RoundMeasured(1, kind, size, 4 // size, preemptions, 0, length * SAMPLES, 0, 0, 0.0, work=work)
 
 

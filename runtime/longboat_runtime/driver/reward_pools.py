@@ -50,7 +50,7 @@ class RewardPools:
         self._granted: RewardGrant | None = None
         self._demand: RewardDemand | None = None
         self._asked_at = float("-inf")
-        # The time of the last look, if the round waited for grades alone then.
+        # When the last look was, if the round was waiting only for grades then.
         self._waiting: float | None = None
         # Seconds for which grades alone were waited for in this round while the pool had some to make.
         self._awaited = dict.fromkeys((pool.name for pool in job.spec.reward_pools), 0.0)
@@ -102,7 +102,7 @@ class RewardPools:
                 self._ask(total, self._needs(total), loop.time())
 
     def _look(self) -> None:
-        """Adds the time since the last look to what the round has waited for grades alone, if it waited then and does now."""
+        """Adds the time since the last look if the round was waiting only for grades then, and still is."""
         now, loads, view = time.monotonic(), self._components.rewards.loads, self._view
         waits = view is not None and any(load.asked for load in loads.values()) and awaits_grades(view)
         if waits and self._waiting is not None:
@@ -151,7 +151,7 @@ class RewardPools:
         self._reporter.ask_cpus(demand)
 
     def _cpu_metrics(self) -> dict[str, float]:
-        """Returns CPUs that each pool may have, how long the round has waited for it, and how often other CPUs were asked for."""
+        """Returns, for each pool, its granted CPUs, how long the round waited for it, and how often other CPUs were asked for."""
         if self._granted is None:
             return {}
         granted = asked_cpus(self._granted)
