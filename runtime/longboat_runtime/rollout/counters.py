@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import replace
 from typing import Any
 
 from vllm.v1.metrics.loggers import PrometheusStatLogger
@@ -29,7 +28,6 @@ class EngineCounters(PrometheusStatLogger):
         self.steps = StepClock()
         self._more = False
         self._lock = threading.Lock()
-        self._since = time.perf_counter()
         self._window = Load(vllm_config.parallel_config.tensor_parallel_size)
 
     def record(
@@ -65,10 +63,8 @@ class EngineCounters(PrometheusStatLogger):
     def take(self) -> Load:
         """What has happened since the last call, by the only one who calls this."""
         with self._lock:
-            now, taken = time.perf_counter(), self._window
-            self._window = Load(taken.tensor_parallel)
-            seconds, self._since = now - self._since, now
-        return replace(taken, seconds=seconds)
+            taken, self._window = self._window, Load(self._window.tensor_parallel)
+        return taken
 
     def _add(self, **measured: Any) -> None:
         with self._lock:

@@ -13,7 +13,7 @@ from longboat_runtime.rounds.events import RoundKind, RoundMeasured, RoundWork, 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What an engine of `tensor_parallel` devices did in `seconds`; several added up are engines or times together.
+    """What an engine of `tensor_parallel` devices did in a while; several added up are engines or times together.
 
     `preemptions` are those for want of KV cache; `interrupted` counts running sequences whose keys and values were computed again
     because a publication replaced the weights. `step_times` are its steps by the number of sequences they worked on (`step_times.rounded`), `generated_tokens` what they drew. At most
@@ -22,7 +22,6 @@ class Load:
     """
 
     tensor_parallel: int
-    seconds: float = 0.0
     preemptions: int = 0
     interrupted: int = 0
     generated_tokens: int = 0
@@ -34,7 +33,6 @@ class Load:
     def __add__(self, other: Load) -> Load:
         return Load(
             max(self.tensor_parallel, other.tensor_parallel),
-            self.seconds + other.seconds,
             self.preemptions + other.preemptions,
             self.interrupted + other.interrupted,
             self.generated_tokens + other.generated_tokens,
