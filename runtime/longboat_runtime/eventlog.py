@@ -137,7 +137,7 @@ def read_log(root: Path) -> Iterator[Event]:
             yield from surviving(root, end)
             return
     except OSError as error:
-        raise ValueError(f"{error.filename}: {error.strerror}; the rounds can't be shown without it") from error
+        raise ValueError(f"{error.filename}: {error.strerror}; the event log can't be read") from error
     except (ValueError, KeyError) as error:
         raise ValueError(f"a log below {root / INCARNATIONS} is damaged: {error}") from error
     raise ValueError(
