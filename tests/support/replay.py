@@ -15,5 +15,6 @@ def replay(root: Path, position: LogPosition) -> Ledger:
     with log_path(root, position.incarnation).open("rb") as file:
         ledger = from_snapshot(json.loads(file.readline())["ledger"])
     for event in surviving(root, position):
-        ledger.apply(event)  # which passes over what the ledger has already
+        if event.incarnation == position.incarnation:
+            ledger.apply(event)
     return ledger
