@@ -16,23 +16,6 @@ from longboat_runtime.weights.publication import WeightPublication
 
 
 @dataclass(frozen=True, slots=True)
-class EngineStats:
-    """One engine at one moment. `kv_usage` is a share (0..1) of the `kv_tokens` that it holds at most, of all sequences together.
-
-    Counters count from the engine's start.
-    """
-
-    name: str
-    running: int
-    waiting: int
-    kv_usage: float
-    preemptions: int
-    generated_tokens: int
-    weight_version: int
-    kv_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class PublicationReport:
     """What one publication did. `parity` is the largest |engine - trainer| log-prob on the probe over serving engines."""
 
@@ -103,8 +86,6 @@ class Engine(Protocol):
         `calibrated` is the parity of the first publication that an engine like this one had passed; None if none has.
         """
 
-    def stats(self) -> EngineStats: ...
-
     def take_load(self) -> Load:
         """What it did since the last call."""
 
@@ -153,8 +134,6 @@ class RolloutFleet(Protocol):
         What runs moves; `one_by_one`, pod after pod, so that the others go on. If an engine of the new shape doesn't serve, those of
         the old shape are started again.
         """
-
-    async def stats(self) -> list[EngineStats]: ...
 
     async def loads(self) -> Mapping[str, Load]:
         """What each engine did since the last call, by name."""
