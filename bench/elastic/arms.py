@@ -13,9 +13,10 @@ SIZES = (1, 2, 4)
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """Engines start with `start` devices. `wrong` says by which factor the profile's seconds of each size are wrong.
+    """Describes who chooses the size of engines, which start with `start` devices.
 
-    `swapped`: the profile has the models of one and of two devices in each other's place.
+    `wrong` has the factor by which the profile's seconds are wrong, by size. With `swapped`, the profile has the models of one and of two
+    devices in each other's place.
     """
 
     mode: ParallelismMode

@@ -29,9 +29,9 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the blocks of a run say: `seconds` of all rounds of each, the `best` fixed arm, the `oracle` on its seeds, and the bars.
+    """Holds the results of a run: `seconds` of all rounds of each block, the `best` fixed arm, the `oracle` on its seeds, and the bars.
 
-    `told_late` is Adaptive's speed by that of the oracle if it learns of each phase by the phase's first round.
+    `against_late_oracle` is Adaptive's speed by that of an oracle that learns of each phase from its first round.
     """
 
     seconds: Seconds
@@ -39,7 +39,7 @@ class Found:
     oracle: Oracle | None
     oracle_seeds: Sequence[int]
     bars: Sequence[Bar]
-    told_late: Estimate | None = None
+    against_late_oracle: Estimate | None = None
 
 
 def valid(blocks: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], Mapping[str, Any]]:
@@ -79,7 +79,7 @@ def found(blocks: Sequence[Mapping[str, Any]], lengths: Trace, change: float) ->
             for arm in (*WRONG, SWAPPED)
         ),
     ]
-    late = dict(zip(common, known.told_late, strict=True)) if known else {}
+    late = dict(zip(common, known.late_seconds, strict=True)) if known else {}
     return Found(seconds, best, known, common, bars, paired(late, seconds.get(ADAPTIVE, {})))
 
 

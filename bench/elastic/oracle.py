@@ -14,13 +14,13 @@ Situation = tuple[int, bool]
 class Oracle:
     """`sizes` of engines by situation; `seconds` that all rounds and changes would have taken, of each seed; `changes` in a run.
 
-    `told_late` are the seconds if the first round of each phase still has the size of the phase before: what nobody could do better who
-    learns of a phase by its rounds.
+    `late_seconds` are those if the first round of each phase still has the size of the phase before: the least for anyone who learns of
+    a phase from its rounds.
     """
 
     sizes: Mapping[Situation, int]
     seconds: Sequence[float]
-    told_late: Sequence[float]
+    late_seconds: Sequence[float]
     changes: int
 
 

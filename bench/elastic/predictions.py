@@ -1,4 +1,4 @@
-"""What the simulator says of an arm: production's policy, router and planner on the roofline's step times and the trace's lengths. Pure."""
+"""Simulates an arm: the production policy, router and planner with the roofline's step times and the trace's lengths. Pure."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ COSTS = dict.fromkeys(SIZES, CHANGE_SECONDS)
 
 
 def predicted(arm: Arm, lengths: trace.Trace, latency: float = 0.0) -> Sequence[SimulatedStep]:
-    """The steps of one block; `latency` passes between driver and engines each way."""
+    """Returns the steps of one block; `latency` passes between driver and engines each way."""
     if arm.mode is ParallelismMode.FIXED:
         return simulated(FixedShape(arm.start), lengths, latency)
     return simulated(adaptive(arm.start, Profile(engine_models(arm), COSTS)), lengths, latency)
 
 
 def adaptive(start: int, profile: Profile | None) -> PlannedShapes:
-    """Production's planner, whose engines start with `start` devices."""
+    """Returns the production planner, whose engines start with `start` devices."""
     return PlannedShapes(ParallelismPlan(start), Bounds(SIZES, start), profile)
 
 
 def simulated(planner: ShapePlanner, lengths: trace.Trace, latency: float = 0.0) -> Sequence[SimulatedStep]:
-    """The steps of a job whose engines have the sizes that `planner` says."""
+    """Simulates a job whose engine sizes `planner` chooses; returns its steps."""
     shapes = Shapes(engine_models(), planner, DEVICES, reshape_seconds=COSTS)
     site = Site(
         shapes=shapes,

@@ -101,13 +101,13 @@ def _bars(result: Found, simulated: Simulated) -> list[str]:
     for arm, error in _errors(result, simulated).items():
         passed = "passes" if abs(error) <= ERROR else "**misses**"
         text.append(f"| simulator, {arm} | within {ERROR:.0%} | {error:+.1%} | {passed} |")
-    told = f"The best fixed size is {result.best}. Ratios are geometric means over seeds, of the seconds of all rounds."
-    if result.told_late is not None:
-        told += (
-            " The oracle knows the first round of a phase before it has been drawn. One that keeps the size of the phase before for that round, as "
-            f"whoever learns from rounds must: Adaptive has {result.told_late.text()} of its speed."
+    note = f"The best fixed size is {result.best}. Ratios are geometric means over seeds, of the seconds of all rounds."
+    if result.against_late_oracle is not None:
+        note += (
+            " The oracle knows the first round of a phase before it has been drawn. Another one keeps the size of the phase before for "
+            f"that round, as Adaptive must; Adaptive reaches {result.against_late_oracle.text()} of that oracle's speed."
         )
-    return [*text, "", told, ""]
+    return [*text, "", note, ""]
 
 
 def _row(bar: Bar) -> str:
@@ -144,8 +144,8 @@ def _arms(result: Found, simulated: Simulated, blocks: Any) -> list[str]:
         ]
         text.append("| " + " | ".join(cells) + " |")
     if result.oracle is not None:
-        seconds = ", ".join(f"{of:.1f}" for of in result.oracle.seconds)
-        late = ", ".join(f"{of:.1f}" for of in result.oracle.told_late)
+        seconds = ", ".join(f"{each:.1f}" for each in result.oracle.seconds)
+        late = ", ".join(f"{each:.1f}" for each in result.oracle.late_seconds)
         text.append(f"| oracle | {seconds} | | {result.oracle.changes} | | |")
         text.append(f"| oracle, one round late in each phase | {late} | | | | |")
     return [*text, ""]

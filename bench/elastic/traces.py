@@ -24,9 +24,8 @@ from bench.elastic.predictions import COSTS, adaptive, simulated
 from bench.elastic.setup import CHANGE_SECONDS, engine_models
 from bench.record import RESULTS, Recorder, newest_run
 from longboat_runtime.rollout import parallelism
-from longboat_runtime.rollout.round_seconds import Work, round_seconds, work_of
-from longboat_runtime.rollout.throughput import EngineModel, Profile
-from longboat_runtime.rounds.events import RoundKind, RoundWork
+from longboat_runtime.rollout.throughput import Profile
+from longboat_runtime.rounds.events import RoundKind
 from longboat_runtime.simulate.shapes import FixedShape, ShapePlanner
 
 RAW = RESULTS / "elastic_traces.jsonl"
@@ -53,22 +52,14 @@ _learned = parallelism.ParallelismPlan._learned
 
 
 def _forgetting(plan: parallelism.ParallelismPlan, *rest: Any) -> parallelism.ParallelismPlan:
-    return _learned(replace(plan, forgone={}), *rest)
+    return _learned(replace(plan, savings={}), *rest)
 
 
-_alike = parallelism.LikeRounds.alike
+_alike = parallelism.SimilarRounds.is_similar
 
 
-def _of_any_kind(rounds: parallelism.LikeRounds, other: parallelism.LikeRounds) -> bool:
+def _of_any_kind(rounds: parallelism.SimilarRounds, other: parallelism.SimilarRounds) -> bool:
     return _alike(replace(rounds, kind=other.kind), other)
-
-
-def _dealt_singly(measured: RoundWork, max_tokens: int) -> Work:
-    return replace(work_of(measured, max_tokens), prompts=measured.responses.samples, prompt_correlation=0.0)
-
-
-def _in_full_blocks(model: EngineModel, *rest: Any) -> float:
-    return round_seconds(replace(model, block_tokens=1), *rest)
 
 
 # The rule without each of its terms, or with another constant: patches of modules of longboat_runtime.rollout.
@@ -80,18 +71,16 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "evidence: 0.8 of a round": {"parallelism.EVIDENCE": 0.8},
     "only the last round is evidence": {"parallelism.ParallelismPlan._learned": _forgetting},
     "a round's seconds: the last one's": {"parallelism.RECENT": 1.0},
-    "rounds of all lengths are alike": {"parallelism.ALIKE": inf},
-    "rounds of all kinds are alike": {"parallelism.LikeRounds.alike": _of_any_kind},
+    "rounds of all lengths are similar": {"parallelism.SIMILAR": inf},
+    "rounds of all kinds are similar": {"parallelism.SimilarRounds.is_similar": _of_any_kind},
     "slow rounds count in full": {"parallelism.SLOWEST": inf},
-    "only the last like round counts": {"parallelism.MEAN_ROUNDS": 1},
+    "only the last similar round counts": {"parallelism.MEAN_ROUNDS": 1},
     "no trials": {"parallelism.TRIAL_ROUNDS": 10**9},
     "trials after one round": {"parallelism.TRIAL_ROUNDS": 1},
     "trials after four rounds": {"parallelism.TRIAL_ROUNDS": 4},
     "trials: preemptions above 0.25 of the responses": {"parallelism.TRIAL_PREEMPTIONS": 0.25},
     "trials: preemptions above 1 of the responses": {"parallelism.TRIAL_PREEMPTIONS": 1.0},
     "trials at any cost": {"parallelism.TRIAL_COST": inf},
-    "responses are dealt to engines singly": {"parallelism.work_of": _dealt_singly},
-    "the last block of a sequence is full": {"parallelism.round_seconds": _in_full_blocks},
     "one deal": {"round_seconds.DEALS": 1},
 }
 

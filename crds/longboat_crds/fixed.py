@@ -27,13 +27,13 @@ def mark(info: FieldInfo) -> Changeable | None:
 
 
 def marks(model: type[ApiModel], above: str = "") -> Iterator[tuple[str, Changeable | None]]:
-    """Each path and its mark; a mark is for all that is below its path. Objects without any mark in them are one path.
+    """Yields each path and its mark, which is for all that is below the path. Objects without any mark in them are one path.
 
-    Removed fields are left out: a job may lose them at any time, and their own rule refuses to set them.
+    Skips removed fields: a job may drop them at any time, and their own rule refuses to set them.
     """
     for name, info in model.model_fields.items():
-        gone = removed(info)
-        if gone is not None and not gone.values:
+        removal = removed(info)
+        if removal is not None and not removal.values:
             continue
         path, within = f"{above}{info.alias or name}", section(info)
         if mark(info) is None and within is not None:

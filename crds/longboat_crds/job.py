@@ -72,7 +72,7 @@ class RLJobSpec(ApiModel):
     trainer: TrainerSpec = Field(default_factory=TrainerSpec)
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
     samples: Annotated[SamplesSpec | None, Changeable.ANY_TIME] = None
-    rollouts: Annotated[SamplesSpec | None, Removed("its name is samples now")] = None
+    rollouts: Annotated[SamplesSpec | None, Removed("it is called samples now")] = None
     failure_policy: Annotated[FailurePolicySpec, Changeable.ANY_TIME] = Field(default_factory=FailurePolicySpec)
     tracking: Annotated[TrackingSpec | None, Changeable.WHILE_SUSPENDED] = None
     suspend: Annotated[bool, Changeable.ANY_TIME] = Field(
@@ -85,7 +85,7 @@ class RLJobSpec(ApiModel):
     @model_validator(mode="before")
     @classmethod
     def _read_renamed(cls, value: Any) -> Any:
-        """Reads a job that is stored with `rollouts`, the former name of `samples`."""
+        """Reads a stored job that has `rollouts`, the former name of `samples`."""
         if isinstance(value, dict) and "rollouts" in value:
             value = {"samples": value["rollouts"], **value}
             del value["rollouts"]

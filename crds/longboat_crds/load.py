@@ -77,7 +77,7 @@ def checked(model: type[Model], value: Any) -> Model:
 
 
 def _refused(model: type[ApiModel], value: Any, above: str = "") -> Iterator[str]:
-    """Yields a line for each removed field, or removed value of a field, in the JSON value of a model."""
+    """Yields a line for each removed field or value that a model's JSON value has."""
     if not isinstance(value, dict):
         return
     for name, info in model.model_fields.items():
@@ -93,7 +93,7 @@ def _refused(model: type[ApiModel], value: Any, above: str = "") -> Iterator[str
 
 
 def _models(kind: Any) -> Iterator[type[ApiModel]]:
-    """Yields the models of our own in the type of a field."""
+    """Yields the API models in a field's type."""
     if isinstance(kind, type) and issubclass(kind, ApiModel):
         yield kind
     for part in get_args(kind):

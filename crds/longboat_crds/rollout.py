@@ -69,14 +69,14 @@ class ParallelismMode(StrEnum):
     FIXED = "Fixed"
     """enginesPerPod engines of tensorParallel devices each, always."""
     ADAPTIVE = "Adaptive"
-    """What is fastest by what rounds take, and by a measured profile (`longboat profile`) if there is one."""
+    """The driver chooses the fastest size from measured rounds and, if there is one, a profile (`longboat profile`)."""
 
 
-_REMOVED_MODES = Removed("choose Adaptive, which follows a profile if it is given one", ("Preemptions", "Predictive"))
+_REMOVED_MODES = Removed("use Adaptive; it also uses a profile, if one is given", ("Preemptions", "Predictive"))
 
 
 def _read_mode(value: Any) -> Any:
-    """Reads a job that is stored with a removed mode."""
+    """Reads a stored job that has a removed mode."""
     return ParallelismMode.ADAPTIVE.value if value in _REMOVED_MODES.values else value
 
 
@@ -94,8 +94,7 @@ class ParallelismSpec(ApiModel):
     )
     profile: Annotated[Path | None, Changeable.ANY_TIME] = Field(
         None,
-        description="With Adaptive, optional: the file in which `longboat profile` has stored what engines of each size take, on a volume of the "
-        "driver.",
+        description="Optional, with Adaptive: the file that `longboat profile` wrote, on a volume of the driver.",
     )
 
 

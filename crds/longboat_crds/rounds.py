@@ -84,7 +84,7 @@ class RoundsSpec(ApiModel):
     )
     prompt_overcommit_mode: Annotated[
         str | None,
-        Removed("leave it out, and choose promptOvercommit by what `longboat simulate` says of a recorded job"),
+        Removed("leave it out, and choose promptOvercommit with `longboat simulate` on a recorded job"),
     ] = Field(None, max_length=64)
     sample_overcommit: float | None = Field(
         None,

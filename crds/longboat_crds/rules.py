@@ -26,21 +26,21 @@ class Changeable(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Marks a field that an earlier release had, or with `values` those that the field had; `cure` says what to do instead.
+    """Marks a field that was removed, or with `values` the values that were. `cure` says what to do instead.
 
-    A manifest that sets the field, or gives it such a value, is refused. A job that is stored with it goes on, and may lose it at any time.
+    A manifest with it is refused. A stored job with it keeps running, and may drop it at any time.
     """
 
     cure: str
     values: tuple[str, ...] = ()
 
     def refuses(self, value: Any) -> bool:
-        """Whether a manifest that gives the field this value is refused."""
+        """Returns whether a manifest that gives the field this value is refused."""
         return value is not None and (not self.values or value in self.values)
 
     @property
     def message(self) -> str:
-        """The message for a manifest that is refused."""
+        """Says what was removed, and the cure."""
         subject = f"{' and '.join(self.values)} " if self.values else ""
         return f"{subject}{'were' if len(self.values) > 1 else 'was'} removed: {self.cure}"
 
@@ -51,7 +51,7 @@ class Removed:
 
 
 def removed(info: FieldInfo) -> Removed | None:
-    """Returns the mark of a removed field, or of one with removed values; None for any other."""
+    """Returns the mark of a removed field or of a field with removed values; None for any other."""
     return next((part for part in info.metadata if isinstance(part, Removed)), None)
 
 

@@ -196,7 +196,7 @@ class Training(ApiModel):
     )
     tracking: TrackingStatus | None = None
     updated: Timestamp | None = Field(None, description="When this was written.")
-    # The API server refuses to apply a whole status for one field that it doesn't know.
+    # The API server rejects a whole status for one unknown field.
     prompt_overcommit: Line | None = Field(None, description=_RETIRED)
     cpu_moves: list[Opaque] | None = Field(
         None,

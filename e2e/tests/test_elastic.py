@@ -18,7 +18,7 @@ from longboat_runtime.rollout.protocol import ReshapePhase
 
 pytestmark = pytest.mark.cluster
 
-# What the rounds of a job have: more than engines of one device hold, for long enough that larger ones are tried.
+# Rounds with more responses than engines of one device hold, long enough to try larger ones.
 GROWING = (SHORT, LONG, LONG, LONG, SHORT)
 # Rounds that overlap have the preemptions of others too: they rise once, and stay.
 STAYING = (SHORT, SHORT, SHORT, LONG, LONG, LONG, LONG)
@@ -57,7 +57,7 @@ def test_engines_are_reshaped_when_nothing_is_preempted(elastic_job: Job) -> Non
     change = training["reshapes"][-1]
     assert (change["tensorParallel"], change.get("failure")) == (1, None)
     assert change["reason"] == (
-        "2 short rounds had no preemptions, and none like them had engines of 1: 2 -> 1 devices an engine"
+        "2 short rounds had no preemptions, and 1 is untried for such rounds: 2 -> 1 devices per engine"
     )
     assert tensor_parallel_shown(elastic_job) == "1"
     assert elastic_job.pod_uids() == pods
@@ -76,7 +76,7 @@ def test_engines_are_reshaped_when_responses_grow(runtime: str, new_job: Callabl
     (change,) = training["reshapes"]
     assert (change["tensorParallel"], change.get("failure")) == (2, None)
     assert change["reason"] == (
-        "2 short rounds were preempted much, and none like them had engines of 2: 1 -> 2 devices an engine"
+        "2 short rounds had many preemptions, and 2 is untried for such rounds: 1 -> 2 devices per engine"
     )
     shapes = [summary["tensorParallel"] for summary in rounds]
     assert shapes == sorted(shapes)

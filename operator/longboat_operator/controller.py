@@ -43,7 +43,7 @@ from longboat_operator.watch.wakes import (
 # A held key is woken by what it waits for or, should that go unseen, after this time.
 HELD_SECONDS = 10.0
 # Changes to a job and its children come in bursts (a pod that ends is five of them): one plan answers all that come within this time.
-# A capacity's plan is cheap, and drivers wait for it, as CPUs that are to move wait for what nodes say.
+# Plans of capacities are cheap and drivers wait for them, so they aren't delayed. Nor is what nodes say about moving CPUs.
 BURST_SECONDS = 0.05
 # Actions of a plan that changes nothing but what people and drivers read.
 _PUBLISHED = (PublishStatus, PublishGrant, EmitEvent)
@@ -79,7 +79,7 @@ class Controller:
         self._clock = clock
         self._rejections: dict[Key, Rejections] = {}
         self._held: set[Key] = set()
-        # The version that each job had after the last plan, of its own or of its capacity, that did nothing but publish and report.
+        # The version of each job after the last plan, its own or its capacity's, that only published and reported.
         self._told_as: dict[Key, int] = {}
         self._leading = False
 
@@ -108,7 +108,7 @@ class Controller:
             self._queue.add(key)
 
     def lead(self) -> None:
-        """Starts to plan, with every existing job and its capacity."""
+        """Starts to plan, beginning with every existing job and its capacity."""
         self._leading = True
         for job, _ in self._cache.jobs():
             self._queue.add(job.capacity)
@@ -166,7 +166,7 @@ class Controller:
     def _expect(self, key: Key, plan: Plan, applied: Applied) -> None:
         """Notes what the cache is to show before the key is planned again.
 
-        A job waits for its capacity's writes too: its plan would publish over a version of the status that is outdated already.
+        A job waits for its capacity's writes too: its plan would otherwise publish over an outdated status.
         """
         self.expectations.expect(key, applied.expectations)
         if isinstance(key, CapacityKey):

@@ -16,8 +16,8 @@ Object = Mapping[str, Any]
 Target = tuple[str, str]
 
 FIELD_MANAGER = "longboat-operator"
-# Grants have a manager of their own, so that neither a job's status write nor a capacity's drops what the other has written.
-# The name is in the managed fields of stored jobs, where a new one would leave the old one's grant behind.
+# Grants have their own manager, so that the plans of a job and of its capacity don't drop each other's fields.
+# Stored jobs have this name in their managed fields: under another one, the old grant would stay.
 GRANT_FIELD_MANAGER = "longboat-operator-pool"
 LABEL_JOB = "longboat.dev/job"
 LABEL_ROLE = "longboat.dev/role"
@@ -88,13 +88,13 @@ class JobKey:
 
     @property
     def capacity(self) -> CapacityKey:
-        """The capacity that the job's rollout pods come from."""
+        """Names the job's capacity."""
         return CapacityKey(self.namespace, self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityKey:
-    """Names a capacity, which its plan alone divides. Each job has one of its own, of the job's name."""
+    """Names a job's capacity, which only the capacity's plan divides. It has the job's name."""
 
     namespace: str
     name: str
@@ -104,7 +104,7 @@ class CapacityKey:
 
     @property
     def job(self) -> JobKey:
-        """The job that the capacity is for."""
+        """Names the job that has this capacity."""
         return JobKey(self.namespace, self.name)
 
 
@@ -114,7 +114,7 @@ Key = JobKey | CapacityKey
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Everything that the plan of a job, or of its capacity, may read. `job` is None when it is gone.
+    """Holds everything that the plan of a job, or of its capacity, may read. `job` is None when it is gone.
 
     `children` maps kind (`Pod`, `Service`, `ServiceAccount`, `Role`, `RoleBinding`, `Secret`, `NetworkPolicy`,
     `PersistentVolumeClaim`, `ControllerRevision`) to objects by name, only those that are the job's (claims also by

@@ -1,4 +1,4 @@
-"""Takes the snapshot that the plan of a job or of a capacity is made from. No awaits, no I/O: the cache is in memory."""
+"""Takes the snapshot from which a job or a capacity is planned. No awaits, no I/O: the cache is in memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Cache(Protocol):
 
 
 def observe(cache: Cache, key: Key, dns_peers: tuple[Object, ...] = DNS_PEERS) -> Observed:
-    """The snapshot of a job or of a capacity, for an operator with these options.
+    """Takes the snapshot of a job or of a capacity, for an operator with these options.
 
     A child counts only if it belongs to this job's uid, so leftovers of an earlier job of the same name are not seen.
     """

@@ -35,7 +35,7 @@ from longboat_operator.status.roles import NOWHERE, summary, survey
 
 
 def plan(observed: Observed, now: datetime) -> Plan:
-    """What to do about a job or a capacity, as data; empty if all is as it should be. `now` is an aware time.
+    """Returns what to do about a job or a capacity, as data; empty if all is as it should be. `now` is an aware time.
 
     Order: what is missing is created, what is superfluous is deleted, then the status is published; last pods are resized. Evidence (a pod with
     its last words) is destroyed only by a plan that finds it recorded in the status, so a plan may be cut short anywhere

@@ -45,7 +45,7 @@ class NotOursError(AlreadyExistsError):
 
 
 class Writes:
-    """Writes for one observed job, or its capacity; what to expect of the cache afterwards collects in `expectations`.
+    """Writes for one observed job, or its capacity, and collects in `expectations` what the cache has to show afterwards.
 
     Methods return what happened, in a word for the metric, and raise `KubeError`.
     """

@@ -102,7 +102,7 @@ def profile(
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the log.")] = False,
 ) -> None:
-    """Measures what the job's engines take, of each size that rollout.parallelism allows, for its mode Adaptive.
+    """Measures the step times of the job's engines, for each size that rollout.parallelism allows.
 
     To be run where rollout pods run, on a machine with the devices of one.
     """
@@ -118,7 +118,8 @@ def profile(
 @app.command("timeline")
 def timeline(
     output: Annotated[
-        Path, typer.Argument(help="Directory of the job: of `longboat run`, or on its checkpoint claim.")
+        Path,
+        typer.Argument(help="The job's directory: the --output of `longboat run`, or the one on its checkpoint claim."),
     ],
     rounds: Annotated[
         str | None,
@@ -141,10 +142,11 @@ def timeline(
 @app.command("simulate")
 def simulate(
     output: Annotated[
-        Path, typer.Argument(help="Directory of the job: of `longboat run`, or on its checkpoint claim.")
+        Path,
+        typer.Argument(help="The job's directory: the --output of `longboat run`, or the one on its checkpoint claim."),
     ],
 ) -> None:
-    """Says what a recorded job's rounds would take with TailBatching, by rounds.promptOvercommit."""
+    """Simulates a recorded job's rounds with TailBatching and several values of rounds.promptOvercommit."""
     from longboat_runtime.local.simulate import compare_factors
 
     raise typer.Exit(compare_factors(output))
@@ -182,7 +184,7 @@ def samples(
     ] = None,
     terminal: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Shows responses that a job with `spec.samples` has written down: prompts, scores, and what became of them."""
+    """Shows responses that a job with `spec.samples` has written: prompts, scores, and what became of them."""
     from longboat_runtime.sample_files.command import Options, show
 
     options = Options(

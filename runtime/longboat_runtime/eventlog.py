@@ -1,4 +1,4 @@
-"""A job's event log: of each incarnation a file of JSON lines, durable up to the last `sync`.
+"""A job's event log: one file of JSON lines per incarnation, durable up to the last `sync`.
 
 Line 1 holds the ledger that the log continues from and where that came from: the incarnation and offset (bytes) in the manifest
 that was resumed, or null. Anything that other incarnations wrote after that offset is dead.
@@ -110,17 +110,16 @@ def end_of(root: Path, incarnation: int) -> LogPosition:
 
 
 def newest(root: Path) -> LogPosition | None:
-    """The end of the newest log below a job's directory; None if there is none. A log without a complete first line counts as empty."""
+    """Returns the end of the newest log in a job's directory, or None without one. A log without a complete first line is passed over."""
     numbers = [int(path.name) for path in (root / INCARNATIONS).glob("*") if path.name.isdecimal()]
     logs = [number for number in sorted(numbers, reverse=True) if log_path(root, number).is_file()]
     return next((end for end in (end_of(root, number) for number in logs) if end.offset), None)
 
 
 def read_log(root: Path) -> Iterator[Event]:
-    """Events of the surviving incarnations below a job's directory, oldest first.
+    """Yields the events in a job's directory that its newest log continues from, and then its own, oldest first.
 
-    That is the newest log, and of those before it the part that it continues. Raises ValueError, with a message for people, if
-    there is no log or a part of it can't be read.
+    Raises ValueError, with a message for people, if there is no log or a part of it can't be read.
     """
     try:
         end = newest(root)

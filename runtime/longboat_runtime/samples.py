@@ -46,7 +46,7 @@ class SampleId(NamedTuple):
 
 
 def sample_seed(job: str, seed: int, sample: SampleId) -> int:
-    """31 bits of blake2b over job, `rounds.seed` and the sample's id: always the same, on every machine and in every process.
+    """Returns 31 bits of blake2b over job, `rounds.seed` and the sample's id, the same on every machine and in every process.
 
     `job` is the uid of the RLJob or, without Kubernetes, its name. A retried sample keeps its seed; a new attempt gets another one.
     """
@@ -54,9 +54,9 @@ def sample_seed(job: str, seed: int, sample: SampleId) -> int:
 
 
 def continued_seed(seed: int, begun: int) -> int:
-    """The seed by which a sample with this seed continues after `begun` tokens.
+    """Returns the seed with which a sample with this seed continues after `begun` tokens.
 
-    It is another one, since with the same seed its next tokens would be drawn with the random numbers that drew its first.
+    It differs, since the same seed would draw the next tokens with the random numbers of the first.
     """
     return _hashed(f"{seed}+{begun}") if begun else seed
 

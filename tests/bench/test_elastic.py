@@ -174,7 +174,7 @@ def test_who_learns_of_a_phase_by_its_first_round_has_the_size_of_the_phase_befo
     known = oracle(SITUATIONS, seconds, 0.5)
     assert known.sizes == {(0, False): 1, (0, True): 1, (1, False): 2, (1, True): 1}
     assert known.seconds == [1 + 1 + 4 + 0.5 + 3 + 3 + 0.5 + 3]
-    assert known.told_late == [1 + 1 + 4 + 9 + 0.5 + 3 + 0.5 + 3]
+    assert known.late_seconds == [1 + 1 + 4 + 9 + 0.5 + 3 + 0.5 + 3]
 
 
 @given(st.lists(st.lists(st.floats(0.1, 10), min_size=6, max_size=6), min_size=4, max_size=4), st.floats(0, 5))

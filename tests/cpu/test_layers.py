@@ -23,7 +23,7 @@ def test_outputs_and_gradients_are_those_of_torch(*, bias: bool, shape: tuple[in
         return [output, *torch.autograd.grad(output, [inputs, *layer.parameters()], gradient)]
 
     expected = results()
-    layers.use(layer)
+    layers.install(layer)
     assert "OneDnnLinear" in type(layer(inputs).grad_fn).__name__
     for found, wanted in zip(results(), expected, strict=True):
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
@@ -32,7 +32,7 @@ def test_outputs_and_gradients_are_those_of_torch(*, bias: bool, shape: tuple[in
 @pytest.mark.parametrize("threads", [1, 2])
 def test_gradients_have_the_same_bits_each_time(threads: int) -> None:
     layer = nn.Linear(24, 40)
-    layers.use(layer)
+    layers.install(layer)
     inputs, gradient = torch.randn(1, 1024, 24), torch.randn(1, 1024, 40)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -68,7 +68,7 @@ def test_norms_and_their_gradients_are_those_of_transformers(shape: tuple[int, .
         ]
 
     expected = results()
-    layers.use(norms)
+    layers.install(norms)
     assert "RmsNorm" in type(norms.plain(inputs).grad_fn).__name__
     assert "RmsNorm" not in type(norms.shifted(inputs).grad_fn).__name__
     for found, wanted in zip(results(), expected, strict=True):
@@ -77,7 +77,7 @@ def test_norms_and_their_gradients_are_those_of_transformers(shape: tuple[int, .
 
 def test_the_same_bits_each_time() -> None:
     layer = nn.Linear(64, 96, bias=False)
-    layers.use(layer)
+    layers.install(layer)
     inputs = torch.randn(1, 100, 64)
     first, second = (torch.autograd.grad(layer(inputs).square().sum(), layer.weight)[0] for _ in range(2))
     assert torch.equal(first, second)
@@ -88,4 +88,4 @@ def test_the_same_bits_each_time() -> None:
     [(DType.FLOAT32, True, True), (DType.FLOAT32, False, False), (DType.BFLOAT16, True, False)],
 )
 def test_only_float32(*, dtype: DType, available: bool, expected: bool) -> None:
-    assert layers.suit(dtype, onednn=available) is expected
+    assert layers.are_faster(dtype, onednn=available) is expected

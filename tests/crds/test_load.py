@@ -66,8 +66,8 @@ def test_what_was_loaded_loads_again() -> None:
         (
             {"spec.rounds.promptOvercommitMode": "Auto"},
             (
-                "spec.rounds.promptOvercommitMode: was removed: leave it out, and choose promptOvercommit by what `longboat simulate` "
-                "says of a recorded job"
+                "spec.rounds.promptOvercommitMode: was removed: leave it out, and choose promptOvercommit with `longboat simulate` "
+                "on a recorded job"
             ),
         ),
         (

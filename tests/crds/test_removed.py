@@ -1,4 +1,4 @@
-"""Fields and values that an earlier release had: a manifest with them is refused with the cure, a job that is stored with them is read."""
+"""Fields and values that were removed: a manifest with them is refused with the cure, and a stored job with them is read."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class PacedFleet(FakeFleet):
                 return
             shortest = min(self.turns)
             self.ended, self.cut_at = self.ended + 1, shortest[0]
-            work = Work(len(self.lengths), self.ended, len(self.lengths), 1, tuple(sorted(self.lengths)))
+            work = Work(len(self.lengths), self.ended, 1, tuple(sorted(self.lengths)))
             model, most = TRUTH[self.tensor_parallel], self.site.spec.rollout.max_sequences
             seconds = round_seconds(model, DEVICES // self.tensor_parallel, most, work)
             self.site.seconds = self.begun_at + round(seconds * 1024) / 1024
@@ -165,7 +165,7 @@ async def test_a_load_that_grows_gets_larger_engines(whole: PacedSite) -> None:
     change = whole.broker.status.training.reshapes[0]
     assert change.tensor_parallel == reshapes(whole)[0].tensor_parallel
     assert change.reason == reshapes(whole)[0].reason
-    assert "the last rounds would have taken" in change.reason
+    assert "recent rounds would have been" in change.reason
 
 
 @pytest.mark.parametrize(

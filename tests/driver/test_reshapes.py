@@ -30,7 +30,7 @@ DEVICES = 4
 
 
 class TickingSite(Site):
-    """Time passes whenever somebody looks, so that rounds take some."""
+    """Advances time at each look, so that rounds take some."""
 
     def clock(self) -> float:
         self.seconds += 10.0
@@ -76,7 +76,7 @@ async def test_engines_are_reshaped_before_the_next_round(tmp_path: Path) -> Non
     (body,) = reshapes(site)
     assert (body.tensor_parallel, body.seconds, body.failure) == (2, {"start": 2.0}, "")
     assert body.reason == (
-        "2 short rounds were preempted much, and none like them had engines of 2: 1 -> 2 devices an engine"
+        "2 short rounds had many preemptions, and 2 is untried for such rounds: 1 -> 2 devices per engine"
     )
     bodies = history(site)
     opened = [i for i, one in enumerate(bodies) if isinstance(one, events.RoundOpened)]

@@ -18,7 +18,7 @@ from longboat_runtime.rounds.tail_batching import TailBatching
 from longboat_runtime.samples import FinishReason, GradeKind, PromptId, SampleId
 from longboat_runtime.simulate.curve import StepCurve
 from longboat_runtime.simulate.lengths import TwoLevel
-from longboat_runtime.simulate.overcommit import PERIODS, by_factor
+from longboat_runtime.simulate.overcommit import PERIODS, simulate_factors
 from longboat_runtime.simulate.recording import Recording, fold
 from longboat_runtime.simulate.simulation import simulate
 from longboat_runtime.simulate.site import Site
@@ -51,7 +51,7 @@ def seconds(factor: float) -> float:
 @pytest.mark.extended
 def test_the_best_factor_is_nearly_the_best_in_truth() -> None:
     """By one window of eight periods."""
-    runs = by_factor(recording(play(Racing(prompt_overcommit=1.25), 32, np.random.default_rng(1)).prompts()))
+    runs = simulate_factors(recording(play(Racing(prompt_overcommit=1.25), 32, np.random.default_rng(1)).prompts()))
     predicted = {factor: fmean(run.rollout_per_round for run in of) for factor, of in runs.items()}
     truth = {factor: seconds(factor) for factor in PERIODS}
     best = min(predicted, key=lambda factor: predicted[factor])
@@ -60,7 +60,7 @@ def test_the_best_factor_is_nearly_the_best_in_truth() -> None:
 
 
 def test_equal_responses_take_as_long_with_every_factor_that_launches_as_many() -> None:
-    runs = by_factor(recording([ALIKE] * 60))
+    runs = simulate_factors(recording([ALIKE] * 60))
     each = 200 * StepCurve.of(STEPS)(PROMPTS * GROUP // ENGINES)
     assert [run.rollout_per_round for run in runs[1.0]] == pytest.approx([each] * len(runs[1.0]), rel=1e-6)
 
@@ -71,7 +71,7 @@ def test_domains_with_quotas_have_lengths_of_their_own() -> None:
     math = [PromptLengths("math", (300,) * GROUP, (), (), (300,) * GROUP) for _ in range(60)]
     quotas = {"code": PROMPTS // 2, "math": PROMPTS // 2}
     flat = replace(MEASURED, step_times={1: StepTimes(100, 1.0)})
-    runs = by_factor(recording([*code, *math], quotas=quotas, rounds=[flat]))
+    runs = simulate_factors(recording([*code, *math], quotas=quotas, rounds=[flat]))
     assert fmean(run.rollout_per_round for run in runs[1.0]) == pytest.approx(300 * 0.01)
 
 
@@ -131,7 +131,7 @@ def test_a_job_that_cannot_be_simulated_is_told_why(tmp_path: Path, capsys: pyte
     with pytest.raises(ValueError, match="no step was trained yet"):
         fold([body for body in log() if not isinstance(body, events.StepCommitted)])
     unmeasured = [replace(body, step_times={}) if isinstance(body, RoundMeasured) else body for body in log()]
-    with pytest.raises(ValueError, match="record another job"):
+    with pytest.raises(ValueError, match="run another job"):
         fold(unmeasured)
     assert compare_factors(tmp_path) == 1
     assert capsys.readouterr().err.startswith(f"OUTPUT {tmp_path}: no events in ")

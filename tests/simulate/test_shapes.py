@@ -166,9 +166,9 @@ def test_pods_change_together_unless_rounds_overlap() -> None:
 
 def test_shapes_that_cannot_be_are_refused() -> None:
     shapes = Shapes(THROUGHPUT, FixedShape(1), 2)
-    with pytest.raises(ValueError, match="engines of 4, modelled are"):
+    with pytest.raises(ValueError, match="engines of 4; there are models of"):
         replace(shapes, planner=FixedShape(4))
-    with pytest.raises(ValueError, match="need devices"):
+    with pytest.raises(ValueError, match="must be at least 1"):
         replace(shapes, pods=0)
     with pytest.raises(ValueError, match="or shapes"):
         Site(StepCurve((1,), (1.0,)), shapes=shapes)

@@ -49,10 +49,10 @@ def test_what_may_change_when(jobs: Jobs, new_job: NewJob, path: str) -> None:
             jobs.merge(suspended, patch)
 
 
-def test_a_job_that_is_stored_with_a_removed_field_goes_on_until_someone_sets_it_again(
+def test_a_stored_job_with_a_removed_field_keeps_running_and_its_field_can_only_be_dropped(
     server: Cluster, jobs: Jobs, new_job: NewJob
 ) -> None:
-    """Stores the job under the CRD of an earlier release, which had no rule about the field."""
+    """Stores the job under a CRD without the rule, like that of an earlier release."""
     field = "spec.rounds.promptOvercommitMode"
     crd = json.loads(server.kubectl("get", "crd", "rljobs.longboat.dev", "-o", "json"))
     spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]

@@ -48,7 +48,7 @@ def test_the_operators_two_managers_take_nothing_from_each_other(jobs: Jobs, new
     assert jobs.get(name)["status"] == {"phase": "Running", "allocation": mine | {"rolloutReplicas": 1}}
 
 
-def test_a_driver_of_an_earlier_release_goes_on_reporting(jobs: Jobs, new_job: NewJob) -> None:
+def test_a_driver_of_an_earlier_release_keeps_reporting(jobs: Jobs, new_job: NewJob) -> None:
     name = new_job()
     moves = [{"step": 1, "demand": 1, "reason": "code gets 500m", "gainExpected": "10.0%"}]
     progress = {"state": "Running", "incarnation": 1, "step": 3}

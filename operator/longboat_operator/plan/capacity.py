@@ -1,7 +1,7 @@
-"""Grants a job of its capacity: rollout pods, which of them it has to give back, and the CPUs of reward pods. Pure.
+"""Decides what a job is granted: rollout pods, which of them it must give back, and CPUs of reward pods. Pure.
 
-A capacity's plan divides, the job's plan (`places`, `leaving`) spends what it was granted. A capacity has one job, so what it may
-give is bounded by the job's spec alone.
+A capacity's plan divides it, and the job's plan (`places`, `leaving`) uses what was granted. A capacity has one job, so only that job's
+spec bounds its grants.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The snapshots of a job and of its capacity with their parts parsed: spec, status, and pods by role. Pure."""
+"""Reads the snapshots of a job and of its capacity: spec, status, and pods by role. Pure."""
 
 from __future__ import annotations
 
@@ -134,12 +134,12 @@ class JobView:
 
     @property
     def grant(self) -> RolloutGrant | None:
-        """Rollout pods that the job may have, and those that it has to give back; None until its capacity was planned."""
+        """Rollout pods that the job may have, and those that it has to give back; None until its capacity is planned."""
         return rollout_grant(self.status)
 
     @property
     def reward_grant(self) -> RewardGrant | None:
-        """CPUs that reward pools may have; None without spec.rewardCpu, and until the capacity was planned."""
+        """CPUs that reward pools may have; None without spec.rewardCpu, and until the capacity is planned."""
         return reward_grant(self.status)
 
     def published(self, role: Role) -> RoleStatus | None:
@@ -161,7 +161,7 @@ class JobView:
 
 @dataclass(frozen=True, slots=True)
 class CapacityView:
-    """What the plan of a capacity reads of its job: `status` without what it doesn't read, and rollout pods."""
+    """Holds what a capacity's plan reads of its job: rollout pods, and of the `status` only the fields that it uses."""
 
     job: JobRef
     replicas: int
@@ -184,7 +184,7 @@ class CapacityView:
         return holds(self.status.conditions, ConditionType.SUSPENDED)
 
 
-_READ_BY_GRANTS = ("demand", "allocation", "conditions", "suspendTime")
+_STATUS_OF_A_CAPACITY = ("demand", "allocation", "conditions", "suspendTime")
 
 
 def read_capacity(observed: Observed, job: Object) -> CapacityView:
@@ -203,9 +203,9 @@ def read_capacity(observed: Observed, job: Object) -> CapacityView:
         if "rewardCpu" in spec
         else (None, ())
     )
-    kept = {name: status[name] for name in _READ_BY_GRANTS if name in status}
-    if found := (status.get("roles") or {}).get("rollout"):
-        kept["roles"] = {"rollout": found}
+    kept = {name: status[name] for name in _STATUS_OF_A_CAPACITY if name in status}
+    if role := (status.get("roles") or {}).get("rollout"):
+        kept["roles"] = {"rollout": role}
     return CapacityView(
         job=job_ref(job),
         replicas=replicas,

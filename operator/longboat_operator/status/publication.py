@@ -86,7 +86,7 @@ def final_status(view: JobView, end: Finding, counts: Memories, now: datetime) -
 
 
 def operator_part(status: RLJobStatus) -> dict[str, Any]:
-    """The fields that a job's plan owns, all of them that are set, as JSON: without the grant, which is its capacity's."""
+    """Returns the fields that are set and that a job's plan owns, as JSON. The grant belongs to its capacity's plan."""
     part = status.model_dump(mode="json", by_alias=True, exclude_none=True, include=_OPERATOR_ATTRIBUTES)
     if "allocation" in part:
         part["allocation"].pop("grant", None)

@@ -27,13 +27,15 @@ _ROLLOUT_DEMAND = ("incarnation", "number", "replicas", "giveFirst")
 
 
 def wakes_job(old: Object | None, new: Object | None) -> bool:
-    """Whether an object's change from `old` to `new` (None: not there) calls for a plan of its job.
+    """Returns whether an object's change from `old` to `new` (None: not there) calls for a plan of its job.
 
-    Everything does but: resourceVersion and managed fields, which change with every write; of a job `status.training` beyond
-    `state`, `incarnation` and new reshapes, so a job that only reports steps costs no plan; and of its demand for rollout pods
-    all but its incarnation and which of the pods that the grant takes back are drained: that is its capacity's affair. The rest of
-    `demand` (but for that of CPUs for reward pods, which its capacity answers), `checkpoint`, `problem`, the grant, the spec,
-    metadata and the operator's own part of the status, should someone else change it, do.
+    Every change does, except changes of:
+    * resourceVersion and managed fields, which change with every write;
+    * a job's `status.training` other than `state`, `incarnation` and new reshapes, so that reports of steps cost no plan;
+    * its demand for rollout pods, other than the incarnation and which of the leaving pods are drained: its capacity's plan reads the rest;
+    * its demand for CPUs of reward pods, which its capacity's plan answers.
+
+    So changes of the spec, the grant, `checkpoint` and `problem` do, and changes that others make to the operator's part of the status.
     """
     if old is None or new is None:
         return old is not new
@@ -56,7 +58,7 @@ def wakes_its_writer(old: Object | None, new: Object | None) -> bool:
 
 
 def wakes_its_grantor(old: Object | None, new: Object | None) -> bool:
-    """Whether a change of a job that is nothing but the grant that a plan of its capacity has published calls for another one.
+    """Returns whether a grant that its capacity's plan has published in a job calls for another such plan.
 
     Rule: it doesn't, unless anything else that the plan reads has changed: the same demand, bounds and pods get the same again.
     """
@@ -65,10 +67,10 @@ def wakes_its_grantor(old: Object | None, new: Object | None) -> bool:
 
 
 def wakes_capacity(old: Object | None, new: Object | None) -> bool:
-    """Whether an object's change from `old` to `new` (None: not there) calls for a plan of its job's capacity.
+    """Returns whether an object's change from `old` to `new` (None: not there) calls for a plan of its job's capacity.
 
-    Only what that plan reads does: of a job its bounds, its demand, what it was granted, whether it is suspended or finished,
-    and which rollout pods its status has ceased to record; of rollout pods whether they are there, ready, or about to go.
+    Only what that plan reads does. Of a job that is its bounds, its demand, its grant, whether it is suspended or finished, and which
+    rollout pods its status no longer records. Of rollout pods it is whether they exist, are ready, or are about to go.
     """
     before, after = (_of_a_capacity(obj) if obj is not None else None for obj in (old, new))
     return _wakes_capacity(before, after)

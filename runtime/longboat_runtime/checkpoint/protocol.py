@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A complete checkpoint of one step boundary.
+    """Describes a complete checkpoint of one step boundary.
 
-    `directory` holds it; `state` is the driver's part as JSON values (data cursor, ledger, log position, weight version).
+    `directory` holds it; `state` is the driver's part, as JSON values (data cursor, ledger, log position, weight version).
     """
 
     incarnation: int
@@ -22,31 +22,31 @@ class Manifest:
 
     @property
     def model(self) -> Path:
-        """What `TrainerGroup.write` wrote and `restore` reads."""
+        """The directory that `TrainerGroup.write` wrote and `restore` reads."""
         return self.directory / "trainer"
 
 
 class Checkpoints(Protocol):
-    """The complete checkpoints of all incarnations of a job, and the way to make another one.
+    """Saves and finds the complete checkpoints of all incarnations of a job.
 
-    `damaged` names those that `newest` passed over because their files are not as they were written, each with the cause. The newest
-    `keep` stay; a change of that number takes effect when the next one is saved.
+    `damaged` names those that `newest` passed over because their files have changed since they were written, each with the cause. The
+    newest `keep` stay; a change of that number takes effect when the next one is saved.
     """
 
     damaged: tuple[str, ...]
     keep: int
 
     def newest(self) -> Manifest | None:
-        """Highest incarnation first, then highest step: what a lost driver still writes never counts. None if there is none.
+        """Returns the checkpoint of the highest incarnation, and of these the highest step; None without one.
 
-        Raises SpecProblem (CheckpointCorrupt) if there are some and none is whole.
+        So what a lost driver still writes never counts. Raises SpecProblem (CheckpointCorrupt) if all that exist are damaged.
         """
 
     async def save(
         self, step: int, state: Mapping[str, Any], write_model: Callable[[Path], Awaitable[None]]
     ) -> Manifest:
-        """One transaction: `write_model(directory / "trainer")`, then files, directory and manifest, the manifest last.
+        """Writes a checkpoint in one transaction: `write_model(directory / "trainer")`, then files and directory, the manifest last.
 
-        Then removes checkpoints beyond `keep`. Raises SpecProblem (CheckpointVolumeFull) or OSError with the earlier ones
-        untouched and nothing half-made left behind.
+        Then removes checkpoints beyond `keep`. Raises SpecProblem (CheckpointVolumeFull) or OSError, and leaves the earlier ones
+        untouched and no partial one.
         """

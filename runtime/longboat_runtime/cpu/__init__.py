@@ -1,10 +1,10 @@
-"""What engines and trainers of small models compute differently on CPUs. Nothing here is imported for GPUs.
+"""Speeds up engines and trainers of small models on CPUs. Nothing here is imported on GPUs.
 
-The names are those that vLLM is given: the modules behind them can't be imported without it.
+vLLM gets these modules by name, since they can't be imported without it.
 """
 
-# `norms`, among vLLM's providers of kernels.
+# The name of `cpu.norms` among vLLM's kernel providers.
 NORM_PROVIDER = "longboat"
-# The extension of an engine's workers, and of workers that can't all run at once.
+# vLLM's worker extension, and the one for more workers than CPUs.
 WORKER_EXTENSION = "longboat_runtime.cpu.worker.CpuWorker"
 CROWDED_WORKER_EXTENSION = "longboat_runtime.cpu.crowded.CrowdedWorker"

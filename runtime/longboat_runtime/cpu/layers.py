@@ -25,15 +25,15 @@ from longboat_crds.model import DType
 _IMAGES = 16
 
 
-def suit(dtype: DType, *, onednn: bool) -> bool:
-    """Returns whether a model on CPUs should have these layers, given whether torch has oneDNN. Other number formats go through it anyway."""
+def are_faster(dtype: DType, *, onednn: bool) -> bool:
+    """Returns whether these layers are faster. Torch uses oneDNN for other dtypes anyway."""
     return onednn and dtype is DType.FLOAT32
 
 
-def use(model: nn.Module, *, norms: bool = True) -> None:
-    """Makes the linear layers of `model`, and its RMS norms if `norms`, compute by these.
+def install(model: nn.Module, *, norms: bool = True) -> None:
+    """Makes the linear layers of `model` compute with these, and with `norms` its RMS norms too.
 
-    Torch compiles a norm into fewer passes than it takes here; a layer that is compiled keeps the model's own.
+    A compiled model keeps its own norms: torch compiles a norm into fewer passes than it takes here.
     """
     for module in model.modules():
         kind: Any = type(module)

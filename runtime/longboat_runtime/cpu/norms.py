@@ -1,9 +1,10 @@
 """Norms of an eager engine on CPUs by vLLM's own kernels.
 
-vLLM has kernels for RMS norms on CPUs, but takes several operations of torch for each: what suits its compiler, an eager engine pays
-for one by one, seventeen times a step in a model of four layers. With the kernels a step of 32 sequences takes a tenth less.
+vLLM has kernels for RMS norms on CPUs, but by default computes each norm with several torch operations, which its compiler fuses. An
+eager engine runs them one by one, seventeen times a step in a model of four layers. With the kernels a step of 32 sequences takes a tenth
+less.
 
-Importing this module makes them known to vLLM as NORM_PROVIDER.
+Importing this module registers them with vLLM as NORM_PROVIDER.
 """
 
 from __future__ import annotations

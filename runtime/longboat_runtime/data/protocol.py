@@ -1,4 +1,4 @@
-"""The protocol of a source of prompts, and of the check that it is given."""
+"""The protocol of a source of prompts, and of the check of its rows."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ RowCheck = Callable[[Mapping[str, Any], str, Any, str], None]
 
 
 class PromptSource(Protocol):
-    """Rows in a resumable order."""
+    """Draws prompts from rows, in a resumable order."""
 
     @property
     def skipped(self) -> int | None:
-        """Rows that are never drawn because they are too long, as far as they are known; None if such rows fail the job."""
+        """The number of rows known to be too long, which are never drawn; None if such rows fail the job."""
 
     def draw(self, count: int, domain: str = "") -> list[PromptId]:
-        """The next prompts of a domain (of all rows where the job has no quotas); wraps into a new epoch with its own permutation."""
+        """Draws the next prompts of a domain, or of all rows where the job has no quotas. Each epoch has its own permutation."""
 
     def row(self, prompt: PromptId) -> Row:
-        """The row of a prompt. It is kept until `forget`, and can be had again after that."""
+        """Returns the row of a prompt. It is cached until `forget`, and can be read again after that."""
 
     def forget(self, prompts: Iterable[PromptId]) -> None:
-        """The rows of these prompts aren't needed for now."""
+        """Drops the rows of these prompts from the cache."""
 
     def domain(self, row: int) -> str:
-        """The domain of a row; empty if rows have none."""
+        """Returns the domain of a row; empty if rows have none."""
 
     def state(self) -> Mapping[str, Any]: ...
 

@@ -37,7 +37,7 @@ _DOMAINS_NAMED = 5
 
 
 class TablePrompts:
-    """`protocol.PromptSource` over a table. Rows of files are all checked at the start, generated rows as they are drawn.
+    """Implements `protocol.PromptSource` over a table. Checks all rows of files at the start, and generated rows as they are drawn.
 
     With `quotas`, rows are drawn by domain, and each domain has its own cursor. With `dataset.tooLongPrompts: Skip` the cursors
     pass over rows that are too long as if the dataset didn't have them: they are never prompts, in any epoch. `check` says whether a row

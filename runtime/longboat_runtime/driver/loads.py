@@ -56,7 +56,7 @@ class Loads:
         if kind is None or not of_round:
             return None
         sizes = {load.tensor_parallel for load in of_round.values()}
-        # Engines that changed meanwhile count twice: what such a round took says nothing of its shape.
+        # If engines changed size meanwhile, the round's seconds say nothing about either size.
         work = works.of(number) if len(sizes) == 1 else None
         return total(of_round.values()).measured(number, kind, len(of_round), work)
 

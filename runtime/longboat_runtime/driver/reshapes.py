@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,16 +58,16 @@ class Reshapes:
     async def resume(self, snapshot: Mapping[str, Any] | None) -> None:
         """Starts from the plan of a checkpoint, if there is one; engines have been started in its shape (`starting_shape`).
 
-        Raises SpecProblem if rounds are priced by a profile that can't be used.
+        Raises SpecProblem if the profile can't be used.
         """
         self._all = await asyncio.to_thread(bounds_of, self._job)
         self._profile = await asyncio.to_thread(profile_of, self._job, self._spec, self._all)
         self._present = self._components.fleet.tensor_parallel
         self._reporter.set_tensor_parallel(self._present)
         self._plan = ParallelismPlan(self._present)
-        # What rounds have taught is of no use with another profile, nor is the plan in a checkpoint of an earlier release.
+        # A plan that was learned with another profile, or saved by an earlier release, is discarded.
         followed = snapshot is not None and snapshot.get("profile", "") == self._spec.parallelism.profile
-        if snapshot and followed and self._spec.parallelism.mode is not ParallelismMode.FIXED:
+        if snapshot and followed:
             self._plan = ParallelismPlan.from_snapshot(snapshot["plan"], self._bounds)
 
     @property
@@ -78,6 +79,8 @@ class Reshapes:
     @property
     def _bounds(self) -> Bounds:
         bounds = self._spec.parallelism
+        if bounds.mode is ParallelismMode.FIXED:
+            return replace(self._all, sizes=(self._all.start,))
         return self._all.within(bounds.min_tensor_parallel, bounds.max_tensor_parallel)
 
     async def edit(self, spec: RolloutSpec) -> None:
@@ -99,14 +102,14 @@ class Reshapes:
             return
         self._reporter.problems.clear(Reason.PROFILE_INVALID)
         self._spec, self._profile = edited, profile
-        self._plan = self._plan.bounded(spec.parallelism.mode, self._bounds)
+        self._plan = self._plan.bounded(self._bounds)
 
     def measured(self, body: events.RoundMeasured, left: int) -> None:
-        """A round has been measured; `left` follow."""
+        """Updates the plan from a measured round that `left` others follow, and begins a reshape if it calls for one."""
         if self._plan.failed and self._failed_among != frozenset(self._components.fleet.pods):
             self._plan = self._plan.on_other_pods()
         limits = Limits(self._spec.max_sequences, self._spec.sampling.max_tokens)
-        rules = PlanRules(self._spec.parallelism.mode, self._bounds, limits, self._profile)
+        rules = PlanRules(self._bounds, limits, self._profile)
         self._plan = self._plan.after_round(body, rules, left)
         self._waiting = False
         if left > 0 and self._plan.size != self._present and self._working is None:
@@ -119,7 +122,7 @@ class Reshapes:
         self._waiting = False
 
     def happened(self, body: events.Reshaped) -> None:
-        """What a reshape took is learned with its event."""
+        """Records what a reshape took."""
         if not body.failure:
             self._plan = self._plan.reshaped(body.tensor_parallel, sum(body.seconds.values()))
 
@@ -172,7 +175,7 @@ def bounds_of(job: Job) -> Bounds:
 
 
 def profile_of(job: Job, rollout: RolloutSpec, bounds: Bounds) -> Profile | None:
-    """The profile that rounds are priced by; None without one, or if shapes are fixed. Raises SpecProblem if it can't be used.
+    """Returns the profile that rounds are priced by; None without one, or if shapes are fixed. Raises SpecProblem if it can't be used.
 
     Its engines have the KV cache for which the spec gives memory, whatever was measured.
     """
@@ -188,7 +191,7 @@ def profile_of(job: Job, rollout: RolloutSpec, bounds: Bounds) -> Profile | None
 
 
 def check_profile(job: Job) -> None:
-    """Raises SpecProblem if rounds are priced by a profile that can't be used."""
+    """Raises SpecProblem if the profile can't be used."""
     profile_of(job, job.spec.rollout, bounds_of(job))
 
 

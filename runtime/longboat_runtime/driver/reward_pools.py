@@ -135,7 +135,7 @@ class RewardPools:
         self._reporter.ask_cpus(demand)
 
     def _cpu_metrics(self) -> dict[str, float]:
-        """Returns CPUs that each pool may have, and how often other CPUs were asked for."""
+        """Returns, for each pool, its granted CPUs, and how often other CPUs were asked for."""
         if self._granted is None:
             return {}
         granted = asked_cpus(self._granted)

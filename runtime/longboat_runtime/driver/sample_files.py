@@ -1,4 +1,4 @@
-"""Orders the files of `spec.samples`: notes what happened to the groups of a step, and holds the data of those to be written.
+"""Requests the files of `spec.samples`: notes what happened to the groups of a step, and holds the data of those to be written.
 
 The trainer's first rank writes a file in the background while the next step runs; then the data is deleted.
 """

@@ -30,12 +30,12 @@ _STANDARD_ERROR = 2
 
 @runtime_checkable
 class Inspectable(Protocol):
-    """A component that can say where its processes hang. Fleet, pool and trainer group implement it where they can."""
+    """Says where a component's processes hang. Fleet, pool and trainer group implement it where they can."""
 
     async def stacks(self) -> Mapping[str, str]:
-        """`stacks.thread_stacks()` of every process of the component, by name (`engine-0`, `trainer-1`).
+        """Returns `stacks.thread_stacks()` of every process of the component, by name (`engine-0`, `trainer-1`).
 
-        Actors answer from a concurrency group of their own, so that one that is stuck in a call answers too.
+        Actors answer in a separate concurrency group, so that an actor that is stuck in a call answers too.
         """
 
 

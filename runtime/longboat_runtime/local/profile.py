@@ -89,7 +89,7 @@ def _measured(spec: RLJobSpec, size: int, console: Console) -> ProfiledEngine:
     began = time.monotonic()
     has: NodeDevices = node.has
     actor = ray.remote(MeasuredEngine).options(num_cpus=0, resources={RESOURCE: size}).remote(config, has)
-    kv_tokens, block_tokens, longest = ray.get(actor.start.remote())
+    kv_tokens, longest = ray.get(actor.start.remote())
     started = time.monotonic() - began
     sequences, contexts = grid(kv_tokens, spec.rollout.max_sequences, longest)
     cells: dict[tuple[int, int], float] = {}
@@ -109,7 +109,6 @@ def _measured(spec: RLJobSpec, size: int, console: Console) -> ProfiledEngine:
     half = sorted(prefills)[len(prefills) // 2 :]
     return ProfiledEngine(
         kv_tokens=kv_tokens,
-        block_tokens=block_tokens,
         prefill_seconds=median(seconds for _, seconds in half),
         sequences=sequences,
         contexts=contexts,

@@ -1,4 +1,4 @@
-"""`longboat simulate`: compares factors of overcommitment on a recorded job."""
+"""`longboat simulate`: compares values of promptOvercommit on a recorded job."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from statistics import fmean, stdev
 import typer
 
 from longboat_runtime.eventlog import read_log
-from longboat_runtime.simulate.overcommit import by_factor
+from longboat_runtime.simulate.overcommit import simulate_factors
 from longboat_runtime.simulate.recording import Recording, fold
 from longboat_runtime.simulate.simulation import SimulatedRun
 
 _FAILED = 1
-_HEAD = ("promptOvercommit", "seconds a round", "long rounds", "generated : kept", "most tokens of an engine")
+_HEAD = ("promptOvercommit", "seconds a round", "long rounds", "generated : kept", "peak tokens per engine")
 
 
 def compare_factors(output: Path) -> int:
-    """Prints what the job in `output` would take with each factor; returns the exit status: 0 done, 1 failed."""
+    """Prints how long rounds of the job in `output` would take with each factor. Returns the exit status: 0 done, 1 failed."""
     try:
         recording = fold(event.body for event in read_log(output.resolve()))
     except ValueError as error:
         typer.echo(f"OUTPUT {output}: {error}", err=True)
         return _FAILED
-    runs = by_factor(recording)
+    runs = simulate_factors(recording)
     for line in (*_about(recording), "", *_table(runs)):
         typer.echo(line)
     return 0

@@ -1,4 +1,4 @@
-"""Divides `rewardCpu.total` over the reward pools of a job. Pure.
+"""Divides `rewardCpu.total` among the reward pools of a job. Pure.
 
 CPUs are whole millicores here.
 """

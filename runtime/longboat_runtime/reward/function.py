@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Where the graders' container sees the ConfigMaps that rewards name: <root>/<ConfigMap>/<key>.
 CONFIG_MAPS = "/etc/longboat/rewards"
-# What a sandbox's case runner may need beyond the time of its programs, in seconds: reading long test cases, starting, comparing.
+# The seconds that a sandbox's case runner may need beyond those of its programs, to read long test cases, start and compare.
 _OUTSIDE_SECONDS = 60.0
 
 

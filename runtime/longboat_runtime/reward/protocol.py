@@ -11,10 +11,10 @@ from longboat_runtime.samples import Grade, Row, SampleId, TimeLimit
 
 
 class Urgency(NamedTuple):
-    """What a grade decides, as far as the driver knows when it asks for it; pools grade in this order (`reward.queue`).
+    """Orders grades by what depends on them; pools grade the smallest first (`reward.queue`).
 
-    `round` is the number of the sample's round; an evaluation's grades are before those of any round (0), since the next optimizer step
-    waits for them. `missing` is how many samples of its group lack a grade, this one included.
+    `round` is the number of the sample's round, 0 for an evaluation, whose grades come first since the next optimizer step waits for
+    them. `missing` is the number of samples of its group without a grade, including this one.
     """
 
     round: int = 0
@@ -22,31 +22,31 @@ class Urgency(NamedTuple):
 
 
 class RewardScheduler(Protocol):
-    """All reward pools of a job. `unserved` are the names of those without a worker to grade samples."""
+    """Grades samples in all reward pools of a job. `unserved` names the pools without a worker."""
 
     @property
     def unserved(self) -> Sequence[str]: ...
 
     @property
     def isolation(self) -> Mapping[str, IsolationInForce]:
-        """How the grades of each reward are kept apart now, by name of the reward."""
+        """The isolation in force between the grades of each reward, by its name."""
 
     @property
     def loads(self) -> Mapping[str, PoolLoad]:
-        """What each pool has to do now, by name."""
+        """The current load of each pool, by its name."""
 
     async def grade(
         self, sample: SampleId, row: Row, urgency: Urgency = ..., limits: Mapping[str, TimeLimit] | None = None
     ) -> Grade:
-        """Grades a stored sample, by all pools at once that have a reward for it.
+        """Grades a stored sample, in all pools with a reward for it at once.
 
-        A grader error has been retried on another worker before it is returned. Cancelling the call gives the grade up: it leaves the
-        queue, or is ended where it runs. Raises KeyError if the store has lost the sample.
+        A grader error is returned only after a retry on another worker. Cancelling the call cancels the grade, queued or running. Raises
+        KeyError if the store has lost the sample.
 
-        `limits` are there for the rewards whose timeouts are learned, by name; the grade has `times` for them.
+        `limits` has the limits of rewards whose timeouts are learned, by name; the grade has `times` for these rewards.
         """
 
     def flush(self) -> None:
-        """Nothing more is being generated: samples that wait to be sent together with others are sent now."""
+        """Sends samples that wait to be sent with others. Called when nothing more is being generated."""
 
     async def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""All reward pools of a job: `protocol.RewardScheduler` on Ray."""
+"""Grades samples in all reward pools of a job: `protocol.RewardScheduler` on Ray."""
 
 from __future__ import annotations
 

@@ -280,7 +280,7 @@ def _json(text: Any, where: str) -> Any:
 
 
 def _loads(text: Any) -> Any:
-    """JSON. A number that is longer than this process converts, but not than a case runner does, is a float: its value doesn't matter here."""
+    """Parses JSON. A number too long for this process, but not for a case runner, becomes a float: its value doesn't matter here."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:

@@ -15,7 +15,7 @@ VLLM_VERSION = "0.32.0"
 # On CPU vLLM's own default is nine tenths of the node's memory, whatever the pod may use.
 CPU_KV_CACHE_BYTES = 2**30
 
-# Names of `longboat_runtime.rollout.scheduler`, which can't be imported without vLLM.
+# Names in `longboat_runtime.rollout.scheduler`, which can't be imported without vLLM.
 SCHEDULER = "longboat_runtime.rollout.scheduler.CountingScheduler"
 ASYNC_SCHEDULER = "longboat_runtime.rollout.scheduler.CountingAsyncScheduler"
 
@@ -37,7 +37,7 @@ def engine_arguments(
     have priorities so that the parity probe can go first. On CPU a prompt is never cut in chunks: vLLM 0.32
     rewinds a seeded generator after each but the last chunk, which a CPU generator can't do, and the engine dies. Nor is the next
     step scheduled while one is computed: both need the same CPU (measured: a decode step takes a fifth longer). An eager engine there
-    takes kernels for norms (`cpu.norms`); a compiled one has the compiler's.
+    uses the kernels for norms of `cpu.norms`; a compiled engine has the compiler's.
     """
     arguments: dict[str, Any] = {
         "model": config.model,

@@ -80,7 +80,7 @@ class RayRolloutFleet:
         self._report([self._waiting.pop(sample).unstarted for sample in ids if sample in self._waiting])
 
     def drain(self, engines: Collection[str]) -> Coroutine[Any, Any, None]:
-        """See protocol.RolloutFleet: nothing new goes there from this call on. Without another open engine, samples wait here for one."""
+        """See protocol.RolloutFleet. Sends nothing new there from this call on. Without another open engine, samples wait here for one."""
         there = [engine for engine in engines if engine in self._keeper.members]
         self._draining.update(there)
         for engine in there:

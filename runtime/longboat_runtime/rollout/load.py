@@ -1,4 +1,4 @@
-"""What engines feel: what one did in a while, and what all of a round's did together. Pure."""
+"""The load of engines: of one over a time, and of all in a round. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from longboat_runtime.rounds.events import RoundKind, RoundMeasured, RoundWork, 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What an engine of `tensor_parallel` devices did in a while; several added up are engines or times together.
+    """Reports the load of an engine of `tensor_parallel` devices in a while. Loads of several engines or times add up.
 
     `preemptions` are those for want of KV cache; `interrupted` counts running sequences whose keys and values were computed again
-    because a publication replaced the weights. `step_times` are its steps by the number of sequences they worked on (`step_times.rounded`), `generated_tokens` what they drew. At most
-    `running` sequences ran at a time and `waiting` waited, and at most the share `kv_usage` (0..1) of the KV cache was in use: of
-    several, the largest of any one.
+    because a publication replaced the weights. `step_times` are its steps by the number of sequences they worked on
+    (`step_times.rounded`), `generated_tokens` the tokens they drew. At most `running` sequences ran at a time and `waiting` waited, and
+    at most the share `kv_usage` (0..1) of the KV cache was in use. Of several engines, these are the largest values of any.
     """
 
     tensor_parallel: int

@@ -65,8 +65,8 @@ class MeasuredEngine:
         self._random = random.Random(0)
         self._requests = 0
 
-    def start(self) -> tuple[int, int, int]:
-        """Starts vLLM as for the job's engines; returns the tokens of its KV cache, of each of its blocks, and of its longest sequence."""
+    def start(self) -> tuple[int, int]:
+        """Starts vLLM as for the job's engines. Returns the tokens of its KV cache and of the longest sequence."""
         from longboat_runtime.imports import uncollected
         from longboat_runtime.rollout.factory import set_up
         from longboat_runtime.weights.handover import sweep
@@ -83,7 +83,7 @@ class MeasuredEngine:
         cache = self._vllm.vllm_config.cache_config
         # The first requests set kernels up lazily, for seconds.
         self.cell(1, 4)
-        return (cache.num_gpu_blocks or 0) * cache.block_size, cache.block_size, self._longest
+        return (cache.num_gpu_blocks or 0) * cache.block_size, self._longest
 
     def cell(self, sequences: int, context: int) -> tuple[float, float] | None:
         """Seconds of a decode step of so many sequences with about so many tokens in context, and of computing a token of a prompt.

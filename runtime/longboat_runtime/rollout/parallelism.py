@@ -1,4 +1,4 @@
-"""How the devices of rollout pods are grouped into engines, from round to round. Pure."""
+"""Plans how the devices of rollout pods are grouped into engines, from round to round. Pure."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from longboat_crds.rollout import ParallelismMode
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout.engine import EngineConfig, check_cache, check_parallelism, with_cache
 from longboat_runtime.rollout.round_seconds import Limits, round_seconds, work_of
 from longboat_runtime.rollout.throughput import Profile
 from longboat_runtime.rounds.events import RoundKind, RoundMeasured, RoundWork
 
-# What another size would have saved counts as chance up to this share of a round.
+# Savings below this share of a round count as chance.
 EVIDENCE = 0.4
-# Rounds are alike if their devices and the mean lengths of their responses differ by no more than this factor.
-ALIKE = 1.25
-# A round counts as no slower than like rounds by more than this factor: an engine that was lost says nothing about its size.
+# Rounds are similar if their devices and the mean lengths of their responses differ by no more than this factor.
+SIMILAR = 1.25
+# A round counts as no slower than similar rounds by more than this factor: an engine that was lost says nothing about its size.
 SLOWEST = 1.2
-# Like rounds count as the mean of so many: an older one fades. So many kinds of like rounds are remembered.
+# A mean covers at most MEAN_ROUNDS similar rounds, so that old ones fade. At most REMEMBERED groups of them are kept.
 MEAN_ROUNDS, REMEMBERED = 8, 64
-# A trial follows so many rounds in a row with more preemptions than this share of their responses, or as many without any, if both of
-# its changes cost no more than this share of the rounds that are left.
+# A trial follows TRIAL_ROUNDS rounds in a row with more preemptions than this share of their responses, or with none. Both of its changes
+# may cost at most this share of the rounds that are left.
 TRIAL_ROUNDS, TRIAL_PREEMPTIONS, TRIAL_COST = 2, 0.5, 0.05
-# The seconds of a round are the mean of this one and, with the same weight, all before it.
+# The seconds of a round are an exponential mean, in which the newest round has this weight.
 RECENT = 0.5
 
 
@@ -80,19 +79,18 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class PlanRules:
-    """What a plan follows: `mode` within `bounds`, and the profile, if there is one; responses have `limits`."""
+    """Holds what a plan depends on besides rounds: its `bounds`, the `limits` of responses, and the profile, if there is one."""
 
-    mode: ParallelismMode
     bounds: Bounds
     limits: Limits
     profile: Profile | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class LikeRounds:
-    """What rounds of one kind, on about as many `devices`, with responses of about `length` tokens, took with engines of `size`.
+class SimilarRounds:
+    """Summarises rounds of one kind, on about as many `devices`, with responses of about `length` tokens and engines of one `size`.
 
-    `ratio` is the mean of their seconds / price over the last MEAN_ROUNDS, as far as there are as many `rounds`.
+    `ratio` is the mean of their seconds / price over the last MEAN_ROUNDS of them, or over all `rounds` if there were fewer.
     """
 
     kind: RoundKind
@@ -102,12 +100,12 @@ class LikeRounds:
     ratio: float
     rounds: int = 1
 
-    def alike(self, other: LikeRounds) -> bool:
-        """Whether rounds are like these, whatever the size of their engines."""
+    def is_similar(self, other: SimilarRounds) -> bool:
+        """Returns whether rounds are similar, whatever the size of their engines."""
         return self.kind is other.kind and _near(self.devices, other.devices) and _near(self.length, other.length)
 
-    def after(self, new: LikeRounds) -> LikeRounds:
-        """With another round."""
+    def after(self, new: SimilarRounds) -> SimilarRounds:
+        """Adds a round."""
         rounds = min(self.rounds + 1, MEAN_ROUNDS)
         length = self.length + (new.length - self.length) / rounds
         ratio = self.ratio + (min(new.ratio, SLOWEST * self.ratio) - self.ratio) / rounds
@@ -115,128 +113,129 @@ class LikeRounds:
 
 
 def _near(first: float, second: float) -> bool:
-    return max(first, second) <= ALIKE * min(first, second)
+    return max(first, second) <= SIMILAR * min(first, second)
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelismPlan:
-    """Engines of `size` devices each, why, and what rounds have taught: bounded, and all that the next decision follows from.
+    """Holds the present `size` of engines, the reason for it, and all that rounds have shown: bounded.
 
-    `forgone` are the seconds that rounds since the last change would have taken less with other sizes. `like` is what like rounds took,
-    the last ones last, `seconds` what a round takes, and `costs` the seconds of the last change to each size. So many rounds in a row were `strained` by preemptions, or `quiet`. `failed` are sizes that engines could not take:
-    they aren't tried again until something has changed.
+    `savings` are the seconds that rounds since the last change would have been shorter with other sizes, `similar` what rounds took, the
+    newest last, `seconds` what a round takes, and `costs` the seconds of the last change to each size. So many short rounds in a row were
+    `preempted` much, or `quiet`. `failed` are sizes that engines could not take: they aren't tried again until something has changed.
     """
 
     size: int
     reason: str = ""
     failed: frozenset[int] = frozenset()
-    forgone: Mapping[int, float] = field(default_factory=dict)
-    like: tuple[LikeRounds, ...] = ()
+    savings: Mapping[int, float] = field(default_factory=dict)
+    similar: tuple[SimilarRounds, ...] = ()
     seconds: float | None = None
-    strained: int = 0
+    preempted: int = 0
     quiet: int = 0
     costs: Mapping[int, float] = field(default_factory=dict)
 
     def after_round(self, body: RoundMeasured, rules: PlanRules, left: int) -> ParallelismPlan:
-        """The plan after a round, which `left` rounds follow. Driver and simulator call the same.
+        """Returns the plan after a round that `left` others follow. Driver and simulator both call this.
 
-        Each round adds to each other size what the round would have taken less with it, never below 0 (a cumulative sum test: Page 1954,
-        Continuous inspection schemes). Engines change once a sum exceeds what the change costs (ski rental: Karlin et al. 1988,
-        Competitive snoopy caching) and EVIDENCE of a round. What a round takes with a size is its price times the ratio that like rounds
-        had. The price is the profile's (`round_seconds`), or without one the round's tokens. Of a size that no like round has had, a profile
-        alone says what it takes, corrected by all rounds of the size, or else by like rounds of others. A round that takes more than SLOWEST
-        times what like rounds do counts with that.
+        After each round, every other size is credited with the seconds that it would have saved; a sum never falls below 0 (a cumulative
+        sum test: Page 1954, Continuous inspection schemes). Engines change to a size once its sum exceeds the cost of the change (ski
+        rental: Karlin et al. 1988, Competitive snoopy caching) plus EVIDENCE of a round.
 
-        A size that no like round has had is tried, whatever the profile says: the next one up after TRIAL_ROUNDS short rounds in a row
-        with preemptions above TRIAL_PREEMPTIONS of their responses, the next one down after as many without any, if two changes cost at
-        most TRIAL_COST of the rounds that are left.
+        What a round takes with a size is its price times the mean ratio of seconds to price in similar rounds. The price is the profile's
+        (`round_seconds`), or without one the round's tokens. With a profile, a size that no similar round has had gets the ratio of its
+        other rounds, or else of similar rounds with other sizes; without one, nothing is known of it. A round that takes more than
+        SLOWEST times what similar rounds do counts with that.
 
-        Without a profile the cost of the first change isn't known, and counts as nothing. A round in another shape than the plan's, or whose work
-        isn't known, teaches nothing.
+        A size that no similar round has had is tried, whatever the profile says: the next larger one after TRIAL_ROUNDS short rounds in
+        a row with preemptions above TRIAL_PREEMPTIONS of their responses, the next smaller one after as many without any, if two changes
+        cost at most TRIAL_COST of the rounds that are left.
+
+        Without a profile the cost of the first change isn't known, and counts as nothing. Rounds with another size than the plan's, or
+        of unknown work, are ignored.
         """
         work = body.work
-        if rules.mode is ParallelismMode.FIXED or work is None or body.tensor_parallel != self.size:
-            return self
         sizes = [size for size in rules.bounds.sizes if size not in self.failed]
+        if len(sizes) < 2 or work is None or body.tensor_parallel != self.size:
+            return self
         prices = _prices(body, work, rules, sizes)
         if not prices.get(self.size):
             return self
         length = body.generated_tokens / max(1, work.responses.samples)
         devices = body.engines * body.tensor_parallel
-        this = LikeRounds(body.kind, devices, length, self.size, work.seconds / prices[self.size])
+        this = SimilarRounds(body.kind, devices, length, self.size, work.seconds / prices[self.size])
         plan = self._learned(this, prices, rules.profile is not None)
         if body.kind is RoundKind.SHORT:
-            strained = body.preemptions > TRIAL_PREEMPTIONS * work.responses.samples
-            plan = replace(
-                plan,
-                strained=self.strained + 1 if strained else 0,
-                quiet=0 if body.preemptions else self.quiet + 1,
-            )
+            much = body.preemptions > TRIAL_PREEMPTIONS * work.responses.samples
+            quiet = 0 if body.preemptions else self.quiet + 1
+            plan = replace(plan, preempted=self.preempted + 1 if much else 0, quiet=quiet)
         return plan._decided(this, sizes, rules.profile, left) if left > 0 else plan
 
-    def _learned(self, this: LikeRounds, prices: Mapping[int, float], profiled: bool) -> ParallelismPlan:
-        nearest = _nearest([rounds for rounds in self.like if rounds.size == this.size], this)
-        others = [rounds for rounds in self.like if rounds is not nearest]
-        like = (*others, nearest.after(this) if nearest else this)[-REMEMBERED:]
-        ratios = {size: _ratio(like, size, this, profiled) for size in prices}
-        would = {size: prices[size] * ratio for size, ratio in ratios.items() if ratio is not None}
+    def _learned(self, this: SimilarRounds, prices: Mapping[int, float], profiled: bool) -> ParallelismPlan:
+        nearest = _nearest([rounds for rounds in self.similar if rounds.size == this.size], this)
+        others = [rounds for rounds in self.similar if rounds is not nearest]
+        similar = (*others, nearest.after(this) if nearest else this)[-REMEMBERED:]
+        ratios = {size: _ratio(similar, size, this, profiled) for size in prices}
+        expected = {size: prices[size] * ratio for size, ratio in ratios.items() if ratio is not None}
         seconds = prices[this.size] * (min(this.ratio, SLOWEST * nearest.ratio) if nearest else this.ratio)
-        now = would[this.size] if profiled else seconds
-        forgone = {size: self.forgone.get(size, 0.0) for size in prices}
-        forgone |= {size: max(0.0, forgone[size] + now - took) for size, took in would.items()}
-        return replace(
-            self,
-            like=like,
-            forgone={size: total for size, total in forgone.items() if total and size != this.size},
-            seconds=seconds if self.seconds is None else self.seconds + RECENT * (seconds - self.seconds),
-        )
+        present = expected[this.size] if profiled else seconds
+        savings = {size: self.savings.get(size, 0.0) for size in prices if size != this.size}
+        for size in savings.keys() & expected.keys():
+            savings[size] = max(0.0, savings[size] + present - expected[size])
+        mean = seconds if self.seconds is None else self.seconds + RECENT * (seconds - self.seconds)
+        return replace(self, similar=similar, savings=savings, seconds=mean)
 
-    def _decided(self, this: LikeRounds, sizes: Sequence[int], profile: Profile | None, left: int) -> ParallelismPlan:
+    def _decided(
+        self, this: SimilarRounds, sizes: Sequence[int], profile: Profile | None, left: int
+    ) -> ParallelismPlan:
         assert self.seconds is not None
         known = {**(profile.change_seconds if profile else {}), **self.costs}
         costs = {size: known.get(size, max(known.values(), default=0.0)) for size in sizes}
-        worth = {size: saved for size, saved in self.forgone.items() if saved > costs[size] + EVIDENCE * self.seconds}
-        if worth:
-            size = max(worth, key=worth.__getitem__)
-            return self._changed(size, f"the last rounds would have taken {worth[size]:.3g} s less")
+        worthwhile = {
+            size: saved for size, saved in self.savings.items() if saved > costs[size] + EVIDENCE * self.seconds
+        }
+        if worthwhile:
+            size = max(worthwhile, key=worthwhile.__getitem__)
+            return self._changed(size, f"recent rounds would have been {worthwhile[size]:.3g} s shorter")
         if this.kind is RoundKind.LONG:
             return self
-        larger = [size for size in sizes if size > self.size] if self.strained >= TRIAL_ROUNDS else []
+        larger = [size for size in sizes if size > self.size] if self.preempted >= TRIAL_ROUNDS else []
         smaller = [size for size in sizes if size < self.size] if self.quiet >= TRIAL_ROUNDS else []
-        tried = {rounds.size for rounds in self.like if rounds.alike(this)}
+        tried = {rounds.size for rounds in self.similar if rounds.is_similar(this)}
         for size in {*larger[:1], *smaller[-1:]} - tried:
             if costs[size] + costs[self.size] <= TRIAL_COST * left * self.seconds:
-                why = "were preempted much" if larger else "had no preemptions"
+                preemptions = "many" if larger else "no"
                 return self._changed(
-                    size, f"{TRIAL_ROUNDS} short rounds {why}, and none like them had engines of {size}"
+                    size,
+                    f"{TRIAL_ROUNDS} short rounds had {preemptions} preemptions, and {size} is untried for such rounds",
                 )
         return self
 
     def _changed(self, size: int, why: str) -> ParallelismPlan:
-        reason = f"{why}: {self.size} -> {size} devices an engine"
-        return replace(self, size=size, reason=reason, forgone={}, strained=0, quiet=0)
+        reason = f"{why}: {self.size} -> {size} devices per engine"
+        return replace(self, size=size, reason=reason, savings={}, preempted=0, quiet=0)
 
     def reshaped(self, size: int, seconds: float) -> ParallelismPlan:
-        """The plan after a change to engines of this size, which took so long."""
+        """Returns the plan after a change to engines of this size, which took so long."""
         return replace(self, costs={**self.costs, size: seconds})
 
-    def bounded(self, mode: ParallelismMode, bounds: Bounds) -> ParallelismPlan:
-        """The plan after an edit of `rollout.parallelism`: fixed shapes are those of the spec; only costs of changes are still known."""
-        size = bounds.start if mode is ParallelismMode.FIXED else bounds.nearest(self.size)
+    def bounded(self, bounds: Bounds) -> ParallelismPlan:
+        """Returns the plan after an edit of `rollout.parallelism`, which keeps only the costs of changes."""
+        size = bounds.nearest(self.size)
         plan = self if size == self.size else self._changed(size, "rollout.parallelism was edited")
         return ParallelismPlan(plan.size, plan.reason, costs=self.costs)
 
     def on_other_pods(self) -> ParallelismPlan:
-        """The plan once pods have come or gone: what has failed may be tried again."""
+        """Returns the plan once pods have come or gone: what has failed may be tried again."""
         return replace(self, failed=frozenset())
 
     def after_failure(self, failed: int, present: int) -> ParallelismPlan:
-        """Engines of `failed` devices don't serve; they have `present` devices still."""
+        """Returns the plan once engines of `failed` devices could not serve; they have `present` devices still."""
         size = present if self.size == failed else self.size
-        return replace(self, size=size, failed=self.failed | {failed}, forgone={})
+        return replace(self, size=size, failed=self.failed | {failed}, savings={})
 
     def to_snapshot(self) -> dict[str, Any]:
-        """As plain JSON values, for checkpoints."""
+        """Returns the plan as plain JSON values, for checkpoints."""
         snapshot: dict[str, Any] = _PLAN.dump_python(self, mode="json")
         return snapshot
 
@@ -245,14 +244,14 @@ class ParallelismPlan:
         """Inverse of `to_snapshot`, within bounds that may have changed since. Raises ValueError if it isn't one."""
         plan = _PLAN.validate_python(snapshot)
         size = bounds.nearest(plan.size)
-        return plan if size == plan.size else replace(plan, size=size, forgone={})
+        return plan if size == plan.size else replace(plan, size=size, savings={})
 
 
 _PLAN = TypeAdapter(ParallelismPlan)
 
 
 def _prices(body: RoundMeasured, work: RoundWork, rules: PlanRules, sizes: Collection[int]) -> Mapping[int, float]:
-    """What a round costs, all of its devices in engines of each size: seconds of a profile, or tokens."""
+    """Prices the round for each size, all of its devices in engines of that size: in seconds of a profile, or in tokens."""
     if work.seconds <= 0 or not work.responses.completed:
         return {}
     if rules.profile is None:
@@ -265,16 +264,16 @@ def _prices(body: RoundMeasured, work: RoundWork, rules: PlanRules, sizes: Colle
     }
 
 
-def _nearest(like: Sequence[LikeRounds], this: LikeRounds) -> LikeRounds | None:
-    alike = [rounds for rounds in like if rounds.alike(this)]
-    return min(alike, key=lambda rounds: abs(rounds.length - this.length), default=None)
+def _nearest(groups: Sequence[SimilarRounds], this: SimilarRounds) -> SimilarRounds | None:
+    similar = [rounds for rounds in groups if rounds.is_similar(this)]
+    return min(similar, key=lambda rounds: abs(rounds.length - this.length), default=None)
 
 
-def _ratio(like: Sequence[LikeRounds], size: int, this: LikeRounds, profiled: bool) -> float | None:
-    """Seconds / price of this round with engines of this size; None if nothing is known of it."""
-    own = [rounds for rounds in like if rounds.size == size]
+def _ratio(groups: Sequence[SimilarRounds], size: int, this: SimilarRounds, profiled: bool) -> float | None:
+    """Returns the ratio of seconds to price for this round with engines of this size; None if nothing is known of it."""
+    own = [rounds for rounds in groups if rounds.size == size]
     if nearest := _nearest(own, this):
         return nearest.ratio
     if not profiled:
         return None
-    return fmean(rounds.ratio for rounds in own or [rounds for rounds in like if rounds.alike(this)])
+    return fmean(rounds.ratio for rounds in own or [rounds for rounds in groups if rounds.is_similar(this)])

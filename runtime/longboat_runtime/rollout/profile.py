@@ -13,7 +13,7 @@ from longboat_crds.reasons import Reason
 from longboat_runtime.problems import SpecProblem
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.protocol import ReshapePhase
-from longboat_runtime.rollout.throughput import BLOCK_TOKENS, EngineModel, Profile
+from longboat_runtime.rollout.throughput import EngineModel, Profile
 
 FIELD = "spec.rollout.parallelism.profile"
 _CURE = "measure the job's engines with `longboat profile`, and name the file that it writes"
@@ -39,7 +39,6 @@ class ProfiledEngine(_Part):
     """An engine of one size (see EngineModel), and the seconds by phase that a change to such engines takes."""
 
     kv_tokens: int = Field(ge=1)
-    block_tokens: int = Field(default=BLOCK_TOKENS, ge=1)
     prefill_seconds: float = Field(ge=0)
     sequences: tuple[int, ...]
     contexts: tuple[int, ...]
@@ -51,7 +50,6 @@ class ProfiledEngine(_Part):
         """Inverse of `model`."""
         return cls(
             kv_tokens=model.kv_tokens,
-            block_tokens=model.block_tokens,
             prefill_seconds=model.prefill_seconds,
             sequences=model.sequences,
             contexts=model.contexts,
@@ -61,9 +59,7 @@ class ProfiledEngine(_Part):
 
     @property
     def model(self) -> EngineModel:
-        return EngineModel(
-            self.kv_tokens, self.prefill_seconds, self.sequences, self.contexts, self.seconds, self.block_tokens
-        )
+        return EngineModel(self.kv_tokens, self.prefill_seconds, self.sequences, self.contexts, self.seconds)
 
     @model_validator(mode="after")
     def _check(self) -> ProfiledEngine:

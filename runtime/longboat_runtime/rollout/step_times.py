@@ -9,7 +9,7 @@ from longboat_runtime.rounds.events import StepTimes
 
 
 def rounded(batch: int) -> int:
-    """Returns the nearest power of the square root of 2, in whole sequences: sizes between 1 and 512 come to 19."""
+    """Returns the nearest power of the square root of 2, in whole sequences; there are 19 of them from 1 to 512."""
     return round(2 ** (round(2 * log2(batch)) / 2))
 
 
@@ -23,10 +23,10 @@ def merged(observations: Iterable[Mapping[int, StepTimes]]) -> dict[int, StepTim
 
 
 class StepClock:
-    """Times the steps of one engine. `now` is of one monotonic clock, in seconds.
+    """Times the steps of one engine. `now` comes from a monotonic clock, in seconds.
 
-    A step lasts from the end of the one before to its own end, whatever the engine does meanwhile, so that all steps together
-    take as long as the engine was busy; after a rest it lasts from `begin`. Steps that compute prompts count like others.
+    A step lasts from the end of the one before to its own end, so that all steps together take as long as the engine was busy. After a
+    rest it lasts from `begin`. Steps that compute prompts count like others.
     """
 
     def __init__(self) -> None:

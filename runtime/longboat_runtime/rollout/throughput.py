@@ -7,17 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-# vLLM's own default.
-BLOCK_TOKENS = 16
-
 
 @dataclass(frozen=True, slots=True)
 class EngineModel:
-    """An engine of one size.
+    """Models the speed and the KV cache of engines of one size.
 
-    Its KV cache holds `kv_tokens` in blocks of `block_tokens`. Computing a prompt, or a preempted sequence again, takes `prefill_seconds` for each token. A decode
-    step of `sequences[i]` sequences with `contexts[j]` tokens each in context takes `seconds[i][j]`; both axes ascend strictly. Raises
-    ValueError for impossible values.
+    The KV cache holds `kv_tokens` in blocks of `block_tokens`. Computing a prompt, or a preempted sequence again, takes `prefill_seconds`
+    for each token. A decode step of `sequences[i]` sequences with `contexts[j]` tokens each in context takes `seconds[i][j]`; both axes
+    ascend strictly. Raises ValueError for impossible values.
     """
 
     kv_tokens: int
@@ -25,7 +22,7 @@ class EngineModel:
     sequences: tuple[int, ...]
     contexts: tuple[int, ...]
     seconds: tuple[tuple[float, ...], ...]
-    block_tokens: int = BLOCK_TOKENS
+    block_tokens: int = 16
 
     def __post_init__(self) -> None:
         for axis in (self.sequences, self.contexts):
@@ -65,7 +62,7 @@ class Profile:
     change_seconds: Mapping[int, float]
 
     def with_kv_tokens(self, tokens: Mapping[int, int]) -> Profile:
-        """The profile with KV caches of so many tokens, by size; a size that `tokens` lacks keeps its own."""
+        """Returns the profile with these KV caches, in tokens by size. A size that `tokens` lacks keeps its own."""
         throughput = {
             size: replace(model, kv_tokens=tokens.get(size, model.kv_tokens)) for size, model in self.throughput.items()
         }

@@ -105,7 +105,7 @@ class RacesSuspended:
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """An event of a `kind` in RETIRED, in the log of a job that an earlier release has begun. It changes nothing."""
+    """Stands for an event of a type in RETIRED, from the log of an earlier release. It changes nothing."""
 
     kind: str
 
@@ -162,39 +162,33 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Responses:
-    """`samples` responses, of which `completed` ended on their own.
+    """Summarises `samples` responses, of which `completed` ended on their own or were stopped because their groups had enough.
 
-    `spared` were stopped because their groups had enough, the others with the round. `lengths` are tokens of the completed ones,
-    `spared_lengths` and `stopped` those that the spared ones and the others had when they were stopped: ascending, and quantiles at even
-    shares if there are many.
+    The others were stopped with the round. `lengths` are the tokens of the completed ones, `stopped` those that the others had: ascending,
+    and quantiles at even shares if there are many.
     """
 
     samples: int = 0
     completed: int = 0
     lengths: tuple[int, ...] = ()
     stopped: tuple[int, ...] = ()
-    spared: int = 0
-    spared_lengths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RoundWork:
-    """What a round asked of its engines: `responses` to `prompts` prompts of `prompt_tokens` tokens on average.
+    """Describes the work of a round's engines: `responses` to prompts of `prompt_tokens` tokens on average.
 
-    They took `seconds`, from the opening of the round until the last of them came back. `prompt_correlation` (0 to 1) says how alike
-    the lengths of responses to one prompt are (`work.prompt_correlation`).
+    They took `seconds`, from the opening of the round until the last of them came back.
     """
 
     seconds: float
     prompt_tokens: float
     responses: Responses
-    prompts: int = 0
-    prompt_correlation: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """So many `steps` took so many `seconds`."""
+    """Counts engine steps, and sums the seconds that they took."""
 
     steps: int
     seconds: float
@@ -205,13 +199,13 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class RoundMeasured:
-    """What engines felt in a round of this `kind`: `engines` of at most `tensor_parallel` devices each.
+    """Reports the load of `engines`, of at most `tensor_parallel` devices each, in a round of this `kind`.
 
     `preemptions` are those for want of KV cache, `interrupted` the running sequences that a publication had computed again.
     `generated_tokens` are all tokens drawn, those of lost samples included. At most `running` sequences ran in one engine at a time,
-    `waiting` waited there, and the share `kv_usage` (0..1) of its KV cache was in use. `step_times` are the
-    engines' steps by the number of sequences that they worked on, rounded (`rollout.step_times.rounded`). `work` is what they were asked for, if any response came back. Like a
-    move, it is no matter of policies.
+    `waiting` waited there, and the share `kv_usage` (0..1) of its KV cache was in use. `step_times` are the engines' steps by the number
+    of sequences that they worked on, rounded (`rollout.step_times.rounded`). `work` is what they were asked for, if any response came
+    back. Policies don't see this event, nor moves.
     """
 
     round: int
@@ -229,16 +223,16 @@ class RoundMeasured:
 
     @property
     def step_seconds(self) -> float:
-        """Mean of a step; 0 without one."""
+        """The mean seconds of a step; 0 without steps."""
         steps = sum(times.steps for times in self.step_times.values())
         return sum(times.seconds for times in self.step_times.values()) / steps if steps else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Reshaped:
-    """Engines have `tensor_parallel` devices each; `reason` says why they changed.
+    """Says that engines have `tensor_parallel` devices each, and by its `reason` why they changed.
 
-    `seconds` are those of each phase. If `failure` isn't empty, it says why they are what they were before.
+    `seconds` has those of each phase. If `failure` isn't empty, it says why engines have the size that they had before.
     """
 
     tensor_parallel: int

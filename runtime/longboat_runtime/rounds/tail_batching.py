@@ -41,7 +41,7 @@ class TailBatching(OneQuota):
     Every `audit_every`-th short round is an audit round: it doesn't race, and so shows the lengths of responses when none is cut
     short. Short rounds don't race while races are suspended either: they are then like synchronous rounds and defer nothing.
 
-    With a `prompt_overcommit` of 1 no prompt is deferred for its length, so a long round has only prompts whose weights were gone.
+    With a `prompt_overcommit` of 1, long rounds contain only prompts deferred because their weights no longer serve.
     """
 
     prompt_overcommit: float

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from dataclasses import dataclass, field
-from math import log
-from statistics import fmean
 
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import Responses, RoundWork
@@ -81,15 +79,10 @@ class RoundWorks:
         round_ = self._rounds.get(number)
         if round_ is None or not round_.ended:
             return None
-        came = {**round_.stopped, **round_.ended}
-        longest = max(came.values())
-        prompt_tokens = round_.prompt_tokens.values()
+        longest = max([*round_.ended.values(), *round_.stopped.values()])
+        tokens = round_.prompt_tokens.values()
         return RoundWork(
-            max(0.0, round_.last - round_.opened),
-            sum(prompt_tokens) / max(1, len(prompt_tokens)),
-            _responses(round_, longest),
-            len({sample.prompt for sample in round_.asked}),
-            prompt_correlation({sample: came.get(sample, longest) for sample in round_.asked}),
+            max(0.0, round_.last - round_.opened), sum(tokens) / max(1, len(tokens)), _responses(round_, longest)
         )
 
     def outstanding(self, number: int) -> Set[SampleId]:
@@ -105,33 +98,12 @@ class RoundWorks:
 
 
 def _responses(round_: _OpenRound, longest: int) -> Responses:
-    ended = sorted(round_.ended.values())
     others = round_.asked - round_.ended.keys()
-    spared = sorted(round_.stopped.get(sample, longest) for sample in others if sample.prompt not in round_.left)
+    # What was stopped because its group had enough asked for no more than it got.
+    spared = [round_.stopped.get(sample, longest) for sample in others if sample.prompt not in round_.left]
     stopped = sorted(round_.stopped.get(sample, longest) for sample in others if sample.prompt in round_.left)
-    return Responses(
-        len(round_.asked), len(ended), _quantiles(ended), _quantiles(stopped), len(spared), _quantiles(spared)
-    )
-
-
-def prompt_correlation(tokens: Mapping[SampleId, int]) -> float:
-    """Estimates the intraclass correlation of the logarithms of responses' tokens, from 0 to 1, by analysis of variance.
-
-    It is 1 if all responses to a prompt have the same length, and 0 if they are no more alike than those to other prompts.
-    """
-    prompts: dict[PromptId, list[float]] = {}
-    for sample, count in tokens.items():
-        prompts.setdefault(sample.prompt, []).append(log(max(1, count)))
-    groups = list(prompts.values())
-    samples, between = len(tokens), len(groups) - 1
-    if between < 1 or samples == len(groups):
-        return 0.0
-    mean = sum(map(sum, groups)) / samples
-    across = sum(len(group) * (fmean(group) - mean) ** 2 for group in groups) / between
-    inside = sum((value - fmean(group)) ** 2 for group in groups for value in group) / (samples - len(groups))
-    size = (samples - sum(len(group) ** 2 for group in groups) / samples) / between
-    total = across + (size - 1) * inside
-    return min(1.0, max(0.0, (across - inside) / total)) if total > 0 else 0.0
+    ended = sorted([*round_.ended.values(), *spared])
+    return Responses(len(round_.asked), len(ended), _quantiles(ended), _quantiles(stopped))
 
 
 def _quantiles(ascending: list[int]) -> tuple[int, ...]:

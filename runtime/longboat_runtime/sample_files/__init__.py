@@ -1,1 +1,1 @@
-"""Files of what the model wrote, for people to read: one Parquet file for a step (`spec.samples`, `longboat samples`)."""
+"""Files of responses for people to read, one Parquet file per step (`spec.samples`, `longboat samples`)."""

@@ -17,7 +17,10 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
 def run_there(job: str, namespace: str | None, options: Sequence[str]) -> int:
-    """Runs the command there with these options; returns its exit status. Raises ValueError, with a message for people, if there is no such pod."""
+    """Runs the command there with these options and returns its exit status.
+
+    Raises ValueError, with a message for people, if there is no such pod.
+    """
     if not _NAME.fullmatch(job):
         raise ValueError(
             f"DIR {job}: no such directory; give the one that `longboat run` wrote, or the name of an RLJob"

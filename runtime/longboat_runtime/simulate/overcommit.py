@@ -1,4 +1,4 @@
-"""Simulates a recorded job with each promptOvercommit, on several likely windows of its prompts. Pure."""
+"""Simulates a recorded job with several values of promptOvercommit, on resampled windows of its prompts. Pure."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from longboat_runtime.simulate.recording import Recording
 from longboat_runtime.simulate.simulation import SimulatedRun, simulate
 from longboat_runtime.simulate.site import Site
 
-# Rounds of a period, the long one included, by factor. Without a race there are no periods: then enough rounds for a reliable mean.
+# Rounds of a period, including the long one, by factor. A factor of 1 has no periods, but needs enough rounds for a reliable mean.
 PERIODS = {1.0: 5, 1.125: 9, 1.25: 5, 1.5: 3}
-# The recorded window is resampled into this many.
+# So many windows are resampled from the recorded one.
 WINDOWS = 8
-# All simulated runs together train this many samples, or a period each if that is more: some 8 s of one CPU.
+# All simulated runs together train this many samples, or a period each if that is more. That takes some 8 s of one CPU.
 SAMPLES = 64_000
 # At most this many rounds of each factor are simulated in each window.
 ROUNDS = 18
-# An engine that has never made a sample wait has room for as many as any round sends it.
-ENDLESS = 2**31
+# The samples that an engine can run at once if none ever waited there.
+UNLIMITED = 2**31
 
 
-def by_factor(recording: Recording) -> dict[float, list[SimulatedRun]]:
+def simulate_factors(recording: Recording) -> dict[float, list[SimulatedRun]]:
     """Simulates whole periods with each factor of PERIODS, in each of WINDOWS windows.
 
-    A long round's seconds depend on few prompts, so windows differ a lot from each other: several are made of the recorded one by
-    drawing its prompts with replacement, and all factors are compared on the same ones. Lengths follow the audit's distribution of first
-    launches, that of their domain where rounds have quotas. Steps take what engines measured, and KV memory has no end.
+    A long round's seconds depend on few prompts, so one window isn't enough. Several are resampled from the recorded one by drawing its
+    prompts with replacement, and all factors are compared on the same windows. Lengths follow the audit's distribution of first launches,
+    by domain where rounds have quotas. Steps take the measured seconds, and KV memory is unlimited.
     """
     site = Site(
         StepCurve.of(recording.step_times),
         engines=recording.rounds[-1].engines,
-        max_sequences=recording.max_sequences or ENDLESS,
+        max_sequences=recording.max_sequences or UNLIMITED,
         prompt_tokens=recording.prompt_tokens,
         flat=recording.flat,
     )
@@ -52,7 +52,7 @@ def by_factor(recording: Recording) -> dict[float, list[SimulatedRun]]:
     for number in range(WINDOWS):
         window = _Window.of(_resampled(recording.prompts, number), recording.longest, group_size, number)
         for factor, period in PERIODS.items():
-            # Whole periods, at least one; the end of the job, where the queue is drained, is not in sight.
+            # The job is longer than what is simulated, so that the queue isn't drained at the end.
             steps = max(1, rounds // period) * period
             policy = _policy(recording, factor)
             runs[factor].append(
@@ -71,13 +71,13 @@ def _policy(recording: Recording, factor: float) -> Policy:
 
 
 def _resampled(prompts: Sequence[PromptLengths], number: int) -> list[PromptLengths]:
-    """As many, drawn with replacement (bootstrap, Efron 1979)."""
+    """Draws as many prompts with replacement (bootstrap, Efron 1979)."""
     return [prompts[drawn] for drawn in np.random.default_rng(number).integers(0, len(prompts), len(prompts))]
 
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """Prompts as those of an audited window: of each domain of `names` by its own distribution, and by that of all, which is the last.
+    """Draws prompts and lengths from the distributions of an audited window: one for each domain of `names`, then one of all prompts.
 
     A prompt's epoch is the number of its distribution.
     """
@@ -100,6 +100,6 @@ class _Window:
         return self.distributions[sample.epoch](sample)
 
     def draw(self, drawn: int, count: int, domain: str) -> list[PromptId]:
-        """Draws prompts; a domain that the window doesn't have is drawn like the whole."""
+        """Draws prompts. For a domain that the window lacks, the distribution of all prompts stands in."""
         distribution = self.names.index(domain) if domain and domain in self.names else len(self.names)
         return [PromptId(distribution, row) for row in range(drawn, drawn + count)]

@@ -16,7 +16,7 @@ from longboat_runtime.simulate.engine import Response
 from longboat_runtime.simulate.kv_cache import KvCache
 from longboat_runtime.simulate.step_series import StepLine, StepSeries
 
-# The most tokens that a step computes: vLLM's default.
+# The most tokens that a step computes; the default is vLLM's.
 BATCHED_TOKENS = 2048
 # Times are sums of floating point: so much of a step is rounding.
 _ROUNDING = 1e-9

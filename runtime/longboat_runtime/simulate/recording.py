@@ -1,4 +1,4 @@
-"""Reads what a simulation needs out of a job's log. Pure."""
+"""Reads from a job's log what a simulation needs. Pure."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from longboat_runtime.rounds.audit.lengths import PromptLengths
 from longboat_runtime.rounds.events import DropReason, RoundMeasured, StepTimes
 from longboat_runtime.samples import PromptId
 
-# The lengths of at most this many prompts count, the newest ones.
+# A recording has the lengths of at most this many prompts, the newest.
 PROMPTS = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Holds what a simulation needs of a recorded job.
+    """Holds what a simulation needs from a recorded job.
 
-    `quotas` are the prompts of a step by domain, or all of them under "" if rounds have no quotas. Groups have `group_size` samples;
+    `quotas` has the prompts of a step by domain, or all of them under "" if rounds have no quotas. Groups have `group_size` samples;
     no response has more than `longest` tokens; prompts have `prompt_tokens` on average. `flat` is the share of prompts that were
-    dropped for equal rewards, 0 for a job that drops none. `rounds` are the measured rounds with engines of the most common size,
-    `others` counts those with engines of another one.
+    dropped for equal rewards, 0 for a job that drops none. `rounds` are the measured rounds whose engines have the most common size;
+    `others` counts the rest.
     """
 
     prompts: Sequence[PromptLengths]
@@ -38,23 +38,26 @@ class Recording:
 
     @property
     def step_times(self) -> dict[int, StepTimes]:
-        """Steps of all engines by the number of sequences they worked on."""
+        """The steps of all engines, by the number of sequences they worked on."""
         return merged(measured.step_times for measured in self.rounds)
 
     @property
     def max_sequences(self) -> int | None:
-        """How many samples an engine runs at once at most; None if none has ever waited."""
+        """The most samples that an engine ran at once; None if none ever waited."""
         waited = any(measured.waiting for measured in self.rounds)
         return max(measured.running for measured in self.rounds) if waited else None
 
     @property
     def round_seconds(self) -> Sequence[float]:
-        """Seconds from the opening of each round until its last response came back."""
+        """The seconds from the opening of each round until its last response."""
         return [measured.work.seconds for measured in self.rounds if measured.work is not None]
 
 
 def fold(log: Iterable[events.Body]) -> Recording:
-    """Folds the events of a job, in their order. Raises ValueError if it has trained no step, or if no step of an engine was timed."""
+    """Folds a job's events, in order, into a Recording.
+
+    Raises ValueError if it has trained no step, or if no step of an engine was timed.
+    """
     history, domains = LengthHistory(), dict[PromptId, str]()
     quotas, group_sizes, dropped, trained = dict[str, int](), Counter[int](), 0, 0
     prompt_tokens, responses, longest = 0, 0, 1
@@ -80,9 +83,7 @@ def fold(log: Iterable[events.Body]) -> Recording:
     if not trained:
         raise ValueError("no step was trained yet; try again later")
     if not sizes:
-        raise ValueError(
-            "no round has the times of its engines' steps, which earlier releases didn't record; record another job"
-        )
+        raise ValueError("the log has no engine step times, which earlier releases didn't record; run another job")
     size = sizes.most_common(1)[0][0]
     return Recording(
         prompts=[each.lengths(domains.get(each.prompt, "")) for each in history.newest(PROMPTS)],

@@ -110,7 +110,7 @@ def simulate(
 ) -> SimulatedRun:
     """Runs a job of so many `steps` to its end, or until `most_steps` are committed.
 
-    A function of its arguments: the same run every time. Raises ValueError if no step was made.
+    The same arguments give the same run. Raises ValueError if no step was made.
     """
     run = Simulation(policy, group_size, site, lengths, steps, source)
     while run.ledger.step < most_steps and run.proceed():

@@ -9,19 +9,19 @@ from longboat_runtime.samples import GeneratedSample, Response, SampleId
 
 
 class SampleStore(Protocol):
-    """Holds generated samples until they are trained or given up. Lives in a pod that outlives engines."""
+    """Holds generated samples until they are trained or given up. Runs in a pod that outlives engines."""
 
     async def put(self, samples: Sequence[GeneratedSample]) -> None:
-        """A sample that is held already is passed over, unless what is held is unfinished."""
+        """Stores samples, but not one that it holds already, unless that is unfinished."""
 
     async def refuse(self, engine: str) -> None:
-        """Nothing that this engine puts is taken any more: it is gone."""
+        """Refuses all that this engine puts from now on: the engine is gone."""
 
     async def get(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
-        """Raises KeyError naming the ids that are missing."""
+        """Returns samples. Raises KeyError naming the ids that are missing."""
 
     async def responses(self, ids: Sequence[SampleId]) -> Mapping[SampleId, Response]:
-        """What graders need of those that are held."""
+        """Returns what graders need of those samples that it holds."""
 
     async def delete(self, ids: Sequence[SampleId]) -> None: ...
 

@@ -41,17 +41,17 @@ _ERROR_LINES = 20
 
 
 class JobStatus(Protocol):
-    """Says in the job's status what becomes of its trackers."""
+    """Writes the state of trackers into the job's status."""
 
     def tracked(self, tracker: str, place: str) -> None:
-        """Says where a tracker, by its field of `spec.tracking`, shows the job."""
+        """Writes where a tracker, named by its field of `spec.tracking`, shows the job."""
 
     def set_tracking_problems(self, problems: Sequence[tuple[str, str]]) -> None:
-        """Says why trackers don't log: of each the field below `spec.tracking`, and the message."""
+        """Writes why trackers don't log, as pairs of the field below `spec.tracking` and the message."""
 
 
 class Trackers:
-    """The trackers of `spec.tracking`.
+    """Runs the trackers of `spec.tracking`.
 
     `root` is the job's directory, `incarnation` the number of this start and `name` the job's. `secrets` is the directory of the
     trackers' Secrets, None for a job without Kubernetes.

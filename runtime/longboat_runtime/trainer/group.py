@@ -1,4 +1,4 @@
-"""All ranks as one: `protocol.TrainerGroup` on Ray."""
+"""Runs all ranks as one trainer: `protocol.TrainerGroup` on Ray."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class RayTrainerGroup:
         return self._info
 
     async def train(self, request: TrainRequest) -> TrainReport:
-        """See protocol.TrainerGroup. Raises KeyError, and has changed nothing, if the store lacks a sample."""
+        """See protocol.TrainerGroup. Raises KeyError, without having changed anything, if the store lacks a sample."""
         reports: list[TrainReport] = await self._call("train", request)
         return reports[0]
 

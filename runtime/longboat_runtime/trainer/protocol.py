@@ -15,9 +15,9 @@ from longboat_runtime.weights.publication import WeightPublication
 
 @dataclass(frozen=True, slots=True)
 class TrainSample:
-    """One sample of a training batch: data by id from the store, its advantage and size from the driver.
+    """Names a sample of a training batch, whose data is in the store, with its advantage and size from the driver.
 
-    The size is here so that all ranks can plan the whole step before any of them fetches its part.
+    With the sizes, all ranks can plan the whole step before any of them fetches its part.
     """
 
     id: SampleId
@@ -27,7 +27,7 @@ class TrainSample:
 
 @dataclass(frozen=True, slots=True)
 class TrainRequest:
-    """One optimizer step out of `steps`, over which the learning-rate schedule runs.
+    """Asks for one optimizer step out of `steps`, over which the learning-rate schedule runs.
 
     `samples` are sorted by id; `denominator` is the constant number of samples of a full batch.
     """
@@ -40,7 +40,7 @@ class TrainRequest:
 
 @dataclass(frozen=True, slots=True)
 class TrainReport:
-    """Scalars of one optimizer step under verl's names (`actor/pg_loss`, `actor/grad_norm`, ...).
+    """Reports the metrics of one optimizer step under verl's names (`actor/pg_loss`, `actor/grad_norm`, ...).
 
     `skipped` of its `minibatches` had a gradient that was not finite; all ranks skipped the same ones.
     """
@@ -52,19 +52,19 @@ class TrainReport:
 
     @property
     def trained(self) -> bool:
-        """The weights may have changed."""
+        """Whether the weights may have changed."""
         return self.skipped < self.minibatches
 
 
-# `ModelInfo.attention` of a model whose samples go through it one after another, without padding.
+# `ModelInfo.attention` of a model that computes packed samples, without padding.
 PACKED = "packed"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the trainer knows once the model is loaded.
+    """Describes the loaded model.
 
-    `attention` is how samples go through it together, in words. `flops` says what training takes and what one of its devices can do.
+    `attention` says in words how it computes several samples together. `flops` has the FLOPs of training and of one of its devices.
     """
 
     parameters: int
@@ -75,23 +75,23 @@ class ModelInfo:
 
 
 class TrainerGroup(Protocol):
-    """All FSDP2 ranks as one."""
+    """Runs all FSDP2 ranks as one trainer."""
 
     async def load(self) -> ModelInfo: ...
 
     async def train(self, request: TrainRequest) -> TrainReport:
         """Computes and applies the step on all ranks. Not durable and not published until the driver says so.
 
-        Raises SpecProblem (WeightsNotFinite) if that has made weights that are not finite.
+        Raises SpecProblem (WeightsNotFinite) if the weights are no longer finite.
         """
 
     async def publish(self, version: int) -> WeightPublication: ...
 
     async def holds_publication(self) -> bool:
-        """Whether the last publication can still be fetched. It answers while a step is computed."""
+        """Returns whether the last publication can still be fetched. Answers while a step is computed."""
 
     async def snapshot(self) -> None:
-        """Copies model, optimizer and RNG state of all ranks into host memory, once a write of an earlier copy has ended."""
+        """Copies model, optimizer and RNG state of all ranks into host memory, after the write of an earlier copy has ended."""
 
     async def write(self, directory: Path) -> None:
         """Writes the newest snapshot; returns once files and directory are fsynced. Steps may be computed meanwhile."""
@@ -101,7 +101,7 @@ class TrainerGroup(Protocol):
     async def write_samples(self, request: SampleFileRequest, root: Path) -> None:
         """Writes the file of a step's samples below the job's directory `root`. Steps may be computed meanwhile.
 
-        The store holds the samples until then. Raises OSError with nothing half-made left behind.
+        The store holds the samples until then. Raises OSError, and leaves no partial file.
         """
 
     async def export(self, directory: Path) -> None:

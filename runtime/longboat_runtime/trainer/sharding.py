@@ -60,8 +60,8 @@ def load_sharded(spec: ModelSpec, mesh: DeviceMesh, *, compiled: bool = False) -
         if mesh.device_type == "cpu":
             from longboat_runtime.cpu import layers as cpu_layers
 
-            if cpu_layers.suit(spec.dtype, onednn=torch.backends.mkldnn.is_available()):
-                cpu_layers.use(model, norms=not compiled)
+            if cpu_layers.are_faster(spec.dtype, onednn=torch.backends.mkldnn.is_available()):
+                cpu_layers.install(model, norms=not compiled)
         if compiled:
             compile_layers(model, layers(model))
         if needs_fsdp(mesh.size(), spec.dtype):

@@ -1,5 +1,5 @@
 """Weights from trainer to engines: published once, moved once per node, verified before they serve."""
 
-# Names that vLLM is given: `backend` can't be imported without it.
+# vLLM gets `backend` by name, since it can't be imported without vLLM.
 BACKEND = "longboat"
 WORKER_EXTENSION = "longboat_runtime.weights.backend.WeightReceipts"

@@ -1,4 +1,4 @@
-"""A publication of weights, as a trainer hands it to engines. Pure."""
+"""The publication of weights that a trainer hands to engines. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class WeightPublication:
-    """Weights of one version, ready to be fetched by engines.
+    """Holds the weights of one version, ready to be fetched by engines.
 
     `payload` is opaque to the driver (object references); `checksum` is over names, shapes and bytes of all tensors in the
     trainer's order. `probe_logprobs` are the trainer's log-probs of `probe_ids` (tokens 1..n given those before them).

@@ -8,9 +8,9 @@ no sample passes through it. A child confines itself (`sandbox`), grades and ans
 isolation allows it, nothing but installed code has run in it (`watch`) and the grade has left nothing behind (`leftovers`); otherwise
 it is killed with its whole process group, in time or not.
 
-What a response's program needs instead is a case runner (`case_runner`), a child as any other:
+A program in a response is graded by a case runner (`case_runner`), a child like any other:
 
     case runner --fork--> launcher --fork--> program (one for each test case)
 
-A launcher is forked before its case runner has read the sample, so what is expected is in the case runner alone.
+A launcher is forked before its case runner has read the sample, so only the case runner has the expected results.
 """

@@ -1,7 +1,7 @@
-"""Runs the program of one response against the test cases of its row, compares, and says what it is worth.
+"""Runs the program of one response against the test cases of its row, and grades it.
 
-A case runner is a process of its own for each grade, a fork of a zygote as any grader. It alone knows what is expected; programs are other
-processes, started by its `launcher`, which can neither signal nor look into it, and of what they say only data reaches it.
+A case runner is a separate process for each grade, forked from a zygote like any grader. Only it knows the expected results. Programs are
+other processes, started by its `launcher`. They can neither signal it nor read its memory, and only data passes from them to it.
 """
 
 from __future__ import annotations
@@ -95,12 +95,12 @@ class CaseRunner:
         return Limits(memory=None, file_size=most)
 
     def start(self, directory: str, protected: Sequence[int]) -> None:
-        """In a child that has no sample yet, and isn't confined: forks its launcher."""
+        """Forks the launcher. Called in a child that has no sample yet and isn't confined."""
         self._launcher = Launcher(directory, self._settings, self._readable, protected)
 
     @property
-    def runner_fd(self) -> int:
-        """File descriptor of the connection to its launcher, -1 if there is none; the process may move it to LAUNCHER_FD."""
+    def launcher_fd(self) -> int:
+        """The file descriptor of the connection to its launcher, -1 without one. The process may move it to LAUNCHER_FD."""
         return -1 if self._launcher is None else self._launcher.fileno()
 
     def outcome(self, sample: RewardSample, seconds: float, seed: int, own: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -310,7 +310,7 @@ class _Grade:
         return results, max(report.cases, len(results))
 
     def _served(self, code: bytes, ask: Callable[[CaseRunnerPeer], CaseResult], *, objects: bool) -> CaseResult:
-        """Returns what `ask` says, with a program that does what it is asked until it is done."""
+        """Returns the result of `ask`, which calls functions of the program until it is done."""
         ours, theirs = socket.socketpair()
         run = Run(programs.SERVED, self._seconds, self._seed, own=self._own)
         with ours, _Files(run_directory(self._launcher.directory), source=code, stdin=b"") as files:

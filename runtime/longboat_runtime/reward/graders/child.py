@@ -1,8 +1,8 @@
 """A process that grades: forked from the zygote, it confines itself, and answers one request or one after the other.
 
 Requests and answers are frames on one socket: {token, seed} with the sample as body; {token, outcome, leave}, where `leave` says what the
-grade left behind, so that the process must go; or {refused}, with which it ends. An outcome is {kind, score, message}. A case runner's request has
-also `seconds`, the limit of each test case, and `own`, their CaseLimit; what its outcome has besides says `case_runner`.
+grade left behind, so that the process must go; or {refused}, with which it ends. An outcome is {kind, score, message}. A case runner's
+request has also `seconds`, the limit of each test case, and `own`, their CaseLimit. `case_runner` says what else its outcome has.
 
 What is called here for every grade touches memory that until then a child shares with its zygote, a page at a time: so it calls little.
 """
@@ -58,9 +58,9 @@ def run_child(
     """
     code = 1
     try:
-        unconfined = None if callable(score) else _launcher_started(score, sandbox, protected)
+        unconfined = None if callable(score) else _start_launcher(score, sandbox, protected)
         unconfined = unconfined or _locked_in(sandbox, calls)
-        _arrange_files(server, sandbox.output, None if callable(score) else score.runner_fd)
+        _arrange_files(server, sandbox.output, None if callable(score) else score.launcher_fd)
         if unconfined is not None:
             request, _ = next(_requests())
             _answer({"token": request["token"], "outcome": unconfined, "leave": "no sandbox"})
@@ -146,8 +146,8 @@ def _seed(seed: int) -> None:
         modules["sympy.core.random"].seed(seed)
 
 
-def _launcher_started(case_runner: CaseRunner, sandbox: Sandbox, protected: Sequence[int]) -> Mapping[str, Any] | None:
-    """As `_locked_in`, which is done after it: programs aren't bound by what their case runner denies to itself."""
+def _start_launcher(case_runner: CaseRunner, sandbox: Sandbox, protected: Sequence[int]) -> Mapping[str, Any] | None:
+    """Starts the launcher before `_locked_in`, so that the case runner's own limits don't bind programs. Returns an error as an answer."""
     try:
         os.setpgid(0, 0)
         case_runner.start(sandbox.directory, protected)

@@ -1,7 +1,7 @@
-"""The process that starts programs for a case runner, one after the other, and ends each with all that it has started.
+"""Starts programs for a case runner, one after the other, and ends each with all the processes that it has started.
 
-A case runner forks its launcher before it reads its sample, and hands it open files only: what a program reads, is compared with or is made of never
-is in the launcher's memory, and so not in that of the programs, which are its forks.
+A case runner forks its launcher before it reads its sample, and passes only open files. So the sample is never in the memory of the
+launcher or of the programs, which are its forks.
 
 Requests are lines of JSON: a Run, with the files of `FILES`, is answered by an Ended once nothing of it is left; `{"stop": true}` ends a
 program early. A launcher dies with its case runner, and its programs with it.
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from longboat_runtime.reward.function import SandboxSettings
 
-# What comes with a request: standard streams, the program's source, and its end of the connection to the case runner.
+# The files that come with a request: standard streams, the program's source, and its end of the connection to the case runner.
 FILES = ("stdin", "stdout", "stderr", "source", "peer")
 # How often a program's processes are looked at, in seconds: at first, and once it runs longer than _SHORT.
 _OFTEN, _SELDOM, _SHORT = 0.005, 0.015, 0.1
@@ -93,9 +93,9 @@ class Ended:
 
 
 class Launcher:
-    """A case runner's launcher, seen by the case runner. Forks it at once.
+    """Controls a launcher from its case runner. Forks it at once.
 
-    `directory` is the case runner's own, `readable` what programs may read besides, `protected` are processes that they may not signal.
+    `directory` is the case runner's own, `readable` what else programs may read, `protected` are processes that they may not signal.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Launcher:
         self._socket.send(_line({"stop": True}))
 
     def ended(self) -> Ended:
-        """How the program ended. Raises ConnectionError if the launcher itself has."""
+        """Returns how the program ended. Raises ConnectionError if the launcher itself has ended."""
         data = b""
         while not data.endswith(b"\n"):
             more = self._socket.recv(_MESSAGE_BYTES)
@@ -178,7 +178,7 @@ def _serve(
             own = socket.socket(fileno=3)
             _Programs(own, directory, settings, readable, case_runner, [*protected, case_runner, os.getpid()]).serve()
     finally:
-        # Whatever happened, a launcher must never go on as a case runner.
+        # Whatever happens, a launcher must never continue as a case runner.
         os._exit(1)
 
 
@@ -202,7 +202,7 @@ class _Programs:
         self._filter = Filter(program_filter(protected, os.uname().machine, scoped=scoped, asks=self._asks))
 
     def serve(self) -> None:
-        """Until the case runner closes its end."""
+        """Serves requests until the case runner closes its end."""
         unread = b""
         while True:
             data, files, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, len(FILES))
@@ -252,7 +252,7 @@ class _Programs:
         return Ended(limit, code, seconds, cpu, own_seconds, limited, limit is None and clock.starved)
 
     def _own_limit(self, run: Run) -> OwnLimit:
-        """Of what is started next. One whose functions are called waits for the case runner, which may wait for a CPU."""
+        """Limits the program that is started next. One whose functions are called waits for the case runner, which may wait for a CPU."""
         self._slowdown = self._slowdown or Slowdown(run.own.slowdown)
         partner = self._case_runner if run.kind == SERVED else None
         own = OwnTime(Processes(os.getpid(), counted=self._counted, below=True, partner=partner), self._slowdown)
@@ -281,7 +281,7 @@ class _Programs:
                     # Those that it has started end now.
                     return self._too_much(place, given, [])
                 if self._control.fileno() in ready:
-                    # To be stopped, or the case runner is gone.
+                    # The program is to be stopped, or the case runner is gone.
                     self._control.recv(_MESSAGE_BYTES)
                     return None
                 if own.fileno() in ready:

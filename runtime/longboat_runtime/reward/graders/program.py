@@ -50,13 +50,13 @@ _OTHERS = (
     "fractions",
 )
 _NAMED = (*_STARRED, *_OTHERS)
-# Where a program whose functions are called is connected to its case runner.
+# The descriptor that connects a program whose functions are called to its case runner.
 _PEER = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """`files` are descriptors by the names in `launcher.FILES`; `place` is the directory that it works in."""
+    """Describes a program to start: `files` are descriptors by the names in `launcher.FILES`, `place` is its working directory."""
 
     kind: str
     command: tuple[str, ...]
@@ -67,9 +67,9 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """Limits of every process of the program, its Landlock rules (None without Landlock) and filter, and the launcher's pid.
+    """Holds the limits of every process of the program, its Landlock rules (None without Landlock) and filter, and the launcher's pid.
 
-    `asked` is where the launcher gets what it is asked by about new processes; None where the kernel can't ask.
+    `asked` carries the kernel's questions about new processes to the launcher; it is None where the kernel can't ask.
     """
 
     settings: SandboxSettings
@@ -89,7 +89,7 @@ def preload() -> None:
 
 
 def become(started: Started, confinement: Confinement) -> NoReturn:
-    """Runs the program in this process, which has just been forked by its launcher. Never returns."""
+    """Runs the program in this process, which its launcher has just forked. Never returns."""
     code = 1
     try:
         source = _read(started.files["source"])
@@ -116,7 +116,7 @@ def _read(source: int) -> bytes:
 
 
 def _arrange_files(files: Mapping[str, int]) -> None:
-    """Standard streams and, if there is one, the connection to the case runner."""
+    """Sets up standard streams and, if there is one, the connection to the case runner."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         os.dup2(files[name], number)
     os.lseek(0, 0, os.SEEK_SET)
@@ -131,7 +131,7 @@ def _confine(confinement: Confinement) -> None:
     call, arguments = prctl.dying_with_parent()
     if call(*arguments) or os.getppid() != confinement.launcher:
         os._exit(1)
-    # Its launcher has to look into it. With Landlock no other program can; without it none may, and its memory is known less exactly.
+    # The launcher has to read its memory usage. With Landlock no other program can; without Landlock none may, and the usage is less exact.
     prctl.show_memory()
     _die_first()
     if confinement.rules is None:
@@ -160,7 +160,7 @@ def _confine(confinement: Confinement) -> None:
 
 
 def _die_first() -> None:
-    """Where memory is short in spite of all limits, the kernel ends a program rather than a case runner."""
+    """Makes the kernel end a program rather than a case runner if memory is short in spite of all limits."""
     with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")
 

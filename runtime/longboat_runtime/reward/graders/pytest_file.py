@@ -1,4 +1,4 @@
-"""Runs a file of tests by pytest, in a case runner, with a program of another process as the module that it imports."""
+"""Runs a file of tests with pytest in a case runner. The module that it imports is a program in another process."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Calls between a case runner and the program in another process: tests run in the case runner, and only data comes back.
+"""Calls between a case runner and a program in another process: tests run in the case runner, and only data comes back.
 
 Both ends speak frames over a socket. A request is {call, method, arguments, named} or {get, name}, an answer {value, changed} or {raised}. Requests
 nest: a program may call what the case runner has passed to it as an argument, while the case runner waits for its answer.
 
-What a program returns can't act in the case runner. Numbers, texts and containers travel by value; anything else stays where it is and the
-case runner gets a `Remote` that stands for it, or, with `objects` off, an error.
+What a program returns can't run code in the case runner. Numbers, texts and containers travel by value; anything else stays where it is
+and the case runner gets a `Remote` that stands for it, or, with `objects` off, an error.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ def _change(argument: Any, value: Any) -> None:
 
 
 class CaseRunnerPeer(Peer):
-    """The case runner's end: the program's objects are `Remote`, and it may call no more than callables that it was given."""
+    """The case runner's end: the program's objects are `Remote`, and the program may call only callables that it was given."""
 
     def __init__(self, connection: socket.socket, most_bytes: int, *, objects: bool) -> None:
         super().__init__(connection, most_bytes, objects=objects)
@@ -281,7 +281,7 @@ class CaseRunnerPeer(Peer):
         return Remote(self, int(number), is_class=bool(is_class), made=False)
 
     def _exception(self, classes: list[Any]) -> type[BaseException]:
-        """The case runner's own class for an exception class of the program."""
+        """Returns the case runner's own class for an exception class of the program."""
         kind = _builtin_error(classes[-1])
         for number, name in reversed(classes[:-1]):
             kind = self._classes.setdefault(int(number), type(str(name), (kind,), {}))

@@ -211,7 +211,7 @@ class Supervised:
         self._used = self.cpu()
         taken = self._taken(self.grading, kind, score, str(outcome["message"]), self._used)
         if self.grading.case_seconds is not None:
-            # A case runner knows what its programs have used, and what they have taken of their own; elsewhere graded code might say it.
+            # A case runner's times are trusted, since it measures its programs. Elsewhere graded code might have written them.
             cpu, own = taken.cpu_seconds + float(outcome.get("cpu_seconds", 0.0)), outcome.get("own_seconds")
             learned = (None, False) if own is None else (float(own), bool(outcome["limited"]))
             taken = replace(taken, cpu_seconds=cpu, own_seconds=learned[0], limited=learned[1])

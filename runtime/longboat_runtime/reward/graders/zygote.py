@@ -214,7 +214,7 @@ class Zygote:
         return False
 
     def _programs_ended(self) -> bool:
-        """Ends programs that have lost their launcher, by their groups, which none can leave; True when there are none."""
+        """Ends programs that lost their launcher, by process groups, which none can leave. Returns whether there are none."""
         known = {child.pid for child in (*self._children.values(), *self._ending)}
         ended = True
         for pid in children("self"):
@@ -293,7 +293,7 @@ def main(fd: int) -> None:
     score: Scorer | CaseRunner
     try:
         if function.kind is RewardKind.SANDBOX:
-            # Only here: what case runners need, no other grader has to hold.
+            # Imported here, since other graders needn't hold it in memory.
             from longboat_runtime.reward.graders.case_runner import CaseRunner
 
             score = CaseRunner(function, request["field"], request["config_maps"])

@@ -95,7 +95,7 @@ class LengthHistory:
         return [history for history in self._prompts.values() if history.period < self.period]
 
     def newest(self, count: int) -> list[PromptHistory]:
-        """Returns the prompts that were first launched last, at most `count`, without those whose first responses still run."""
+        """Returns the `count` prompts that were launched most recently, without those whose first responses still run."""
         complete = [
             history
             for history in self._prompts.values()
