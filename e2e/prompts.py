@@ -6,8 +6,9 @@ from typing import Any
 
 from e2e import volumes
 from e2e.jobs import Job
-from longboat_runtime.eventlog import newest, replay, surviving
+from longboat_runtime.eventlog import newest, surviving
 from longboat_runtime.rounds import events
+from tests.support.replay import replay
 
 
 def fates_in(job: Job) -> dict[str, Any]:

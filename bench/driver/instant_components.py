@@ -13,7 +13,7 @@ from longboat_runtime.reward.cpus import PoolLoad
 from longboat_runtime.reward.protocol import Urgency
 from longboat_runtime.reward.result import IsolationInForce
 from longboat_runtime.rollout.load import Load, PodLoad
-from longboat_runtime.rollout.protocol import EngineStats, FleetState, PublicationReport
+from longboat_runtime.rollout.protocol import FleetState, PublicationReport
 from longboat_runtime.sample_files.contents import SampleFileRequest
 from longboat_runtime.samples import (
     FinishedSample,
@@ -99,9 +99,6 @@ class Fleet:
     async def publish(self, publication: WeightPublication) -> PublicationReport:
         self.version = publication.version
         return PublicationReport(publication.version, 0.0, 0, 0.0, ("engine-0",))
-
-    async def stats(self) -> list[EngineStats]:
-        return []
 
     async def loads(self) -> Mapping[str, Load]:
         return {}

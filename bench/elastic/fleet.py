@@ -17,7 +17,7 @@ from bench.elastic.paced import PacedEngine, Punctuality, engine_config, serve
 from bench.elastic.roofline import Roofline
 from longboat_runtime.rollout.environment import NO_BINDING, CpuShare, environment
 from longboat_runtime.rollout.load import Load
-from longboat_runtime.rollout.protocol import EngineStats, PublicationReport, ReshapePhase, ReshapeReport
+from longboat_runtime.rollout.protocol import PublicationReport, ReshapePhase, ReshapeReport
 from longboat_runtime.rollout.router import Router
 from longboat_runtime.samples import FinishedSample, SampleId, SampleRequest
 from longboat_runtime.simulate.lengths import LengthDistribution
@@ -36,11 +36,10 @@ class EngineProcess:
         theirs.close()
         self._loads: asyncio.Queue[tuple[Load, Punctuality]] = asyncio.Queue()
         self._fleet: PacedFleet | None = None
-        self.kv_tokens = 0
 
     def wait(self) -> None:
         """Returns once vLLM is up."""
-        _, self.kv_tokens = self._pipe.recv()
+        self._pipe.recv()
 
     def attach(self, fleet: PacedFleet) -> None:
         """Messages go to this fleet, of a job on this loop; once for a process."""
@@ -166,12 +165,6 @@ class PacedFleet(instant_components.Fleet):
     def _tell_version(self) -> None:
         for engine in self._serving.values():
             engine.send("version", self.version)
-
-    async def stats(self) -> list[EngineStats]:
-        return [
-            EngineStats(name, len(self._router.running(name)), 0, 0.0, 0, 0, self.version, engine.kv_tokens)
-            for name, engine in self._serving.items()
-        ]
 
     async def loads(self) -> Mapping[str, Load]:
         found = {}

@@ -152,7 +152,7 @@ def serve(pipe: Connection, engine: PacedEngine) -> None:
     """
     vllm = _start(engine)
     go_first(COMPUTING)
-    pipe.send(("up", vllm.stats().kv_tokens))
+    pipe.send("up")
     gc.collect()
     gc.freeze()
     sending = threading.Lock()

@@ -86,9 +86,7 @@ def block_components(components: Components, job: Job, task: Task) -> Components
 
 async def quiet(components: Components) -> None:
     """Waits for what engines were told to stop: the next block uses the same names again."""
-    while any(stats.running + stats.waiting for stats in await components.fleet.stats()):
-        await _take(components)
-    while await _take(components):
+    while await _take(components) or any(load.running for load in (await components.fleet.loads()).values()):
         pass
 
 

@@ -404,7 +404,6 @@ class CpuMove(FieldsModel):
     target: Line = Field(description="Pool that they go to.")
     cpu: CpuQuantity = Field(description="How many.")
     reason: Line | None = Field(None, description="Why.")
-    demand: Count | None = Field(None, description="Number of the demand that it follows.")
     outcome: CpuMoveOutcome = Field(
         description="`Done`: all pods of the pool have their share. `Incomplete`: some of its pods could not be given it (refusals). "
         "`Superseded`: the next move came before the end of this one."

@@ -16,8 +16,6 @@ from typing import Any
 
 from longboat_runtime.checkpoint.layout import INCARNATIONS
 from longboat_runtime.rounds.events import Event
-from longboat_runtime.rounds.ledger import Ledger
-from longboat_runtime.rounds.snapshot import from_snapshot
 
 LOG_NAME = "events.log"
 
@@ -94,22 +92,15 @@ class EventLog:
             raise
 
 
-def replay(root: Path, position: LogPosition) -> Ledger:
-    """The ledger at `position`. Raises FileNotFoundError if there is no such log."""
-    header, events = _read(root, position)
-    ledger = from_snapshot(header["ledger"])
-    for event in events:
-        ledger.apply(event)
-    return ledger
-
-
 def surviving(root: Path, position: LogPosition) -> Iterator[Event]:
     """All events that led to `position`, oldest first, over the incarnations of this job."""
     positions = [position]
-    while resumes := _header(root, positions[-1].incarnation)["resumes"]:
+    while resumes := _resumed(root, positions[-1].incarnation):
         positions.append(LogPosition(**resumes))
     for part in reversed(positions):
-        yield from _read(root, part)[1]
+        with log_path(root, part.incarnation).open("rb") as file:
+            _, *lines = file.read(part.offset).split(b"\n")[:-1]
+        yield from (Event.from_json(json.loads(line)) for line in lines)
 
 
 def end_of(root: Path, incarnation: int) -> LogPosition:
@@ -136,7 +127,7 @@ def read_log(root: Path) -> Iterator[Event]:
             yield from surviving(root, end)
             return
     except OSError as error:
-        raise ValueError(f"{error.filename}: {error.strerror}; the rounds can't be shown without it") from error
+        raise ValueError(f"{error.filename}: {error.strerror}; the event log can't be read") from error
     except (ValueError, KeyError) as error:
         raise ValueError(f"a log below {root / INCARNATIONS} is damaged: {error}") from error
     raise ValueError(
@@ -145,13 +136,7 @@ def read_log(root: Path) -> Iterator[Event]:
     )
 
 
-def _header(root: Path, incarnation: int) -> dict[str, Any]:
+def _resumed(root: Path, incarnation: int) -> dict[str, int] | None:
     with log_path(root, incarnation).open("rb") as file:
-        header: dict[str, Any] = json.loads(file.readline())
-    return header
-
-
-def _read(root: Path, position: LogPosition) -> tuple[dict[str, Any], Iterator[Event]]:
-    with log_path(root, position.incarnation).open("rb") as file:
-        first, *lines = file.read(position.offset).split(b"\n")[:-1]
-    return json.loads(first), (Event.from_json(json.loads(line)) for line in lines)
+        resumes: dict[str, int] | None = json.loads(file.readline())["resumes"]
+    return resumes

@@ -34,7 +34,7 @@ from longboat_runtime.reward.cpus import PoolLoad
 from longboat_runtime.reward.protocol import Urgency
 from longboat_runtime.reward.result import IsolationInForce
 from longboat_runtime.rollout.load import Load, PodLoad
-from longboat_runtime.rollout.protocol import EngineStats, FleetState, PublicationReport, ReshapePhase, ReshapeReport
+from longboat_runtime.rollout.protocol import FleetState, PublicationReport, ReshapePhase, ReshapeReport
 from longboat_runtime.rounds.policies import open_policy
 from longboat_runtime.rounds.policy import Policy
 from longboat_runtime.sample_files.contents import SampleFileRequest
@@ -213,9 +213,6 @@ class FakeFleet:
         self.version, self.weights = publication.version, publication.checksum
         self.published.append(publication.version)
         return PublicationReport(publication.version, 0.01, 100, 1e-6, ("engine-0",))
-
-    async def stats(self) -> list[EngineStats]:
-        return []
 
     async def reshape(self, tensor_parallel: int, *, one_by_one: bool) -> ReshapeReport:
         self.reshaped.append((tensor_parallel, one_by_one))

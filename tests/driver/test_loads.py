@@ -24,8 +24,8 @@ async def test_loads_belong_to_the_round_in_which_they_were_felt() -> None:
     fleet.load = {"a": Load(2, preemptions=100)}
     await loads.begin(1, RoundKind.SHORT)
     fleet.load = {
-        "a": Load(2, 1.0, 3, 1, 50, 4, 2, 0.5, {4: StepTimes(10, 1.0)}),
-        "b": Load(2, 1.0, 1, 0, 30, 5, 0, 0.9, {4: StepTimes(20, 0.5), 6: StepTimes(10, 0.5)}),
+        "a": Load(2, 3, 1, 50, 4, 2, 0.5, {4: StepTimes(10, 1.0)}),
+        "b": Load(2, 1, 0, 30, 5, 0, 0.9, {4: StepTimes(20, 0.5), 6: StepTimes(10, 0.5)}),
     }
     await loads.begin(2, RoundKind.LONG)
     fleet.load = {"c": Load(1, generated_tokens=7)}
@@ -67,7 +67,7 @@ async def test_a_round_that_engines_say_nothing_of_is_not_measured() -> None:
 async def test_every_step_tells_what_its_engines_felt(tmp_path: Path) -> None:
     site = Site(tmp_path, make_spec(steps=3))
     driver = site.driver()
-    site.fleet.load = {"engine-0": Load(1, 1.0, 2, 0, 50, 4, 2, 0.5, {4: StepTimes(10, 1.0)})}
+    site.fleet.load = {"engine-0": Load(1, 2, 0, 50, 4, 2, 0.5, {4: StepTimes(10, 1.0)})}
     assert await driver.run() is RunOutcome.DONE
     measured = [body for body in history(site) if isinstance(body, events.RoundMeasured)]
     assert [body.round for body in measured] == [1, 2, 3]

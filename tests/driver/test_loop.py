@@ -9,7 +9,7 @@ import pytest
 from longboat_crds.reward_kinds import RewardIsolation
 from longboat_crds.status import TrainingState
 from longboat_runtime.driver.loop import RunOutcome
-from longboat_runtime.eventlog import LogPosition, end_of, replay, surviving
+from longboat_runtime.eventlog import LogPosition, end_of, surviving
 from longboat_runtime.metrics.record import read_records
 from longboat_runtime.problems import spec_problem_in
 from longboat_runtime.reward.result import IsolationInForce
@@ -18,6 +18,7 @@ from longboat_runtime.samples import SampleId, SampleRequest
 from longboat_runtime.trainer.protocol import ModelInfo, TrainReport, TrainRequest
 from tests.driver.fakes import Crash, Site, make_spec
 from tests.driver.runs import crash_once_saved, finished, history, manifests, saved_steps, trained, until
+from tests.support.replay import replay
 
 
 async def test_a_job_trains_publishes_checkpoints_and_exports(tmp_path: Path) -> None:

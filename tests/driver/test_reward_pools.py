@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.records import RoundState, SampleState
 from longboat_runtime.rounds.snapshot import to_snapshot
 from longboat_runtime.rounds.view import View
-from longboat_runtime.samples import PromptId, SampleId
+from longboat_runtime.samples import PromptId
 from longboat_runtime.trainer.protocol import TrainReport, TrainRequest
 from tests.driver.fakes import FakeRewards, FakeStore, Site, make_spec
 from tests.driver.runs import finished, held, history, trained
@@ -147,10 +146,12 @@ async def test_a_driver_that_starts_again_starts_from_what_is_granted(
 
 @pytest.mark.usefixtures("quickly")
 async def test_without_a_grant_nothing_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    site, looked = Site(tmp_path, pools_spec()), calls(monkeypatch, "awaits_grades")
-    async with held(site) as until:
+    monkeypatch.setattr(reward_pools, "LOOK_SECONDS", 0.0)
+    site = Site(tmp_path, pools_spec())
+    async with held(site):
         site.rewards.loads = {"math": IDLE, "code": BUSY}
-        await until(lambda: looked() >= 3)
+        for _ in range(100):
+            await asyncio.sleep(0)
         assert demand(site) is None
     assert not [body for body in history(site) if isinstance(body, events.CpusAsked)]
     waiting = asyncio.create_task(LocalBroker(1).granted_cpus(None))
@@ -198,52 +199,6 @@ async def test_moves_change_nothing_that_is_trained(tmp_path: Path) -> None:
     assert len([body for body in history(moving) if isinstance(body, events.CpusAsked)]) >= 5
     assert trained(moving) == trained(still)
     assert moving.trainer.weights == still.trainer.weights
-
-
-@pytest.mark.usefixtures("quickly")
-async def test_metrics_have_how_long_rounds_waited_for_grades_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In two of three rounds a grade is held back."""
-    site, looked, now = Site(tmp_path, pools_spec(steps=3)), calls(monkeypatch, "awaits_grades"), [0.0]
-    monkeypatch.setattr(reward_pools, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    driver = site.driver()
-    first, second = SampleId(0, 0, 0, 0), SampleId(0, 2, 0, 0)
-    site.rewards.held = {first, second}
-    job = asyncio.create_task(driver.run())
-
-    async def until(true: Callable[[], bool]) -> None:
-        def look() -> bool:
-            assert not job.done(), job.result()
-            return true()
-
-        await eventually_async(look)
-
-    async def at(second: float) -> None:
-        """Waits until the driver has looked at the pools at this time."""
-        now[0] = second
-        before = looked()
-        await until(lambda: looked() > before)
-
-    async def generated(*rows: int) -> None:
-        """Waits until the round of these rows lacks nothing but grades."""
-        samples = {SampleId(0, row, 0, index) for row in rows for index in range(2)}
-        await until(lambda: site.rewards.asked.keys() >= samples)
-
-    site.broker.grant_cpus(granted(math="2", code="2"))
-    await generated(0, 1)
-    site.rewards.loads = {"math": IDLE, "code": BUSY}
-    await at(0.0)
-    await at(15.0)
-    site.rewards.held = {second}
-    await generated(2, 3)
-    await at(15.0)
-    await at(25.0)
-    site.rewards.held = set()
-    assert await job is RunOutcome.DONE
-    steps = read_records(tmp_path)[1:]  # the first one is of the start
-    assert [step.metrics["reward/pools/code/awaited_seconds"] for step in steps] == pytest.approx([15.0, 10.0, 0.0])
-    assert {step.metrics["reward/pools/math/awaited_seconds"] for step in steps} == {0.0}
 
 
 def test_observations_leave_the_ledger_as_it_is() -> None:

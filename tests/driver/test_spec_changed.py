@@ -13,7 +13,7 @@ from longboat_crds.job import RLJobSpec
 from longboat_crds.status import TrainingState
 from longboat_runtime.driver.kubernetes_broker import KubernetesBroker
 from longboat_runtime.driver.loop import Driver, RunOutcome
-from longboat_runtime.eventlog import LogPosition, replay
+from longboat_runtime.eventlog import LogPosition
 from longboat_runtime.metrics.record import Record
 from longboat_runtime.problems import spec_problem_in
 from longboat_runtime.rollout.protocol import FleetState, PublicationReport
@@ -24,6 +24,7 @@ from longboat_runtime.trainer.protocol import TrainReport, TrainRequest
 from longboat_runtime.weights.publication import WeightPublication
 from tests.driver.fakes import Crash, Site, make_spec
 from tests.driver.runs import crash_once_saved, finished, history, manifests, saved_steps, trained, until
+from tests.support.replay import replay
 
 POLICIES = ({}, {"policy": "TailBatching"}, {"policy": "ContinueUnfinished"}, {"policy": "BoundedAsync"})
 every_policy = pytest.mark.parametrize("rounds", POLICIES, ids=lambda rounds: rounds.get("policy", "Synchronous"))

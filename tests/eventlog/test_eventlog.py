@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from longboat_runtime import eventlog
-from longboat_runtime.eventlog import EventLog, end_of, log_path, replay, surviving
+from longboat_runtime.eventlog import EventLog, end_of, log_path, surviving
 from longboat_runtime.rounds import events
 from longboat_runtime.rounds.events import Event
 from longboat_runtime.rounds.ledger import Ledger
 from longboat_runtime.rounds.snapshot import to_snapshot
 from longboat_runtime.samples import PromptId
+from tests.support.replay import replay
 
 EMPTY = to_snapshot(Ledger(2))
 

@@ -91,7 +91,6 @@ def test_donors_first_then_the_receiver_and_each_move_is_told_with_its_reason() 
     cluster.settle()
     move = cluster.cpus.moves[-1]
     assert (move.source, move.target, move.cpu, move.outcome) == ("math", "code", "1", CpuMoveOutcome.DONE)
-    assert move.demand == cluster.status.demand.reward.number
     assert events(cluster, "CPUsMoved") == ["1 CPUs from reward pool math to code in 0.40 s: grades wait in code"]
     _, made = cluster.planned()
     assert made.empty

@@ -56,7 +56,7 @@ class Actor:
         self.calibrated: list[float | None] = []
         self.submitted: list[SampleRequest] = []
         self.got_samples = asyncio.Event()
-        for name in ("start", "submit", "abort", "finished", "update_weights", "stats", "shutdown"):
+        for name in ("start", "submit", "abort", "finished", "update_weights", "shutdown"):
             setattr(self, name, Method(getattr(self, f"_{name}")))
 
     async def _start(self) -> None:
@@ -77,9 +77,6 @@ class Actor:
         self.calibrated.append(calibrated)
         self.world.updates.append(self.config.name)
         return self.world.update(self, publication)
-
-    async def _stats(self) -> None:
-        raise RayActorError
 
     async def _shutdown(self) -> None:
         self.world.shut_down.append(self.config.name)

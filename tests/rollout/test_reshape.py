@@ -14,12 +14,13 @@ import ray
 from longboat_runtime.agent.ray_command import MINIMAL_OBJECT_STORE
 from longboat_runtime.local.ray import start_ray
 from longboat_runtime.rollout.fleet import RayRolloutFleet
+from longboat_runtime.rollout.load import Load, total
 from longboat_runtime.rollout.protocol import ReshapePhase
 from longboat_runtime.samples import FinishedSample, FinishReason, FleetReport, LostSample, MovedSample
 from longboat_runtime.store.actor import start_store
 from longboat_runtime.store.client import StoreClient
 from tests.rollout.reference import PROBE, ReferenceModel, request
-from tests.rollout.test_fleet import opened, published, serving, spec, tokens_of_memory
+from tests.rollout.test_fleet import opened, published, serving, spec
 from tests.support.tiny_model import build_tiny_model
 from tests.support.waiting import eventually_async
 
@@ -74,14 +75,18 @@ async def test_what_runs_goes_on_in_the_new_shape(
         names, attempt = await serving(fleet, 2), next(attempts)
         requests = [request(row, tokens=LONG, attempt=attempt) for row in range(6)]
         await fleet.submit(requests)
-        await eventually_async(fleet.stats, lambda stats: sum(engine.generated_tokens for engine in stats) >= 200)
+        loads: list[Load] = []
+
+        async def drawn() -> int:
+            loads.extend((await fleet.loads()).values())
+            return total(loads).generated_tokens
+
+        await eventually_async(drawn, lambda tokens: tokens >= 200)
         done = await fleet.reshape(2, one_by_one=False)
         assert (done.tensor_parallel, done.failure) == (2, None)
         assert set(done.seconds) == set(ReshapePhase)
         (name,) = await serving(fleet, 1)
         assert name.endswith("/0-1")
-        (stats,) = await fleet.stats()
-        assert stats.kv_tokens == tokens_of_memory(model_directory, 2)
         reported = await reports(fleet, len(requests))
         moves = [report for report in reported if isinstance(report, MovedSample)]
         assert {(move.source in names, move.target) for move in moves} <= {(True, name)}

@@ -129,18 +129,16 @@ def test_preemptions_raise_tensor_parallelism() -> None:
 
 def test_a_profile_says_what_changes_take_and_predictions_choose_the_faster_shape() -> None:
     """No training hides the change, so the step in which it is made is longer by it."""
-    throughput, change = (
-        {1: roofline(1, weight_tokens=20_000), 2: roofline(2), 4: roofline(4)},
-        {1: 20.0, 2: 25.0, 4: 30.0},
-    )
-    profile, bounds = Profile(throughput, change), Bounds((1, 2, 4), 1)
+    throughput = {1: roofline(1, weight_tokens=20_000), 2: roofline(2), 4: roofline(4)}
+    change, bounds = {1: 20.0, 2: 25.0, 4: 30.0}, Bounds((1, 2, 4), 1)
     policy, lengths = TailBatching(16, 8, 1.25, 1.0), TwoLevel(800, 0.6, 0.4, 8000)
 
     def run(planner: ShapePlanner) -> SimulatedRun:
-        where = Site(shapes=Shapes.profiled(profile, planner, 4), prompt_tokens=100, max_sequences=64)
+        shapes = Shapes(throughput, planner, 4, reshape_seconds=change)
+        where = Site(shapes=shapes, prompt_tokens=100, max_sequences=64)
         return simulate(policy, 8, where, lengths, 12)
 
-    planned = run(PlannedShapes(ParallelismPlan(1), bounds, profile))
+    planned = run(PlannedShapes(ParallelismPlan(1), bounds, Profile(throughput, change)))
     fixed = {size: sum(step.seconds for step in run(FixedShape(size)).steps) for size in bounds.sizes}
     assert planned.reshapes == 1
     assert planned.steps[-1].tensor_parallel == min(fixed, key=lambda size: fixed[size])

@@ -111,7 +111,7 @@ def _run(engine: Any, scheduler: Any, requests: Sequence[SampleRequest]) -> tupl
         outputs.append(schedule(*arguments, **named))
         return outputs[-1]
 
-    before = engine.stats().preemptions
+    engine.take_load()
     scheduler.schedule = recording
     engine.submit(requests)
     finished: list[Any] = []
@@ -125,7 +125,7 @@ def _run(engine: Any, scheduler: Any, requests: Sequence[SampleRequest]) -> tupl
     ended = [
         (sample.id, next(step for name, step in last.items() if name.startswith(str(sample.id)))) for sample in finished
     ]
-    scheduled = Scheduled(tuple(ended), tuple(map(_computed, outputs)), engine.stats().preemptions - before)
+    scheduled = Scheduled(tuple(ended), tuple(map(_computed, outputs)), engine.take_load().preemptions)
     return scheduled, {sample.id: len(sample.token_ids) for sample in finished}
 
 

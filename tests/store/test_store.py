@@ -27,11 +27,9 @@ def test_putting_again_and_deleting_twice_change_nothing() -> None:
     held.put([sample(0), sample(1)])
     held.put([sample(1, tokens=9)])
     assert [len(got.token_ids) for got in held.get([sample(1).id, sample(0).id])] == [3, 3]
-    assert held.nbytes == 2 * (4 * 4 + 3 * 4 + 3 * 4 + 6)
     held.delete([sample(0).id, SampleId(9, 9, 9, 9)])
     held.delete([sample(0).id])
     assert held.ids() == [sample(1).id]
-    assert held.nbytes * 2 == held.peak_bytes
 
 
 def test_what_is_unfinished_is_replaced() -> None:
@@ -40,7 +38,6 @@ def test_what_is_unfinished_is_replaced() -> None:
     held.put([sample(0, tokens=5)])
     held.put([replace(sample(0), finish_reason=FinishReason.ABORT)])
     assert [len(got.token_ids) for got in held.get([sample(0).id])] == [5]
-    assert held.nbytes == 4 * 4 + 5 * 4 + 5 * 4 + 10
 
 
 def test_an_engine_that_is_known_to_be_dead_puts_nothing() -> None:

@@ -27,7 +27,7 @@ def moves_of_grant(
     had = {pool.name: millicores(pool.cpu) for pool in old.pools or ()}
     change = {pool.name: millicores(pool.cpu) - had.get(pool.name, 0) for pool in granted} if had else {}
     losses = {name: -cpu for name, cpu in change.items() if cpu < 0}
-    demand, grant = reward_demand(view.status), view.reward_grant
+    demand = reward_demand(view.status)
     reasons = {pool.name: pool.reason for pool in (demand.pools if demand else None) or ()}
     for target, gain in change.items():
         left = gain
@@ -40,7 +40,6 @@ def moves_of_grant(
                         target=target,
                         cpu=cpu_quantity(given),
                         reason=reasons.get(target) or (demand.reason if demand else None),
-                        demand=grant.answers if grant else None,
                         outcome=CpuMoveOutcome.UNDER_WAY,
                         time=fine_stamp(now),
                     )

@@ -8,7 +8,7 @@ from longboat_crds.quantities import cpu_quantity, millicores
 from longboat_crds.status import LINE_LENGTH, PoolCpuDemand, RewardDemand, RewardGrant, RolloutDemand
 from longboat_runtime.reward.cpus import Division, differs
 from longboat_runtime.rollout.load import PodLoad
-from longboat_runtime.rounds.records import RoundState, SampleState
+from longboat_runtime.rounds.records import SampleState
 from longboat_runtime.rounds.view import View
 from longboat_runtime.samples import PromptId
 
@@ -71,14 +71,6 @@ def next_cpu_demand(
 def asked_cpus(asked: RewardDemand | RewardGrant) -> dict[str, int]:
     """Millicores of each pool, by name."""
     return {pool.name: millicores(pool.cpu) for pool in asked.pools or ()}
-
-
-def awaits_grades(view: View) -> bool:
-    """Whether the oldest round that isn't trained yet lacks nothing but grades: engines make none of its responses any more."""
-    oldest = next((round_ for round_ in view.rounds.values() if round_.state is not RoundState.TRAINING), None)
-    if oldest is None or not oldest.groups:
-        return False
-    return not any(view.groups[prompt].running for prompt in oldest.groups)
 
 
 def expected_grades(view: View, prompts: int, pools_of: Callable[[PromptId], Collection[str]]) -> dict[str, float]:

@@ -12,7 +12,7 @@ from longboat_crds.quantities import millicores
 from longboat_crds.status import RewardDemand, RewardGrant
 from longboat_runtime.driver.broker import Broker
 from longboat_runtime.driver.components import Components
-from longboat_runtime.driver.demand import asked_cpus, awaits_grades, expected_grades, next_cpu_demand
+from longboat_runtime.driver.demand import asked_cpus, expected_grades, next_cpu_demand
 from longboat_runtime.driver.job import Job
 from longboat_runtime.driver.pool_loads import PoolLoads
 from longboat_runtime.driver.reporter import Reporter
@@ -50,10 +50,6 @@ class RewardPools:
         self._granted: RewardGrant | None = None
         self._demand: RewardDemand | None = None
         self._asked_at = float("-inf")
-        # When the last look was, if the round was waiting only for grades then.
-        self._waiting: float | None = None
-        # Seconds for which grades alone were waited for in this round while the pool had some to make.
-        self._awaited = dict.fromkeys((pool.name for pool in job.spec.reward_pools), 0.0)
         self._costs = {pool.name: GradeCost() for pool in job.spec.reward_pools}
         self._loads: dict[str, PoolLoad] = {}
         self._changes = dict.fromkeys(self._costs, 0)
@@ -72,9 +68,7 @@ class RewardPools:
         if graded := self._course.finish(number):
             self._happened(graded)
             self._reporter.reports.add(step, grading_metrics(graded))
-        self._waiting = None  # the next round may be waited for by the next look
         self._reporter.reports.add(step, self._cpu_metrics())
-        self._awaited = dict.fromkeys(self._awaited, 0.0)
 
     async def run(self) -> None:
         """Looks at pools, asks, and follows grants, forever. Raises Superseded."""
@@ -97,18 +91,8 @@ class RewardPools:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            self._look()
             if self._granted is not None and loop.time() >= self._asked_at + ASK_SECONDS:
                 self._ask(total, self._needs(total), loop.time())
-
-    def _look(self) -> None:
-        """Adds the time since the last look if the round was waiting only for grades then, and still is."""
-        now, loads, view = time.monotonic(), self._components.rewards.loads, self._view
-        waits = view is not None and any(load.asked for load in loads.values()) and awaits_grades(view)
-        if waits and self._waiting is not None:
-            for name, load in loads.items():
-                self._awaited[name] += (now - self._waiting) if load.asked else 0.0
-        self._waiting = now if waits else None
 
     def _needs(self, total: int) -> dict[str, PoolNeed]:
         """What each pool has to do now; learns what grades have cost since the last call."""
@@ -151,13 +135,12 @@ class RewardPools:
         self._reporter.ask_cpus(demand)
 
     def _cpu_metrics(self) -> dict[str, float]:
-        """Returns, for each pool, its granted CPUs, how long the round waited for it, and how often other CPUs were asked for."""
+        """Returns, for each pool, its granted CPUs, and how often other CPUs were asked for."""
         if self._granted is None:
             return {}
         granted = asked_cpus(self._granted)
         return {
             **{f"reward/pools/{name}/cpus": cpu / 1000 for name, cpu in granted.items()},
-            **{f"reward/pools/{name}/awaited_seconds": seconds for name, seconds in self._awaited.items()},
             **{f"reward/pools/{name}/changes_asked": float(count) for name, count in self._changes.items()},
         }
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.rollout.load import Load
-from longboat_runtime.rollout.protocol import Engine, EngineStats
+from longboat_runtime.rollout.protocol import Engine
 from longboat_runtime.samples import FinishedSample, GeneratedSample, SampleId, SampleRequest
 from longboat_runtime.stacks import thread_stacks
 from longboat_runtime.store.client import StoreClient
@@ -80,9 +80,6 @@ class EngineActor:
     async def update_weights(self, publication: WeightPublication, calibrated: float | None) -> float:
         """Returns the parity; raises UpdateFailed."""
         return await asyncio.to_thread(self._started.update_weights, publication, calibrated)
-
-    async def stats(self) -> EngineStats:
-        return self._started.stats()
 
     async def take_load(self) -> Load:
         return self._started.take_load()

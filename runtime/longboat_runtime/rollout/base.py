@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from longboat_runtime.rollout.engine import NO_VERSION, EngineConfig
 from longboat_runtime.rollout.load import Load
-from longboat_runtime.rollout.protocol import EngineStats
 from longboat_runtime.rollout.requests import check_request, generated_sample, unstarted_sample
 from longboat_runtime.samples import GeneratedSample, SampleId, SampleRequest
 from longboat_runtime.weights.gate import PublicationRefused, UpdateFailed, check_parity, parity
@@ -33,7 +32,6 @@ class BaseEngine:
     _counters: EngineCounters
     _tokenizer: Any
     _vocabulary: int
-    _kv_tokens: int
 
     def __init__(self, config: EngineConfig, arguments: dict[str, Any]) -> None:
         self._config = config
@@ -48,19 +46,6 @@ class BaseEngine:
     def drain_finished(self, timeout: float) -> list[GeneratedSample]:
         """Raises EngineDead once vLLM has failed and nothing finished is left."""
         return self._outbox.take(timeout, lambda: bool(self._running))
-
-    def stats(self) -> EngineStats:
-        known, running = len(self._running), self._decoding
-        return EngineStats(
-            name=self._config.name,
-            running=running,
-            waiting=known - running,
-            kv_usage=self._counters.kv_usage,
-            preemptions=self._counters.preemptions,
-            generated_tokens=self._counters.generated_tokens,
-            weight_version=self._version,
-            kv_tokens=self._kv_tokens,
-        )
 
     def take_load(self) -> Load:
         return self._counters.take()
@@ -95,8 +80,6 @@ class BaseEngine:
         (self._counters,) = vllm.logger_manager.stat_loggers
         self._vocabulary = vllm.model_config.get_vocab_size()
         self._tokenizer = vllm.get_tokenizer()
-        cache = vllm.vllm_config.cache_config
-        self._kv_tokens = (cache.num_gpu_blocks or 0) * cache.block_size
 
     def _started(self, name: str, request: SampleRequest, begun: GeneratedSample | None) -> None:
         """vLLM has the request, under this name."""

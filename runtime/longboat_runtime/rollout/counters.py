@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import replace
 from typing import Any
 
 from vllm.v1.metrics.loggers import PrometheusStatLogger
@@ -14,7 +13,7 @@ from longboat_runtime.rollout.step_times import StepClock
 
 
 class EngineCounters(PrometheusStatLogger):
-    """Running samples, KV use, preemptions, tokens, and what steps take: since the start, and of what lies between two calls of `take`.
+    """Running and waiting samples, KV use, preemptions, tokens, and what steps take between two calls of `take`.
 
     Takes the place of vLLM's Prometheus logger (vLLM adds that unless it is given one), which fills dozens of histograms
     at each step: the driver publishes the job's metrics.
@@ -23,13 +22,9 @@ class EngineCounters(PrometheusStatLogger):
     def __init__(self, vllm_config: Any, engine_indexes: list[int] | None = None) -> None:
         del engine_indexes
         self.running = 0
-        self.kv_usage = 0.0
-        self.preemptions = 0
-        self.generated_tokens = 0
         self.steps = StepClock()
         self._more = False
         self._lock = threading.Lock()
-        self._since = time.perf_counter()
         self._window = Load(vllm_config.parallel_config.tensor_parallel_size)
 
     def record(
@@ -37,16 +32,14 @@ class EngineCounters(PrometheusStatLogger):
     ) -> None:
         del mm_cache_stats, engine_idx
         waiting = preemptions = tokens = 0
+        kv_usage = 0.0
         if scheduler_stats is not None:
             self.running = scheduler_stats.num_running_reqs
-            self.kv_usage = scheduler_stats.kv_cache_usage
-            waiting = scheduler_stats.num_waiting_reqs
+            kv_usage, waiting = scheduler_stats.kv_cache_usage, scheduler_stats.num_waiting_reqs
             self._more = self.running + waiting > 0
         step_times = {}
         if iteration_stats is not None:
             preemptions, tokens = iteration_stats.num_preempted_reqs, iteration_stats.num_generation_tokens
-            self.preemptions += preemptions
-            self.generated_tokens += tokens
             # Each sequence of a step gets one token.
             step_times = self.steps.step(time.perf_counter(), tokens, more=self._more)
         self._add(
@@ -54,7 +47,7 @@ class EngineCounters(PrometheusStatLogger):
             generated_tokens=tokens,
             running=self.running,
             waiting=waiting,
-            kv_usage=self.kv_usage,
+            kv_usage=kv_usage,
             step_times=step_times,
         )
 
@@ -65,10 +58,8 @@ class EngineCounters(PrometheusStatLogger):
     def take(self) -> Load:
         """What has happened since the last call, by the only one who calls this."""
         with self._lock:
-            now, taken = time.perf_counter(), self._window
-            self._window = Load(taken.tensor_parallel)
-            seconds, self._since = now - self._since, now
-        return replace(taken, seconds=seconds)
+            taken, self._window = self._window, Load(self._window.tensor_parallel)
+        return taken
 
     def _add(self, **measured: Any) -> None:
         with self._lock:

@@ -18,7 +18,7 @@ from longboat_runtime.rollout.engine import EngineDead
 from longboat_runtime.rollout.keeper import EngineKeeper
 from longboat_runtime.rollout.load import Load, PodLoad
 from longboat_runtime.rollout.member import Member, MemberState, ReshapeFailed, last_line
-from longboat_runtime.rollout.protocol import EngineStats, FleetState, PublicationReport, ReshapePhase, ReshapeReport
+from longboat_runtime.rollout.protocol import FleetState, PublicationReport, ReshapePhase, ReshapeReport
 from longboat_runtime.rollout.ray_cluster import RayCluster
 from longboat_runtime.rollout.router import Router
 from longboat_runtime.samples import (
@@ -204,11 +204,6 @@ class RayRolloutFleet:
 
     def calibrate(self, calibrations: Mapping[str, float]) -> None:
         self._keeper.calibrations.update(calibrations)
-
-    async def stats(self) -> list[EngineStats]:
-        """Of the engines that are up and answer."""
-        answers = await self._ask("stats", self._keeper.started)
-        return [answers[name] for name in sorted(answers)]
 
     async def loads(self) -> dict[str, Load]:
         """Of the engines that are up and answer."""

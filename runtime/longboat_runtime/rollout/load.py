@@ -13,7 +13,7 @@ from longboat_runtime.rounds.events import RoundKind, RoundMeasured, RoundWork, 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Reports the load of an engine of `tensor_parallel` devices over `seconds`. Loads of several engines or times add up.
+    """Reports the load of an engine of `tensor_parallel` devices in a while. Loads of several engines or times add up.
 
     `preemptions` are those for want of KV cache; `interrupted` counts running sequences whose keys and values were computed again
     because a publication replaced the weights. `step_times` are its steps by the number of sequences they worked on
@@ -22,7 +22,6 @@ class Load:
     """
 
     tensor_parallel: int
-    seconds: float = 0.0
     preemptions: int = 0
     interrupted: int = 0
     generated_tokens: int = 0
@@ -34,7 +33,6 @@ class Load:
     def __add__(self, other: Load) -> Load:
         return Load(
             max(self.tensor_parallel, other.tensor_parallel),
-            self.seconds + other.seconds,
             self.preemptions + other.preemptions,
             self.interrupted + other.interrupted,
             self.generated_tokens + other.generated_tokens,

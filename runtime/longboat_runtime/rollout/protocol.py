@@ -16,23 +16,6 @@ from longboat_runtime.weights.publication import WeightPublication
 
 
 @dataclass(frozen=True, slots=True)
-class EngineStats:
-    """One engine at one moment. `kv_usage` is a share (0..1) of the `kv_tokens` that it holds at most, of all sequences together.
-
-    Counters count from the engine's start.
-    """
-
-    name: str
-    running: int
-    waiting: int
-    kv_usage: float
-    preemptions: int
-    generated_tokens: int
-    weight_version: int
-    kv_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class PublicationReport:
     """Reports one publication. `parity` is the largest |engine - trainer| log-prob on the probe over serving engines."""
 
@@ -104,8 +87,6 @@ class Engine(Protocol):
         passed; None if none has.
         """
 
-    def stats(self) -> EngineStats: ...
-
     def take_load(self) -> Load:
         """Returns the load since the last call."""
 
@@ -154,8 +135,6 @@ class RolloutFleet(Protocol):
         Running samples move; with `one_by_one`, pod after pod, so that the other pods continue. If an engine of the new shape doesn't
         serve, the old shape is started again.
         """
-
-    async def stats(self) -> list[EngineStats]: ...
 
     async def loads(self) -> Mapping[str, Load]:
         """Returns the load of each engine since the last call, by name."""

@@ -26,7 +26,6 @@ class SimulatedFleet:
         self._pods: list[list[str]] = []
         self._publishing = False
         self._held: list[SampleId] = []
-        self._tokens_most = 0.0
         self._load = Load(0)
         self.tensor_parallel = 0
         if site.curve is not None:
@@ -43,8 +42,9 @@ class SimulatedFleet:
 
     @property
     def tokens_most(self) -> float:
-        """What an engine held at most at a time."""
-        return max([self._tokens_most, *(engine.tokens_most for engine in self.engines.values())])
+        """What an engine by a curve held at most at a time."""
+        curved = (engine for engine in self.engines.values() if isinstance(engine, SimulatedEngine))
+        return max((engine.tokens_most for engine in curved), default=0.0)
 
     def next_end(self) -> tuple[str, float]:
         """The engine that has to be asked next, and when; infinite if none runs anything."""
@@ -104,7 +104,7 @@ class SimulatedFleet:
             self._router.remove(name)
         self._load += self._take(ending, now)
         for name in ending:
-            self._tokens_most = max(self._tokens_most, self.engines.pop(name).tokens_most)
+            del self.engines[name]
         return found
 
     def start(self, pods: Sequence[int], size: int, version: int | None, now: float) -> None:

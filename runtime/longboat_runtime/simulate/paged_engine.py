@@ -108,7 +108,6 @@ class PagedEngine:
         self._arrivals = 0
         self._finished: list[Response] = []
         self._load = Load(devices)
-        self.tokens_most = 0.0
 
     def submit(self, now: float, sample: SampleId, tokens: int, prompt_tokens: int) -> None:
         """Takes a sample whose response will have `tokens`. Raises ValueError if it has no prompt or the KV cache can never hold it."""
@@ -177,10 +176,6 @@ class PagedEngine:
         self._advance(now)
         taken, self._load = self._load, Load(self._devices)
         return taken
-
-    def in_it(self) -> list[SampleId]:
-        """Samples that run or wait here, in the order they came."""
-        return [sample for sample in (*self._running, *self._waiting) if sample not in self._leaving]
 
     @property
     def _can_begin(self) -> bool:
@@ -285,7 +280,6 @@ class PagedEngine:
         self.cache.take(cycles * running + sum(self._needed(self._step + 1 + step) for step in range(rest)))
         self._step += steps.count
         self._now, self._under_way = steps.end, None
-        self.tokens_most = max(self.tokens_most, float(self._offsets + running * self._step))
         self._felt(
             generated_tokens=running * steps.count,
             kv_usage=1 - self.cache.free / self.cache.total,

@@ -85,11 +85,6 @@ class Shapes:
     reshape_seconds: Mapping[int, float] = field(default_factory=dict)
     batched_tokens: int = BATCHED_TOKENS
 
-    @classmethod
-    def profiled(cls, profile: Profile, planner: ShapePlanner, devices: int, pods: int = 1) -> Shapes:
-        """Engines that take and hold what the profile says, and change in the seconds that it says."""
-        return cls(profile.throughput, planner, devices, pods, profile.change_seconds)
-
     def __post_init__(self) -> None:
         if min(self.devices, self.pods, self.batched_tokens) < 1 or min(self.reshape_seconds.values(), default=0.0) < 0:
             raise ValueError(
@@ -104,9 +99,3 @@ class Shapes:
                 f"a pod of {self.devices} devices can't have engines of {size}; there are models of {sorted(self.throughput)}"
             )
         return self.throughput[size]
-
-    def hold(self, tokens: int) -> bool:
-        """Whether the engines have KV cache for a sequence of so many tokens."""
-        model = self.model(self.planner.size)
-        # vLLM keeps one block for itself.
-        return model.kv_tokens - model.kv_tokens % model.block_tokens - model.block_tokens >= tokens

@@ -48,9 +48,9 @@ class SimulatedStep:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """All steps of a run. `tokens_most` is what the sequences of one engine, prompts included, amounted to at most at any time.
+    """All steps of a run.
 
-    Engines were reshaped `reshapes` times.
+    `tokens_most` is what the sequences of one engine by a curve, prompts included, amounted to at most at any time. Engines were reshaped `reshapes` times.
     """
 
     steps: Sequence[SimulatedStep]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import ray
@@ -19,14 +18,8 @@ NAMESPACE = "longboat"
 RESOURCE = "longboat-store"
 
 
-def sample_bytes(sample: GeneratedSample) -> int:
-    """Bytes of a sample's arrays and text."""
-    arrays = sample.prompt_ids.nbytes + sample.token_ids.nbytes + sample.logprobs.nbytes
-    return arrays + len(sample.text.encode())
-
-
 class HeldSamples:
-    """A dictionary that counts bytes. Putting a finished sample that is held, and deleting one that isn't, change nothing.
+    """A dictionary of samples. Putting a finished sample that is held, and deleting one that isn't, change nothing.
 
     Nor does what an engine puts that is `refused`: a call that it sent before it died may arrive when its samples are made again.
     """
@@ -34,8 +27,6 @@ class HeldSamples:
     def __init__(self) -> None:
         self._samples: dict[SampleId, GeneratedSample] = {}
         self.refused: set[str] = set()
-        self.nbytes = 0
-        self.peak_bytes = 0
 
     def put(self, samples: Iterable[GeneratedSample]) -> None:
         for sample in samples:
@@ -44,11 +35,7 @@ class HeldSamples:
                 continue
             if held is not None and held.finish_reason is not FinishReason.ABORT:
                 continue
-            if held is not None:
-                self.nbytes -= sample_bytes(held)
             self._samples[sample.id] = sample
-            self.nbytes += sample_bytes(sample)
-        self.peak_bytes = max(self.peak_bytes, self.nbytes)
 
     def get(self, ids: Sequence[SampleId]) -> list[GeneratedSample]:
         """Raises KeyError whose arguments are the missing ids."""
@@ -62,20 +49,10 @@ class HeldSamples:
 
     def delete(self, ids: Iterable[SampleId]) -> None:
         for sample in ids:
-            if (held := self._samples.pop(sample, None)) is not None:
-                self.nbytes -= sample_bytes(held)
+            self._samples.pop(sample, None)
 
     def ids(self) -> list[SampleId]:
         return sorted(self._samples)
-
-
-@dataclass(frozen=True, slots=True)
-class StoreReport:
-    """How full the store is."""
-
-    samples: int
-    nbytes: int
-    peak_bytes: int
 
 
 class SampleStoreActor:
@@ -107,9 +84,6 @@ class SampleStoreActor:
 
     def held(self) -> list[SampleId]:
         return self._held.ids()
-
-    def report(self) -> StoreReport:
-        return StoreReport(len(self._held.ids()), self._held.nbytes, self._held.peak_bytes)
 
     def stacks(self) -> str:
         return thread_stacks()

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from ray.exceptions import ActorDiedError
 
 from longboat_runtime.samples import GeneratedSample, Response, SampleId
-from longboat_runtime.store.actor import StoreReport
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -48,10 +47,6 @@ class StoreClient:
     async def held(self) -> list[SampleId]:
         held: list[SampleId] = await self._call("held")
         return held
-
-    async def report(self) -> StoreReport:
-        report: StoreReport = await self._call("report")
-        return report
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         try:

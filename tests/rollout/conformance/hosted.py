@@ -14,7 +14,7 @@ import psutil
 from longboat_runtime.rollout.engine import EngineConfig
 from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.rollout.load import Load
-from longboat_runtime.rollout.protocol import Engine, EngineStats
+from longboat_runtime.rollout.protocol import Engine
 from longboat_runtime.samples import GeneratedSample, SampleId, SampleRequest
 from longboat_runtime.weights.publication import WeightPublication
 
@@ -29,7 +29,7 @@ class HostedEngine:
         self.process = context.Process(target=_serve, args=(theirs, config, spawned))
         self.process.start()
         theirs.close()  # otherwise the end of the process would go unnoticed
-        self.name, self.model = config.name, Path(config.model)
+        self._has(config)
 
     def wait_started(self) -> None:
         self._result()
@@ -46,11 +46,15 @@ class HostedEngine:
     def update_weights(self, publication: WeightPublication, calibrated: float | None = None) -> float:
         return self._call("update_weights", publication, calibrated)
 
-    def stats(self) -> EngineStats:
-        return self._call("stats")
-
     def take_load(self) -> Load:
-        return self._call("take_load")
+        load: Load = self._call("take_load")
+        self.load += load
+        return load
+
+    def kv_tokens(self) -> int:
+        """Tokens of the KV cache that vLLM has made."""
+        tokens: int = self._call("kv_tokens")
+        return tokens
 
     def shutdown(self) -> None:
         self._call("shutdown")
@@ -58,7 +62,7 @@ class HostedEngine:
     def replace(self, config: EngineConfig) -> None:
         """Ends the engine and starts another one in the same process: most of a start is importing vLLM. In-process engines only."""
         self._call("replace", config)
-        self.name, self.model = config.name, Path(config.model)
+        self._has(config)
 
     def pack_experts_no_more(self) -> None:
         """As if what keeps the packed weights of experts up to date were missing. Of an engine in its own process."""
@@ -75,6 +79,10 @@ class HostedEngine:
                     child.kill()
         self.process.kill()
         self.process.join()
+
+    def _has(self, config: EngineConfig) -> None:
+        self.config, self.name, self.model = config, config.name, Path(config.model)
+        self.load = Load(0)  # all that was taken
 
     def _call(self, method: str, *arguments: Any) -> Any:
         self._connection.send((method, arguments))
@@ -104,6 +112,10 @@ def _serve(connection: Connection, config: EngineConfig, spawned: bool) -> None:
             engine.shutdown()
             engine = _start_again(*arguments)
             connection.send(None)
+            continue
+        if method == "kv_tokens":
+            cache = engine._vllm.vllm_config.cache_config  # type: ignore[attr-defined]
+            connection.send(cache.num_gpu_blocks * cache.block_size)
             continue
         if method == "pack_experts_no_more":
             from longboat_runtime.weights import backend

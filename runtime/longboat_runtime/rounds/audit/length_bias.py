@@ -33,11 +33,6 @@ class LengthBias:
     ks: Estimate | None
     mean_ratio: Estimate | None
 
-    @property
-    def unresolved(self) -> bool:
-        """Whether there is too little data for an estimate."""
-        return self.ks is None
-
 
 @dataclass(frozen=True, slots=True)
 class LengthAudit:
