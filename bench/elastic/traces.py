@@ -201,7 +201,7 @@ def _table(results: Results, seeds: Sequence[int]) -> Iterator[str]:
 
 
 def _by_kind(results: Results, of: str, seeds: Sequence[int]) -> float:
-    """How much faster the best fixed sizes for short and for long rounds are than the best one for both, if changes are free."""
+    """Returns the speed of the best fixed pair of sizes, for short and for long rounds, by that of the best single size, with free changes."""
     seconds = {size: [results[Run(of, seed, size)] for seed in seeds] for size in SIZES}
     pairs = {
         (short, long): fmean(

@@ -64,7 +64,7 @@ class SamplingSpec(ApiModel):
 
 
 class ParallelismMode(StrEnum):
-    """Who decides how the devices of rollout pods are grouped into engines."""
+    """Says who decides how the devices of rollout pods are grouped into engines."""
 
     FIXED = "Fixed"
     """enginesPerPod engines of tensorParallel devices each, always."""

@@ -31,7 +31,7 @@ log = structlog.get_logger()
 
 
 class Reshapes:
-    """Learns from every round, and reshapes engines while the trainer computes, if the plan is another shape.
+    """Learns from every round, and reshapes engines while the trainer computes, if the plan calls for another shape.
 
     `happened` gets the event of a reshape.
     """
@@ -66,8 +66,7 @@ class Reshapes:
         self._reporter.set_tensor_parallel(self._present)
         self._plan = ParallelismPlan(self._present)
         # A plan that was learned with another profile, or saved by an earlier release, is discarded.
-        followed = snapshot is not None and snapshot.get("profile", "") == self._spec.parallelism.profile
-        if snapshot and followed:
+        if snapshot is not None and snapshot.get("profile", "") == self._spec.parallelism.profile:
             self._plan = ParallelismPlan.from_snapshot(snapshot["plan"], self._bounds)
 
     @property

@@ -42,7 +42,7 @@ class SimulatedFleet:
 
     @property
     def tokens_most(self) -> float:
-        """What an engine by a curve held at most at a time."""
+        """Returns the most tokens that an engine of a curve held at a time."""
         curved = (engine for engine in self.engines.values() if isinstance(engine, SimulatedEngine))
         return max((engine.tokens_most for engine in curved), default=0.0)
 

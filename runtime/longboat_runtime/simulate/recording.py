@@ -65,7 +65,7 @@ def fold(log: Iterable[events.Body]) -> Recording:
     for body in log:
         history.fold(body)
         match body:
-            case events.Drawn(prompts=prompts, domain=domain):
+            case events.Drawn(prompts=prompts, domain=domain) if domain:
                 domains.update(dict.fromkeys(prompts, domain))
             case events.Generated(prompt_tokens=tokens):
                 prompt_tokens, responses, longest = prompt_tokens + tokens, responses + 1, max(longest, body.tokens)

@@ -52,7 +52,7 @@ class TrainReport:
 
     @property
     def trained(self) -> bool:
-        """Whether the weights may have changed."""
+        """Returns whether the weights may have changed."""
         return self.skipped < self.minibatches
 
 
