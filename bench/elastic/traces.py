@@ -70,18 +70,16 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "evidence: 0.2 of a round": {"parallelism.EVIDENCE": 0.2},
     "evidence: 0.8 of a round": {"parallelism.EVIDENCE": 0.8},
     "only the last round is evidence": {"parallelism.ParallelismPlan._learned": _forgetting},
-    "a round's seconds: the last one's": {"parallelism.RECENT": 1.0},
     "rounds of all lengths are similar": {"parallelism.SIMILAR": inf},
     "rounds of all kinds are similar": {"parallelism.SimilarRounds.is_similar": _of_any_kind},
-    "slow rounds count in full": {"parallelism.SLOWEST": inf},
-    "only the last similar round counts": {"parallelism.MEAN_ROUNDS": 1},
+    "only the last similar round counts": {"parallelism.SIMILAR_ROUNDS": 1},
+    "similar rounds: the mean": {"parallelism.median": fmean},
     "no trials": {"parallelism.TRIAL_ROUNDS": 10**9},
     "trials after one round": {"parallelism.TRIAL_ROUNDS": 1},
     "trials after four rounds": {"parallelism.TRIAL_ROUNDS": 4},
     "trials: preemptions above 0.25 of the responses": {"parallelism.TRIAL_PREEMPTIONS": 0.25},
     "trials: preemptions above 1 of the responses": {"parallelism.TRIAL_PREEMPTIONS": 1.0},
     "trials at any cost": {"parallelism.TRIAL_COST": inf},
-    "one deal": {"round_seconds.DEALS": 1},
 }
 
 

@@ -161,9 +161,9 @@ def sizes(site: Site) -> list[int]:
 
 async def test_a_load_that_grows_gets_larger_engines(whole: PacedSite) -> None:
     assert sizes(whole)[0] == 1
-    assert sizes(whole)[-1] > 1
+    assert max(sizes(whole)) > 1
     change = whole.broker.status.training.reshapes[0]
-    assert change.tensor_parallel == reshapes(whole)[0].tensor_parallel
+    assert change.tensor_parallel == reshapes(whole)[0].tensor_parallel > 1
     assert change.reason == reshapes(whole)[0].reason
     assert "recent rounds would have been" in change.reason
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -19,15 +19,11 @@ from longboat_runtime.rounds.events import RoundKind, RoundMeasured, RoundWork
 EVIDENCE = 0.4
 # Rounds are similar if their devices and the mean lengths of their responses differ by no more than this factor.
 SIMILAR = 1.25
-# A round counts as no slower than similar rounds by more than this factor: an engine that was lost says nothing about its size.
-SLOWEST = 1.2
-# A mean covers at most MEAN_ROUNDS similar rounds, so that old ones fade. At most REMEMBERED groups of them are kept.
-MEAN_ROUNDS, REMEMBERED = 8, 64
+# The newest so many of similar rounds count. At most REMEMBERED groups of them are kept.
+SIMILAR_ROUNDS, REMEMBERED = 8, 64
 # A trial follows TRIAL_ROUNDS rounds in a row with more preemptions than this share of their responses, or with none. Both of its changes
 # may cost at most this share of the rounds that are left.
 TRIAL_ROUNDS, TRIAL_PREEMPTIONS, TRIAL_COST = 2, 0.5, 0.05
-# The seconds of a round are an exponential mean, in which the newest round has this weight.
-RECENT = 0.5
 
 
 def permitted(
@@ -90,15 +86,19 @@ class PlanRules:
 class SimilarRounds:
     """Summarises rounds of one kind, on about as many `devices`, with responses of about `length` tokens and engines of one `size`.
 
-    `ratio` is the mean of their seconds / price over the last MEAN_ROUNDS of them, or over all `rounds` if there were fewer.
+    `ratios` are the seconds / price of the last SIMILAR_ROUNDS of them.
     """
 
     kind: RoundKind
     devices: int
     length: float
     size: int
-    ratio: float
-    rounds: int = 1
+    ratios: tuple[float, ...]
+
+    @property
+    def ratio(self) -> float:
+        """Returns the median ratio: a round that lost an engine says nothing about its size."""
+        return median(self.ratios)
 
     def is_similar(self, other: SimilarRounds) -> bool:
         """Returns whether rounds are similar, whatever the size of their engines."""
@@ -106,10 +106,8 @@ class SimilarRounds:
 
     def after(self, new: SimilarRounds) -> SimilarRounds:
         """Adds a round."""
-        rounds = min(self.rounds + 1, MEAN_ROUNDS)
-        length = self.length + (new.length - self.length) / rounds
-        ratio = self.ratio + (min(new.ratio, SLOWEST * self.ratio) - self.ratio) / rounds
-        return replace(self, length=length, ratio=ratio, rounds=rounds)
+        ratios = (*self.ratios, *new.ratios)[-SIMILAR_ROUNDS:]
+        return replace(self, length=self.length + (new.length - self.length) / len(ratios), ratios=ratios)
 
 
 def _near(first: float, second: float) -> bool:
@@ -121,8 +119,8 @@ class ParallelismPlan:
     """Holds the present `size` of engines, the reason for it, and all that rounds have shown: bounded.
 
     `savings` are the seconds that rounds since the last change would have been shorter with other sizes, `similar` what rounds took, the
-    newest last, `seconds` what a round takes, and `costs` the seconds of the last change to each size. So many short rounds in a row were
-    `preempted` much, or `quiet`. `failed` are sizes that engines could not take: they aren't tried again until something has changed.
+    newest last, and `costs` the seconds of the last change to each size. So many short rounds in a row were `preempted` much, or `quiet`.
+    `failed` are sizes that engines could not take: they aren't tried again until something has changed.
     """
 
     size: int
@@ -130,7 +128,6 @@ class ParallelismPlan:
     failed: frozenset[int] = frozenset()
     savings: Mapping[int, float] = field(default_factory=dict)
     similar: tuple[SimilarRounds, ...] = ()
-    seconds: float | None = None
     preempted: int = 0
     quiet: int = 0
     costs: Mapping[int, float] = field(default_factory=dict)
@@ -142,10 +139,9 @@ class ParallelismPlan:
         sum test: Page 1954, Continuous inspection schemes). Engines change to a size once its sum exceeds the cost of the change (ski
         rental: Karlin et al. 1988, Competitive snoopy caching) plus EVIDENCE of a round.
 
-        What a round takes with a size is its price times the mean ratio of seconds to price in similar rounds. The price is the profile's
+        What a round takes with a size is its price times the median ratio of seconds to price in similar rounds. The price is the profile's
         (`round_seconds`), or without one the round's tokens. With a profile, a size that no similar round has had gets the ratio of its
-        other rounds, or else of similar rounds with other sizes; without one, nothing is known of it. A round that takes more than
-        SLOWEST times what similar rounds do counts with that.
+        other rounds, or else of similar rounds with other sizes; without one, nothing is known of it.
 
         A size that no similar round has had is tried, whatever the profile says: the next larger one after TRIAL_ROUNDS short rounds in
         a row with preemptions above TRIAL_PREEMPTIONS of their responses, the next smaller one after as many without any, if two changes
@@ -163,13 +159,13 @@ class ParallelismPlan:
             return self
         length = body.generated_tokens / max(1, work.responses.samples)
         devices = body.engines * body.tensor_parallel
-        this = SimilarRounds(body.kind, devices, length, self.size, work.seconds / prices[self.size])
+        this = SimilarRounds(body.kind, devices, length, self.size, (work.seconds / prices[self.size],))
         plan = self._learned(this, prices, rules.profile is not None)
         if body.kind is RoundKind.SHORT:
             much = body.preemptions > TRIAL_PREEMPTIONS * work.responses.samples
             quiet = 0 if body.preemptions else self.quiet + 1
             plan = replace(plan, preempted=self.preempted + 1 if much else 0, quiet=quiet)
-        return plan._decided(this, sizes, rules.profile, left) if left > 0 else plan
+        return plan._decided(this, work.seconds, sizes, rules.profile, left) if left > 0 else plan
 
     def _learned(self, this: SimilarRounds, prices: Mapping[int, float], profiled: bool) -> ParallelismPlan:
         nearest = _nearest([rounds for rounds in self.similar if rounds.size == this.size], this)
@@ -177,23 +173,17 @@ class ParallelismPlan:
         similar = (*others, nearest.after(this) if nearest else this)[-REMEMBERED:]
         ratios = {size: _ratio(similar, size, this, profiled) for size in prices}
         expected = {size: prices[size] * ratio for size, ratio in ratios.items() if ratio is not None}
-        seconds = prices[this.size] * (min(this.ratio, SLOWEST * nearest.ratio) if nearest else this.ratio)
-        present = expected[this.size] if profiled else seconds
         savings = {size: self.savings.get(size, 0.0) for size in prices if size != this.size}
         for size in savings.keys() & expected.keys():
-            savings[size] = max(0.0, savings[size] + present - expected[size])
-        mean = seconds if self.seconds is None else self.seconds + RECENT * (seconds - self.seconds)
-        return replace(self, similar=similar, savings=savings, seconds=mean)
+            savings[size] = max(0.0, savings[size] + expected[this.size] - expected[size])
+        return replace(self, similar=similar, savings=savings)
 
     def _decided(
-        self, this: SimilarRounds, sizes: Sequence[int], profile: Profile | None, left: int
+        self, this: SimilarRounds, seconds: float, sizes: Sequence[int], profile: Profile | None, left: int
     ) -> ParallelismPlan:
-        assert self.seconds is not None
         known = {**(profile.change_seconds if profile else {}), **self.costs}
         costs = {size: known.get(size, max(known.values(), default=0.0)) for size in sizes}
-        worthwhile = {
-            size: saved for size, saved in self.savings.items() if saved > costs[size] + EVIDENCE * self.seconds
-        }
+        worthwhile = {size: saved for size, saved in self.savings.items() if saved > costs[size] + EVIDENCE * seconds}
         if worthwhile:
             size = max(worthwhile, key=worthwhile.__getitem__)
             return self._changed(size, f"recent rounds would have been {worthwhile[size]:.3g} s shorter")
@@ -203,7 +193,7 @@ class ParallelismPlan:
         smaller = [size for size in sizes if size < self.size] if self.quiet >= TRIAL_ROUNDS else []
         tried = {rounds.size for rounds in self.similar if rounds.is_similar(this)}
         for size in {*larger[:1], *smaller[-1:]} - tried:
-            if costs[size] + costs[self.size] <= TRIAL_COST * left * self.seconds:
+            if costs[size] + costs[self.size] <= TRIAL_COST * left * seconds:
                 preemptions = "many" if larger else "no"
                 return self._changed(
                     size,

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from heapq import heappop, heappush, merge
 from itertools import islice
 from math import ceil
-from statistics import fmean
 
 import numpy as np
 
@@ -20,9 +18,8 @@ from longboat_runtime.rounds.events import RoundWork
 POINTS = 512
 # Factor by which a response that was stopped with its round would have been longer.
 BEYOND = 1.25
-# A round is the mean of so many random deals of its responses to engines, if they are few: at most so many responses are computed, or
-# those of one engine.
-DEALS, COMPUTED = 4, 2048
+# At most so many responses of a round are computed, or those of one engine.
+COMPUTED = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +69,8 @@ def _at_even_shares(values: Sequence[int], count: int) -> list[int]:
 def round_seconds(model: EngineModel, engines: int, max_sequences: int, work: Work) -> float:
     """Predicts the seconds of a round on equal engines, until `completed` responses have ended, on whichever engine.
 
-    Each engine gets as many responses as any other, at random as to their length: the mean of DEALS deals. If there are more responses
-    than COMPUTED, a part of the engines, with its part of the responses, stands for all, and there are fewer deals.
+    Each engine gets as many responses as any other, at random as to their length. If there are more responses than COMPUTED, a part of
+    the engines, with its part of the responses, stands for all.
     """
     each = max(1, ceil(work.samples / engines))
     computed = max(1, min(engines, COMPUTED // each))
@@ -82,20 +79,10 @@ def round_seconds(model: EngineModel, engines: int, max_sequences: int, work: Wo
     if not needed or not work.lengths:
         return 0.0
     lengths = [max(1, work.lengths[number * len(work.lengths) // samples]) for number in range(samples)]
-    seconds = []
-    for deal in range(max(1, min(DEALS, COMPUTED // samples))):
-        dealt = [lengths[place] for place in _shuffled(samples, deal)]
-        ends = (
-            _ends(model, max_sequences, ceil(work.prompt_tokens), dealt[first::computed]) for first in range(computed)
-        )
-        seconds.append(next(islice(merge(*ends), needed - 1, None)))
-    return fmean(seconds)
-
-
-@lru_cache(maxsize=2 * DEALS)
-def _shuffled(count: int, seed: int) -> tuple[int, ...]:
-    """Returns the places of a deal. All sizes of engines are priced by the same ones."""
-    return tuple(np.random.default_rng(seed).permutation(count).tolist())
+    # All sizes of engines are priced with the same order.
+    dealt = np.random.default_rng(0).permutation(lengths).tolist()
+    ends = (_ends(model, max_sequences, ceil(work.prompt_tokens), dealt[first::computed]) for first in range(computed))
+    return next(islice(merge(*ends), needed - 1, None))
 
 
 def _ends(model: EngineModel, max_sequences: int, prompt: int, lengths: Sequence[int]) -> Iterator[float]:
