@@ -1,6 +1,5 @@
 """Engines that change shape with the lengths of responses: real vLLM of one and of two devices, in pods of their own."""
 
-import re
 from collections.abc import Callable
 from functools import partial
 from operator import eq
@@ -20,17 +19,17 @@ pytestmark = pytest.mark.cluster
 
 # Rounds with more responses than engines of one device hold, long enough to try larger ones.
 GROWING = (SHORT, LONG, LONG, LONG, SHORT)
-# Rounds whose engines have work at any time.
-STAYING = (SHORT, LONG, LONG, LONG, LONG, LONG, LONG)
+# Rounds without preemptions, after which engines of two devices become engines of one, and rounds that run meanwhile and afterwards.
+SHRINKING = (SHORT, SHORT, SHORT, LONG, LONG, LONG, LONG)
 
-# What the driver prints when a change of shape begins, and the command line of a worker process of an engine of several devices.
-BEGUN, WORKER = "engines are reshaped", re.compile("multiprocessing.spawn|Worker_TP")
+# Of the rollout pods of jobs whose engines become smaller.
+LARGE_ENGINES = {"enginesPerPod": 1, "tensorParallel": 2}
 
 
 @pytest.fixture(scope="module")
 def runtime(site: Site) -> str:
     """A runtime template whose pods have shared memory for two publications of 101 MB; the data of `countdown_job` is there."""
-    countdown_job.write_data(site.data, {"growing": GROWING, "staying": STAYING})
+    countdown_job.write_data(site.data, {"growing": GROWING, "shrinking": SHRINKING})
 
     def enlarge(specs: dict[str, Any]) -> None:
         for role in ("rollout", "trainer"):
@@ -99,12 +98,12 @@ def test_a_pod_is_lost_while_its_engines_are_reshaped(
 ) -> None:
     """Nothing runs meanwhile: rounds are on-policy. The next pod's engines have the new shape."""
     job = new_job(f"pod-lost-{phase}")
-    job.apply(countdown_job.spec(runtime, "growing", {"steps": len(GROWING)}))
+    job.apply(countdown_job.spec(runtime, "shrinking", {"steps": len(SHRINKING)}, **LARGE_ENGINES))
     delete_at_once(job, reshaped(job, phase))
     job.wait_for("Succeeded")
     fates = settled(job)
     assert fates["lost_samples"] == 0
-    assert fates["ended"] == len(GROWING) * countdown_job.PROMPTS
+    assert fates["ended"] == len(SHRINKING) * countdown_job.PROMPTS
 
 
 @pytest.mark.faults
@@ -114,13 +113,13 @@ def test_a_pod_is_lost_while_engines_are_reshaped_pod_by_pod(
 ) -> None:
     """Once its engines are drained, their responses have moved to another pod, and continue there."""
     job = new_job(f"one-of-two-lost-{phase}")
-    rounds = {"policy": "BoundedAsync", "maxStaleness": 2, "steps": len(STAYING)}
-    job.apply(countdown_job.spec(runtime, "staying", rounds, replicas=2))
+    rounds = {"policy": "BoundedAsync", "maxStaleness": 2, "steps": len(SHRINKING)}
+    job.apply(countdown_job.spec(runtime, "shrinking", rounds, replicas=2, **LARGE_ENGINES))
     delete_at_once(job, reshaped(job, phase))
     job.wait_for("Succeeded")
     fates = settled(job)
     assert fates["moved_samples"] > 0 or phase is ReshapePhase.DRAIN
-    assert fates["ended"] == len(STAYING) * countdown_job.PROMPTS
+    assert fates["ended"] == len(SHRINKING) * countdown_job.PROMPTS
 
 
 @pytest.mark.faults
@@ -128,8 +127,8 @@ def test_all_that_runs_in_a_pod_that_has_taken_moved_responses_is_killed(
     runtime: str, new_job: Callable[[str], Job]
 ) -> None:
     job = new_job("other-pod-lost")
-    rounds = {"policy": "BoundedAsync", "maxStaleness": 2, "steps": len(STAYING)}
-    job.apply(countdown_job.spec(runtime, "staying", rounds, replicas=2))
+    rounds = {"policy": "BoundedAsync", "maxStaleness": 2, "steps": len(SHRINKING)}
+    job.apply(countdown_job.spec(runtime, "shrinking", rounds, replicas=2, **LARGE_ENGINES))
     # Its engines end once they are drained: what ran there has just moved.
     drained = reshaped(job, ReshapePhase.END)
     (other,) = job.pod_uids("rollout").keys() - {drained}
@@ -138,7 +137,7 @@ def test_all_that_runs_in_a_pod_that_has_taken_moved_responses_is_killed(
     fates = settled(job)
     assert fates["moved_samples"] > 0
     assert fates["lost_samples"] > 0, "they ran there"
-    assert fates["ended"] == len(STAYING) * countdown_job.PROMPTS
+    assert fates["ended"] == len(SHRINKING) * countdown_job.PROMPTS
 
 
 @pytest.mark.faults
@@ -147,50 +146,28 @@ def test_a_driver_that_is_killed_while_engines_are_reshaped(
     policy: str, runtime: str, new_job: Callable[[str], Job]
 ) -> None:
     job = new_job(f"driver-killed-{policy.lower()}")
-    job.apply(countdown_job.spec(runtime, "staying", {"policy": policy, "steps": len(STAYING)}))
-    starting(job)
+    job.apply(countdown_job.spec(runtime, "shrinking", {"policy": policy, "steps": len(SHRINKING)}, **LARGE_ENGINES))
+    reshaped(job, ReshapePhase.START)
     signal_process(job, job.pod("driver"), "driver", "longboat agent driver")
     job.wait_for("Succeeded")
     fates = settled(job)
     assert fates["incarnations"] == 2
-    assert fates["ended"] == len(STAYING) * countdown_job.PROMPTS
+    assert fates["ended"] == len(SHRINKING) * countdown_job.PROMPTS
 
 
 def reshaped(job: Job, phase: ReshapePhase) -> str:
-    """Changes the shape of a running job, waits until a pod's reshape is in this phase, and returns the pod.
-
-    Engines that start have their processes then.
-    """
-    if phase is ReshapePhase.START:
-        return starting(job)
-    enlarge_engines(job)
-    return job.printed(job.pod("driver"), "driver", rf"reshape of (\S+): {phase}$")[1]
-
-
-def enlarge_engines(job: Job) -> None:
-    """Edits a running job that has engines of one device: from the next round on they have two."""
+    """Waits until a pod's reshape is in this phase, and returns the pod."""
     job.wait_for_step(1)
-    job.patch({"rollout": {"parallelism": {"minTensorParallel": 2}}})
-
-
-def starting(job: Job) -> str:
-    """Changes the shape of a running job, waits until an engine of two devices is being started, and returns its pod."""
-
-    def pods_with_workers() -> list[str]:
-        return [pod for pod in job.pod_uids("rollout") if WORKER.search(job.processes(pod, "rollout"))]
-
-    enlarge_engines(job)
-    job.printed(job.pod("driver"), "driver", BEGUN)
-    pod: str = job.wait("an engine starts in another shape", pods_with_workers)[0]
+    pod = job.printed(job.pod("driver"), "driver", rf"reshape of (\S+): {phase}$")[1]
     assert not job.status()["training"].get("reshapes"), "it has not been reported, so it goes on"
     return pod
 
 
 def settled(job: Job) -> dict[str, Any]:
-    """Returns what became of a job's prompts; asserts that its engines have the wanted shape and that nothing is lost without trace."""
-    training = job.status()["training"]
-    assert training["tensorParallel"] == 2
-    assert not [change for change in training.get("reshapes", []) if change.get("failure")]
+    """Returns what became of a job's prompts; asserts that engines changed and that nothing is lost without trace."""
+    first, *_ = changes = job.status()["training"]["reshapes"]
+    assert first["tensorParallel"] == 1
+    assert not [change for change in changes if change.get("failure")]
     return nothing_is_lost(job)
 
 
