@@ -164,10 +164,10 @@ def reshaped(job: Job, phase: ReshapePhase) -> str:
 
 
 def settled(job: Job) -> dict[str, Any]:
-    """Returns what became of a job's prompts; asserts that engines changed and that nothing is lost without trace."""
-    first, *_ = changes = job.status()["training"]["reshapes"]
-    assert first["tensorParallel"] == 1
-    assert not [change for change in changes if change.get("failure")]
+    """Returns what became of a job's prompts; asserts that its engines have the wanted shape and that nothing is lost without trace."""
+    training = job.status()["training"]
+    assert training["tensorParallel"] == 1
+    assert [change.get("failure") for change in training["reshapes"]] == [None]
     return nothing_is_lost(job)
 
 

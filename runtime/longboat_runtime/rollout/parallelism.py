@@ -105,7 +105,7 @@ class SimilarRounds:
         return self.kind is other.kind and _near(self.devices, other.devices) and _near(self.length, other.length)
 
     def after(self, new: SimilarRounds) -> SimilarRounds:
-        """Adds a round."""
+        """Returns the summary with one more round."""
         ratios = (*self.ratios, *new.ratios)[-SIMILAR_ROUNDS:]
         return replace(self, length=self.length + (new.length - self.length) / len(ratios), ratios=ratios)
 
@@ -139,9 +139,9 @@ class ParallelismPlan:
         sum test: Page 1954, Continuous inspection schemes). Engines change to a size once its sum exceeds the cost of the change (ski
         rental: Karlin et al. 1988, Competitive snoopy caching) plus EVIDENCE of a round.
 
-        What a round takes with a size is its price times the median ratio of seconds to price in similar rounds. The price is the profile's
-        (`round_seconds`), or without one the round's tokens. With a profile, a size that no similar round has had gets the ratio of its
-        other rounds, or else of similar rounds with other sizes; without one, nothing is known of it.
+        What a round takes with a size is its price times the median ratio of seconds to price in similar rounds. The price is the
+        profile's (`round_seconds`), or without one the round's tokens. With a profile, a size that no similar round has had gets the
+        ratio of its other rounds, or else of similar rounds with other sizes; without one, nothing is known of it.
 
         A size that no similar round has had is tried, whatever the profile says: the next larger one after TRIAL_ROUNDS short rounds in
         a row with preemptions above TRIAL_PREEMPTIONS of their responses, the next smaller one after as many without any, if two changes
@@ -231,7 +231,7 @@ class ParallelismPlan:
 
     @classmethod
     def from_snapshot(cls, snapshot: Mapping[str, Any], bounds: Bounds) -> ParallelismPlan:
-        """Inverse of `to_snapshot`, within bounds that may have changed since. Raises ValueError if it isn't one."""
+        """Restores a plan from its snapshot, within bounds that may have changed since. Raises ValueError if it isn't one."""
         plan = _PLAN.validate_python(snapshot)
         size = bounds.nearest(plan.size)
         return plan if size == plan.size else replace(plan, size=size, savings={})
