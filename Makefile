@@ -92,12 +92,13 @@ image-runtime: setup ## Build the full runtime image (gigabytes; tests don't nee
 # --- Checks -------------------------------------------------------------------------------------------------------
 
 .PHONY: lint
-lint: setup ## Check style, types and import contracts
+lint: setup ## Check style, types, import contracts and fragments of the changelog
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m tests.support.lint_waits
 	$(PYTHON) -m mypy
 	.venv/bin/lint-imports
+	@changes=$$($(PYTHON) -m towncrier build --draft --version next 2>&1) || { echo "$$changes"; exit 1; }
 
 .PHONY: test-fast
 test-fast: .venv/.installed ## Run the quick tests, in two minutes of one CPU: no vLLM, no Ray, no test cluster
