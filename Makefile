@@ -4,7 +4,7 @@ CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/longboat
 PYTHON := .venv/bin/python
 UV_VERSION := 0.13.8
 UV := $(CACHE)/uv-$(UV_VERSION)/bin/uv
-EXTRAS := operator,runtime,tracking,cpu,dev,bench
+EXTRAS := operator,runtime,tracking,cpu,dev,docs,bench
 # One for each CPU, and one for what mostly waits (conftest.py).
 WORKERS := $(shell expr $$(nproc) + 1)
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -196,6 +196,11 @@ chaos: binaries images bytecode ## Inject random faults into real jobs, which mu
 generate: setup ## Write generated files: CRDs, reference pages, parts of the chart, and a sample's states and way in docs/extending.md
 	$(PYTHON) -m longboat_crds.generate
 	$(PYTHON) -m tests.extending.page
+
+.PHONY: docs
+docs: setup ## Build the documentation's site into build/docs, which has every page of the repository
+	$(PYTHON) -m sphinx --quiet --fail-on-warning --keep-going --conf-dir docs --doctree-dir build/doctrees . build/docs
+	cp build/docs/README.html build/docs/index.html
 
 .PHONY: clean
 clean: ## Remove what was built in this checkout (the cache stays: see clean-cache)
