@@ -202,6 +202,10 @@ docs: setup ## Build the documentation's site into build/docs, which has every p
 	$(PYTHON) -m sphinx --quiet --fail-on-warning --keep-going --conf-dir docs --doctree-dir build/doctrees . build/docs
 	cp build/docs/README.html build/docs/index.html
 
+.PHONY: release
+release: binaries ## Write VERSION (x.y.z) and the changelog, and build what is published into build/release (IMAGES=1: the runtime's images too)
+	@$(PYTHON) -m e2e.release "$(VERSION)" $(if $(IMAGES),--images)
+
 .PHONY: clean
 clean: ## Remove what was built in this checkout (the cache stays: see clean-cache)
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
