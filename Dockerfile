@@ -16,7 +16,7 @@ RUN printf '%s\n' 'import sys, tomllib' 'project = tomllib.load(open("pyproject.
     'print(*project["dependencies"], *(name for extra in sys.argv[1:] for name in extras[extra]), sep="\n")' > dependencies.py
 
 FROM tools AS application
-COPY README.md ./
+COPY LICENSE README.md ./
 COPY crds crds
 COPY operator operator
 COPY runtime runtime

@@ -4,7 +4,7 @@ CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/longboat
 PYTHON := .venv/bin/python
 UV_VERSION := 0.13.8
 UV := $(CACHE)/uv-$(UV_VERSION)/bin/uv
-EXTRAS := operator,runtime,tracking,cpu,dev,bench
+EXTRAS := operator,runtime,tracking,cpu,dev,docs,bench
 # One for each CPU, and one for what mostly waits (conftest.py).
 WORKERS := $(shell expr $$(nproc) + 1)
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -92,12 +92,13 @@ image-runtime: setup ## Build the full runtime image (gigabytes; tests don't nee
 # --- Checks -------------------------------------------------------------------------------------------------------
 
 .PHONY: lint
-lint: setup ## Check style, types and import contracts
+lint: setup ## Check style, types, import contracts and fragments of the changelog
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m tests.support.lint_waits
 	$(PYTHON) -m mypy
 	.venv/bin/lint-imports
+	@changes=$$($(PYTHON) -m towncrier build --draft --version next 2>&1) || { echo "$$changes"; exit 1; }
 
 .PHONY: test-fast
 test-fast: .venv/.installed ## Run the quick tests, in two minutes of one CPU: no vLLM, no Ray, no test cluster
@@ -195,6 +196,15 @@ chaos: binaries images bytecode ## Inject random faults into real jobs, which mu
 generate: setup ## Write generated files: CRDs, reference pages, parts of the chart, and a sample's states and way in docs/extending.md
 	$(PYTHON) -m longboat_crds.generate
 	$(PYTHON) -m tests.extending.page
+
+.PHONY: docs
+docs: setup ## Build the documentation's site into build/docs, which has every page of the repository
+	$(PYTHON) -m sphinx --quiet --fail-on-warning --keep-going --conf-dir docs --doctree-dir build/doctrees . build/docs
+	cp build/docs/README.html build/docs/index.html
+
+.PHONY: release
+release: binaries ## Write VERSION (x.y.z) and the changelog, and build what is published into build/release (IMAGES=1: the runtime's images too)
+	@$(PYTHON) -m e2e.release "$(VERSION)" $(if $(IMAGES),--images)
 
 .PHONY: clean
 clean: ## Remove what was built in this checkout (the cache stays: see clean-cache)

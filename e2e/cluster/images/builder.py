@@ -27,11 +27,11 @@ def build(ref: str, dockerfile: Path, context: Path, log: Path, target: str = ""
     logged([*_buildah(), *argv, f"--tag={ref}", str(context)], log)
 
 
-def export(ref: str, archive: Path) -> None:
-    """Write a Docker archive of an image."""
+def export(ref: str, archive: Path, name: str = "") -> None:
+    """Write a Docker archive of an image, in which it has this name (default: that in the storage)."""
     part = archive.with_suffix(".part")
     part.unlink(missing_ok=True)
-    run([*_buildah(), "push", ref, f"docker-archive:{part}:{ref}"], env=_environment())
+    run([*_buildah(), "push", ref, f"docker-archive:{part}:{name or ref}"], env=_environment())
     part.rename(archive)
 
 

@@ -12,7 +12,7 @@ from e2e.cluster.images import base, builder
 from e2e.cluster.paths import REPOSITORY, cache
 
 KEPT = 3  # archives of an image, so that checkouts that take turns don't build each other's away
-DISTRIBUTION = ("Dockerfile", "README.md", "pyproject.toml", "constraints", "crds", "operator", "runtime")
+DISTRIBUTION = ("Dockerfile", "LICENSE", "README.md", "pyproject.toml", "constraints", "crds", "operator", "runtime")
 
 
 @dataclass(frozen=True)
