@@ -78,7 +78,7 @@ bytecode: setup
 	@$(PYTHON) -m compileall -q crds operator runtime e2e
 
 .PHONY: binaries
-binaries: setup ## Build Kubernetes, CoreDNS and Helm, one binary, into the cache (about 10 minutes, once)
+binaries: setup ## Build Kubernetes, CoreDNS and Helm as one binary, and a registry, into the cache (about 10 minutes, once)
 	@$(PYTHON) -m e2e.cluster binaries
 
 .PHONY: images

@@ -31,18 +31,19 @@ def install(kubeconfig: Path, image: str, *settings: str) -> None:
 
 
 def helm(kubeconfig: Path, *argv: str) -> str:
-    """Run Helm against a cluster; its caches stay in Longboat's cache folder."""
-    home = KUBEBOX.path.parent / "helm"
-    environment = {
-        **os.environ,
-        "KUBECONFIG": str(kubeconfig),
-        **{f"HELM_{kind}_HOME": str(home / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")},
-    }
+    """Run Helm against a cluster."""
+    environment = {**os.environ, "KUBECONFIG": str(kubeconfig), **helm_folders()}
     program = [str(KUBEBOX.path), "helm"]
     done = subprocess.run([*program, *argv], env=environment, text=True, capture_output=True, check=False)
     if done.returncode != 0:
         raise ClusterError(f"helm {argv[0]} failed: {(done.stderr or done.stdout).strip()[-3000:]}")
     return done.stdout
+
+
+def helm_folders() -> dict[str, str]:
+    """Returns variables by which Helm's caches stay in Longboat's cache folder."""
+    home = KUBEBOX.path.parent / "helm"
+    return {f"HELM_{kind}_HOME": str(home / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
 
 
 @contextmanager
