@@ -17,16 +17,17 @@ NAMESPACE = "longboat-system"
 RELEASE = "longboat"
 
 
-def install(kubeconfig: Path, image: str, *settings: str) -> None:
+def install(kubeconfig: Path, image: str, *settings: str, values: Path | None = None) -> None:
     """`helm upgrade --install` with `image` (name:tag) as the operator's, waiting until it is ready.
 
-    `settings` are more `--set` values. Raises ClusterError with Helm's own words.
+    `settings` are more `--set` values, and `values` a file of values. Raises ClusterError with Helm's own words.
     """
     repository, _, tag = image.rpartition(":")
-    values = [f"image.repository={repository}", f"image.tag={tag}", *settings]
+    settings = (f"image.repository={repository}", f"image.tag={tag}", *settings)
     helm(
         kubeconfig, "upgrade", "--install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--create-namespace",
-        "--wait", f"--timeout={DEADLINE_SECONDS:.0f}s", *(word for value in values for word in ("--set", value)),
+        "--wait", f"--timeout={DEADLINE_SECONDS:.0f}s", *([f"--values={values}"] if values else []),
+        *(word for setting in settings for word in ("--set", setting)),
     )  # fmt: skip
 
 
