@@ -1,6 +1,5 @@
 """`make push` builds images of the Dockerfile with the tool asked for, and pushes them tagged with the version."""
 
-import os
 import shutil
 import subprocess
 import tomllib
@@ -13,15 +12,18 @@ from e2e.cluster.paths import REPOSITORY
 VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
 
 
-def push(tools: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs `make push` where a `docker` and a `buildah` print what they are asked for."""
-    for name in ("docker", "buildah"):
-        (tools / name).write_text('#!/bin/sh\necho "${0##*/} $@"\n')
-        (tools / name).chmod(0o755)
-    settings = [f"{name}={value}" for name, value in variables.items()]
-    command = ["make", "--no-print-directory", "push", *settings]
-    inherited = {name: os.environ[name] for name in ("HOME",) if name in os.environ}
-    environment = {**inherited, "PATH": f"{tools}:/usr/bin:/bin"}
+PRINTS = 'echo "${0##*/} $@"\n'
+
+
+def push(folder: Path, tool: str | None = PRINTS, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs `make push` where `docker` and `buildah` are the script `tool`, or missing."""
+    for name in ("make", "sh", "sed", "nproc", "expr"):
+        (folder / name).symlink_to(shutil.which(name) or "")
+    for name in ("docker", "buildah") if tool else ():
+        (folder / name).write_text(f"#!/bin/sh\n{tool}")
+        (folder / name).chmod(0o755)
+    command = ["make", "--no-print-directory", "push", *(f"{name}={value}" for name, value in variables.items())]
+    environment = {"PATH": str(folder), "HOME": str(folder)}
     return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -60,22 +62,13 @@ def test_what_it_cannot_do_is_said_in_one_line(tmp_path: Path, variables: dict[s
     assert len(refused.stderr.splitlines()) == 1
 
 
-def test_a_missing_tool_and_a_failed_build_push_nothing(tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    for name in ("make", "sh", "sed", "nproc", "expr"):
-        (tmp_path / "bin" / name).symlink_to(shutil.which(name) or "")
-    command = ["make", "push", "REGISTRY=r.example"]
-    environment = {"PATH": str(tmp_path / "bin"), "HOME": str(tmp_path)}
-
-    def run() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
-
-    missing = run()
+def test_a_missing_tool_is_named(tmp_path: Path) -> None:
+    missing = push(tmp_path, None, REGISTRY="r.example")
     assert missing.returncode != 0
     assert "docker is missing" in missing.stdout
-    docker = tmp_path / "bin" / "docker"
-    docker.write_text('#!/bin/sh\necho "$@"\nexit 1\n')
-    docker.chmod(0o755)
-    failed = run()
+
+
+def test_after_a_failed_build_nothing_is_pushed(tmp_path: Path) -> None:
+    failed = push(tmp_path, f"{PRINTS}exit 1\n", REGISTRY="r.example")
     assert failed.returncode != 0
-    assert "push r.example" not in failed.stdout
+    assert len(failed.stdout.splitlines()) == 1
