@@ -78,7 +78,7 @@ bytecode: setup
 	@$(PYTHON) -m compileall -q crds operator runtime e2e
 
 .PHONY: binaries
-binaries: setup ## Build Kubernetes, CoreDNS and Helm, one binary, into the cache (about 10 minutes, once)
+binaries: setup ## Build Kubernetes, CoreDNS and Helm as one binary, and a registry, into the cache (about 10 minutes, once)
 	@$(PYTHON) -m e2e.cluster binaries
 
 .PHONY: images
@@ -201,6 +201,22 @@ generate: setup ## Write generated files: CRDs, reference pages, parts of the ch
 docs: setup ## Build the documentation's site into build/docs, which has every page of the repository
 	$(PYTHON) -m sphinx --quiet --fail-on-warning --keep-going --conf-dir docs --doctree-dir build/doctrees . build/docs
 	cp build/docs/README.html build/docs/index.html
+
+longboat-operator := --target operator
+longboat-runtime := --target runtime
+longboat-runtime-gpu := --target runtime --build-arg BACKEND=gpu
+push: BUILD ?= docker
+push: IMAGES ?= longboat-operator longboat-runtime
+
+.PHONY: push
+push: ## Build images and push them to REGISTRY, tagged with the version (BUILD=docker or buildah, IMAGES=longboat-runtime-gpu, ARGS=of the build)
+	$(if $(REGISTRY),,$(error REGISTRY is missing: say where to push, such as REGISTRY=registry.example/team))
+	$(if $(filter docker buildah,$(BUILD)),,$(error BUILD is docker or buildah, not $(BUILD)))
+	$(foreach image,$(IMAGES),$(if $($(image)),,$(error IMAGES are longboat-operator, longboat-runtime and longboat-runtime-gpu, not $(image))))
+	@command -v $(BUILD) > /dev/null || { echo "$(BUILD) is missing: install it, or say BUILD=docker or BUILD=buildah"; exit 1; }
+	@version=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml); \
+	$(foreach image,$(IMAGES),name=$(REGISTRY)/$(image):$$version && \
+	$(BUILD) build $($(image)) $(ARGS) --tag $$name . && $(BUILD) push $$name && ) true
 
 .PHONY: release
 release: binaries ## Write VERSION (x.y.z) and the changelog, and build what is published into build/release (IMAGES=1: the runtime's images too)

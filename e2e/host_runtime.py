@@ -94,6 +94,44 @@ def utility_pod(image: str, command: list[str]) -> dict[str, Any]:
     }
 
 
+def policy(namespace: str) -> list[dict[str, Any]]:
+    """Returns a policy that mounts this machine's Python environment in every pod of a namespace, and its binding.
+
+    Pods run as if their image held it, whoever makes them.
+    """
+    paths = {name: path for name, path in _mounts() if name not in _WRITABLE}
+    volumes = ", ".join(
+        f"Object.spec.volumes{{name: '{name}', hostPath: Object.spec.volumes.hostPath{{path: '{path}'}}}}"
+        for name, path in paths.items()
+    )
+
+    def mounted(kind: str) -> str:
+        mounts = ", ".join(
+            f"Object.spec.{kind}.volumeMounts{{name: '{name}', mountPath: '{path}', readOnly: true}}"
+            for name, path in paths.items()
+        )
+        return f"object.spec.?{kind}.orValue([]).map(c, Object.spec.{kind}{{name: c.name, volumeMounts: [{mounts}]}})"
+
+    lists = [f"{kind}: {mounted(kind)}" for kind in ("containers", "initContainers")]
+    expression = f"Object{{spec: Object.spec{{volumes: [{volumes}], {', '.join(lists)}}}}}"
+    pods = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    name = f"{namespace}-environment"
+    spec = {
+        "matchConstraints": {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+            "resourceRules": [pods],
+        },
+        "failurePolicy": "Fail",
+        "reinvocationPolicy": "Never",
+        "mutations": [{"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": expression}}],
+    }
+    kinds = {"MutatingAdmissionPolicy": spec, "MutatingAdmissionPolicyBinding": {"policyName": name}}
+    version = "admissionregistration.k8s.io/v1"
+    return [
+        {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": body} for kind, body in kinds.items()
+    ]
+
+
 def _pod_spec(role: str) -> dict[str, Any]:
     names = CONTAINERS[role]
     spec: dict[str, Any] = {

@@ -17,32 +17,34 @@ NAMESPACE = "longboat-system"
 RELEASE = "longboat"
 
 
-def install(kubeconfig: Path, image: str, *settings: str) -> None:
+def install(kubeconfig: Path, image: str, *settings: str, values: Path | None = None) -> None:
     """`helm upgrade --install` with `image` (name:tag) as the operator's, waiting until it is ready.
 
-    `settings` are more `--set` values. Raises ClusterError with Helm's own words.
+    `settings` are more `--set` values, and `values` a file of values. Raises ClusterError with Helm's own words.
     """
     repository, _, tag = image.rpartition(":")
-    values = [f"image.repository={repository}", f"image.tag={tag}", *settings]
+    settings = (f"image.repository={repository}", f"image.tag={tag}", *settings)
     helm(
         kubeconfig, "upgrade", "--install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--create-namespace",
-        "--wait", f"--timeout={DEADLINE_SECONDS:.0f}s", *(word for value in values for word in ("--set", value)),
+        "--wait", f"--timeout={DEADLINE_SECONDS:.0f}s", *([f"--values={values}"] if values else []),
+        *(word for setting in settings for word in ("--set", setting)),
     )  # fmt: skip
 
 
 def helm(kubeconfig: Path, *argv: str) -> str:
-    """Run Helm against a cluster; its caches stay in Longboat's cache folder."""
-    home = KUBEBOX.path.parent / "helm"
-    environment = {
-        **os.environ,
-        "KUBECONFIG": str(kubeconfig),
-        **{f"HELM_{kind}_HOME": str(home / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")},
-    }
+    """Run Helm against a cluster."""
+    environment = {**os.environ, "KUBECONFIG": str(kubeconfig), **helm_folders()}
     program = [str(KUBEBOX.path), "helm"]
     done = subprocess.run([*program, *argv], env=environment, text=True, capture_output=True, check=False)
     if done.returncode != 0:
         raise ClusterError(f"helm {argv[0]} failed: {(done.stderr or done.stdout).strip()[-3000:]}")
     return done.stdout
+
+
+def helm_folders() -> dict[str, str]:
+    """Returns variables by which Helm's caches stay in Longboat's cache folder."""
+    home = KUBEBOX.path.parent / "helm"
+    return {f"HELM_{kind}_HOME": str(home / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
 
 
 @contextmanager

@@ -86,4 +86,5 @@ def _build(program: Path) -> list[str]:
 
 KUBEBOX = Binary("kubebox", KUBERNETES)
 PAUSE = Binary("pause", "1")
-BINARIES = (PAUSE, KUBEBOX)
+REGISTRY = Binary("registry", "3.1.2")
+BINARIES = (PAUSE, KUBEBOX, REGISTRY)

@@ -140,6 +140,12 @@ class Cluster:
             node.tag(built.ref, image.nickname)
         return built.ref
 
+    def trust_registry(self, address: str) -> None:
+        """Lets the nodes pull from a registry at `address` (host:port) that speaks HTTP without TLS."""
+        folder = self.layout.registries / address
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "hosts.toml").write_text(f'server = "http://{address}"\n')
+
     def node(self, name: str) -> Node:
         """The node with this name; raises ClusterError when there is none."""
         for node in self.nodes:

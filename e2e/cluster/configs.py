@@ -63,6 +63,8 @@ state = "{node.root}/containerd/state"
     conf_dir = "{node.cluster.conf}/cni"
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
+  [plugins."io.containerd.grpc.v1.cri".registry]
+    config_path = "{node.cluster.registries}"
 """
 
 

@@ -76,6 +76,11 @@ class Layout:
         return self.root / "conf"
 
     @property
+    def registries(self) -> Path:
+        """How containerd reaches registries: a folder for each."""
+        return self.root / "registries"
+
+    @property
     def logs(self) -> Path:
         """One log a component."""
         return self.root / "logs"

@@ -13,8 +13,8 @@ from e2e.cluster.errors import ClusterError
 from e2e.demo import report
 from e2e.demo.platform import NAMESPACE, OwnCluster, Platform, TestCluster
 from e2e.host_runtime import REPOSITORY
+from e2e.quickstart import EXAMPLE
 
-EXAMPLE = REPOSITORY / "examples" / "quickstart"
 PICTURE = REPOSITORY / "build" / "demo" / "countdown.png"
 RECORDS = REPOSITORY / "build" / "demo" / "metrics.jsonl"
 JOB = "countdown"
@@ -69,12 +69,9 @@ def main() -> int:
 
 def build_base(platform: Platform) -> None:
     """Run the example's own step that makes the base model, as a Job."""
-    platform.kubectl("delete", "job", "quickstart-base", "--ignore-not-found")
+    platform.kubectl("delete", "job", "quickstart-model", "--ignore-not-found")
     platform.kubectl("apply", "--server-side", "-k", str(EXAMPLE / "base"))
-    pod = platform.pod(["python", "/scripts/build_base.py", "/data/quickstart"])
-    pod["volumes"].append({"name": "scripts", "configMap": {"name": "quickstart"}})
-    pod["containers"][0]["volumeMounts"].append({"name": "scripts", "mountPath": "/scripts"})
-    _run_to_end(platform, "quickstart-base", pod)
+    _run_to_end(platform, "quickstart-model", platform.pod(["python", "/scripts/build_base.py", "/data/quickstart"]))
 
 
 def run_job(platform: Platform, seconds: dict[str, float]) -> None:

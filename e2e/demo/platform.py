@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import yaml
+
 from e2e import host_runtime, installation, volumes
 from e2e.cluster.binaries import KUBEBOX
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.errors import ClusterError, CommandError
 from e2e.cluster.images import catalogue
+from e2e.quickstart import EXAMPLE, RUNTIME
 
 NAMESPACE = "longboat-demo"
-RUNTIME = "quickstart"
 CLUSTER = "demo"
 
 Object = dict[str, Any]
@@ -38,7 +40,7 @@ class Platform(Protocol):
         """Lines that kubectl prints, as they come, until the block is left."""
 
     def pod(self, command: list[str]) -> Object:
-        """The spec of a pod that runs a command of the runtime's environment with data at /data."""
+        """Returns the spec of a pod that runs a command of the runtime's environment with data at /data, and the example's scripts at /scripts."""
 
     def remains(self, job: str) -> list[str]:
         """How to look further at an RLJob, and how to take everything down."""
@@ -85,7 +87,10 @@ class TestCluster:
     def pod(self, command: list[str]) -> Object:
         """See Platform."""
         python = str(host_runtime.ENVIRONMENT / "bin" / "python")
-        return host_runtime.utility_pod(self.image, [python if word == "python" else word for word in command])
+        spec = host_runtime.utility_pod(self.image, [python if word == "python" else word for word in command])
+        spec["volumes"].append({"name": "scripts", "configMap": {"name": "quickstart"}})
+        spec["containers"][0]["volumeMounts"].append({"name": "scripts", "mountPath": "/scripts"})
+        return spec
 
     def remains(self, job: str) -> list[str]:
         """See Platform."""
@@ -121,10 +126,12 @@ class OwnCluster:
     def prepare(self) -> None:
         """See Platform."""
         kubeconfig = Path(os.environ.get("KUBECONFIG", Path.home() / ".kube" / "config"))
-        installation.install(kubeconfig, self.operator_image)
-        objects = [_namespace(), self._claim(), self._template()]
-        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
-        _run(["kubectl", "apply", "--server-side", "-f", "-"], stdin=text)
+        image = f"runtimes.{RUNTIME}.image={self.runtime_image}"
+        installation.install(kubeconfig, self.operator_image, image, values=EXAMPLE / "values.yaml")
+        _run(["kubectl", "apply", "--server-side", "-f", "-"], stdin=json.dumps(_namespace()))
+        claim = _example("claim.yaml")
+        claim["spec"]["accessModes"] = [self.access_mode]
+        self.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(claim))
 
     def kubectl(self, *argv: str, stdin: str | None = None) -> str:
         """See Platform."""
@@ -136,23 +143,9 @@ class OwnCluster:
 
     def pod(self, command: list[str]) -> Object:
         """See Platform."""
-        return {
-            "restartPolicy": "Never",
-            "securityContext": {"fsGroup": 10001, "runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-            "volumes": [
-                {"name": "data", "persistentVolumeClaim": {"claimName": "longboat-data"}},
-                {"name": "tmp", "emptyDir": {}},
-            ],
-            "containers": [
-                {
-                    "name": "utility",
-                    "image": self.runtime_image,
-                    "command": command,
-                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-                    "volumeMounts": [{"name": "data", "mountPath": "/data"}, {"name": "tmp", "mountPath": "/tmp"}],
-                }
-            ],
-        }
+        spec: Object = _example("model.yaml")["spec"]["template"]["spec"]
+        spec["containers"][0] |= {"image": self.runtime_image, "command": command}
+        return spec
 
     def remains(self, job: str) -> list[str]:
         """See Platform."""
@@ -163,34 +156,11 @@ class OwnCluster:
             f"helm uninstall {installation.RELEASE} -n {installation.NAMESPACE}      # Longboat",
         ]
 
-    def _claim(self) -> Object:
-        return {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": "longboat-data", "namespace": NAMESPACE},
-            "spec": {"accessModes": [self.access_mode], "resources": {"requests": {"storage": "5Gi"}}},
-        }
 
-    def _template(self) -> Object:
-        mount = {"name": "data", "mountPath": "/data", "readOnly": True}
-        volume = {"name": "data", "persistentVolumeClaim": {"claimName": "longboat-data"}}
-        roles = {
-            role: {
-                "template": {
-                    "spec": {
-                        "volumes": [volume],
-                        "containers": [{"name": name, "volumeMounts": [mount]} for name in names if name != "ray-head"],
-                    }
-                }
-            }
-            for role, names in host_runtime.CONTAINERS.items()
-        }
-        return {
-            "apiVersion": "longboat.dev/v1alpha1",
-            "kind": "ClusterRLRuntime",
-            "metadata": {"name": RUNTIME},
-            "spec": {"image": self.runtime_image, "roles": roles},
-        }
+def _example(name: str) -> Object:
+    """Reads an object of the quickstart."""
+    example: Object = yaml.safe_load((EXAMPLE / name).read_text())
+    return example
 
 
 def _namespace() -> Object:

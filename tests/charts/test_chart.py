@@ -220,14 +220,14 @@ def test_the_service_monitor_finds_the_metrics() -> None:
     ids=["cluster", "namespaces"],
 )
 def test_runtime_templates(mode: dict[str, Any], expected: list[tuple[str, str | None]]) -> None:
-    rendered = render({**mode, "runtimes": {"cpu": {"image": "longboat:1", "command": ["/bin/longboat"]}}})
+    rendered = render({**mode, "runtimes": {"cpu": {"image": "longboat-runtime:1", "command": ["/bin/longboat"]}}})
     runtimes = [body for body in rendered.objects if body["kind"].endswith("RLRuntime")]
     assert [(body["kind"], body["metadata"].get("namespace")) for body in runtimes] == expected
-    assert all(body["spec"] == {"image": "longboat:1", "command": ["/bin/longboat"]} for body in runtimes)
+    assert all(body["spec"] == {"image": "longboat-runtime:1", "command": ["/bin/longboat"]} for body in runtimes)
 
 
 def test_runtime_templates_are_plain_objects_where_their_kind_is_known() -> None:
-    values = {"runtimes": {"cpu": {"image": "longboat:1"}}}
+    values = {"runtimes": {"cpu": {"image": "longboat-runtime:1"}}}
     first = render(values).one("ClusterRLRuntime")["metadata"]
     assert "post-install" in first["annotations"]["helm.sh/hook"]
     # What Helm looks at before it takes an object into a release.

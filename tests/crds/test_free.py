@@ -275,10 +275,12 @@ def renewal(root: Path) -> None:
     cluster.settle()
     cluster.end_deleted()
     cluster.settle()
-    cluster.runtime = runtime_of(image="longboat:2")
+    cluster.runtime = runtime_of(image="longboat-runtime:2")
     cluster.edit(runtimeRef={"renewOnResume": True}, suspend=False)
     cluster.settle()
-    assert {container["image"] for pod in cluster.pods() for container in pod["spec"]["containers"]} == {"longboat:2"}
+    assert {container["image"] for pod in cluster.pods() for container in pod["spec"]["containers"]} == {
+        "longboat-runtime:2"
+    }
 
 
 @of("ttlSecondsAfterFinished")

@@ -116,7 +116,7 @@ def test_a_runtime_is_no_job() -> None:
         "apiVersion": "longboat.dev/v1alpha1",
         "kind": "ClusterRLRuntime",
         "metadata": {"name": "cpu"},
-        "spec": {"image": "longboat:1"},
+        "spec": {"image": "longboat-runtime:1"},
     }
     assert load(dump(runtime)).metadata.name == "cpu"
     with pytest.raises(ApiError, match="kind: is ClusterRLRuntime; an RLJob is needed"):
@@ -128,7 +128,7 @@ def test_a_pod_template_has_its_containers_in_spec() -> None:
         "apiVersion": "longboat.dev/v1alpha1",
         "kind": "RLRuntime",
         "metadata": {"name": "cpu"},
-        "spec": {"image": "longboat:1", "common": {"template": {"containers": []}}},
+        "spec": {"image": "longboat-runtime:1", "common": {"template": {"containers": []}}},
     }
     with pytest.raises(ApiError, match=r"spec\.common\.template\.containers: .*go in spec"):
         load(dump(runtime))

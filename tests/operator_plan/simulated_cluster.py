@@ -71,7 +71,7 @@ def spec_of(**changes: Any) -> dict[str, Any]:
     return RLJobSpec.model_validate(spec).to_json()
 
 
-def runtime_of(image: str = "longboat:1", **spec: Any) -> dict[str, Any]:
+def runtime_of(image: str = "longboat-runtime:1", **spec: Any) -> dict[str, Any]:
     """A runtime template."""
     return {"kind": "ClusterRLRuntime", "metadata": {"name": "cpu"}, "spec": {"image": image, **spec}}
 

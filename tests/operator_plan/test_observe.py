@@ -32,7 +32,7 @@ class Cache:
 
     def runtime(self, kind: str, namespace: str, name: str) -> Object | None:
         self.asked.append((kind, namespace, name))
-        return {"spec": {"image": "longboat:1"}}
+        return {"spec": {"image": "longboat-runtime:1"}}
 
 
 def test_children_are_told_apart_by_uid() -> None:

@@ -339,14 +339,14 @@ def test_starts_after_a_suspension_a_disruption_or_with_a_new_head_use_no_limit_
 
 
 def test_pods_are_replaced_by_the_revision_they_were_made_from(cluster: SimulatedCluster) -> None:
-    cluster.runtime["spec"]["image"] = "longboat:2"  # type: ignore[index]
+    cluster.runtime["spec"]["image"] = "longboat-runtime:2"  # type: ignore[index]
     cluster.settle()
     cluster.delete_pod("sums-reward-default-0-a0", grace=0)
     cluster.settle()
     cluster.advance(10)
     cluster.settle()
     body = cluster.children["Pod"]["sums-reward-default-0-a1"]
-    assert {c["image"] for c in body["spec"]["containers"]} == {"longboat:1"}
+    assert {c["image"] for c in body["spec"]["containers"]} == {"longboat-runtime:1"}
     assert body["metadata"]["annotations"]["longboat.dev/revision"] == "sums-runtime-1"
 
 

@@ -127,13 +127,13 @@ def test_the_start_deadline_runs_from_the_resume(cluster: SimulatedCluster) -> N
     assert cluster.status.phase is Phase.FAILED
 
 
-@pytest.mark.parametrize(("renew", "image"), [(False, "longboat:1"), (True, "longboat:2")])
+@pytest.mark.parametrize(("renew", "image"), [(False, "longboat-runtime:1"), (True, "longboat-runtime:2")])
 def test_the_template_is_renewed_only_if_asked(renew: bool, image: str) -> None:
     spec = spec_of(runtimeRef={"renewOnResume": renew})
     cluster = SimulatedCluster(spec)
     cluster.up()
     suspend(cluster)
-    cluster.runtime = runtime_of(image="longboat:2")
+    cluster.runtime = runtime_of(image="longboat-runtime:2")
     cluster.edit(suspend=False)
     cluster.settle()
     assert {c["image"] for pod in cluster.pods() for c in pod["spec"]["containers"]} == {image}

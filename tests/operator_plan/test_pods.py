@@ -22,7 +22,7 @@ CASES = sorted(path.name for path in GOLDEN.iterdir())
 
 
 def built(role: Role, runtime: dict | None = None, **spec: object) -> dict:
-    template = RLRuntimeSpec.model_validate({"image": "longboat:1"} | (runtime or {}))
+    template = RLRuntimeSpec.model_validate({"image": "longboat-runtime:1"} | (runtime or {}))
     job = RLJobSpec.model_validate(spec_of(**spec))
     place = ROLES[role].places(job)[0]
     return dict(build_pod(JOB, job, template, "sums-runtime-1", role, place, 0, token="token", one_node=False))
@@ -157,7 +157,7 @@ def neighbours(role: Role, devices: tuple[Role, ...]) -> list[str]:
     """Roles whose node a pod of a ReadWriteOnce job takes, where the pods of some roles ask for a device."""
     resources = {"limits": {"cpu": "1", "nvidia.com/gpu": "1"}}
     roles = {r: {"template": {"spec": {"containers": [{"name": r, "resources": resources}]}}} for r in devices}
-    template = RLRuntimeSpec.model_validate({"image": "longboat:1", "roles": roles})
+    template = RLRuntimeSpec.model_validate({"image": "longboat-runtime:1", "roles": roles})
     job = RLJobSpec.model_validate(spec_of(checkpoint={"volume": {"accessMode": "ReadWriteOnce"}}))
     pod = build_pod(JOB, job, template, "sums-runtime-1", role, Place("", 0), 0, token="token", one_node=True)
     (term,) = pod["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]

@@ -165,8 +165,8 @@ def test_a_template_that_the_runtime_lacks_keeps_the_job_from_starting_until_it_
     images = {pod["metadata"]["name"]: pod["spec"]["containers"][1]["image"] for pod in cluster.pods(Role.REWARD)}
     assert images == {
         "sums-reward-code-0-a0": "toolchain:1",
-        "sums-reward-math-0-a0": "longboat:1",
-        "sums-reward-math-1-a0": "longboat:1",
+        "sums-reward-math-0-a0": "longboat-runtime:1",
+        "sums-reward-math-1-a0": "longboat-runtime:1",
     }
 
 

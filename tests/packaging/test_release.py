@@ -20,7 +20,7 @@ def versions(root: Path) -> dict[str, set[str]]:
 def test_one_version_is_written_everywhere() -> None:
     version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
     named = versions(REPOSITORY)
-    assert {"charts/longboat/Chart.yaml", "examples/quickstart/runtime.yaml", "docs/models-and-data.md"} < named.keys()
+    assert {"charts/longboat/Chart.yaml", "examples/quickstart/values.yaml", "docs/install.md"} < named.keys()
     assert {file: found for file, found in named.items() if found != {version}} == {}
 
 

@@ -20,11 +20,28 @@ def build(ref: str, dockerfile: Path, context: Path, log: Path, target: str = ""
 
     Raises ClusterError when the build fails.
     """
-    argv = ["bud", "--layers", "--isolation=chroot", "--network=host", "--pull=never", f"--file={dockerfile}"]
+    argv = ["bud", *options(), f"--file={dockerfile}"]
     argv += [f"--target={target}"] if target else []
     argv += [f"--build-arg={name}={value}" for name, value in arguments.items()]
-    argv += [f"--volume={path}:{path}:ro" for path in HOST_FILES if Path(path).exists()]
     logged([*_buildah(), *argv, f"--tag={ref}", str(context)], log)
+
+
+def options() -> list[str]:
+    """Returns what any build needs on this machine, whose images come from no registry."""
+    volumes = [f"--volume={path}:{path}:ro" for path in HOST_FILES if Path(path).exists()]
+    return ["--layers", "--isolation=chroot", "--network=host", "--pull=never", *volumes]
+
+
+def variables(folder: Path, registry: str) -> dict[str, str]:
+    """Returns variables by which buildah uses this storage and pushes to a registry without TLS; their files are in `folder`."""
+    files = {
+        "STORAGE": f'[storage]\ndriver = "overlay"\ngraphroot = "{_storage()}/root"\nrunroot = "{_storage()}/run"\n',
+        "REGISTRIES": f'[[registry]]\nlocation = "{registry}"\ninsecure = true\n',
+    }
+    for name, text in files.items():
+        (folder / f"{name.lower()}.conf").write_text(text)
+    made = {f"CONTAINERS_{name}_CONF": str(folder / f"{name.lower()}.conf") for name in files}
+    return {**made, "TMPDIR": _temporary()}
 
 
 def export(ref: str, archive: Path, name: str = "") -> None:
@@ -72,9 +89,14 @@ def logged(argv: list[str], log: Path) -> None:
 
 
 def _environment() -> dict[str, str]:
-    temporary = _storage() / "tmp"  # cache mounts and intermediate files, else below /var/tmp
-    temporary.mkdir(parents=True, exist_ok=True)
-    return {**os.environ, "TMPDIR": str(temporary)}
+    return {**os.environ, "TMPDIR": _temporary()}
+
+
+def _temporary() -> str:
+    """Returns the folder for cache mounts and intermediate files, which are otherwise below /var/tmp."""
+    folder = _storage() / "tmp"
+    folder.mkdir(parents=True, exist_ok=True)
+    return str(folder)
 
 
 def _buildah() -> list[str]:

@@ -22,7 +22,7 @@ def server() -> Iterator[Cluster]:
     try:
         cluster = Cluster.up(name)
         installation.install(
-            cluster.kubeconfig, "longboat-operator:none", "replicas=0", "runtimes.cpu.image=longboat:1"
+            cluster.kubeconfig, "longboat-operator:none", "replicas=0", "runtimes.cpu.image=longboat-runtime:1"
         )
         cluster.kubectl("create", "namespace", NAMESPACE)
         _await_policies(Jobs(cluster, NAMESPACE))

@@ -140,7 +140,7 @@ def test_a_template_with_containers_in_the_wrong_place_is_refused(server: Cluste
         "apiVersion": "longboat.dev/v1alpha1",
         "kind": "ClusterRLRuntime",
         "metadata": {"name": "wrong"},
-        "spec": {"image": "longboat:1", "common": {"template": {"containers": []}}},
+        "spec": {"image": "longboat-runtime:1", "common": {"template": {"containers": []}}},
     }
     with pytest.raises(CommandError, match=r'unknown field "spec\.common\.template\.containers"'):
         server.kubectl("apply", "-f", "-", stdin=json.dumps(runtime))

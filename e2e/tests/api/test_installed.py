@@ -100,19 +100,19 @@ def test_runtime_templates_are_upgraded_in_place_and_rolled_back(server: Cluster
         )
 
     uid, image = _runtime(server)
-    assert image == "longboat:1"
+    assert image == "longboat-runtime:1"
     try:
-        for later in ("longboat:2", "longboat:3"):
+        for later in ("longboat-runtime:2", "longboat-runtime:3"):
             upgrade(f"runtimes.cpu.image={later}")
             assert _runtime(server) == (uid, later)
         rollback()
-        assert _runtime(server) == (uid, "longboat:2")
+        assert _runtime(server) == (uid, "longboat-runtime:2")
         upgrade()
         assert server.kubectl("get", "crlrt", "-o", "name") == ""
         rollback("1")
-        assert _runtime(server)[1] == "longboat:1"
+        assert _runtime(server)[1] == "longboat-runtime:1"
     finally:
-        upgrade("runtimes.cpu.image=longboat:1")
+        upgrade("runtimes.cpu.image=longboat-runtime:1")
 
 
 @pytest.mark.parametrize(
