@@ -51,7 +51,7 @@ class Predictor:
     def __init__(self, blocks: Blocks, task: Task, settings: dict[str, Any]) -> None:
         self._blocks, self._task, self._settings = blocks, task, settings
         self.observed = self._step_times([arm for arm, _ in blocks if arm not in OVERLAPPING])
-        self._site = Site(StepCurve.of(self.observed), engines=ENGINES)
+        self.site = Site(StepCurve.of(self.observed), engines=ENGINES)
         seeds = [seed for arm, seed in blocks if arm == BASELINE]
         real = [blocks[BASELINE, seed] for seed in seeds]
         simulated = [self._simulate(BASELINE, seed).rollout_per_round for seed in seeds]
@@ -59,7 +59,7 @@ class Predictor:
         self._rest = float(
             np.mean([of for b in real for of in b["step"]]) - np.mean([of for b in real for of in b["rollout"]])
         )
-        self._site = replace(self._site, latency=max(0.0, self.overhead) / 2, update=self._rest)
+        self.site = replace(self.site, latency=max(0.0, self.overhead) / 2, update=self._rest)
 
     def predict(self, arm: str, *, beforehand: bool = False) -> Predicted:
         """All seeds of the arm; `beforehand` without a look at the lengths that it saw."""
@@ -80,9 +80,9 @@ class Predictor:
 
     def _site_of(self, arm: str) -> Site:
         if arm not in OVERLAPPING:
-            return self._site
+            return self.site
         longer = self._updates(arm) - self._updates(BASELINE)
-        return replace(self._site, curve=StepCurve.of(self._step_times([arm])), update=self._rest + longer)
+        return replace(self.site, curve=StepCurve.of(self._step_times([arm])), update=self._rest + longer)
 
     def _updates(self, arm: str) -> float:
         """Mean seconds of a step's training and publication; 0 where runs didn't record them yet."""

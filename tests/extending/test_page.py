@@ -1,13 +1,11 @@
 """docs/extending.md says what the code says."""
 
 import re
-from pathlib import Path
 
 from tests.extending import states
 from tests.extending.page import PAGE, part
+from tests.support.paths import exists
 
-REPOSITORY = PAGE.parents[1]
-ROOTS = tuple(REPOSITORY / root for root in ("runtime/longboat_runtime", "operator/longboat_operator", "."))
 TEXT = PAGE.read_text(encoding="utf-8")
 # What is to be done, the files to open before, and those now.
 TASKS = re.findall(r"(?m)^\* (.+)\n  \* before, (\d+: .+)\n  \* now, (\d+: .+)$", TEXT)
@@ -16,13 +14,6 @@ TASKS = re.findall(r"(?m)^\* (.+)\n  \* before, (\d+: .+)\n  \* now, (\d+: .+)$"
 def files(text: str) -> list[str]:
     """Paths in backquotes, but for those of files that are yet to be written."""
     return [path for path in re.findall(r"`([\w/.-]+\.(?:py|md))`", text) if not re.search("[A-Z]{4}", path)]
-
-
-def exists(path: str) -> bool:
-    roots: tuple[Path, ...] = ROOTS
-    if path.startswith("crds/"):
-        roots, path = (REPOSITORY / "crds/longboat_crds",), path.removeprefix("crds/")
-    return any((root / path).is_file() for root in roots)
 
 
 def test_the_states_of_a_sample_are_those_of_the_ledger() -> None:
