@@ -44,7 +44,7 @@ def _page(title: str, schema: Schema, sections: list[str], note: str = "") -> st
 
 
 def _section(path: str, schema: Schema) -> Iterator[str]:
-    """A heading and table for an object, then those of the objects in it."""
+    """Yields a heading and table for an object, then those of the objects in it."""
     yield f"## `{path}`\n\n{schema.get('description', '')}\n"
     required = schema.get("required", [])
     rows = [_row(name, item, name in required) for name, item in schema["properties"].items()]

@@ -305,10 +305,10 @@ class RewardPoolSpec(ApiModel):
 
 
 def default_pools() -> list[RewardPoolSpec]:
-    """The pools of a job that names none."""
+    """Returns the pools of a job that names none."""
     return [RewardPoolSpec(name=DEFAULT_POOL)]
 
 
 def rewards_of(rewards: Sequence[RewardSpec], pool: str) -> dict[int, RewardSpec]:
-    """The rewards that a pool grades, by their places in `rewards`: those that name it, or no pool where there is no other."""
+    """Returns the rewards that a pool grades, by their places in `rewards`: those that name it, or no pool where there is no other."""
     return {place: reward for place, reward in enumerate(rewards) if reward.pool in {None, pool}}
