@@ -137,9 +137,9 @@ class Shell:
             kopf_stop.set()
             for task in (*workers, *others, *([] if kopf_started.is_set() else [kopf])):
                 task.cancel()
-            _, left = await asyncio.wait([*workers, *others, kopf], timeout=_END_SECONDS)
-            if left:
-                log.error("tasks don't end", tasks=[task.get_name() for task in left])
+            _, pending = await asyncio.wait([*workers, *others, kopf], timeout=_END_SECONDS)
+            if pending:
+                log.error("tasks don't end", tasks=[task.get_name() for task in pending])
             for server in servers:
                 await server.cleanup()
             await self._transport.close()
@@ -238,7 +238,7 @@ class Shell:
 
     def _gauges(self) -> Mapping[str, float]:
         now = time.monotonic()
-        writes = self._elector.leadership.held if self._elector else self._leading
+        writes = self._elector.leadership.may_write if self._elector else self._leading
         return {
             "rljob_queue_depth": self._queue.depth,
             "rljob_queue_oldest_seconds": self._queue.oldest_seconds,

@@ -50,7 +50,7 @@ class KubeClient:
         self._gate = gate
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> dict[str, Any]:
-        """One object."""
+        """Reads one object."""
         return await self._transport.send(Request("GET", resource.path(namespace, name), "get", resource.plural))
 
     async def served(self, group: str, version: str) -> set[str]:
@@ -71,7 +71,7 @@ class KubeClient:
         fields: str = "",
         metadata_only: bool = False,
     ) -> AsyncIterator[Page]:
-        """All objects that match the selectors (labels, fields), in pages. GoneError: the list took too long; start again."""
+        """Yields all objects that match the selectors (labels, fields), in pages. GoneError: the list took too long; start again."""
         query = {"limit": str(PAGE_SIZE)}
         if selector:
             query["labelSelector"] = selector
@@ -166,7 +166,7 @@ class KubeClient:
         patch_type: PatchType,
         subresource: str | None = None,
     ) -> dict[str, Any]:
-        """A merge patch or a strategic merge patch."""
+        """Sends a merge patch or a strategic merge patch."""
         path = resource.path(namespace, name, subresource)
         query = {"fieldManager": FIELD_MANAGER}
         return await self._write(

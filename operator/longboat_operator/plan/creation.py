@@ -54,7 +54,7 @@ class Vacancy:
 
 
 def creation_of(view: JobView, vacant: Sequence[Vacancy], cpus: RewardCpus, now: datetime) -> Creation:
-    """What is missing, in start order; `vacant` are the places without a pod, once the job has a grant.
+    """Plans what is missing, in start order; `vacant` are the places without a pod, once the job has a grant.
 
     Rule: account, service, policies, claim and token come before pods, and so does the job's grant; the driver's pod comes
     first, the others follow at once, since they wait for the head themselves. Before the first pod from a template, its
@@ -106,7 +106,7 @@ class RayToken:
 
 
 def ray_token_of(view: JobView) -> RayToken:
-    """The Secret for pods that are created now.
+    """Plans the Secret with Ray's token for pods that are created now.
 
     Rules: its name is random and is in the status before it is used, so nobody can have created it beforehand. While no
     pod uses it, it is created; if the name is taken, its owner is uncertain, and another name is chosen. Once pods use
@@ -202,7 +202,7 @@ def _pods(
 
 
 def _rejected(view: JobView, targets: Iterable[Target]) -> Finding | None:
-    """What the API server said about something that is still wanted."""
+    """Returns what the API server said about something that is still wanted."""
     for kind, name in targets:
         if name in view.observed.rejections:
             return finding_of_rejection(kind, view.observed.rejections[name])
@@ -210,7 +210,7 @@ def _rejected(view: JobView, targets: Iterable[Target]) -> Finding | None:
 
 
 def finding_of_rejection(kind: str, answer: str) -> Finding:
-    """The condition that shows a rejected look-up, create or apply; `answer` names the object and has the server's text.
+    """Returns the condition that shows a rejected look-up, create or apply; `answer` names the object and has the server's text.
 
     Rule: an invalid pod is the template's fault (the text names the field); anything else may pass without help.
     """

@@ -42,7 +42,7 @@ def _rollout_places(view: JobView, memory: RoleCount, lost: Mapping[str, Loss], 
                 (vacated if pod.uid in lost else serving).append(place)
         elif record and view.job.pod(Role.ROLLOUT, place, record.attempt) not in leaving.named:
             vacated.append(place)
-    asked = view.grant.replicas if view.grant else max(view.spec.rollout.replicas, len(serving) + len(vacated))
-    kept = [*serving, *vacated[: max(0, asked - len(serving))]]
-    free = (place for index in count() if (place := Place("", index)) not in newest and place not in kept)
-    return tuple(sorted([*kept, *islice(free, max(0, asked - len(kept)))]))
+    wanted = view.grant.replicas if view.grant else max(view.spec.rollout.replicas, len(serving) + len(vacated))
+    occupied = [*serving, *vacated[: max(0, wanted - len(serving))]]
+    free = (place for index in count() if (place := Place("", index)) not in newest and place not in occupied)
+    return tuple(sorted([*occupied, *islice(free, max(0, wanted - len(occupied)))]))

@@ -24,7 +24,7 @@ class Place(NamedTuple):
 
 
 def numbered(count: int, pool: str = "") -> tuple[Place, ...]:
-    """The first so many places."""
+    """Returns the first so many places."""
     return tuple(Place(pool, index) for index in range(count))
 
 
@@ -69,7 +69,7 @@ class JobRef:
         return f"{self.name}-runtime-{number}"
 
     def pod(self, role: Role, place: Place, attempt: int) -> str:
-        """A pod; every attempt has a name of its own, so that an old one is never taken for a new one."""
+        """Names a pod; every attempt has a name of its own, so that an old one is never taken for a new one."""
         return f"{self.name}-{role}-{place}-a{attempt}"
 
     def labels(self, role: Role | None = None) -> dict[str, str]:

@@ -105,7 +105,7 @@ class DnsPeers(ApiModel):
 
 
 def read_dns_peers(text: str) -> tuple[Object, ...]:
-    """A JSON list of NetworkPolicyPeers. Raises ApiError naming every field that is wrong."""
+    """Reads a JSON list of NetworkPolicyPeers. Raises ApiError naming every field that is wrong."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -114,7 +114,7 @@ def read_dns_peers(text: str) -> tuple[Object, ...]:
 
 
 def head_service(job: JobRef) -> Object:
-    """The headless Service that names the Ray head. It publishes the address before the head is ready, which needs the name."""
+    """Builds the headless Service that names the Ray head. It publishes the address before the head is ready, which needs the name."""
     return {
         "apiVersion": "v1",
         "kind": "Service",

@@ -16,7 +16,7 @@ def fine_stamp(time: datetime) -> str:
 
 
 def moment(text: str) -> datetime:
-    """The aware time that a text gives."""
+    """Reads a text as an aware time."""
     return datetime.fromisoformat(text)
 
 
