@@ -48,7 +48,7 @@ class Store:
 
     async def delete(self, ids: Sequence[SampleId]) -> None: ...
 
-    async def held(self) -> list[SampleId]:
+    async def held_ids(self) -> list[SampleId]:
         return []
 
 

@@ -39,7 +39,7 @@ def cpu_seconds(root: Path = CGROUP_ROOT) -> float | None:
 
 
 def runnable(root: Path = CGROUP_ROOT, proc: Path = Path("/proc")) -> int:
-    """How many threads of this container run or wait for a CPU, those of this process aside."""
+    """Counts the threads of this container that run or wait for a CPU, those of this process aside."""
     unified = root / "cgroup.threads"
     threads = (unified if unified.exists() else root / "cpu" / "tasks").read_text().split()
     own = {path.name for path in (proc / "self" / "task").iterdir()}

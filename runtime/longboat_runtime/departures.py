@@ -27,5 +27,5 @@ def asking(client: Any) -> list[str]:
 
 
 def let_go(client: Any, pod: str) -> None:
-    """Nothing runs in the pod any more, and nothing will."""
+    """Says that nothing runs in the pod any more, and nothing will."""
     client.internal_kv_put(pod.encode(), _FREE, True, _NAMESPACE, timeout=_SECONDS)

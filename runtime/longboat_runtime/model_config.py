@@ -39,7 +39,7 @@ def import_transformers_without_torch() -> None:
 
 
 def language_model(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The language model's part of `content`, under the names that transformers has for all architectures too.
+    """Returns the language model's part of `content`, under the names that transformers has for all architectures too.
 
     GPT-2, for one, has `n_positions` and `n_head` for `max_position_embeddings` and `num_attention_heads`: the attribute map of an
     architecture's config class says so.

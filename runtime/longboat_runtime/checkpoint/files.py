@@ -72,7 +72,7 @@ def remove_tree(root: Path) -> None:
 
 
 def describe(root: Path) -> tuple[FileEntry, ...]:
-    """All files below `root`, sorted by path."""
+    """Describes all files below `root`, sorted by path."""
     paths = sorted(_files(root))
     with ThreadPoolExecutor(_READERS) as readers:
         sums = list(readers.map(checksum, [root / path for path in paths]))

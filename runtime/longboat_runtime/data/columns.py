@@ -17,7 +17,7 @@ def suggestion(name: str, available: Iterable[str]) -> str:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON can represent it: dates as ISO text, durations as seconds, decimals as text, bytes as UTF-8 or base64 text."""
+    """Converts the value to what JSON can represent: dates as ISO text, durations as seconds, decimals as text, bytes as UTF-8 or base64 text."""
     match value:
         case None | bool() | int() | float() | str():
             return value

@@ -40,7 +40,7 @@ class Prompts:
         self._template = _compile(dataset.prompt_template)
 
     def text(self, record: Mapping[str, Any], place: str) -> tuple[str, bool]:
-        """The prompt text, and whether it already includes the tokenizer's special tokens (as a rendered chat does)."""
+        """Returns the prompt text, and whether it already includes the tokenizer's special tokens (as a rendered chat does)."""
         if self._template is not None:
             try:
                 return self._template.render(record), False
@@ -113,7 +113,7 @@ _SPECIAL_TOKENS = 8
 
 
 def column(record: Mapping[str, Any], path: str | None, field: str, place: str) -> Any:
-    """The column named `path`, or a value inside a column (`reward_model.ground_truth`); None if the spec names no column.
+    """Returns the column named `path`, or a value inside a column (`reward_model.ground_truth`); None if the spec names no column.
 
     Raises a SpecProblem that names the existing columns.
     """
@@ -158,7 +158,7 @@ def context_length(model: ModelSpec) -> int:
 
 
 def load_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
-    """The tokenizer in the model's directory. Downloads nothing and runs no code from the directory."""
+    """Loads the tokenizer in the model's directory. Downloads nothing and runs no code from the directory."""
     from transformers import AutoTokenizer
 
     try:

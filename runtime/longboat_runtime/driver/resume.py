@@ -73,7 +73,7 @@ async def restore(job: Job, components: Components) -> Restored:
             ledger.incarnation, manifest, resumes = 0, None, None
         log.info("resumed", step=ledger.step, incarnation=boundary.log.incarnation)
     run_state = _opened(job, ledger, lengths, timeouts, resumes)
-    held = set(await components.store.held())
+    held = set(await components.store.held_ids())
     wanted = _stored(ledger)
     await components.store.delete(sorted(held - wanted))
     boundary = run_state.boundary(identity, components.source.state())

@@ -245,7 +245,7 @@ class Steps:
 
     async def _data_lost(self, step: int, number: int, batch: set[SampleId]) -> bool:
         """Whether the trainer failed because the store has lost samples of the batch, which are then generated again."""
-        lost = sorted(batch - set(await self._components.store.held()))
+        lost = sorted(batch - set(await self._components.store.held_ids()))
         if lost:
             log.warning("the batch is incomplete; the step will be computed again", step=step, lost=len(lost))
             self._happened(events.StepFailed(step, number, "the store has lost data"))

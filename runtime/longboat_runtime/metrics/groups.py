@@ -60,7 +60,7 @@ def pass_rates(groups: Sequence[Sequence[float]]) -> dict[str, float]:
 
 
 def pass_at_k(n: int, passed: int, k: int) -> float:
-    """The chance that at least one of `k` responses, drawn without replacement from `n` of which `passed` pass, passes.
+    """Returns the chance that at least one of `k` responses, drawn without replacement from `n` of which `passed` pass, passes.
 
     This is the unbiased estimator of pass@k (Chen et al. 2021, arXiv:2107.03374, equation 1). Raises ValueError unless 0 < k <= n.
     """

@@ -105,7 +105,7 @@ class Limits:
             return TimeLimit()
         return TimeLimit(self.rule.limit(prior.anchor(problem)), self.rule.audited(self.name, sample))
 
-    def of_domain(self, domain: str) -> tuple[float, float] | None:
+    def for_domain(self, domain: str) -> tuple[float, float] | None:
         """The limits of a problem in the middle of the domain, and of one of which nothing is known, in seconds; None if it hasn't any."""
         prior = self.priors.get(domain)
         if prior is None:
