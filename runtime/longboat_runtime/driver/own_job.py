@@ -45,7 +45,7 @@ class OwnJob:
         self._jobs = f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/rljobs"
 
     async def get(self) -> dict[str, Any]:
-        """The job as it is."""
+        """Reads the job as it is."""
         return await self._send("GET", f"{self._jobs}/{self.name}")
 
     async def watch(self, resource_version: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:

@@ -29,7 +29,7 @@ class DriverStatus:
     problem: Problem | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The status as the API has it. Server-side apply removes fields that are left out."""
+        """Returns the status as the API has it. Server-side apply removes fields that are left out."""
         parts = {
             "training": self.training,
             "demand": self.demand,
@@ -78,7 +78,7 @@ def asks_anew(stored: DriverStatus | None, wanted: DriverStatus) -> bool:
 
 def _numbers(status: DriverStatus) -> list[tuple[int, int] | None]:
     demand = status.demand or Demand()
-    return [(asked.incarnation, asked.number) if asked else None for asked in (demand.rollout, demand.reward)]
+    return [(part.incarnation, part.number) if part else None for part in (demand.rollout, demand.reward)]
 
 
 def _without_time(status: DriverStatus) -> DriverStatus:

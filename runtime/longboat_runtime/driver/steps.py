@@ -101,11 +101,11 @@ class Steps:
         self._audits.resume(run_state.lengths)
 
     async def run(self) -> None:
-        """What runs beside the steps, forever."""
+        """Runs what runs beside the steps, forever."""
         await self._loads.run()
 
     def begin_round(self, number: int, kind: RoundKind) -> None:
-        """From now on what engines feel belongs to this round."""
+        """Assigns what engines feel to this round from now on."""
         self._spawn(self._loads.begin(number, kind))
 
     def train(self, step: int, round_: int) -> None:
@@ -190,7 +190,7 @@ class Steps:
         self._flat[self._components.source.domain(prompt.row)] += 1
 
     def _outcomes(self, batch: Batch) -> list[GroupOutcome]:
-        """The groups of the batch."""
+        """Returns the groups of the batch."""
         members: dict[PromptId, list[tuple[float, int]]] = {}
         for (sample, record), reward in zip(batch.records.items(), batch.rewards, strict=True):
             members.setdefault(sample.prompt, []).append((reward, record.tokens))

@@ -13,7 +13,7 @@ def queue_metrics(view: View, round_: int) -> dict[str, float]:
     ages = [float(round_ - given_up.round) for given_up in view.deferred.values()]
     return {
         "tail/queue_len": float(len(view.queue)),
-        **{f"tail/queue_len/{domain}": float(count) for domain, count in view.queued_of_domains.items()},
+        **{f"tail/queue_len/{domain}": float(count) for domain, count in view.queued_by_domain.items()},
         **spread("tail/queue_age", ages or [0.0]),
     }
 

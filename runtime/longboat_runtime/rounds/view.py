@@ -65,7 +65,7 @@ class View:
         return self._ledger.deferred_prompts
 
     @property
-    def queued_of_domains(self) -> Mapping[str, int]:
+    def queued_by_domain(self) -> Mapping[str, int]:
         """How many prompts wait for a launch, by domain."""
         return {domain: len(waiting.queue) for domain, waiting in self._ledger.waiting.items()}
 
