@@ -51,7 +51,7 @@ class Predictor:
     def __init__(self, blocks: Blocks, task: Task, settings: dict[str, Any]) -> None:
         self._blocks, self._task, self._settings = blocks, task, settings
         self.observed = self._step_times([arm for arm, _ in blocks if arm not in OVERLAPPING])
-        self._site = Site(StepCurve.of(self.observed), engines=ENGINES)
+        self._site = Site(StepCurve.from_observed(self.observed), engines=ENGINES)
         seeds = [seed for arm, seed in blocks if arm == BASELINE]
         real = [blocks[BASELINE, seed] for seed in seeds]
         simulated = [self._simulate(BASELINE, seed).rollout_per_round for seed in seeds]
@@ -82,7 +82,7 @@ class Predictor:
         if arm not in OVERLAPPING:
             return self._site
         longer = self._updates(arm) - self._updates(BASELINE)
-        return replace(self._site, curve=StepCurve.of(self._step_times([arm])), update=self._rest + longer)
+        return replace(self._site, curve=StepCurve.from_observed(self._step_times([arm])), update=self._rest + longer)
 
     def _updates(self, arm: str) -> float:
         """Mean seconds of a step's training and publication; 0 where runs didn't record them yet."""
@@ -108,7 +108,7 @@ class Predictor:
         lengths = [PromptLengths("", tuple(of), (), (), tuple(of)) for of in trained.values()]
         known = {prompt: number for number, prompt in enumerate(trained)}
         longest = max(max(of) for of in trained.values())
-        return FirstLaunchDistribution.of(complete(lengths, longest), self._task.group_size, known, seed)
+        return FirstLaunchDistribution.from_launches(complete(lengths, longest), self._task.group_size, known, seed)
 
     def _source(self) -> Source:
         """The prompts in the order the dataset gave them, to the farthest that any arm went."""

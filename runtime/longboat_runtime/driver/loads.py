@@ -57,7 +57,7 @@ class Loads:
             return None
         sizes = {load.tensor_parallel for load in of_round.values()}
         # If engines changed size meanwhile, the round's seconds say nothing about either size.
-        work = works.of(number) if len(sizes) == 1 else None
+        work = works.for_round(number) if len(sizes) == 1 else None
         return total(of_round.values()).measured(number, kind, len(of_round), work)
 
     async def _ask(self, number: int | None) -> None:

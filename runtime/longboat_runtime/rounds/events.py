@@ -502,7 +502,7 @@ class Event:
     body: Body
 
     def to_json(self) -> dict[str, Any]:
-        """The event as plain JSON values, without line breaks in any key."""
+        """Returns the event as plain JSON values, without line breaks in any key."""
         name = type(self.body).__name__
         fields = _BODIES[name].dump_python(self.body, mode="json")
         return {"seq": self.seq, "incarnation": self.incarnation, "time": self.time, "type": name, **fields}

@@ -56,14 +56,14 @@ def _by_quotas(spec: RLJobSpec, rule: Callable[[RLJobSpec, int, Fraction], OneQu
 
 
 def _synchronous(spec: RLJobSpec, prompts: int, phase: Fraction) -> OneQuota:
-    """The synchronous rule for `prompts` per round. It overcommits nothing, so `phase` doesn't matter."""
+    """Makes the synchronous rule for `prompts` per round. It overcommits nothing, so `phase` doesn't matter."""
     del phase
     algorithm = resolve(spec.algorithm)
     return Synchronous(prompts, algorithm.group_size, algorithm.drop_zero_variance)
 
 
 def _tail_batching(spec: RLJobSpec, prompts: int, phase: Fraction) -> OneQuota:
-    """The tail batching rule for `prompts` per round; `phase` as in `rules.overcommitted`."""
+    """Makes the tail batching rule for `prompts` per round; `phase` as in `rules.overcommitted`."""
     rounds, algorithm = spec.rounds, resolve(spec.algorithm)
     return TailBatching(
         prompts,

@@ -20,8 +20,8 @@ class StepCurve:
     seconds: tuple[float, ...]
 
     @classmethod
-    def of(cls, observed: Mapping[int, StepTimes]) -> StepCurve:
-        """The monotone curve nearest to what was observed at each batch size, in weighted squares.
+    def from_observed(cls, observed: Mapping[int, StepTimes]) -> StepCurve:
+        """Fits the monotone curve nearest to what was observed at each batch size, in weighted squares.
 
         Pool adjacent violators (Barlow et al. 1972, Statistical inference under order restrictions), weighted by steps, so
         that the total time of all steps stays the same. Raises ValueError without a step.

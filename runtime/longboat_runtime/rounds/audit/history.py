@@ -37,14 +37,14 @@ class PromptHistory:
     trained: list[int] = field(default_factory=list)
 
     def lengths(self, domain: str) -> PromptLengths:
-        """The prompt's lengths. A first response that neither finished nor was returned counts as cut at 0 tokens: nothing is known."""
+        """Returns the prompt's lengths. A first response that neither finished nor was returned counts as cut at 0 tokens: nothing is known."""
         first = self.finished.get(0, {})
         missing = [index for index in range(self.samples) if index not in first]
         return PromptLengths(
             domain=domain,
             finished=tuple(first.values()),
             cut=tuple(self.cut.get(index, 0) for index in missing),
-            later=tuple(tokens for attempt, of in self.finished.items() if attempt for tokens in of.values()),
+            later=tuple(tokens for attempt, lengths in self.finished.items() if attempt for tokens in lengths.values()),
             trained=tuple(self.trained),
         )
 
@@ -114,7 +114,7 @@ class LengthHistory:
         self._prompts = {prompt: history for prompt, history in self._prompts.items() if history.period >= oldest}
 
     def to_snapshot(self) -> dict[str, Any]:
-        """The history as plain JSON values."""
+        """Returns the history as plain JSON values."""
         return {
             "period": self.period,
             "rounds": _ROUNDS.dump_python(list(self._rounds.values()), mode="json"),
@@ -127,5 +127,5 @@ class LengthHistory:
         history = cls()
         history.period = int(snapshot["period"])
         history._rounds = {opened.round: opened for opened in _ROUNDS.validate_python(snapshot["rounds"])}
-        history._prompts = {found.prompt: found for found in _PROMPTS.validate_python(snapshot["prompts"])}
+        history._prompts = {prompt.prompt: prompt for prompt in _PROMPTS.validate_python(snapshot["prompts"])}
         return history
