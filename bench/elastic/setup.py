@@ -46,6 +46,6 @@ def _slower(model: EngineModel, factor: float) -> EngineModel:
 
 def write_profile(path: Path, arm: Arm, spec: RLJobSpec) -> None:
     """The profile that the arm's planner gets, of the engines of `spec`."""
-    engines = {size: ProfiledEngine.of(model, COST) for size, model in engine_models(arm).items()}
+    engines = {size: ProfiledEngine.from_model(model, COST) for size, model in engine_models(arm).items()}
     engine = identity(engine_config(spec, "", (0,)), PUBLISHED)
     ProfileFile(model=spec.model.path, engine=engine, engines=engines).write(path)

@@ -49,7 +49,7 @@ class EngineActor:
             return lost
 
     async def abort(self, ids: Sequence[SampleId]) -> None:
-        """After whatever was submitted before."""
+        """Aborts samples, after whatever was submitted before."""
         async with self._turn:
             self._started.abort(ids)
 

@@ -43,7 +43,7 @@ class Load:
         )
 
     def measured(self, number: int, kind: RoundKind, engines: int, work: RoundWork | None) -> RoundMeasured:
-        """The event of a round of this kind, which this is all the load of; `work` is what its `engines` were asked for."""
+        """Makes the event of a round of this kind, which this is all the load of; `work` is what its `engines` were asked for."""
         return RoundMeasured(
             number,
             kind,
@@ -69,5 +69,5 @@ class PodLoad:
 
 
 def total(loads: Iterable[Load]) -> Load:
-    """All together; of nothing if there are none."""
+    """Adds all loads; without any the sum is `Load(0)`."""
     return reduce(add, loads, Load(0))

@@ -43,10 +43,10 @@ def filled(
 
     A step takes as long as a constant, each sequence, and each token in context take (least squares of relative errors).
     """
-    known = list(cells)
-    terms = np.array([(1.0, n, n * c) for n, c in known])
-    seconds = np.array([cells[cell] for cell in known])
-    fit, *_ = np.linalg.lstsq(terms / seconds[:, None], np.ones(len(known)), rcond=None)
+    measured = list(cells)
+    terms = np.array([(1.0, n, n * c) for n, c in measured])
+    seconds = np.array([cells[cell] for cell in measured])
+    fit, *_ = np.linalg.lstsq(terms / seconds[:, None], np.ones(len(measured)), rcond=None)
     rows: list[tuple[float, ...]] = []
     for i, n in enumerate(sequences):
         row: list[float] = []
@@ -114,7 +114,7 @@ class MeasuredEngine:
         self._vllm.engine_core.shutdown()
 
     def _begin(self, context: int, tokens: int) -> str:
-        """A request with a prompt of its own, so that no keys and values are shared."""
+        """Begins a request with a prompt of its own, so that no keys and values are shared."""
         from vllm import SamplingParams
 
         self._requests += 1

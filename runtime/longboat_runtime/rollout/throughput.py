@@ -70,7 +70,7 @@ class Profile:
 
 
 def _place(axis: Sequence[int], value: float) -> tuple[int, float]:
-    """Which segment of the axis a value is in, and how far, in lengths of the segment; 0 below the first."""
+    """Returns which segment of the axis a value is in, and how far, in lengths of the segment; 0 below the first."""
     if len(axis) == 1 or value <= axis[0]:
         return 0, 0.0
     place = min(bisect_right(axis, value) - 1, len(axis) - 2)

@@ -104,7 +104,7 @@ class BucketTransfer(WeightTransferEngine[BucketInit, BucketUpdate]):
         self._restore_kernels()
 
     def shutdown(self) -> None:
-        """There is nothing to release."""
+        """Releases nothing: there is nothing to release."""
 
     def abandon(self) -> None:
         """Ends an unfinished update: layers that haven't received all of their weights keep the ones they had.
@@ -126,7 +126,7 @@ class BucketTransfer(WeightTransferEngine[BucketInit, BucketUpdate]):
         self._kernels.clear()
 
     def receipt(self) -> dict[str, Any]:
-        """Of the last update: checksum of what was received, and parameters of the model that received nothing, or not everything."""
+        """Returns the last update's receipt: checksum of what was received, and parameters that received nothing, or not everything."""
         return {
             "checksum": self._checksum.hexdigest(),
             "missing": sorted(self._expected - self._loaded) + self._partial,
@@ -138,13 +138,13 @@ def _tied_modules(model: torch.nn.Module) -> list[Any]:
 
     The layerwise reload skips them, so what they derived from their weight (on CPU a repacked copy) stays the old one.
     """
-    seen: set[int] = set()
+    owned: set[int] = set()
     tied = []
     for module in model.modules():
         parameters = {id(parameter) for parameter in module.parameters(recurse=False)}
-        if parameters & seen and hasattr(module, "quant_method"):
+        if parameters & owned and hasattr(module, "quant_method"):
             tied.append(module)
-        seen |= parameters
+        owned |= parameters
     return tied
 
 
@@ -197,12 +197,12 @@ class WeightReceipts:
     _weight_update_active: bool
 
     def weight_differences(self, update: dict[str, Any], first: bool) -> list[tuple[str, float]]:
-        """See `WeightDifferences.of`, for one bucket, the `first` or a later one; empty if they can't be compared."""
+        """See `WeightDifferences.compare`, for one bucket, the `first` or a later one; empty if they can't be compared."""
         transfer = self.weight_transfer_engine
         try:
             if first:
                 transfer.differences = WeightDifferences(transfer.model, self.rank)
-            named: list[tuple[str, float]] = transfer.differences.of(BucketUpdate(**update).bucket().tensors())
+            named: list[tuple[str, float]] = transfer.differences.compare(BucketUpdate(**update).bucket().tensors())
             return named
         except Exception as error:  # noqa: BLE001 - it only explains another failure
             log.warning("weights can't be compared with the publication: %s", error)
