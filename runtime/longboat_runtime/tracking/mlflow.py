@@ -31,8 +31,8 @@ class Mlflow:
         spec = job.spec["tracking"][FIELD]
         self.lacking: TrackingProblem | None = None
         self._uri: str = spec["trackingUri"]
-        found = {key: value for key in MLFLOW_KEYS if (value := job.secret(key))}
-        if "secret" in spec and job.secrets is not None and not found:
+        credentials = {key: value for key in MLFLOW_KEYS if (value := job.secret(key))}
+        if "secret" in spec and job.secrets is not None and not credentials:
             name = spec["secret"]["name"]
             raise TrackingProblem(
                 f"{FIELD}.secret",
@@ -41,7 +41,7 @@ class Mlflow:
                 "minutes.",
             )
         # Only here, after the start: /proc shows the environment that a process started with.
-        os.environ.update(found)
+        os.environ.update(credentials)
         for name, value in _LIMITS.items():
             os.environ.setdefault(name, value)
         try:
@@ -108,16 +108,16 @@ class Mlflow:
             self._client.log_batch(self._id, params=parameters[at : at + PARAMETERS_AT_ONCE])
 
     def _experiment(self, name: str) -> str:
-        found = self._client.get_experiment_by_name(name)
-        if found is None:
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is None:
             try:
                 return str(self._client.create_experiment(name))
             except self._failed:
                 # Another job may have just created it.
-                found = self._client.get_experiment_by_name(name)
-                if found is None:
+                experiment = self._client.get_experiment_by_name(name)
+                if experiment is None:
                     raise
-        return str(found.experiment_id)
+        return str(experiment.experiment_id)
 
     def _asked(self, request: Any) -> None:
         """Makes a request. Raises TrackingProblem."""
@@ -136,13 +136,13 @@ def _one_line(error: Exception) -> str:
 
 
 def metric_name(name: str) -> str:
-    """The name with what MLflow refuses replaced by `_` (letters, digits, `_-. :/` are allowed, and no `..`). Pure."""
+    """Replaces what MLflow refuses in the name by `_` (letters, digits, `_-. :/` are allowed, and no `..`). Pure."""
     allowed = re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
     return "/".join(part.replace("..", "__") or "_" for part in allowed.split("/"))[:NAME_LENGTH]
 
 
 def parameters_of(spec: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    """The leaves of a spec by dotted path, as text of a length that every server takes; lists are one leaf. Pure."""
+    """Yields the leaves of a spec by dotted path, as text of a length that every server takes; lists are one leaf. Pure."""
     for name, value in spec.items():
         path = f"{above}{name}"
         if isinstance(value, Mapping):

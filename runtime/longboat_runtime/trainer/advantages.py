@@ -16,7 +16,7 @@ STD_EPSILON = 1e-6
 
 
 def advantages(rewards: Sequence[float], groups: Sequence[Hashable], algorithm: ResolvedAlgorithm) -> list[float]:
-    """One advantage for each sample: (reward - baseline) / scale.
+    """Computes one advantage for each sample: (reward - baseline) / scale.
 
     `rewards[i]` is the reward of sample i and `groups[i]` names its group (its prompt and attempt).
 

@@ -30,7 +30,7 @@ class Packing:
     _ends: dict[torch.device, Tensor] = field(default_factory=dict)
 
     def ends(self, device: torch.device) -> Tensor:
-        """Where samples end, from 0 on; (samples + 1), int32."""
+        """Returns where samples end, from 0 on; (samples + 1), int32."""
         if device not in self._ends:
             self._ends[device] = torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32, device=device)
         return self._ends[device]
@@ -148,7 +148,7 @@ def packs(model: nn.Module) -> bool:
 
 
 def described(config: Any) -> str:
-    """How a model of `config`, built for training, takes samples, in words."""
+    """Says in words how a model of `config`, built for training, takes samples."""
     chosen = config.get_text_config()._attn_implementation
     if chosen == NAME:
         return PACKED
@@ -165,4 +165,4 @@ def register() -> None:
 
 
 def _no_mask(*_args: Any, **_kwargs: Any) -> None:
-    """The lengths say everything."""
+    """Makes no mask: the lengths say everything."""

@@ -64,14 +64,14 @@ class ModelFlops:
         return 6.0 * self.weights * tokens + 6.0 * self.attention * squares
 
     def utilisation(self, lengths: Iterable[int], seconds: float, devices: int) -> float | None:
-        """The share of the devices' peak that training took (MFU: PaLM, appendix B); None if the peak isn't known."""
+        """Computes the share of the devices' peak that training took (MFU: PaLM, appendix B); None if the peak isn't known."""
         if self.peak is None or seconds <= 0:
             return None
         return self.training(lengths) / (seconds * devices * self.peak)
 
 
 def weights_in_use(total: int, embedding: int, experts: int, routed: float, *, tied: bool) -> int:
-    """Of `total` weights, those that a token is multiplied with.
+    """Counts those of `total` weights that a token is multiplied with.
 
     The input `embedding` is only looked up, unless it is `tied` to the output. Of `experts` weights each token uses a share `routed`.
     """

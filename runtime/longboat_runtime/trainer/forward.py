@@ -85,7 +85,7 @@ def compile_layers(model: nn.Module, layers: Sequence[nn.Module]) -> None:
 
 
 def recurring_size(size: int) -> int:
-    """The next of sixteen sizes per doubling, at most a sixteenth more than `size`. Pure.
+    """Returns the next of sixteen sizes per doubling, at most a sixteenth more than `size`. Pure.
 
     oneDNN compiles each product for the sizes of its matrices, which takes as long as several products of a small model; with the
     sizes that bins happen to have it would in every step.

@@ -130,7 +130,7 @@ class RayTrainerGroup:
         self._end()
 
     async def _call(self, method: str, *arguments: Any) -> list[Any]:
-        """The answers of all ranks, rank 0 first."""
+        """Calls all ranks and returns their answers, rank 0 first."""
         return await self._gather([getattr(actor, method).remote(*arguments) for actor in self._actors])
 
     async def _gather(self, answers: Sequence[Any]) -> list[Any]:
@@ -174,7 +174,7 @@ def probe_ids(info: ModelInfo) -> tuple[int, ...]:
 
 
 async def _result(answer: Any) -> Any:
-    """What the rank returned or raised, without Ray's wrapping."""
+    """Returns what the rank returned, or raises what it raised, without Ray's wrapping."""
     try:
         return await answer
     except RayTaskError as error:

@@ -52,7 +52,7 @@ def clipped(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 
 
 def k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
-    """An estimate of KL(model || reference) from the model's own samples: r - 1 - log r with r = reference / model.
+    """Estimates KL(model || reference) from the model's own samples: r - 1 - log r with r = reference / model.
 
     Unbiased and never negative (http://joschu.net/blog/kl-approx.html; GRPO, arXiv 2402.03300 eq. 4).
     """

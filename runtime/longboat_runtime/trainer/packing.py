@@ -22,7 +22,7 @@ class SampleTooLong(ValueError):
 
 
 def pack(tokens: Sequence[int], capacity: int, ranks: int) -> list[list[Bin]]:
-    """The bins of every rank. `tokens[i]` counts prompt and response of sample i; no bin exceeds `capacity` tokens.
+    """Packs samples into the bins of every rank. `tokens[i]` counts prompt and response of sample i; no bin exceeds `capacity` tokens.
 
     All ranks get equally many bins, since FSDP's collectives run once for each; a rank without work gets empty ones. Bins that
     run at the same time on different ranks are of similar size. The same input gives the same bins.
@@ -39,7 +39,7 @@ def pack(tokens: Sequence[int], capacity: int, ranks: int) -> list[list[Bin]]:
 
 
 def pad(tokens: Sequence[int], capacity: int, ranks: int) -> list[list[Bin]]:
-    """The bins of every rank for samples that are padded to the longest of their bin; see `pack`. Padding counts as tokens.
+    """Packs samples that are padded to the longest of their bin into the bins of every rank; see `pack`. Padding counts as tokens.
 
     Samples of similar length share a bin: longest first, each into the bin of the one before it while that has room, which
     needs the fewest bins. That number is rounded up to a multiple of `ranks`, and bins are as small as that number allows.

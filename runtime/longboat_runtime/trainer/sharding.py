@@ -40,7 +40,7 @@ def needs_fsdp(ranks: int, dtype: DType) -> bool:
 
 
 def load_sharded(spec: ModelSpec, mesh: DeviceMesh, *, compiled: bool = False) -> nn.Module:
-    """The model, sharded by FSDP2 over `mesh` unless that has nothing to do (`needs_fsdp`), `compiled` or not. A collective.
+    """Loads the model, sharded by FSDP2 over `mesh` unless that has nothing to do (`needs_fsdp`), `compiled` or not. A collective.
 
     Every rank reads its shards from the files, and never holds more than one weight besides them. Weights are float32,
     arithmetic is in the spec's number format, and gradients are reduced in float32 as sums over ranks. Raises SpecProblem, on
@@ -99,16 +99,16 @@ def shard(model: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> N
 
 
 def layers(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of the model, outermost first, by the class names that transformers gives as indivisible."""
+    """Returns the repeated blocks of the model, outermost first, by the class names that transformers gives as indivisible."""
     names = set(model._no_split_modules or ())
-    found = [module for module in model.modules() if type(module).__name__ in names]
-    if not found:
+    blocks = [module for module in model.modules() if type(module).__name__ in names]
+    if not blocks:
         raise SpecProblem(
             Reason.MODEL_INVALID,
             "spec.model.path",
             f"the architecture {model.config.model_type} is not supported: it doesn't name its layers",
         )
-    return found
+    return blocks
 
 
 def compute_policy(dtype: DType) -> MixedPrecisionPolicy:
@@ -128,7 +128,7 @@ def not_finite(weights: Mapping[str, nn.Parameter], dtype: torch.dtype) -> list[
             # For NaN it is NaN. Rounding keeps the order, so the largest value stands for all.
             bad[index] = ~torch.linalg.vector_norm(part, float("inf")).to(dtype).isfinite()
     dist.all_reduce(bad, dist.ReduceOp.MAX)
-    return [name for name, found in zip(weights, bad.tolist(), strict=True) if found]
+    return [name for name, is_bad in zip(weights, bad.tolist(), strict=True) if is_bad]
 
 
 def parameter_count(model: nn.Module) -> int:
@@ -137,7 +137,7 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def model_flops(model: nn.Module, config: Mapping[str, Any], peak: float | None) -> ModelFlops:
-    """What training the model takes; `config` is its config.json by standard names (`model_config.language_model`)."""
+    """Counts what training the model takes; `config` is its config.json by standard names (`model_config.language_model`)."""
     names = {name: parameter.numel() for name, parameter in model.named_parameters()}
     embedding = model.get_input_embeddings()
     tied = model.get_output_embeddings() is None or model.get_output_embeddings().weight is embedding.weight
@@ -158,7 +158,7 @@ def device_peak(device: torch.device, dtype: DType) -> float | None:
 
 
 def _empty_model(config: Any) -> nn.Module:
-    """The model without memory for its weights. Buffers, such as rotary frequencies, have the values of `from_pretrained`."""
+    """Makes the model without memory for its weights. Buffers, such as rotary frequencies, have the values of `from_pretrained`."""
     from transformers import AutoModelForCausalLM
 
     attention = choose_attention(config)

@@ -38,7 +38,7 @@ class Updates:
         self.algorithm = resolve_loss(spec.algorithm, off_policy=spec.rounds.policy in OFF_POLICY)
         self.parameters = dict(model.named_parameters())
         self.optimizer = build_optimizer(spec.trainer.optimizer, self.parameters)
-        self.loss_scale = LossScale.of(spec.model.dtype)
+        self.loss_scale = LossScale.from_dtype(spec.model.dtype)
 
     def run(self, step: int, steps: int, minibatches: Sequence[Sequence[SampleBatch]]) -> tuple[dict[str, float], int]:
         """Makes one update for each minibatch of step `step` of `steps` whose gradient is finite.
@@ -109,7 +109,7 @@ class Updates:
         return None
 
     def _metrics(self, made: Sequence[Update]) -> dict[str, float]:
-        """The metrics of the updates that were made; empty if none was made. A collective."""
+        """Returns the metrics of the updates that were made; empty if none was made. A collective."""
         if not made:
             return {}
         sums = _reduce([sums for update in made for sums in update.sums])
@@ -123,14 +123,14 @@ class Updates:
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
-    """The gradient of a weight: zeros if no token went through it (experts), so that Adam's moments decay as for any other."""
+    """Returns the gradient of a weight: zeros if no token went through it (experts), so that Adam's moments decay as for any other."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad
 
 
 def _reduce(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-    """The sums (and maxima) over the batches of all ranks. A collective."""
+    """Reduces to the sums (and maxima) over the batches of all ranks. A collective."""
     names = list(parts[0])
     values = torch.stack([torch.stack([part[name] for name in names]) for part in parts])
     totals, maxima = values.sum(0), values.amax(0)
