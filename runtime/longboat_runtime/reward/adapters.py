@@ -72,8 +72,8 @@ def _check_signature(function: Callable[..., Any], reward: RewardFunction, argum
     try:
         if reward.signature is RewardSignature.TRL:
             accepted = _accepted(function)
-            given = {name: value for name, value in named.items() if accepted is None or name in accepted}
-            signature.bind_partial(*positional, **{**given, **reward.parameters})
+            passed = {name: value for name, value in named.items() if accepted is None or name in accepted}
+            signature.bind_partial(*positional, **{**passed, **reward.parameters})
         else:
             signature.bind(*positional, **{**named, **reward.parameters})
     except TypeError as error:
@@ -96,7 +96,7 @@ def _verl(sample: RewardSample) -> Arguments:
 
 
 def _trl(sample: RewardSample) -> Arguments:
-    """A batch of one. The prompt and completion of a conversational row are messages."""
+    """Passes a batch of one. The prompt and completion of a conversational row are messages."""
     columns = {
         name: [value]
         for name, value in sample.columns.items()

@@ -31,7 +31,7 @@ class Attempts:
         return self.lost_while_graded > 0
 
     @property
-    def left(self) -> bool:
+    def may_retry(self) -> bool:
         """Whether it may be graded (again)."""
         return (
             self.failed < GRADE_ATTEMPTS and self.lost < MOST_LOST and self.lost_while_graded < MOST_LOST_WHILE_GRADED

@@ -58,7 +58,7 @@ class GraderClient:
 
     @property
     def isolation(self) -> Mapping[str, IsolationInForce]:
-        """How grades are kept apart now, by name of the reward, for those that are loaded. Changes while they are graded."""
+        """Isolation of grades now, by name of the reward, for those that are loaded. Changes while they are graded."""
         return MappingProxyType(self._isolation)
 
     @property
@@ -90,7 +90,7 @@ class GraderClient:
         *,
         alone: bool = False,
     ) -> FunctionOutcome:
-        """One function on one sample; it is LOST with the connection.
+        """Calls one function on one sample; it is LOST with the connection.
 
         `seconds` is the grade's timeout (of each test case, where there are any), `own_seconds` the learned one, both in own seconds; `seed` (not
         negative) what random numbers are drawn from in it. With `alone` the graders have nothing else to do. If the call is cancelled
@@ -174,14 +174,14 @@ class GraderClient:
             await asyncio.sleep(_RETRY_INTERVAL)
 
     async def _load(self, reward: RewardSpec, field: str) -> SpecProblem | None:
-        known = self._isolation.get(reward.name)
+        in_force = self._isolation.get(reward.name)
         answer = await self._ask(
             {
                 "op": "load",
-                "function": RewardFunction.of(reward).to_json(),
+                "function": RewardFunction.from_spec(reward).to_json(),
                 "field": field,
                 "isolation": reward.isolation,
-                "reason": known.reason if known is not None else "",
+                "reason": in_force.reason if in_force is not None else "",
             }
         )
         if answer["problem"] is not None:

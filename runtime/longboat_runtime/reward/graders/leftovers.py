@@ -107,7 +107,7 @@ class Baseline:
         self._resident = self._resident_pages()
 
     def change(self) -> str | None:
-        """What the last grade left, as an object of "it left"; None if nothing."""
+        """Names what the last grade left, as an object of "it left"; None if nothing."""
         for name, ask, expected in self._checks:
             if ask() != expected:
                 return name
@@ -158,7 +158,7 @@ class _Bindings:
         return True
 
     def first_changed(self) -> str:
-        """A name that isn't bound as it was, in its module."""
+        """Names the first binding that isn't as it was, with its module."""
         scope, names = self._scope, self._names
         place = scope.get("__name__", scope.get("__module__", "object"))
         place = place if type(place) is str else "object"
@@ -170,7 +170,10 @@ class _Bindings:
 
 
 def _version_of(scope: Mapping[str, Any]) -> ctypes.c_uint64:
-    """The version of a dict, or of the one behind a class' namespace, in place. No dict has another one's, nor one that it had before."""
+    """Returns the version of a dict, or of the one behind a class' namespace, in place.
+
+    No dict has another one's, nor one that it had before.
+    """
     address = id(scope)
     if not isinstance(scope, dict):
         address = ctypes.c_size_t.from_address(address + _VIEWED_AT).value
@@ -230,17 +233,17 @@ def remove_tree(root: str) -> None:
     """
     os.chmod(root, 0o700)
     prefix = os.urandom(8).hex()
-    found = [root]
-    for directory in found:
+    directories = [root]
+    for directory in directories:
         with os.scandir(directory) as entries:
             content = list(entries)
         for entry in content:
             if entry.is_dir(follow_symlinks=False):
                 os.chmod(entry.path, 0o700)
-                moved = f"{root}/{prefix}-{len(found)}"
+                moved = f"{root}/{prefix}-{len(directories)}"
                 os.rename(entry.path, moved)
-                found.append(moved)
+                directories.append(moved)
             else:
                 os.unlink(entry.path)
-    for directory in reversed(found):
+    for directory in reversed(directories):
         os.rmdir(directory)

@@ -93,7 +93,7 @@ class Sandbox:
         calls.install(os.getpid())
 
     def printed(self, most: int) -> str:
-        """The end of what was printed, of at most so many bytes."""
+        """Reads the end of what was printed, at most so many bytes."""
         size = os.fstat(self.output).st_size
         return os.pread(self.output, most, max(size - most, 0)).decode(errors="replace").strip()
 
