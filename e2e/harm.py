@@ -34,7 +34,14 @@ def _running(job: Job, pod: str, container: str) -> str | None:
     """Id of the container, None if it doesn't run."""
     status = job.pods().get(pod, {}).get("status", {})
     containers = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
-    return next((of["containerID"] for of in containers if of["name"] == container and "running" in of["state"]), None)
+    return next(
+        (
+            status["containerID"]
+            for status in containers
+            if status["name"] == container and "running" in status["state"]
+        ),
+        None,
+    )
 
 
 def delete_at_once(job: Job, pod: str) -> None:

@@ -43,7 +43,7 @@ def write_data(folder: Path) -> None:
 
 
 def spec(runtime: str = "host", **changes: Any) -> dict[str, Any]:
-    """An RLJob's spec; `changes` replace whole top-level fields."""
+    """Makes an RLJob's spec; `changes` replace whole top-level fields."""
     return {
         "runtimeRef": {"name": runtime},
         "model": {"path": "/data/model", "dtype": "Float32"},
@@ -58,7 +58,7 @@ def spec(runtime: str = "host", **changes: Any) -> dict[str, Any]:
     }
 
 
-def held(reward: dict[str, Any], file: str) -> dict[str, Any]:
+def hold_grades(reward: dict[str, Any], file: str) -> dict[str, Any]:
     """Makes the grades of a reward wait while `file` exists in the data folder, so that no round of its job ends."""
     return reward | {"parameters": {**reward.get("parameters", {}), "hold": f"{DATA}/{file}"}, "timeoutSeconds": 3600}
 

@@ -30,10 +30,10 @@ class Wound:
     outcome: str = ""
 
     def judge(self, over: float, now: float, patience: float) -> str:
-        """Its outcome at `now`, given when the fault was over; empty while it is open. Times are on the monotonic clock."""
+        """Returns its outcome at `now`, given when the fault was over; empty while it is open. Times are on the monotonic clock."""
         if self.life.failed:
             return "failed"
-        if self.step is None and self.life.seen > over:
+        if self.step is None and self.life.looked_at > over:
             self.step = self.life.step
         if self.step is not None and self.life.step >= self.step + NEW_STEPS:
             self.seconds = round(now - over, 1)
@@ -79,7 +79,7 @@ class Run:
     _last: float = 0.0
 
     def go(self) -> None:
-        """Until the time is over, every fault has an outcome and every job is audited."""
+        """Runs until the time is over, every fault has an outcome and every job is audited."""
         end = time.monotonic() + self.seconds
         coming = faults(self.seed)
         fault = next(coming)
@@ -116,7 +116,7 @@ class Run:
             self._say(f"{audit['job']}: {audit['steps']} steps, {audit['incarnations']} incarnations, {judged}")
 
     def _struck(self, incident: Incident, now: float) -> None:
-        """The harm is done, or could not be."""
+        """Takes note that the harm is done, or could not be."""
         incident.over = now
         error = incident.doing.exception()
         if error is None:
@@ -177,7 +177,7 @@ class Run:
 
     @property
     def _share(self) -> float:
-        """How long a job lives, so that every policy has its turn."""
+        """Seconds that a job lives, so that every policy has its turn."""
         return self.seconds * min(1.0, self.jobs / len(self.policies))
 
     def _strike(self, fault: Fault, now: float) -> bool:
@@ -211,7 +211,7 @@ class Run:
 
 
 def policies(word: str) -> list[RoundPolicyName]:
-    """The policies that `POLICY=` names: all of them in turn, or one. Raises ValueError."""
+    """Reads the policies that `POLICY=` names: all of them in turn, or one. Raises ValueError."""
     if word == "all":
         return list(RoundPolicyName)
     try:

@@ -30,7 +30,7 @@ class Api:
             return False
 
     def get(self, path: str) -> Any | None:
-        """The object at a path, None when there is none; raises RuntimeError on any other status.
+        """Reads the object at a path, None when there is none; raises RuntimeError on any other status.
 
         A server that doesn't answer, or says that it can't now, is asked again for PATIENCE.
         """

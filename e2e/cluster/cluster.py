@@ -44,15 +44,15 @@ class Cluster:
 
     @classmethod
     def find(cls, name: str) -> "Cluster | None":
-        """The cluster with this name, if it is up."""
-        file = Layout.of(name).description
+        """Finds the cluster with this name, if it is up."""
+        file = Layout.from_name(name).description
         if not file.exists():
             return None
         described = json.loads(file.read_text())
-        held = Namespaces(described["pid"])
-        cluster = cls(name, Network(described["index"]), held, Timings(**described["timings"]))
+        processes = Namespaces(described["pid"])
+        cluster = cls(name, Network(described["index"]), processes, Timings(**described["timings"]))
         cluster.nodes = [cluster._node(offset) for offset in range(described["nodes"])]
-        return cluster if held.alive() else None
+        return cluster if processes.alive() else None
 
     @classmethod
     def up(cls, name: str, nodes: int = 1, timings: Timings = QUICK) -> "Cluster":
@@ -78,14 +78,14 @@ class Cluster:
         """Remove the cluster with this name and everything of it; False when there was nothing."""
         _check_root()
         with _lock(name):
-            existed = Layout.of(name).root.exists()
+            existed = Layout.from_name(name).root.exists()
             _remove(name)
             return existed
 
     @property
     def layout(self) -> Layout:
         """The cluster's files."""
-        return Layout.of(self.name)
+        return Layout.from_name(self.name)
 
     @property
     def kubeconfig(self) -> Path:
@@ -141,7 +141,7 @@ class Cluster:
         return built.ref
 
     def node(self, name: str) -> Node:
-        """The node with this name; raises ClusterError when there is none."""
+        """Finds the node with this name; raises ClusterError when there is none."""
         for node in self.nodes:
             if node.name == name:
                 return node
@@ -157,16 +157,16 @@ class Cluster:
 
     @classmethod
     def _create(cls, name: str, nodes: int, timings: Timings) -> "Cluster":
-        layout = Layout.of(name)
+        layout = Layout.from_name(name)
         for folder in (layout.conf / "cni", layout.logs, layout.nodes):
             folder.mkdir(parents=True)
         cgroups.create(_control_group(name))
         cgroups.prefer(cgroups.cluster_root(name), cgroups.CLUSTER_SHARES)
         cgroups.prefer(_control_group(name), cgroups.SYSTEM_SHARES)
         claimed = network.claim(owner=str(layout.root))
-        held = namespaces.start(layout.logs / "init.log", _control_group(name))
-        network.connect(claimed, held.pid)
-        cluster = cls(name, claimed, held, timings)
+        processes = namespaces.start(layout.logs / "init.log", _control_group(name))
+        network.connect(claimed, processes.pid)
+        cluster = cls(name, claimed, processes, timings)
         cluster.control_plane.write_files()
         cluster.control_plane.start()
         for _ in range(nodes):
@@ -210,13 +210,13 @@ class Cluster:
 
 def names() -> list[str]:
     """Names of all clusters of this cache folder, up or half made."""
-    folder = Layout.of("any").root.parent
+    folder = Layout.from_name("any").root.parent
     return sorted(child.name for child in folder.iterdir() if child.is_dir()) if folder.exists() else []
 
 
 @contextlib.contextmanager
 def own(program: str, nodes: int, timings: Timings = QUICK) -> Iterator[Cluster]:
-    """A cluster for this process, gone at the end of the block. Those of processes that were killed before they could go first."""
+    """Yields a cluster for this process, gone at the end of the block. Those of processes that were killed before they could go first."""
     for name in names():
         made = re.fullmatch(rf"{re.escape(program)}-(\d+)", name)
         if made and not Path(f"/proc/{made[1]}").exists():
@@ -234,7 +234,7 @@ def _control_group(name: str) -> str:
 
 def _remove(name: str) -> None:
     """Remove everything of a cluster in whatever state it is. Its mounts and network go with its processes."""
-    layout = Layout.of(name)
+    layout = Layout.from_name(name)
     cgroups.kill(cgroups.cluster_root(name))
     cgroups.remove(cgroups.cluster_root(name))
     network.release(owner=str(layout.root))
@@ -261,7 +261,7 @@ def _check_machine() -> None:
 @contextlib.contextmanager
 def _lock(name: str) -> Iterator[None]:
     """Keep other processes from changing the cluster with this name; the file goes with the cluster."""
-    root = Layout.of(name).root
+    root = Layout.from_name(name).root
     root.parent.mkdir(parents=True, exist_ok=True)
     path = root.parent / f"{name}.lock"
     with contextlib.ExitStack() as stack:

@@ -11,7 +11,7 @@ from e2e.cluster.timings import Timings
 
 
 def kubeconfig(cluster: str, server: str, authority: Pair, user: Pair) -> str:
-    """A kubeconfig that holds its certificates itself."""
+    """Writes a kubeconfig that holds its certificates itself."""
 
     def data(pem: bytes) -> str:
         return base64.b64encode(pem).decode()
@@ -67,7 +67,7 @@ state = "{node.root}/containerd/state"
 
 
 def kubelet(node: NodeLayout, network: Network, timings: Timings, offset: int, group: str) -> str:
-    """The kubelet's configuration; nodes share an address, so ports are the usual ones plus `offset`."""
+    """Writes the kubelet's configuration; nodes share an address, so ports are the usual ones plus `offset`."""
     pki = node.cluster.pki
     return _json(
         {
@@ -118,7 +118,7 @@ def proxy(layout: Layout, network: Network) -> str:
 
 
 def cni(layout: Layout, network: Network) -> str:
-    """The pod network: one bridge for all nodes, addresses handed out from files."""
+    """Configures the pod network: one bridge for all nodes, addresses handed out from files."""
     return _json(
         {
             "cniVersion": "1.0.0",

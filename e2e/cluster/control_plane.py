@@ -108,7 +108,7 @@ class ControlPlane:
         )
 
     def _takes_pods(self) -> bool:
-        """A pod is refused before its namespace's service account exists."""
+        """Whether pods are taken: one is refused before its namespace's service account exists."""
         return self.api.get("/api/v1/namespaces/default/serviceaccounts/default") is not None
 
     def _resolves_names(self) -> bool:

@@ -59,8 +59,8 @@ def free_indexes(taken: list[str]) -> list[int]:
 
     def free(index: int) -> bool:
         network = Network(index)
-        ours = [ipaddress.ip_network(subnet) for subnet in (network.subnet, network.pods)]
-        return not any(our.overlaps(other) for our in ours for other in others)
+        own_subnets = [ipaddress.ip_network(subnet) for subnet in (network.subnet, network.pods)]
+        return not any(our.overlaps(other) for our in own_subnets for other in others)
 
     return [index for index in INDEXES if free(index)]
 

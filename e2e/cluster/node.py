@@ -32,7 +32,7 @@ class Node:
     def number(
         cls, offset: int, cluster: str, layout: Layout, network: Network, namespaces: Namespaces, timings: Timings
     ) -> "Node":
-        """The handle of a node, made or not."""
+        """Returns the handle of a node, made or not."""
         return cls(cluster, NodeLayout(layout, f"node{offset}"), network, namespaces, timings, offset)
 
     @property
@@ -110,7 +110,7 @@ class Node:
         self.start_kubelet()
 
     def group_of(self, container: str) -> str | None:
-        """The control group of a container with containerd's id `container`; None if there is none."""
+        """Returns the control group of a container with containerd's id `container`; None if there is none."""
         return cgroups.find(self.group, container)
 
     def processes(self, container: str) -> set[int]:
@@ -142,7 +142,7 @@ class Node:
         return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
     def log(self, component: str) -> Path:
-        """The log of the node's containerd or kubelet."""
+        """Returns the path of the log of the node's containerd or kubelet."""
         return self.layout.cluster.logs / f"{self.name}-{component}.log"
 
     @property

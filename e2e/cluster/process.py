@@ -9,7 +9,7 @@ from e2e.cluster.waiting import wait_until
 
 
 def command_line(pid: int) -> list[str]:
-    """The words of a process's command line; none when it has ended, also while nobody has reaped it."""
+    """Reads the words of a process's command line; none when it has ended, also while nobody has reaped it."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except (FileNotFoundError, ProcessLookupError):

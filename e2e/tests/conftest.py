@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="package")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """A cluster of these tests' own: an operator that is installed would act on jobs that other tests make."""
+    """Yields a cluster of these tests' own: an operator that is installed would act on jobs that other tests make."""
     with lent(request.config, "e2e") as made:
         yield made
 

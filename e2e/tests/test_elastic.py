@@ -29,7 +29,7 @@ BEGUN, WORKER = "engines are reshaped", re.compile("multiprocessing.spawn|Worker
 
 @pytest.fixture(scope="module")
 def runtime(site: Site) -> str:
-    """A runtime template whose pods have shared memory for two publications of 101 MB; the data of `countdown_job` is there."""
+    """Makes a runtime template whose pods have shared memory for two publications of 101 MB; the data of `countdown_job` is there."""
     countdown_job.write_data(site.data, {"growing": GROWING, "staying": STAYING})
 
     def enlarge(specs: dict[str, Any]) -> None:

@@ -42,7 +42,7 @@ if sys.orig_argv[1:4] == ["-m", "longboat_runtime.cli", "driver"]:
 
 @pytest.fixture(scope="module")
 def doomed(site: Site) -> Iterator[Node]:
-    """A node on which the operator does not run; it is back after the tests."""
+    """Yields a node on which the operator does not run; it is back after the tests."""
     listed = site.cluster.api.get(f"/api/v1/namespaces/{SYSTEM}/pods") or {}
     spared = {pod["spec"].get("nodeName") for pod in listed.get("items", [])}
     node = next(node for node in site.cluster.nodes if node.name not in spared)
@@ -54,7 +54,10 @@ def doomed(site: Site) -> Iterator[Node]:
 
 @pytest.fixture(scope="module", autouse=True)
 def failing(site: Site, doomed: Node) -> Iterator[Job]:
-    """A job whose driver fails at every first step, on the node that isn't lost. It takes its time: it begins before all tests."""
+    """Yields a job whose driver fails at every first step, on the node that isn't lost.
+
+    It takes its time: it begins before all tests.
+    """
     folder = site.data / "faults"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(SITECUSTOMIZE)

@@ -25,7 +25,7 @@ def account(site: Site) -> dict[str, Any]:
 
 
 def claim(site: Site) -> dict[str, Any]:
-    """Of a class without volumes: nothing happens to it."""
+    """Makes a claim of a class without volumes: nothing happens to it."""
     metadata = {"name": "spark-checkpoint", "namespace": site.namespace, "labels": {"app": "spark"}}
     resources = {"requests": {"storage": "1Gi"}}
     spec = {"accessModes": ["ReadWriteOnce"], "resources": resources, "storageClassName": "none"}

@@ -60,7 +60,7 @@ class Jobs:
         return self._call("GET", f"/{name}")
 
     def reference(self, name: str) -> JobRef:
-        """The job as the operator refers to it."""
+        """Returns the job as the operator refers to it."""
         return JobRef(self.namespace, name, self.get(name)["metadata"]["uid"])
 
     def delete(self, name: str) -> None:

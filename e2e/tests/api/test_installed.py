@@ -52,8 +52,8 @@ def test_a_release_for_one_namespace_has_no_rights_elsewhere_and_leaves_nothing(
     kinds = (
         "deployments,services,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings,networkpolicies,crds"
     )
-    left = server.kubectl("get", kinds, "-A", "-l", "app.kubernetes.io/instance=second", "-o", "name")
-    assert left == ""
+    remains = server.kubectl("get", kinds, "-A", "-l", "app.kubernetes.io/instance=second", "-o", "name")
+    assert remains == ""
 
 
 @pytest.mark.parametrize("file", sorted((REPOSITORY / "examples/gpu").glob("*.yaml")), ids=lambda file: file.name)
