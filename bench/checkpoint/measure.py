@@ -97,7 +97,7 @@ class Times:
     bytes: int = 0
 
     def checkpoints(self) -> list[dict[str, float]]:
-        """For each that steps followed: seconds of its copy and of its write, and for how long it held up steps.
+        """Measures each checkpoint that steps followed: seconds of its copy and of its write, and for how long it held up steps.
 
         That is the time between steps, from its own to the end of its write, beyond what there is between two others.
         """

@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def job(policy: str, in_flight: int, steps: int) -> RLJobSpec:
-    """A job whose first round has `in_flight` samples in flight."""
+    """Makes a job whose first round has `in_flight` samples in flight."""
     rounds = POLICIES[policy]
     prompts = int(in_flight / GROUP / rounds.get("promptOvercommit", 1.0))
     spec = {
@@ -98,8 +98,8 @@ class Instant:
     def run(self) -> None:
         self._asked = [events.Started(0)]
         while self._asked:
-            asked, self._asked = self._asked, []
-            for body in asked:
+            requested, self._asked = self._asked, []
+            for body in requested:
                 self.outside += 1
                 self._loop.happened(body)
 
@@ -121,8 +121,10 @@ class Instant:
                 if record is not None and record.state is SampleState.GENERATED:
                     self._asked.append(events.Graded(sample, GradeKind.SCORED, float(sample.index % 2), 0.0))
             case events.StepStarted(step=step, round=number):
-                kept = sorted(id_ for p in self.view.rounds[number].kept for id_ in self.ledger.groups[p].counted_ids)
-                self._asked.append(events.StepCommitted(step, step, number, tuple(kept)))
+                kept_ids = sorted(
+                    id_ for p in self.view.rounds[number].kept for id_ in self.ledger.groups[p].counted_ids
+                )
+                self._asked.append(events.StepCommitted(step, step, number, tuple(kept_ids)))
             case events.PublishStarted(version=version):
                 self._asked.append(events.Published(version))
         self._asked += [events.Stopped(sample, 1, "engine-0") for sample in effects.stop]

@@ -28,7 +28,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Result:
     """Holds the results of a run: `seconds` of all rounds of each block, the `best` fixed arm, the `oracle` on its seeds, and the bars.
 
     `against_late_oracle` is Adaptive's speed by that of an oracle that learns of each phase from its first round.
@@ -52,22 +52,22 @@ def situations(block: Mapping[str, Any], lengths: Trace) -> list[Situation]:
     return [(lengths.phase(step), bool(long)) for step, long in enumerate(block["long"], 1)]
 
 
-def found(blocks: Sequence[Mapping[str, Any]], lengths: Trace, change: float) -> Found:
-    """Raises ValueError if there is no fixed arm. A bar of which blocks are missing doesn't pass."""
+def judge(blocks: Sequence[Mapping[str, Any]], lengths: Trace, change: float) -> Result:
+    """Judges the blocks by all bars. Raises ValueError if there is no fixed arm. A bar of which blocks are missing doesn't pass."""
     by_key = valid(blocks)
     seconds: dict[str, dict[int, float]] = {}
     for (arm, seed), block in sorted(by_key.items()):
         seconds.setdefault(arm, {})[seed] = sum(block["seconds"])
     fixed = {arm: seconds[arm] for arm in FIXED if arm in seconds}
-    common = sorted(set.intersection(*(set(of) for of in fixed.values())))
+    common = sorted(set.intersection(*(set(by_seed) for by_seed in fixed.values())))
     best = min(fixed, key=lambda arm: sum(fixed[arm][seed] for seed in common))
-    known = None
+    best_choice = None
     if common and len(fixed) == len(FIXED):
-        of = situations(by_key[best, common[0]], lengths)
-        if all(situations(by_key[arm, seed], lengths) == of for arm in fixed for seed in common):
+        rounds_situations = situations(by_key[best, common[0]], lengths)
+        if all(situations(by_key[arm, seed], lengths) == rounds_situations for arm in fixed for seed in common):
             rounds = {FIXED[arm]: [by_key[arm, seed]["seconds"] for seed in common] for arm in fixed}
-            known = oracle(of, rounds, change)
-    against_oracle = dict(zip(common, known.seconds, strict=True)) if known else {}
+            best_choice = oracle(rounds_situations, rounds, change)
+    against_oracle = dict(zip(common, best_choice.seconds, strict=True)) if best_choice else {}
     bars = [
         _bar("the oracle's speed by that of the best fixed size", 1.10, fixed[best], against_oracle),
         _bar("Adaptive's speed by the oracle's", 0.95, against_oracle, seconds.get(ADAPTIVE, {})),
@@ -79,8 +79,8 @@ def found(blocks: Sequence[Mapping[str, Any]], lengths: Trace, change: float) ->
             for arm in (*WRONG, SWAPPED)
         ),
     ]
-    late = dict(zip(common, known.late_seconds, strict=True)) if known else {}
-    return Found(seconds, best, known, common, bars, paired(late, seconds.get(ADAPTIVE, {})))
+    late = dict(zip(common, best_choice.late_seconds, strict=True)) if best_choice else {}
+    return Result(seconds, best, best_choice, common, bars, paired(late, seconds.get(ADAPTIVE, {})))
 
 
 def _bar(

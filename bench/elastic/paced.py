@@ -41,7 +41,7 @@ class PacedEngine:
 
 
 def engine_config(engine: PacedEngine) -> EngineConfig:
-    """Of the tiny model, on one CPU."""
+    """Makes the config of the tiny model, on one CPU."""
     return EngineConfig(engine.name, str(engine.model), "float32", max_length=engine.longest, enforce_eager=True)
 
 
@@ -108,7 +108,7 @@ class Pace:
         self.stated = self._roofline.step_seconds(self._devices, max(1, decoded), tokens, computed)
 
     def rested(self) -> None:
-        """There was nothing to do until now."""
+        """Takes note that there was nothing to do until now."""
         self._end = None
 
     def step(self, step: Any) -> Any:
@@ -129,10 +129,10 @@ class Pace:
 
 
 def _sleep_until(end: float) -> None:
-    """To a tenth of a millisecond or so: whoever wakes goes before those that compute, which have until their own step's end."""
+    """Sleeps to a tenth of a millisecond or so: whoever wakes goes before those that compute, which have until their own step's end."""
     go_first(WAKING)
-    while (left := end - time.monotonic()) > 0:
-        time.sleep(left)
+    while (remaining := end - time.monotonic()) > 0:
+        time.sleep(remaining)
     go_first(COMPUTING)
 
 
@@ -146,7 +146,7 @@ def go_first(priority: int) -> None:
 
 
 def serve(pipe: Connection, engine: PacedEngine) -> None:
-    """The engine's process. It answers once it is up, then carries out commands (name, argument), and sends what it has finished.
+    """Runs the engine's process. It answers once it is up, then carries out commands (name, argument), and sends what it has finished.
 
     Commands are `submit`, `abort`, `version`, `load` and `end`; messages are (`finished`, samples), (`load`, (load, punctuality)).
     """
@@ -234,7 +234,7 @@ def _paced(config: EngineConfig, arguments: dict[str, Any], engine: PacedEngine)
             self._commands.give(serve)
 
         def take_punctuality(self) -> Punctuality:
-            """Of the steps since the last call."""
+            """Returns the punctuality of the steps since the last call."""
             taken, self._pace.punctuality = self._pace.punctuality, Punctuality()
             return taken
 

@@ -89,4 +89,4 @@ def _values(arms: tuple[dict[str, Any], ...], name: str, size: str) -> list[list
 def _medians(steps: list[list[float]]) -> tuple[float, float, float]:
     """Wall, CPU and the median of what lies between."""
     wall, cpu = (median(column) for column in zip(*steps, strict=True))
-    return wall, cpu, median(one - other for one, other in steps)
+    return wall, cpu, median(first - second for first, second in steps)

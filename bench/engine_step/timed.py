@@ -14,7 +14,7 @@ Step = tuple[int, int, float, float]
 
 
 def note_steps(engine: Any) -> list[Step]:
-    """From now on the engine, one that runs in this process, adds each step to the list."""
+    """Makes the engine, one that runs in this process, add each step to the list from now on."""
     steps: list[Step] = []
     batch = [0, 0]
     counters, step = engine._counters, engine._step
@@ -44,7 +44,7 @@ class TimedActor(actor.EngineActor):
         self._steps = note_steps(self._started)
 
     async def steps(self) -> list[Step]:
-        """Those since the last call."""
+        """Returns the steps since the last call."""
         steps = self._steps[:]
         del self._steps[: len(steps)]
         return steps

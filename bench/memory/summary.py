@@ -46,7 +46,7 @@ def table(lines: list[dict[str, Any]]) -> str:
     for (key, size), ranks in cases.items():
         text.append("| " + " | ".join(_row(runs[key], size, ranks)) + " |")
     versions = ", ".join(f"{name} {value}" for name, value in run.get("versions", {}).items())
-    commits = ", ".join(dict.fromkeys(of["settings"].get("commit") or of["commit"] for of in runs.values()))
+    commits = ", ".join(dict.fromkeys(run["settings"].get("commit") or run["commit"] for run in runs.values()))
     text += ["", f"Newest run: {versions}. Commits: {commits}."]
     return "\n".join(text) + "\n"
 

@@ -73,10 +73,10 @@ class ApiDouble:
         """Server-side apply: of a status guarded by its version, of anything else as a replacement."""
         await self._asked()
         key = _key(resource, body["metadata"]["namespace"], body["metadata"]["name"])
-        held = self._objects[key]
+        stored = self._objects[key]
         if subresource is None:
-            return self._store(key, {**held, **body, "metadata": {**held["metadata"], **body["metadata"]}})
-        if body["metadata"]["resourceVersion"] != held["metadata"]["resourceVersion"]:
+            return self._store(key, {**stored, **body, "metadata": {**stored["metadata"], **body["metadata"]}})
+        if body["metadata"]["resourceVersion"] != stored["metadata"]["resourceVersion"]:
             raise ConflictError(409, "Conflict", "the object has been modified")
         return self._apply_status(key, manager, dict(body["status"]))
 
@@ -87,10 +87,10 @@ class ApiDouble:
     async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any]:
         """GET."""
         await self._asked()
-        found = self._objects.get(_key(resource, namespace, name))
-        if found is None:
+        stored = self._objects.get(_key(resource, namespace, name))
+        if stored is None:
             raise NotFoundError(404, "NotFound", name)
-        return _copy(found)
+        return _copy(stored)
 
     async def patch(self, resource: Resource, namespace: str, name: str, body: Object, *_: Any, **__: Any) -> Any:
         """PATCH of the first level."""
@@ -110,25 +110,25 @@ class ApiDouble:
         return {"kind": "Status"}
 
     async def list_pages(self, resource: Resource, namespace: str, **_: Any) -> AsyncIterator[Page]:
-        """Nothing: the operator lists warnings about pods, of which there are none."""
+        """Lists nothing: the operator lists warnings about pods, of which there are none."""
         await self._asked()
         yield Page([], "1")
 
     # Others.
 
     def submit(self, body: Object) -> None:
-        """A user creates a job or a template."""
+        """Creates a job or a template, as a user does."""
         metadata = {**body["metadata"], "uid": str(uuid.uuid4()), "generation": 1}
         key = (body["kind"], metadata.get("namespace", ""), metadata["name"])
         self._store(key, {**body, "metadata": metadata})
 
     def status(self, namespace: str, name: str) -> dict[str, Any]:
-        """A job's status."""
+        """Reads a job's status."""
         status: dict[str, Any] = self._objects[(RL_JOB.kind, namespace, name)].get("status") or {}
         return status
 
     def drive(self, namespace: str, name: str, **fields: Any) -> None:
-        """A driver applies its part of the status."""
+        """Applies a driver's part of the status."""
         key = (RL_JOB.kind, namespace, name)
         began = time.process_time()
         before = self.own_seconds

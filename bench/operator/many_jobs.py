@@ -81,11 +81,11 @@ async def _run(names: list[str], period_seconds: float, seconds: float) -> dict[
         api.drive(NAMESPACE, name, training={"incarnation": 1, "state": "Running", "step": 1})
     await _all(api, names, lambda status: status["phase"] == "Running")
     await _rest(api, queue)
-    found = await _measure(api, queue, names, period_seconds, seconds)
+    results = await _measure(api, queue, names, period_seconds, seconds)
     await _rest(api, queue)
     queue.close()
     await asyncio.gather(*workers)
-    return {**found, "unsettled": len([name for name in names if not _settled(api, cache, name)])}
+    return {**results, "unsettled": len([name for name in names if not _settled(api, cache, name)])}
 
 
 async def _measure(
@@ -147,8 +147,8 @@ def _settled(api: ApiDouble, cache: Cache, name: str) -> bool:
 
 async def _all(api: ApiDouble, names: list[str], true: Any) -> None:
     """Returns once it is true of every job's status."""
-    left = list(names)
-    while left := [name for name in left if not true(api.status(NAMESPACE, name))]:  # noqa: ASYNC110
+    waiting = list(names)
+    while waiting := [name for name in waiting if not true(api.status(NAMESPACE, name))]:  # noqa: ASYNC110
         await asyncio.sleep(SAMPLE_SECONDS)
 
 

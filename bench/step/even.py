@@ -15,7 +15,7 @@ MAX_TOKENS = 128
 
 
 def build_model(size: str, directory: Path) -> None:
-    """The same bytes for both systems."""
+    """Builds a model of the same bytes for both systems."""
     from tests.support.tiny_model import build_tiny_model
 
     layers, hidden, heads = SIZES[size]

@@ -29,7 +29,7 @@ class Setting:
 
 
 def job(case: Case, model: Path, data: Path, steps: int, seed: int, setting: Setting) -> dict[str, Any]:
-    """The RLJob. Checkpoints are made after the last step only, as TRL makes none."""
+    """Makes the RLJob. Checkpoints are made after the last step only, as TRL makes none."""
     return {
         "apiVersion": "longboat.dev/v1alpha1",
         "kind": "RLJob",

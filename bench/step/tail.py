@@ -32,7 +32,7 @@ _reward = _quickstart("reward").reward
 
 
 def build_model(size: str, directory: Path) -> None:
-    """The quickstart's base: half a minute to three minutes."""
+    """Builds the quickstart's base, which takes half a minute to three minutes."""
     import torch
 
     base = _quickstart("build_base")
@@ -53,7 +53,7 @@ def rows(count: int, seed: int) -> list[dict[str, str]]:
 
 
 def reward(prompts: Sequence[str], completions: Sequence[str], answer: Sequence[str], **_: Any) -> list[float]:
-    """The quickstart's reward, for both systems (TRL's signature)."""
+    """Computes the quickstart's reward, for both systems (TRL's signature)."""
     return [
         _reward(SimpleNamespace(ground_truth=right, text=text)) for right, text in zip(answer, completions, strict=True)
     ]

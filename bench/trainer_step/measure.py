@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def measure(recorder: Recorder, case: Case, folder: Path, steps: int, micro_batch: int) -> None:
-    """All arms of a case on one random model of its size; lengths are drawn as the case has them."""
+    """Measures all arms of a case on one random model of its size; lengths are drawn as the case has them."""
     model = _random_model(case, folder / "model")
     samples = batch(case)
     arms: dict[str, Callable[[int], None]] = {"TRL": trl_step(case, model, samples, micro_batch, steps)}
@@ -116,7 +116,7 @@ def _random_model(case: Case, directory: Path) -> Path:
 def _ours(
     rank: TrainerRank, samples: list[GeneratedSample], *, fsdp: bool, cpu_layers: bool, compiled: bool = False
 ) -> Callable[[int], None]:
-    """A step of a model that is loaded with or without each; the rank is given the model back at every step."""
+    """Makes a step of a model that is loaded with or without each; the rank is given the model back at every step."""
     trainer = rank.spec.trainer.model_copy(update={"compile": compiled})
     rank.spec = rank.spec.model_copy(update={"trainer": trainer})
     rules = sharding.needs_fsdp, cpu_arithmetic.suit
@@ -138,7 +138,10 @@ def _ours(
 def trl_step(
     case: Case, model: Path, samples: list[GeneratedSample], micro_batch: int, steps: int
 ) -> Callable[[int], None]:
-    """What GRPOTrainer does with a generated batch: its loss and backward pass for each micro-batch, clipping, and AdamW."""
+    """Returns a step that does what GRPOTrainer does with a generated batch.
+
+    Its loss and backward pass for each micro-batch, clipping, and AdamW.
+    """
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 

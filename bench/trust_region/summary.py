@@ -75,10 +75,10 @@ def _search(lines: Lines) -> list[str]:
         "|---|---|---|---|",
     ]
     for setting in SETTINGS:
-        found = _at(lines, setting)
-        if found:
+        trainings = _at(lines, setting)
+        if trainings:
             text.append(
-                f"| {setting.rate:g} | {setting.staleness} | {sum(line['collapsed'] for line in found)} | {len(found)} |"
+                f"| {setting.rate:g} | {setting.staleness} | {sum(line['collapsed'] for line in trainings)} | {len(trainings)} |"
             )
     return [*text, ""]
 
@@ -107,28 +107,31 @@ def _at(lines: Lines, setting: Setting) -> Lines:
 
 
 def _table(lines: Lines) -> list[str]:
-    """One row for each arm."""
+    """Writes one row for each arm."""
     text = [
         "| loss | collapsed | of seeds | right held-out answers of those that held, % | clipped, % | masked, % |",
         "|---|---|---|---|---|---|",
     ]
     for arm in dict.fromkeys(line["arm"] for line in lines):
         own = [line for line in lines if line["arm"] == arm]
-        held = sorted(100 * float(np.mean(line["held_out"])) for line in own if line["held_out"])
+        accuracies = sorted(100 * float(np.mean(line["held_out"])) for line in own if line["held_out"])
         text.append(
-            f"| {arm} | {sum(line['collapsed'] for line in own)} | {len(own)} | {', '.join(f'{right:.0f}' for right in held) or '-'} | "
+            f"| {arm} | {sum(line['collapsed'] for line in own)} | {len(own)} | {', '.join(f'{right:.0f}' for right in accuracies) or '-'} | "
             f"{100 * _step_mean(own, 'clipped'):.1f} | {100 * _step_mean(own, 'masked'):.1f} |"
         )
     return text
 
 
 def chosen(lines: Lines) -> str:
-    """The candidate that `best` takes from the trainings of phase `select`; a collapsed one has no correct answers."""
+    """Returns the candidate that `best` takes from the trainings of phase `select`; a collapsed one has no correct answers."""
     arms = {line["arm"] for line in lines}
     own = {arm: [line for line in lines if line["arm"] == arm] for arm in CANDIDATES if arm in arms}
     return best(
-        {arm: sum(line["collapsed"] for line in of) for arm, of in own.items()},
-        {arm: float(np.mean([np.mean(line["held_out"] or [0.0]) for line in of])) for arm, of in own.items()},
+        {arm: sum(line["collapsed"] for line in trainings) for arm, trainings in own.items()},
+        {
+            arm: float(np.mean([np.mean(line["held_out"] or [0.0]) for line in trainings]))
+            for arm, trainings in own.items()
+        },
     )
 
 
@@ -171,7 +174,10 @@ def _compare(lines: Lines) -> list[str]:
 
 
 def differences_of(lines: Lines) -> dict[int, float]:
-    """By seed: correct held-out answers of the default less those of synchronous training, as a share. A collapsed one has none."""
+    """Returns by seed the correct held-out answers of the default less those of synchronous training, as a share.
+
+    A collapsed one has none.
+    """
     right = {(line["arm"], line["seed"]): float(np.mean(line["held_out"] or [0.0])) for line in lines}
     return {
         seed: right[DEFAULT, seed] - right[SYNCHRONOUS, seed]
@@ -185,7 +191,7 @@ def _points(estimate: Estimate) -> str:
 
 
 def plot(trainings: Lines, untrained: float, path: Path) -> None:
-    """The reward of each training over its steps: the former loss and the default in the hard setting, and both arms in the usual one."""
+    """Draws the reward of each training over its steps: the former loss and the default in the hard setting, and both arms in the usual one."""
     panels = [
         ("the former loss", [line for line in _of(trainings, "confirm") if line["arm"] == BEFORE]),
         ("the default", [line for line in _of(trainings, "confirm") if line["arm"] == DEFAULT]),
