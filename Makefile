@@ -96,6 +96,7 @@ lint: setup ## Check style, types and import contracts
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m tests.support.lint_waits
+	$(PYTHON) -m tests.support.lint_english
 	$(PYTHON) -m mypy
 	.venv/bin/lint-imports
 

@@ -47,7 +47,7 @@ def engine_config(engine: PacedEngine) -> EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class Punctuality:
-    """Of an engine's `steps`, `late` ended beyond LATE of their stated time. `stated` and `taken` are seconds of all."""
+    """Counts an engine's `steps`, of which `late` ended beyond LATE of their stated time. `stated` and `taken` are seconds of all."""
 
     steps: int = 0
     late: int = 0

@@ -12,7 +12,7 @@ from longboat_runtime.rollout.engine import EngineConfig, engine_config
 from longboat_runtime.rollout.environment import NodeDevices
 from longboat_runtime.samples import SampleRequest
 
-# Of each round, the requests of each engine.
+# The requests of each engine in each round.
 Rounds = Sequence[Sequence[Sequence[SampleRequest]]]
 
 

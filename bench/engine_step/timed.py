@@ -9,7 +9,7 @@ from typing import Any
 
 from longboat_runtime.rollout import actor
 
-# Of each step: sequences that got a token, prompt tokens computed in it, wall and CPU seconds of the engine's thread.
+# What a step had: sequences that got a token, prompt tokens computed in it, wall and CPU seconds of the engine's thread.
 Step = tuple[int, int, float, float]
 
 

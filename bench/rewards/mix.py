@@ -19,7 +19,7 @@ LEAST_SECONDS, MOST_SECONDS = 0.05, 5.0
 HARD_LIMIT = 30.0
 # Half of the responses that hang sleep, the other half compute.
 HANGING, ASLEEP = 0.05, 0.5
-# Of correct responses, how many take a slower way, and how many times as long as others.
+# How many correct responses take a slower way, and how many times as long as others.
 SLOW_WAY, SLOWER = 0.05, (2.0, 4.0)
 # What wrong responses take, of what a correct one would: most fail early, some are what makes a problem hard to solve in time.
 WRONG, WRONG_SLOW_WAY, WRONG_SLOWER = (0.1, 1.1), 0.1, (3.0, 10.0)

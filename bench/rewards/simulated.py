@@ -25,7 +25,7 @@ NOTICED = 0.1
 
 @dataclass
 class Counts:
-    """Of grades with a learned limit, and of those that are correct with the hard one, how many it kills or would have killed."""
+    """Counts grades with a learned limit, those that are correct with the hard one, and how many of either it kills or would have killed."""
 
     limited: int = 0
     limited_wrong: int = 0

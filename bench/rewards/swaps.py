@@ -1,6 +1,6 @@
 """A job whose load swaps between two reward pools, and the arms that grade it with the same CPUs.
 
-Of the prompts of a round seven in eight are of one domain, and after so many rounds they are of the other. Each domain has a reward of its
+Seven in eight prompts of a round are of one domain, and after so many rounds they are of the other. Each domain has a reward of its
 own, whose grades compute for as long as their row says.
 """
 

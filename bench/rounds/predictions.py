@@ -29,7 +29,7 @@ from longboat_runtime.simulate.site import Site
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Of one arm, over all its seeds. Seconds are for each trained sample."""
+    """Predictions for one arm, over all its seeds. Seconds are for each trained sample."""
 
     rollout: float
     step: float
@@ -38,7 +38,7 @@ class Predicted:
 
 
 class Predictor:
-    """Of one task. Step times are those of all its blocks in which nothing is trained meanwhile; an arm that overlaps has its own.
+    """Predicts the arms of one task. Step times are those of all its blocks in which nothing is trained meanwhile; an arm that overlaps has its own.
 
     `overhead` is what a synchronous round takes beyond the simulated one.
 

@@ -181,7 +181,7 @@ def _points(estimate: Estimate) -> str:
 
 
 def _excluded(estimate: Estimate, loss: float) -> str:
-    """Whether `loss` is excluded, and if not, how many seeds would settle it."""
+    """Says whether `loss` is excluded, and if not, how many seeds would settle it."""
     needed = estimate.needed(loss)
     if estimate.low > -loss:
         return "excluded"

@@ -30,7 +30,7 @@ from longboat_runtime.trainer.rank import TrainerRank
 
 GROUP_SIZE = 8
 PROMPT_TOKENS = (64, 256)
-# Of responses, log-normal, as those of 7B models to GSM8K and MATH are: most are short, a few run on.
+# Lengths of responses, log-normal, as those of 7B models to GSM8K and MATH are: most are short, a few run on.
 MEDIAN, SIGMA = 350, 0.9
 WARM_UP = 2
 

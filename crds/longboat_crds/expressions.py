@@ -35,7 +35,7 @@ def field(path: str, variable: str = "self") -> Expression:
 
 
 def present(path: str, variable: str = "self") -> Expression:
-    """Whether there is a value at the path; false too where an object on the way to it is not there."""
+    """Holds where there is a value at the path; not where an object on the way to it is not there."""
     keys = path.split(".")
     steps = [".".join([variable, *keys[: n + 1]]) for n in range(len(keys))]
 

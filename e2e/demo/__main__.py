@@ -25,7 +25,7 @@ for record in read_records(Path("/checkpoint")):
     print(record.to_line())
 """
 
-# Of a row: the column Round is empty until there is one.
+# Matches a row; the column Round is empty until there is one.
 _STARTED = re.compile(r"\S+ +\S+ +(Short|Long) +(?P<step>\d+)")
 
 Object = dict[str, Any]

@@ -96,7 +96,7 @@ def test_spec_problem_is_named(
 
 
 def test_full_checkpoint_volume_is_named_and_loses_nothing(site: Site, full: Job) -> None:
-    """With more room the job is as before."""
+    """The job is as before once there is more room."""
     full.wait_for_step(4)
     degraded = full.wait(
         "reason CheckpointVolumeFull",

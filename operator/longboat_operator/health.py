@@ -22,7 +22,7 @@ class Health:
 
 
 def judge(watch_problems: list[str], watch_dead: bool, queue_oldest_seconds: float, leading: bool) -> Health:
-    """Whether to trust the process, and whether to restart it. Pure.
+    """Judges whether to trust the process, and whether to restart it. Pure.
 
     A standby is ready: readiness says that the cache is current, not who leads. The API server being away makes a process
     unready, never dead, since a restart wouldn't bring it back.

@@ -30,7 +30,7 @@ class Schedule(Generic[K]):
         self._in_work: dict[K, float] = {}
         self._again: dict[K, float] = {}
         self._again_by: dict[K, float] = {}
-        # Of the entries of the heap, a timer's is the one with both its time and its sequence number; others are stale.
+        # A timer's entry in the heap has both its time and its sequence number; other entries are stale.
         self._timers: dict[K, tuple[float, int]] = {}
         self._heap: list[tuple[float, int, K]] = []
         self._sequence = 0

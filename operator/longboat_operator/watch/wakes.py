@@ -69,8 +69,8 @@ def wakes_its_grantor(old: Object | None, new: Object | None) -> bool:
 def wakes_capacity(old: Object | None, new: Object | None) -> bool:
     """Returns whether an object's change from `old` to `new` (None: not there) calls for a plan of its job's capacity.
 
-    Only what that plan reads does. Of a job that is its bounds, its demand, its grant, whether it is suspended or finished, and which
-    rollout pods its status no longer records. Of rollout pods it is whether they exist, are ready, or are about to go.
+    Only what that plan reads does. It reads a job's bounds, its demand, its grant, whether it is suspended or finished, and which
+    rollout pods its status no longer records. It also reads whether rollout pods exist, are ready, or are about to go.
     """
     before, after = (_of_a_capacity(obj) if obj is not None else None for obj in (old, new))
     return _wakes_capacity(before, after)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 MINIMAL_OBJECT_STORE = 80_000_000
 # What engines of one pod need of /dev/shm beside the store.
 RESERVED_SHARED_MEMORY = 128 * 2**20
-# Of a response: an id and a log-probability of 4 bytes each, and its text.
+# A response's bytes for each token: an id and a log-probability of 4 bytes each, and its text.
 _BYTES_PER_TOKEN = 16
 
 

@@ -78,8 +78,8 @@ def asked_cpus(division: RewardDemand | RewardGrant) -> dict[str, int]:
 def expected_grades(view: View, prompts: int, pools_of: Callable[[PromptId], Collection[str]]) -> dict[str, float]:
     """Estimates how many responses that engines are making now each pool, by name, will have to grade, as far as that is known.
 
-    `prompts` are those of a round; `pools_of` are the pools that grade the responses to a prompt. Of a group only the first `groupSize`
-    responses are graded, and of a racing round only as many groups as it trains: which ones nobody knows, so each counts in part.
+    `prompts` are those of a round; `pools_of` are the pools that grade the responses to a prompt. Only the first `groupSize`
+    responses of a group are graded, and only as many groups of a racing round as it trains. Nobody knows which, so each counts in part.
     """
     grades: dict[str, float] = {}
     for round_ in view.open_rounds():

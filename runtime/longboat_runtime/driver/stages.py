@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Stage(StrEnum):
-    """Stages of a job. Of several that run at once, the first in this order is the foremost."""
+    """Stages of a job. If several run at once, the first in this order is the foremost."""
 
     START = "start"
     EXPORT = "export"

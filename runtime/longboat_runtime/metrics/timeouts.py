@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from longboat_crds.status import LINE_LENGTH, MOST_LEARNED_LIMITS, LearnedLimit
 from longboat_runtime.reward.timeouts import LearnedTimeouts, RewardTimes, Tally
 
-# Of the continued fraction of the incomplete beta function.
+# Terms and precision of the continued fraction of the incomplete beta function.
 _MOST_TERMS, _PRECISE = 10_000, 1e-12
 # So many domains, those with most grades, have metrics of their own.
 MOST_DOMAINS = 64

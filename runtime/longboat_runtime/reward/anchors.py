@@ -65,7 +65,7 @@ class DomainTimes:
     problems: int = 0
     means: float = 0.0
     squared_means: float = 0.0
-    # Of one over each problem's effective number of runs.
+    # Sum of one over each problem's effective number of runs.
     inverse: float = 0.0
     deviation: float = 0.0
     degrees: float = 0.0

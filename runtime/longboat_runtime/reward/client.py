@@ -45,7 +45,7 @@ class GraderClient:
         self._connecting = asyncio.Lock()
         self._channel: Channel | None = None
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        # Of these the graders have said that they have begun.
+        # Grades that the graders have said to have begun.
         self._begun: set[int] = set()
         # Held by a grade that is to be the only one; how many others there are, and set while there are none.
         self._alone, self._together, self._none = asyncio.Lock(), 0, asyncio.Event()
@@ -134,7 +134,7 @@ class GraderClient:
     async def state(self) -> Mapping[str, Any]:
         """`processes`, `running`, `landlock` (version, 0 for none), `unenforced` (lines), `rewards` by name, `at_once`, `cpu_seconds`.
 
-        The last two are those of `GradersCapacity`. Of a reward it says `isolation` and `reason`, `footprint` (see `zygote.footprint`), and
+        The last two are those of `GradersCapacity`. For a reward it says `isolation` and `reason`, `footprint` (see `zygote.footprint`), and
         how often its processes were `replaced` by what the last grade left in them. Raises GradersGone.
         """
         await self._connect()

@@ -13,7 +13,7 @@ What keeps limits from feeding on themselves:
 * Every correct run counts one over the probability that it was allowed to take so long (Horvitz and Thompson 1952): an audit that took
   longer than its limit stands for all those that were killed.
 * A kill tells nothing: whether it was wrong is known from audits alone.
-* Of a group all grades count, or none: once its step is committed, or it is dropped for its equal rewards. When a group is given up its
+* A group's grades count together or not at all: once its step is committed, or it is dropped for its equal rewards. When a group is given up its
   grades are cancelled where they are, and the slow ones with more likelihood than the quick ones; to count what was there by then would make
   correct runs seem quicker, and wrong kills rarer, than they are. Which groups are given up doesn't depend on how long their grades take.
 * A correct run has a score above 0; of kind Sandbox the score of 1, whatever the credit: all test cases passed. A program that passes a
@@ -139,8 +139,8 @@ class Limits:
 class Tally:
     """What became of the grades that had a learned limit. Seconds are own seconds.
 
-    Of the `kills`, `kill_room` is the time from the limit to the hard one. Of the `audits`, `wrong` were correct beyond the limit: those
-    would have been killed wrongly. All that went on beyond it took `beyond` of the `room` up to the hard limit.
+    `kill_room` is the time of all `kills` from the limit to the hard one. `wrong` counts the `audits` that were correct beyond the limit:
+    those would have been killed wrongly. All that went on beyond it took `beyond` of the `room` up to the hard limit.
     """
 
     grades: int = 0

@@ -287,7 +287,7 @@ class EngineKeeper:
 
     @contextmanager
     def reshaping(self) -> Iterator[None]:
-        """While the block reshapes engines, nodes that come or are taken back wait: they get engines of what it leads to."""
+        """Makes nodes that come or are taken back wait while the block reshapes engines: they get engines of what it leads to."""
         self._reshaping = True
         try:
             yield

@@ -18,7 +18,7 @@ class Load:
     `preemptions` are those for want of KV cache; `interrupted` counts running sequences whose keys and values were computed again
     because a publication replaced the weights. `step_times` are its steps by the number of sequences they worked on
     (`step_times.rounded`), `generated_tokens` the tokens they drew. At most `running` sequences ran at a time and `waiting` waited, and
-    at most the share `kv_usage` (0..1) of the KV cache was in use. Of several engines, these are the largest values of any.
+    at most the share `kv_usage` (0..1) of the KV cache was in use. For several engines, these are the largest values of any.
     """
 
     tensor_parallel: int

@@ -29,7 +29,7 @@ _FAILED = 1
 _LIMIT = 10
 # How many times files are listed at most, if the job keeps removing some before they are read.
 _LISTED = 10
-# Of longer texts the terminal shows this many characters of the beginning and of the end.
+# The terminal shows this many characters of the beginning and of the end of longer texts.
 _BEGINNING, _END = 1200, 600
 # Characters that would move the cursor, change colours or turn the direction of what follows: a model may have written them.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")

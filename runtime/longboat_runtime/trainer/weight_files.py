@@ -43,9 +43,9 @@ def load_weights(model: nn.Module, path: Path, conversions: Sequence[Any]) -> No
     """Fills the weights of `model`, and the buffers that are there, from the safetensors files in `path`, like `from_pretrained`.
 
     `conversions` are transformers' rules for how the files of this architecture name and store weights.
-    Of a sharded weight only this rank's part is read. One that the files hold in another form (the experts of a layer, which
+    Only this rank's part of a sharded weight is read. One that the files hold in another form (the experts of a layer, which
     the model keeps as one weight) is put together from this rank's experts, and where the form allows no part to be read
-    alone, from the whole, one weight at a time. Of tied weights one is enough. Raises SpecProblem if weights are missing, of
+    alone, from the whole, one weight at a time. One of several tied weights is enough. Raises SpecProblem if weights are missing, of
     another shape than the config says, or in a format that can't be trained.
     """
     if getattr(model.config, "quantization_config", None):
@@ -199,7 +199,7 @@ def _check_shape(name: str, actual: tuple[int, ...], expected: tuple[int, ...]) 
 
 
 def _refuse_missing(model: nn.Module, path: Path, expected: Collection[str], filled: Collection[str]) -> None:
-    """Raises SpecProblem if weights are missing. Of tied weights one is enough; buffers may be missing if the architecture says so."""
+    """Raises SpecProblem if weights are missing. One of several tied weights is enough; buffers may be missing if the architecture says so."""
     sources = getattr(model, "all_tied_weights_keys", None) or {}
     present = {sources.get(name, name) for name in filled}
     optional = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_missing or ()]

@@ -33,7 +33,7 @@ log = structlog.get_logger()
 STUCK_SECONDS = 15.0
 # How long a process that has answered its only sample has to end, before it is killed.
 _LEAVE_SECONDS = 0.05
-# Of processes that grade once so many are forked ahead, as soon as no more than these are left: a zygote pays for every time that it is asked.
+# So many processes that grade once are forked ahead, as soon as no more than these are left: a zygote pays for every time that it is asked.
 _AHEAD, _TOO_FEW = 4, 1
 # How many reasons for replacing children are told apart.
 _REASONS = 32

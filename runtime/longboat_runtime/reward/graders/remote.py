@@ -132,7 +132,7 @@ class Peer:
         if kind is complex:
             return {"complex": [value.real, value.imag]}
         for base in _PLAIN:
-            # Of a class of its own, such as a named tuple: as the plain value that it is.
+            # A value of a class of its own, such as a named tuple, goes as the plain value that it is.
             if isinstance(value, base) and not hasattr(value, "__longboat_remote__"):
                 return self.pack(base(value))
         if kind.__module__.partition(".")[0] == "numpy" and hasattr(value, "tolist"):

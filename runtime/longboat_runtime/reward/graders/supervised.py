@@ -36,7 +36,7 @@ class Grading:
     begun: Callable[[], None]
     own_limit: float | None = None
     alone: bool = False
-    # Of the monotonic clock and of the process' CPU clock, when the sample was sent.
+    # Times of the monotonic clock and of the process' CPU clock when the sample was sent.
     started: float = 0.0
     cpu: float = 0.0
     own: OwnLimit | None = None
@@ -64,11 +64,11 @@ class Supervised:
     socket: socket.socket
     loop: asyncio.AbstractEventLoop
     on_readable: Callable[[Supervised], None]
-    # Of the node, and whether the kernel counts how long threads wait for a CPU.
+    # The node's slowdown, and whether the kernel counts how long threads wait for a CPU.
     slowdown: Slowdown
     waiting_counted: bool
     pid: int = 0
-    # Of the monotonic clock: when it was asked for.
+    # Time of the monotonic clock when it was asked for.
     requested_at: float = field(default_factory=time.monotonic)
     grading: Grading | None = None
     # No longer there for a grade: since when, of the monotonic clock.
@@ -80,7 +80,7 @@ class Supervised:
     _buffer: FrameBuffer = field(default_factory=lambda: FrameBuffer(_ANSWER_BYTES))
     _unsent: bytes = b""
     _token: int = 0
-    # Of its CPU clock, at its last answer.
+    # Time of its CPU clock at its last answer.
     _used: float | None = None
 
     @property

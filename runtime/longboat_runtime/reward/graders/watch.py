@@ -258,7 +258,7 @@ class Watch:
         return what + where
 
     def _asker(self, frame: FrameType, *, past_packages: bool = False) -> tuple[str | None, FrameType | None]:
-        """Who is behind the event, and their frame: an installed `package`, the `import` of anything installed, or None: the rest.
+        """Finds who is behind the event, and their frame: an installed `package`, the `import` of anything installed, or None: the rest.
 
         The walk ends at the first package, since stacks such as sympy's are deep. `past_packages` asks for whom a package works.
         """
