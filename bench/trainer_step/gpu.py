@@ -167,10 +167,7 @@ def _sample_by_sample(step: Callable[[int], None]) -> Callable[[int], None]:
 
 
 def trl_step(model: Path, samples: list[GeneratedSample], micro_batch: int, folder: Path) -> Callable[[int], None]:
-    """Returns a step that does what GRPOTrainer does with a generated batch.
-
-    Its loss and backward pass for each micro-batch, clipping, and AdamW.
-    """
+    """Returns a step that does what GRPOTrainer does with a generated batch: loss, backward pass for each micro-batch, clipping, and AdamW."""
     from datasets import Dataset
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast

@@ -138,10 +138,7 @@ def _ours(
 def trl_step(
     case: Case, model: Path, samples: list[GeneratedSample], micro_batch: int, steps: int
 ) -> Callable[[int], None]:
-    """Returns a step that does what GRPOTrainer does with a generated batch.
-
-    Its loss and backward pass for each micro-batch, clipping, and AdamW.
-    """
+    """Returns a step that does what GRPOTrainer does with a generated batch: loss, backward pass for each micro-batch, clipping, and AdamW."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 

@@ -55,8 +55,6 @@ class LookUps:
         """Finds out by a dry run whether the name is free, for which the right to create is enough: it creates nothing and shows nothing.
 
         It counts as taken unless the server says that it would be created: a quota, say, is checked first.
-
-        It counts as taken unless the server says that it would be created: a quota, say, is checked first.
         """
         body = {"apiVersion": "v1", "kind": SECRET.kind, "metadata": {"namespace": namespace, "name": name}}
         try:

@@ -62,7 +62,7 @@ class Transport:
         self._rest = RESTClientObject(configuration)
 
     async def send(self, request: Request) -> dict[str, Any]:
-        """Returns the answer's JSON.
+        """Sends a request and returns the answer's JSON.
 
         Raises:
             ApiError: the server said no.

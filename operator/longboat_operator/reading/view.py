@@ -143,7 +143,7 @@ class JobView:
         return reward_grant(self.status)
 
     def published(self, role: Role) -> RoleStatus | None:
-        """Returns the role in the status."""
+        """Returns the role's part of the published status; None: there is none."""
         return getattr(self.status.roles, role) if self.status.roles else None
 
     def child(self, kind: str, name: str) -> Object | None:

@@ -93,7 +93,7 @@ NOWHERE: Places = dict.fromkeys(ROLES, ())
 
 
 def survey(view: JobView, places: Places, lost: Mapping[str, Loss]) -> Survey:
-    """Surveys all roles, of which pods are wanted at these places. Pods in `lost` (by uid) can't serve any more."""
+    """Surveys all roles, whose pods are wanted at `places`; pods in `lost` (by uid) can't serve any more."""
     surveys = {}
     for role in ROLES:
         wanted = frozenset(places[role])

@@ -164,8 +164,6 @@ def last_line(error: BaseException) -> str:
 
     Such an error carries a whole traceback, whose last line names the cause, or details of the actor, indented, below what
     happened.
-
-    Such errors carry a whole traceback, or details of the actor, indented, below what happened.
     """
     lines = [line for line in str(error).splitlines() if line.strip()]
     return next((line.strip() for line in reversed(lines) if not line.startswith("\t")), type(error).__name__)

@@ -95,8 +95,6 @@ def restriction(rules: int | None) -> list[Call]:
     """Lists what to call to put a process and all it will start under `rules`, for good.
 
     The call doesn't return 0 if it is refused. It needs no_new_privs.
-
-    It is a call that doesn't return 0 if it is refused. Needs no_new_privs.
     """
     return [] if rules is None else [(_LIBRARY.syscall, (_RESTRICT_SELF, rules, 0))]
 

@@ -212,8 +212,6 @@ class LoadedFunction:
         """Makes use of a child that could grade.
 
         Who has graded last, and knows the way, is asked first; a `fresh` one is the reserve.
-
-        Who has graded last, and knows the way, is asked first; a `fresh` one is the reserve.
         """
         if child.dying is not None:
             return
@@ -275,8 +273,6 @@ class LoadedFunction:
         """Ends a grading without an answer that could be read.
 
         That of a process that stays is graded again, alone, unless isolation is Shared.
-
-        It is graded again in a process of its own, unless it was in one.
         """
         grading = child.grading
         if grading is None:
