@@ -176,7 +176,7 @@ def _compare(lines: Lines) -> list[str]:
 def differences_of(lines: Lines) -> dict[int, float]:
     """Returns by seed the correct held-out answers of the default less those of synchronous training, as a share.
 
-    A collapsed one has none.
+    A collapsed training has no correct answers.
     """
     right = {(line["arm"], line["seed"]): float(np.mean(line["held_out"] or [0.0])) for line in lines}
     return {
