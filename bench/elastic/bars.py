@@ -53,7 +53,7 @@ def situations(block: Mapping[str, Any], lengths: Trace) -> list[Situation]:
 
 
 def judge(blocks: Sequence[Mapping[str, Any]], lengths: Trace, change: float) -> Result:
-    """Judges the blocks by all bars. Raises ValueError if there is no fixed arm. A bar of which blocks are missing doesn't pass."""
+    """Judges the blocks by all bars. There has to be a block of a fixed arm. A bar of which blocks are missing doesn't pass."""
     by_key = valid(blocks)
     seconds: dict[str, dict[int, float]] = {}
     for (arm, seed), block in sorted(by_key.items()):

@@ -110,7 +110,7 @@ def _rank(
 
 
 def _steps(rank: TrainerRank, device: str, bins: int, tokens: int, vocabulary: int) -> dict[str, Any]:
-    """Measures the second step, since the first also makes what stays: its seconds, and the memory of its gradients."""
+    """Measures the seconds of the second step and the memory of gradients in the third; the first also makes what stays."""
     results: dict[str, Any] = {}
     samples = _samples(rank.world_size * bins, tokens, vocabulary)
     by_id = {sample.id: sample for sample in samples}

@@ -50,7 +50,7 @@ class ApiDouble:
 
     async def create(self, resource: Resource, body: Object, *, dry_run: bool = False) -> dict[str, Any]:
         """POST."""
-        await self._asked()
+        await self._receive_request()
         key = _key(resource, body["metadata"].get("namespace", ""), body["metadata"]["name"])
         if key in self._objects:
             raise AlreadyExistsError(409, "AlreadyExists", f"{key} already exists")
@@ -71,7 +71,7 @@ class ApiDouble:
         manager: str = FIELD_MANAGER,
     ) -> dict[str, Any]:
         """Server-side apply: of a status guarded by its version, of anything else as a replacement."""
-        await self._asked()
+        await self._receive_request()
         key = _key(resource, body["metadata"]["namespace"], body["metadata"]["name"])
         stored = self._objects[key]
         if subresource is None:
@@ -86,7 +86,7 @@ class ApiDouble:
 
     async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any]:
         """GET."""
-        await self._asked()
+        await self._receive_request()
         stored = self._objects.get(_key(resource, namespace, name))
         if stored is None:
             raise NotFoundError(404, "NotFound", name)
@@ -94,13 +94,13 @@ class ApiDouble:
 
     async def patch(self, resource: Resource, namespace: str, name: str, body: Object, *_: Any, **__: Any) -> Any:
         """PATCH of the first level."""
-        await self._asked()
+        await self._receive_request()
         key = _key(resource, namespace, name)
         return self._store(key, {**self._objects[key], **body})
 
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str, grace: int | None = None) -> Any:
         """DELETE; nothing lingers."""
-        await self._asked()
+        await self._receive_request()
         gone = self._objects.pop(_key(resource, namespace, name), None)
         if gone is None:
             raise NotFoundError(404, "NotFound", name)
@@ -111,7 +111,7 @@ class ApiDouble:
 
     async def list_pages(self, resource: Resource, namespace: str, **_: Any) -> AsyncIterator[Page]:
         """Lists nothing: the operator lists warnings about pods, of which there are none."""
-        await self._asked()
+        await self._receive_request()
         yield Page([], "1")
 
     # Others.
@@ -154,7 +154,7 @@ class ApiDouble:
         if set(names) - set(demand["rollout"].get("drained", ())):
             self.drive(key[1], key[2], demand={**demand, "rollout": {**demand["rollout"], "drained": names}})
 
-    async def _asked(self) -> None:
+    async def _receive_request(self) -> None:
         self.requests += 1
         await asyncio.sleep(ANSWER_SECONDS)
 

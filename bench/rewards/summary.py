@@ -259,14 +259,14 @@ def within(share: float, seconds: Sequence[float]) -> float:
     return sorted(seconds)[math.ceil(share * len(seconds)) - 1]
 
 
-def _took(line: Line) -> list[float]:
+def _move_seconds(line: Line) -> list[float]:
     """Seconds of each move; infinite if receivers were not seen to have their share before the next one."""
     return [math.inf if move["seconds"] is None else move["seconds"] for move in line["moves"]]
 
 
 def _moves(lines: list[Line]) -> list[str]:
     run, line = lines[0], lines[-1]
-    durations = _took(line)
+    durations = _move_seconds(line)
     text = [
         "",
         "## How long a move takes",
@@ -327,7 +327,7 @@ def plot(recorded: Sequence[list[Line]], path: Path) -> None:
     """Seconds of every round by arm, and of all moves in order. Nothing is drawn while neither is measured."""
     blocks, moves = _newest(recorded, {"block"})[1:], _newest(recorded, {"moves"})[1:]
     seconds = seconds_of(blocks) if blocks else {}
-    durations = sorted(value for value in _took(moves[-1]) if math.isfinite(value)) if moves else []
+    durations = sorted(value for value in _move_seconds(moves[-1]) if math.isfinite(value)) if moves else []
     if not (seconds or durations):
         return
     with picture(path, columns=bool(seconds) + bool(durations), width=6, height=3) as (_, panels):

@@ -48,7 +48,7 @@ def write(raw: Path) -> None:
 
 
 def last_run(raw: Path, task: str) -> tuple[dict[str, Any] | None, Blocks]:
-    """Finds the newest run with blocks of the task in which the baseline has every seed of every arm; without arms that are no more."""
+    """Finds the newest run with blocks of the task whose seed the baseline has too, and those blocks, without arms that are no more."""
     runs: list[tuple[dict[str, Any], dict[tuple[str, int], dict[str, Any]]]] = []
     for line in read(raw):
         if line["kind"] == "run":

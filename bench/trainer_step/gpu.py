@@ -45,7 +45,7 @@ def measure(recorder: Recorder, size: str, folder: Path, arguments: argparse.Nam
         arms["TRL"] = trl_step(model, samples, arguments.micro_batch, folder)
     with _rank(model, arguments) as rank:
         flops = rank.load().flops
-        longboat = _ours(rank, samples)
+        longboat = _longboat_step(rank, samples)
         not_compiled = _not_compiled(rank, longboat)
         arms["Longboat, not compiled, sample by sample"] = _sample_by_sample(not_compiled)
         arms |= {"Longboat, not compiled": not_compiled, "Longboat": longboat}
@@ -125,7 +125,7 @@ def serve_older_torch() -> None:
         varlen.varlen_attn = older
 
 
-def _ours(rank: TrainerRank, samples: list[GeneratedSample]) -> Callable[[int], None]:
+def _longboat_step(rank: TrainerRank, samples: list[GeneratedSample]) -> Callable[[int], None]:
     by_id = {sample.id: sample for sample in samples}
 
     def step(number: int) -> None:

@@ -75,11 +75,11 @@ def measure(recorder: Recorder, case: Case, folder: Path, steps: int, micro_batc
     spec = RLJobSpec.model_validate(job(case, model, folder / "none", 10_000, 0, Setting())["spec"])
     rank = TrainerRank(spec, 0, 1, address)
     try:
-        arms["Longboat with FSDP2 and the model's layers"] = _ours(rank, samples, fsdp=True, cpu_layers=False)
-        arms["Longboat with the model's layers"] = _ours(rank, samples, fsdp=False, cpu_layers=False)
-        arms["Longboat"] = _ours(rank, samples, fsdp=False, cpu_layers=True)
+        arms["Longboat with FSDP2 and the model's layers"] = _longboat_step(rank, samples, fsdp=True, cpu_layers=False)
+        arms["Longboat with the model's layers"] = _longboat_step(rank, samples, fsdp=False, cpu_layers=False)
+        arms["Longboat"] = _longboat_step(rank, samples, fsdp=False, cpu_layers=True)
         if shutil.which("g++"):
-            arms["Longboat, compiled"] = _ours(rank, samples, fsdp=False, cpu_layers=True, compiled=True)
+            arms["Longboat, compiled"] = _longboat_step(rank, samples, fsdp=False, cpu_layers=True, compiled=True)
         for number in range(1, WARM_UP + steps + 1):
             for arm, step in arms.items():
                 wall, cpu = time.perf_counter(), time.process_time()
@@ -113,10 +113,10 @@ def _random_model(case: Case, directory: Path) -> Path:
     return build_tiny_model(directory, layers=layers, hidden=hidden, vocabulary=VOCABULARY, max_length=512)
 
 
-def _ours(
+def _longboat_step(
     rank: TrainerRank, samples: list[GeneratedSample], *, fsdp: bool, cpu_layers: bool, compiled: bool = False
 ) -> Callable[[int], None]:
-    """Makes a step of a model that is loaded with or without each; the rank is given the model back at every step."""
+    """Makes a step of a model that is loaded with or without each of these; the rank is given the model back at every step."""
     trainer = rank.spec.trainer.model_copy(update={"compile": compiled})
     rank.spec = rank.spec.model_copy(update={"trainer": trainer})
     rules = sharding.needs_fsdp, cpu_arithmetic.suit

@@ -52,16 +52,16 @@ def write(raw: Path) -> None:
             "held-out prompts."
         ),
         "",
-        *_search(_of(trainings, "search")),
-        *_select(_of(trainings, "select"), _of(trainings, "search")),
-        *_confirm(_of(trainings, "confirm")),
-        *_compare(_of(trainings, "compare")),
+        *_search(_of_phase(trainings, "search")),
+        *_select(_of_phase(trainings, "select"), _of_phase(trainings, "search")),
+        *_confirm(_of_phase(trainings, "confirm")),
+        *_compare(_of_phase(trainings, "compare")),
     ]
     raw.with_suffix(".md").write_text("\n".join(parts))
     plot(trainings, untrained["reward"], raw.with_suffix(".svg"))
 
 
-def _of(trainings: Lines, phase: str) -> Lines:
+def _of_phase(trainings: Lines, phase: str) -> Lines:
     return [line for line in trainings if line["phase"] == phase]
 
 
@@ -193,10 +193,10 @@ def _points(estimate: Estimate) -> str:
 def plot(trainings: Lines, untrained: float, path: Path) -> None:
     """Draws the reward of each training over its steps: the former loss and the default in the hard setting, and both arms in the usual one."""
     panels = [
-        ("the former loss", [line for line in _of(trainings, "confirm") if line["arm"] == BEFORE]),
-        ("the default", [line for line in _of(trainings, "confirm") if line["arm"] == DEFAULT]),
-        ("the default, usual setting", [line for line in _of(trainings, "compare") if line["arm"] == DEFAULT]),
-        ("synchronous, usual rate", [line for line in _of(trainings, "compare") if line["arm"] == SYNCHRONOUS]),
+        ("the former loss", [line for line in _of_phase(trainings, "confirm") if line["arm"] == BEFORE]),
+        ("the default", [line for line in _of_phase(trainings, "confirm") if line["arm"] == DEFAULT]),
+        ("the default, usual setting", [line for line in _of_phase(trainings, "compare") if line["arm"] == DEFAULT]),
+        ("synchronous, usual rate", [line for line in _of_phase(trainings, "compare") if line["arm"] == SYNCHRONOUS]),
     ]
     with picture(path, columns=len(panels), width=3.2, height=3.0) as (_, axes):
         for axis, (title, lines) in zip(axes[0], panels, strict=True):

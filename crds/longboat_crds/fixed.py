@@ -16,7 +16,7 @@ from longboat_crds.rules import Changeable, FieldError, removed, validation
 
 
 def section(info: FieldInfo) -> type[ApiModel] | None:
-    """Returns the model of a field that is an object of our own, and always there."""
+    """Returns the model of a field that is an object of our own, and always there; None for any other field."""
     kind = info.annotation
     return kind if isinstance(kind, type) and issubclass(kind, ApiModel) else None
 

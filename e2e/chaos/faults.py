@@ -41,7 +41,7 @@ def carry_out(cluster: Cluster, fault: Fault, job: Job | None) -> str:
 
 
 def persist(call: Callable[[], T]) -> T:
-    """Calls `call` again while it raises that the API server is away or that there is nothing to hit, and returns what it returns."""
+    """Calls `call` again while it raises that the API server is away or that there is nothing to hit, for RETRY_SECONDS at most; returns what it returns."""
     deadline = time.monotonic() + RETRY_SECONDS
     while True:
         try:

@@ -28,7 +28,7 @@ ENGINE = "ray::EngineActor.start"
 
 @pytest.fixture
 def job(new_job: Callable[[str], Job], request: pytest.FixtureRequest) -> Job:
-    """Starts a job whose rounds never end, so that responses run whenever something happens; it has pods of its test's parameter.
+    """Starts a job whose rounds never end, so that responses run whenever something happens; its test's parameter is its number of rollout pods.
 
     No other test's job has its name: it would find that one's checkpoints.
     """

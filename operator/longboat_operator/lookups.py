@@ -32,14 +32,14 @@ class LookUps:
             if rejections.waits(target):
                 continue
             try:
-                objects[target] = await self._one(*target, observed)
+                objects[target] = await self._look_up(*target, observed)
             except KubeError as error:
                 if not is_rejection(error):
                     raise
                 rejections.note(target, str(error))
         return objects
 
-    async def _one(self, kind: str, name: str, observed: Observed) -> Object | None:
+    async def _look_up(self, kind: str, name: str, observed: Observed) -> Object | None:
         namespace = observed.key.namespace
         if kind == SECRET.kind:
             return await self._secret(namespace, name)

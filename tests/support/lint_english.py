@@ -65,7 +65,7 @@ def _offences_at(node: ast.AST) -> Iterator[tuple[str, str]]:
             pass
         case _:
             return
-    if name in _NAMES.split():
+    if name.lstrip("_") in _NAMES.split():
         yield name, _NAME
 
 

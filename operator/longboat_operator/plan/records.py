@@ -130,7 +130,7 @@ def count(
     disruptions: Collection[datetime] = (),
     draining: Collection[Place] = (),
 ) -> RoleCount:
-    """Memory after a look at the role's pods, of which those in `lost` (by uid) can't serve any more.
+    """Returns the memory after a look at the role's pods, of which those in `lost` (by uid) can't serve any more.
 
     `wanted` are the places that should have a pod, `draining` further ones whose pod is about to go. `failed_inside` says how
     a process failed whose container outlived it. `disruptions` explain why containers

@@ -46,7 +46,7 @@ def template_of(view: JobView) -> Template | Finding:
 
 
 def _in_force(view: JobView) -> Template | Finding:
-    stored = _kept(view)
+    stored = _stored_template(view)
     if stored and not (view.suspended and view.spec.runtime_ref.renew_on_resume):
         return stored
     live = _live(view)
@@ -68,7 +68,7 @@ def runtime_revision(job: JobRef, number: int, runtime: RLRuntimeSpec) -> Object
     }
 
 
-def _kept(view: JobView) -> Template | None:
+def _stored_template(view: JobView) -> Template | None:
     revisions: list[Object] = list(view.observed.children.get("ControllerRevision", {}).values())
     if not revisions:
         return None

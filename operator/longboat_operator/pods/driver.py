@@ -20,7 +20,7 @@ API_ACCESS_DIRECTORY = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 def checkpoint_volumes(job: JobRef, checkpoint: CheckpointSpec) -> list[dict[str, Any]]:
-    """Returns the job's claim, and that of the job it resumes from."""
+    """Builds the volumes of the job's claim and of that of the job it resumes from."""
     volumes = [claim("checkpoint", checkpoint.claim_name or job.checkpoint_claim)]
     if checkpoint.resume_from:
         volumes.append(claim("resume", checkpoint.resume_from.claim_name, read_only=True))

@@ -24,7 +24,7 @@ class Place(NamedTuple):
 
 
 def numbered(count: int, pool: str = "") -> tuple[Place, ...]:
-    """Returns the first so many places."""
+    """Returns the first `count` places, of a pool if one is named."""
     return tuple(Place(pool, index) for index in range(count))
 
 

@@ -9,12 +9,12 @@ SHM_SIZE = "256Mi"
 
 
 def scratch(name: str) -> dict[str, Any]:
-    """Returns an empty directory that lives as long as the pod."""
+    """Builds a volume that is an empty directory and lives as long as the pod."""
     return {"name": name, "emptyDir": {}}
 
 
 def claim(name: str, claim_name: str, *, read_only: bool = False) -> dict[str, Any]:
-    """Returns a persistent volume claim."""
+    """Builds the volume of a persistent volume claim."""
     source: dict[str, Any] = {"claimName": claim_name}
     return {"name": name, "persistentVolumeClaim": source | {"readOnly": True} if read_only else source}
 
@@ -33,7 +33,7 @@ def ray_volumes(token_secret: str) -> list[dict[str, Any]]:
 
 
 def api_access() -> dict[str, Any]:
-    """Returns a token of the pod's service account, for the one container that mounts it."""
+    """Builds the volume with a token of the pod's service account, for the one container that mounts it."""
     return {
         "name": "api-access",
         "projected": {

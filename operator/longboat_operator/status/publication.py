@@ -141,12 +141,12 @@ def phase_of(conditions: Sequence[Condition], *, wants_pods: bool, has_pods: boo
     return next(
         rule.phase
         for rule in PHASES
-        if rule.wants_pods in {None, wants_pods} and rule.has_pods in {None, has_pods} and _said(rule, conditions)
+        if rule.wants_pods in {None, wants_pods} and rule.has_pods in {None, has_pods} and _rule_holds(rule, conditions)
     )
 
 
-def _said(rule: PhaseRule, conditions: Sequence[Condition]) -> bool:
-    """Whether the condition that the rule names is there, and says what the rule asks for."""
+def _rule_holds(rule: PhaseRule, conditions: Sequence[Condition]) -> bool:
+    """Whether the condition that the rule names is there, and says what the rule asks for; True for a rule that names none."""
     if rule.condition is None:
         return True
     condition = find(conditions, rule.condition)

@@ -114,7 +114,7 @@ class TablePrompts:
         return prompts
 
     def first(self, count: int) -> list[Row]:
-        """Returns the first `count` rows in the order of the table, or all rows if there are fewer."""
+        """Returns the first `count` rows that aren't skipped, in the order of the table, or all such rows if there are fewer. Raises SpecProblem if there is none."""
         rows: list[Row] = []
         for number in range(len(self._table)):
             if len(rows) == count:

@@ -52,7 +52,10 @@ class AdoptingStore(CheckpointStore):
         self._adopted, self._resume = CheckpointStore(adopted, keep, incarnation), resume
 
     def newest(self, step: int | None = None) -> Manifest | None:
-        """Finds the newest checkpoint. Raises SpecProblem if neither has one: the job must not silently start from scratch."""
+        """Finds the newest checkpoint, of this job or else of the claim it resumes from.
+
+        Raises SpecProblem if neither has one: the job must not silently start from scratch.
+        """
         own = super().newest(step)
         adopted = own or self._adopted.newest(self._resume.step)
         self.damaged = self.damaged if own else self._adopted.damaged

@@ -92,7 +92,7 @@ class Evaluation:
         count = self._spec.samples_per_prompt
         samples = {evaluation_id(step, row, index): row for row in self._rows for index in range(count)}
         await self._submit(samples)
-        results = await asyncio.gather(*(self._one(sample, row) for sample, row in samples.items()))
+        results = await asyncio.gather(*(self._outcome(sample, row) for sample, row in samples.items()))
         self._discard([*self._waiting])
         self._waiting.clear()
         self._graded.clear()
@@ -126,7 +126,7 @@ class Evaluation:
                 del self._waiting[graded]
             self._graded = []
 
-    async def _one(self, sample: SampleId, row: Row) -> EvaluatedSample | None:
+    async def _outcome(self, sample: SampleId, row: Row) -> EvaluatedSample | None:
         """Waits for the outcome of a sample that has been submitted; None if it is left out."""
         deaths = 0
         while True:

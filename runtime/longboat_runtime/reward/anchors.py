@@ -48,7 +48,7 @@ class ProblemTimes(NamedTuple):
         return self.weight - self.squares / self.weight if self.weight else 0.0
 
     def after(self, logarithm: float | None, weight: float, *, unlimited: bool) -> ProblemTimes:
-        """Adds one more grade, whose logarithm is None unless it was of a correct run."""
+        """Returns the sums after one more grade, whose `logarithm` is None unless it was of a correct run."""
         count = self.unlimited + unlimited
         if logarithm is None:
             return self._replace(unlimited=count)
@@ -71,7 +71,7 @@ class DomainTimes:
     degrees: float = 0.0
 
     def changed(self, before: ProblemTimes, after: ProblemTimes) -> DomainTimes:
-        """Replaces the sums of a problem of the domain that has told more."""
+        """Returns the sums after a problem of the domain has told more: its sums were `before` and are `after`."""
         was_known, is_known = bool(before.weight), bool(after.weight)
         return DomainTimes(
             self.problems + is_known - was_known,
@@ -88,7 +88,7 @@ class DomainTimes:
         return (self.deviation + _COUNTS_AS * _SPREAD**2) / (self.degrees + _COUNTS_AS)
 
     def location(self) -> tuple[float, float]:
-        """Estimates the mean of a problem's mean of which nothing is known, and its variance. There is a problem that is known."""
+        """Estimates the mean of a problem's mean of which nothing is known, and its variance. Needs a problem of which something is known."""
         mean, within = self.means / self.problems, self.within * self.inverse / self.problems
         degrees = self.problems - 1
         among = max(self.squared_means - self.problems * mean**2 - degrees * within, 0.0)
@@ -97,7 +97,7 @@ class DomainTimes:
 
     @property
     def prior(self) -> Prior:
-        """Prior of each of the domain's problems. There is a problem that is known."""
+        """Prior of each of the domain's problems. Needs a problem of which something is known."""
         return Prior(*self.location(), self.within)
 
 

@@ -132,7 +132,7 @@ class GraderClient:
         return FunctionOutcome.from_json(answer["outcome"])
 
     async def state(self) -> Mapping[str, Any]:
-        """`processes`, `running`, `landlock` (version, 0 for none), `unenforced` (lines), `rewards` by name, `at_once`, `cpu_seconds`.
+        """Returns `processes`, `running`, `landlock` (version, 0 for none), `unenforced` (lines), `rewards` by name, `at_once` and `cpu_seconds`.
 
         The last two are those of `GradersCapacity`. For a reward it says `isolation` and `reason`, `footprint` (see `zygote.footprint`), and
         how often its processes were `replaced` by what the last grade left in them. Raises GradersGone.

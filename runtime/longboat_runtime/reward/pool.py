@@ -141,7 +141,7 @@ class RewardPool:
         group: Group,
         limits: Mapping[str, TimeLimit] | None = None,
     ) -> dict[str, FunctionOutcome]:
-        """Outcomes by name of these of the pool's rewards for a stored sample; `row_sample` is what they are told about its row.
+        """Grades a stored sample by `rewards`, which are of this pool; returns outcomes by name. `row_sample` is what functions are told about its row.
 
         `limits` are those of functions whose timeouts are learned, by name.
 

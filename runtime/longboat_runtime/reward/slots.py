@@ -57,7 +57,7 @@ def reward_nodes(nodes: Sequence[Mapping[str, Any]], pools: Iterable[str]) -> di
 
 
 def choose(workers: Collection[Slots], tried: Collection[str]) -> Slots | None:
-    """Chooses the worker with the largest free share, on a node not `tried` yet as long as there is one; None if it is full.
+    """Chooses the worker with the largest free share, on a node not `tried` yet as long as there is one; None if each of those is full.
 
     A retried grade waits for another worker rather than go back to the one that failed it.
     """

@@ -97,7 +97,7 @@ def show(target: str, namespace: str | None, options: Options) -> int:
         query = options.query
         if not root.is_dir():
             return run_there(target, namespace, options.words)
-        selection = _found(root, query, options)
+        selection = _selection(root, query, options)
     except (ValueError, FileDamaged) as error:
         typer.echo(str(error), err=True)
         return _FAILED
@@ -110,7 +110,7 @@ def show(target: str, namespace: str | None, options: Options) -> int:
     return 0
 
 
-def _found(root: Path, query: Query, options: Options) -> Selection:
+def _selection(root: Path, query: Query, options: Options) -> Selection:
     """Reads the samples below a job's directory, to which a running job adds files and from which it removes others.
 
     Raises ValueError, with a message for people, if there is no file that is asked for, and FileDamaged.

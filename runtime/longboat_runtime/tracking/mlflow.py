@@ -52,7 +52,7 @@ class Mlflow:
             ) from error
         self._entities, self._failed = mlflow.entities, mlflow.exceptions.MlflowException
         self._client = mlflow.MlflowClient(self._uri)
-        self._asked(lambda: self._open(job, spec))
+        self._send(lambda: self._open(job, spec))
 
     def log(self, entry: Entry) -> None:
         record = entry.record
@@ -64,7 +64,7 @@ class Mlflow:
         metrics = [self._entities.Metric(metric_name(name), value, time, record.step) for name, value in values]
         for at in range(0, len(metrics), METRICS_AT_ONCE):
             part = metrics[at : at + METRICS_AT_ONCE]
-            self._asked(lambda part=part: self._client.log_batch(self._id, metrics=part))
+            self._send(lambda part=part: self._client.log_batch(self._id, metrics=part))
 
     def caught_up(self) -> None: ...
 
@@ -86,7 +86,7 @@ class Mlflow:
     def finish(self, ending: str | None) -> None:
         if ending is not None:
             status = "FAILED" if ending == "failed" else "FINISHED"
-            self._asked(lambda: self._client.set_terminated(self._id, status))
+            self._send(lambda: self._client.set_terminated(self._id, status))
 
     def _open(self, job: TrackedJob, spec: Mapping[str, Any]) -> None:
         experiment = self._experiment(spec["experiment"])
@@ -119,7 +119,7 @@ class Mlflow:
                     raise
         return str(experiment.experiment_id)
 
-    def _asked(self, request: Any) -> None:
+    def _send(self, request: Any) -> None:
         """Makes a request. Raises TrackingProblem."""
         try:
             request()

@@ -391,7 +391,7 @@ def _empty(directory: str) -> None:
 
 
 def _lead_group(pid: int) -> None:
-    """Makes its own group, which is there when this returns, whichever of the two processes comes first."""
+    """Makes the process lead a group of its own, which is there when this returns, whichever of the two processes comes first."""
     try:
         os.setpgid(pid, pid)
     except (ProcessLookupError, PermissionError):

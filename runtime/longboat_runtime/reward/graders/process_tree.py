@@ -167,7 +167,7 @@ def was_short(before: int | None, after: int | None) -> bool:
 
 
 def written(directory: str, pids: Collection[int], initial_files: Collection[tuple[int, int]]) -> int:
-    """Bytes on the disk below `directory`, and in files that these processes have removed and still hold open.
+    """Counts the bytes on the disk below `directory`, and in files that these processes have removed and still hold open.
 
     `initial_files` are those (device and inode) that they were started with, which don't count.
     """

@@ -26,7 +26,7 @@ _ASKING = "without seccomp's notifications (Linux 5.5) a program may start many 
 
 @cache
 def unenforced() -> list[str]:
-    """Writes a line for each thing, for people; empty where nothing is missing."""
+    """Lists for people what the graders can't enforce here, one line each; empty where nothing is missing."""
     return missing(
         landlock.version(), asks=can_ask(), tells_children=os.path.exists(f"/proc/self/task/{os.getpid()}/children")
     )
