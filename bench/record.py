@@ -74,7 +74,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, CPUs this process may use, memory, and how busy and how fast the machine is at this moment."""
+    """Describes the processor, the CPUs this process may use, memory, and how busy and how fast the machine is at this moment."""
     cpu = [
         line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
     ]
@@ -91,7 +91,7 @@ def machine() -> dict[str, Any]:
 
 
 def loop_seconds(additions: int = 10**6) -> float:
-    """CPU of a loop of additions: how fast the machine's Python is, to compare figures of different machines and hours by."""
+    """Measures the CPU of a loop of additions: how fast the machine's Python is, to compare figures of different machines and hours by."""
     began, total = time.process_time(), 0
     for number in range(additions):
         total += number

@@ -10,7 +10,7 @@ from e2e.cluster import cluster as clusters
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--cluster`."""
+    """Adds `--cluster`."""
     text = "use the running cluster NAME, and leave it running, instead of one made for this run"
     parser.getgroup("longboat").addoption("--cluster", metavar="NAME", help=text)
 

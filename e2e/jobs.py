@@ -33,7 +33,7 @@ class Job:
     name: str
 
     def apply(self, spec: Object) -> None:
-        """Create or change the job."""
+        """Creates or changes the job."""
         apply(
             self.cluster,
             [
@@ -56,15 +56,15 @@ class Job:
         return status
 
     def patch(self, spec: Object) -> None:
-        """Merge `spec` into the job's."""
+        """Merges `spec` into the job's."""
         self._kubectl("patch", "rljob", self.name, "--type", "merge", "-p", json.dumps({"spec": spec}))
 
     def delete(self) -> None:
-        """Delete the job and wait until the API server has none of that name."""
+        """Deletes the job and waits until the API server has none of that name."""
         self._kubectl("delete", "rljob", self.name, "--ignore-not-found", f"--timeout={DEADLINE_SECONDS:.0f}s")
 
     def step(self) -> int:
-        """Committed optimizer steps."""
+        """Returns the number of committed optimizer steps."""
         return int(self.status().get("training", {}).get("step", 0))
 
     def condition(self, kind: str) -> Object:
@@ -78,7 +78,7 @@ class Job:
         return {pod["metadata"]["name"]: pod for pod in listed.get("items", [])}
 
     def pod_uids(self, *roles: str) -> dict[str, str]:
-        """uid by pod name, of some roles (default all)."""
+        """Returns the uid by pod name, of some roles (default all)."""
         pods = self.pods().items()
         return {
             n: p["metadata"]["uid"]
@@ -87,12 +87,12 @@ class Job:
         }
 
     def pod(self, role: str) -> str:
-        """Name of the newest pod of a role with one replica."""
+        """Returns the name of the newest pod of a role with one replica."""
         names = [n for n, p in self.pods().items() if p["metadata"]["labels"]["longboat.dev/role"] == role]
         return max(names, key=lambda n: int(n.rsplit("-a", 1)[1]))
 
     def exec(self, pod: str, container: str, *command: str) -> str:
-        """Run a command in a container."""
+        """Runs a command in a container."""
         return self._kubectl("exec", pod, "-c", container, "--", *command)
 
     def processes(self, pod: str, container: str) -> str:

@@ -85,7 +85,7 @@ def apply_runtime_apart(site: Site, name: str, node: Node) -> str:
 
 
 def requested(node: Node, cluster: Cluster) -> int:
-    """Millicores that the pods on a node ask for."""
+    """Returns the millicores that the pods on a node ask for."""
     listed = cluster.api.get(f"/api/v1/pods?fieldSelector=spec.nodeName={node.name}") or {}
     return sum(
         millicores(container.get("resources", {}).get("requests", {}).get("cpu", "0"))
@@ -95,7 +95,7 @@ def requested(node: Node, cluster: Cluster) -> int:
 
 
 def reward_cpu(job: Job) -> dict[str, Any]:
-    """status.rewardCpu."""
+    """Reads status.rewardCpu."""
     status: dict[str, Any] = job.status().get("rewardCpu", {})
     return status
 
@@ -164,7 +164,7 @@ class Watched:
 
 
 def counted(pod: dict[str, Any]) -> int:
-    """Most of what a pod's graders ask for, have been allocated and have in force, in millicores."""
+    """Returns the most of what a pod's graders ask for, have been allocated and have in force, in millicores."""
     containers = [*pod["spec"]["containers"], *pod["status"].get("containerStatuses", ())]
     counts = [0]
     for container in containers:

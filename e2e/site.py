@@ -43,7 +43,7 @@ def data_folder(cluster: Cluster, namespace: str) -> Path:
 
 
 def prepare(cluster: Cluster, namespace: str) -> Site:
-    """Bring everything an RLJob needs that is not the job's own. What is there already stays."""
+    """Brings everything an RLJob needs that is not the job's own. What is there already stays."""
     operator, host = catalogue.find("operator").build(), catalogue.find("runtime-host").build()
     for image in (operator, host):
         cluster.load(image.archive)

@@ -15,7 +15,7 @@ STORAGE_CLASS = "host"
 
 
 def provide(cluster: Cluster, count: int = 24, size: str = "10Gi") -> None:
-    """Make the StorageClass and `count` empty volumes of `size`; those that exist stay as they are."""
+    """Makes the StorageClass and `count` empty volumes of `size`; those that exist stay as they are."""
     root = cluster.layout.root / "volumes"
     folders = [root / f"{number:02}" for number in range(count)]
     for folder in folders:
@@ -27,7 +27,7 @@ def provide(cluster: Cluster, count: int = 24, size: str = "10Gi") -> None:
 
 
 def apply(cluster: Cluster, objects: list[dict[str, Any]]) -> None:
-    """Server-side apply of `objects`."""
+    """Applies `objects`, server-side."""
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=text)
 
@@ -70,7 +70,7 @@ def in_memory(cluster: Cluster, namespace: str, name: str, mebibytes: int) -> li
 
 
 def enlarge(cluster: Cluster, namespace: str, name: str, mebibytes: int) -> None:
-    """Give a volume of `in_memory` another size; what it holds stays."""
+    """Gives a volume of `in_memory` another size; what it holds stays."""
     _mount(cluster, f"remount,size={mebibytes}m", cluster.layout.root / "small-volumes" / f"{namespace}-{name}")
 
 

@@ -43,12 +43,12 @@ class Result:
 
 
 def valid(blocks: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], Mapping[str, Any]]:
-    """Blocks by arm and seed: of several the last one that isn't void."""
+    """Returns the blocks by arm and seed: of several the last one that isn't void."""
     return {(block["arm"], block["seed"]): block for block in blocks if not block["void"]}
 
 
 def situations(block: Mapping[str, Any], lengths: Trace) -> list[Situation]:
-    """Phase and kind of each round."""
+    """Returns the phase and kind of each round."""
     return [(lengths.phase(step), bool(long)) for step, long in enumerate(block["long"], 1)]
 
 
@@ -86,7 +86,7 @@ def judge(blocks: Sequence[Mapping[str, Any]], lengths: Trace, change: float) ->
 def _bar(
     what: str, least: float, slower: Mapping[int, float], faster: Mapping[int, float], above: float | None = None
 ) -> Bar:
-    """Mean ratio of the seconds of the first by those of the second, paired by seed; the interval's lower end has to be beyond `above`."""
+    """Compares the seconds of the first with those of the second by the mean ratio, paired by seed; the interval's lower end has to be beyond `above`."""
     ratio = paired(slower, faster)
     if ratio is None:
         return Bar(what, least, None, "blocks are missing")
@@ -95,7 +95,7 @@ def _bar(
 
 
 def paired(slower: Mapping[int, float], faster: Mapping[int, float]) -> Estimate | None:
-    """Geometric mean over the seeds that both have, with its 95 % interval by Student's t; None with fewer than two."""
+    """Computes the geometric mean over the seeds that both have, with its 95 % interval by Student's t; None with fewer than two."""
     seeds = sorted(slower.keys() & faster.keys())
     if len(seeds) < 2:
         return None

@@ -42,7 +42,7 @@ class EngineProcess:
         self._pipe.recv()
 
     def attach(self, fleet: PacedFleet) -> None:
-        """Messages go to this fleet, of a job on this loop; once for a process."""
+        """Sends messages to this fleet, of a job on this loop, from now on."""
         first, self._fleet = self._fleet is None, fleet
         self._loop = asyncio.get_running_loop()
         self._loads = asyncio.Queue()
@@ -77,7 +77,7 @@ Engines = Mapping[int, Sequence[EngineProcess]]
 
 
 def start_engines(roofline: Roofline, model: Path, longest: int, devices: int, sizes: Sequence[int]) -> Engines:
-    """Engines of each size, which share so many devices. Returns once all are up. To be called once in a process."""
+    """Starts engines of each size, which share so many devices. Returns once all are up. To be called once in a process."""
     wanted = {
         size: [PacedEngine(f"tp{size}/{number}", size, roofline, model, longest) for number in range(devices // size)]
         for size in sizes

@@ -31,7 +31,7 @@ WARM_UP = ((12, 1),)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `make bench NAME=elastic`."""
+    """Adds the options of `make bench NAME=elastic`."""
     parser.add_argument("--arms", nargs="*", type=arm_named, default=[*ARMS], help=", ".join(ARMS))
     parser.add_argument("--seeds", type=int, default=3, help="blocks of each arm")
     parser.add_argument("--cycles", type=int, help="cycles of each phase of the trace, instead of its own number")
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 async def _measure(wanted: Sequence[tuple[str, int]], phases: trace.Phases, recorder: Recorder, folder: Path) -> None:
-    """Blocks of these arms and seeds."""
+    """Measures blocks of these arms and seeds."""
     from bench.elastic.fleet import start_engines
     from bench.elastic.models import write_published, write_tiny
 

@@ -182,7 +182,7 @@ def serve(pipe: Connection, engine: PacedEngine) -> None:
 
 
 def _start(engine: PacedEngine) -> Any:
-    """vLLM with as many KV blocks as the engine's devices have room for."""
+    """Starts vLLM with as many KV blocks as the engine's devices have room for."""
     from longboat_runtime.rollout import base
     from longboat_runtime.rollout.arguments import engine_arguments
     from longboat_runtime.rollout.factory import read_model_config
@@ -224,7 +224,7 @@ def _paced(config: EngineConfig, arguments: dict[str, Any], engine: PacedEngine)
             super()._submit(requests, begun)
 
         def serve_version(self, version: int) -> None:
-            """New weights in name: nothing that runs or is cached outlives a round."""
+            """Serves new weights in name: nothing that runs or is cached outlives a round."""
 
             def serve() -> None:
                 self._vllm.set_weight_version(str(version))

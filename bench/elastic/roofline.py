@@ -30,7 +30,7 @@ class Roofline:
     all_reduce: float
 
     def kv_tokens(self, devices: int) -> int:
-        """Tokens in the KV cache of an engine: weights are split over its devices, of each of which a tenth is kept in reserve."""
+        """Counts the tokens in the KV cache of an engine: weights are split over its devices, of each of which a tenth is kept in reserve."""
         return int((devices * self.memory * (1 - 1 / RESERVE) - self.weights) / self.kv_token)
 
     def step_seconds(self, devices: int, sequences: int, tokens: float, computed: int = 0) -> float:
@@ -55,7 +55,7 @@ class Roofline:
         return self.token_operations / (devices * self.compute)
 
     def scaled(self, *, sequences: float, tokens: float, pace: float) -> Roofline:
-        """Devices for a smaller job: each sequence stands for `sequences`, each token, and so each step, for `tokens`.
+        """Scales the devices for a smaller job: each sequence stands for `sequences`, each token, and so each step, for `tokens`.
 
         A second stands for 1 / `pace`. Rounds of the smaller job take `pace` times the seconds of the other's.
         """

@@ -152,12 +152,12 @@ def _arms(result: Result, simulated: Simulated, blocks: Any) -> list[str]:
 
 
 def runs_of(sizes: Sequence[int]) -> str:
-    """`1 x20, 4 x10` for twenty rounds with one device, and then ten with four."""
+    """Writes `1 x20, 4 x10` for twenty rounds with one device, and then ten with four."""
     return ", ".join(f"{size} x{len([*run])}" for size, run in groupby(sizes))
 
 
 def _situations(result: Result, blocks: Any, phases: trace.Phases) -> list[str]:
-    """Mean seconds and preemptions of a round, by phase, kind and fixed size."""
+    """Writes the mean seconds and preemptions of a round, by phase, kind and fixed size."""
     sizes = [arm for arm in FIXED if arm in result.seconds]
     text = [
         "Seconds (preemptions) of a round in fixed shape, means over rounds and seeds, and the oracle's choice:",

@@ -43,7 +43,7 @@ class Trace:
         return self._phase_of_cycle((step - 1) // ROUNDS_PER_CYCLE)
 
     def __call__(self, sample: SampleId) -> int:
-        """Response tokens of a sample, by its row: rows are drawn in order."""
+        """Returns the response tokens of a sample, by its row: rows are drawn in order."""
         median, _ = self.phases[self._phase_of_cycle(sample.row // PROMPTS_PER_CYCLE)]
         return replace(_LENGTHS, median=median, seed=self.seed)(sample)
 

@@ -30,7 +30,7 @@ WARM_UP = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `make bench NAME=engine_step`."""
+    """Adds the options of `make bench NAME=engine_step`."""
     parser.add_argument("--turns", type=int, default=2, help="times that both arms are measured")
     parser.add_argument("--rounds", type=int, default=60, help="rounds of a turn")
     parser.add_argument("--profile", action="store_true", help="sample the job's processes (py-spy), which slows them")
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def bands(steps: Sequence[Step]) -> dict[str, list[list[float]]]:
-    """Wall and CPU seconds of decode-only steps, by the number of sequences."""
+    """Returns the wall and CPU seconds of decode-only steps, by the number of sequences."""
     return {
         str(size): [
             [round(wall, 6), round(cpu, 6)]

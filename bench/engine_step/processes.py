@@ -26,7 +26,7 @@ _NAMES = {
 
 
 def cpu_seconds(root: int) -> dict[int, tuple[str, float]]:
-    """User and system seconds of each process below `root`, it included; what ended children used counts for a parent other than `root`."""
+    """Reads the user and system seconds of each process below `root`, it included; what ended children used counts for a parent other than `root`."""
     parents, usage = {}, {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -43,7 +43,7 @@ def cpu_seconds(root: int) -> dict[int, tuple[str, float]]:
 
 
 def used(before: Mapping[int, tuple[str, float]], after: Mapping[int, tuple[str, float]]) -> dict[str, float]:
-    """CPU seconds between two readings, by what the processes are."""
+    """Computes the CPU seconds between two readings, by what the processes are."""
     total: Counter[str] = Counter()
     for pid, (name, seconds) in after.items():
         total[name] += seconds - before.get(pid, (name, 0.0))[1]
@@ -82,7 +82,7 @@ class Profile:
         return Path(self._folder.name) / str(pid)
 
     def stop(self) -> dict[str, dict[str, int]]:
-        """Samples by process and by the innermost function of the sampled stack."""
+        """Ends the sampling; returns the samples by process and by the innermost function of the sampled stack."""
         profiles: dict[str, Counter[str]] = {}
         for pid, process in self._running.items():
             process.send_signal(2)

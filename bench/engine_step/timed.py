@@ -52,7 +52,7 @@ class TimedActor(actor.EngineActor):
 
 @contextmanager
 def timed_engines() -> Iterator[None]:
-    """Engines that are started within the block note their steps."""
+    """Makes engines that are started within the block note their steps."""
     usual = actor.EngineActor
     actor.EngineActor = TimedActor  # type: ignore[misc]
     try:

@@ -65,7 +65,7 @@ _SCORED = (GradeKind.SCORED, GradeKind.WRONG_FORMAT)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `make bench NAME=grading`."""
+    """Adds the options of `make bench NAME=grading`."""
     parser.add_argument("--tasks", nargs="*", default=[*TASKS], choices=[*TASKS])
     parser.add_argument("--isolations", nargs="*", default=[*ISOLATIONS], choices=[*ISOLATIONS])
     parser.add_argument("--grades", type=int, default=8 * ROUND, help="grades of a measurement, in rounds of 256")
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, path: Path) -> None:
-    """Tasks and isolations take turns. Appends to `path`."""
+    """Measures tasks and isolations in turns. Appends to `path`."""
     settings = {**vars(arguments), "verl": arguments.verl is not None}
     recorder = Recorder(path, **settings)
     tasks = [task for task in arguments.tasks if arguments.verl is not None or not TASKS[task].verl]
@@ -114,7 +114,7 @@ def _environment(verl: Path | None) -> dict[str, str]:
 async def _graded(
     task: str, isolation: str, samples: Sequence[RewardSample], scores: Sequence[float | None], arguments: Any
 ) -> dict[str, Any]:
-    """Milliseconds of CPU a grade by process, and whether the scores are those of the bare loop."""
+    """Measures the milliseconds of CPU a grade by process, and whether the scores are those of the bare loop."""
     reward = {"name": "reward", "isolation": isolation, "timeoutSeconds": 60, **TASKS[task].reward}
     with tempfile.TemporaryDirectory(prefix="longboat-") as directory:
         socket = Path(directory) / "graders.sock"

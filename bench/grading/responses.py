@@ -63,7 +63,7 @@ def gsm8k(rng: random.Random) -> RewardSample:
 
 
 def math_dapo(rng: random.Random) -> RewardSample:
-    """Reasoning that ends in a line `Answer:`, or in a box."""
+    """Makes reasoning that mostly ends in a line `Answer:`, or in a box."""
     m, n = rng.randint(2, 40), rng.randint(3, 60)
     right = str(m * n + m)
     answer = rng.choice([right, right, str(m * n), rf"\frac{{{m}}}{{{n}}}", f"{right} \\text{{ units}}", "unclear"])
@@ -128,7 +128,7 @@ MAKERS: dict[str, Callable[[random.Random], RewardSample]] = {
 
 
 def responses(task: str, count: int, seed: int = 0) -> Iterator[RewardSample]:
-    """`count` responses to a task of MAKERS."""
+    """Makes `count` responses to a task of MAKERS."""
     rng = random.Random(f"{task} {seed}")
     return (MAKERS[task](rng) for _ in range(count))
 

@@ -36,7 +36,7 @@ class Allocations(TorchDispatchMode):
         return result
 
     def bytes_held(self) -> int:
-        """Bytes that are held now."""
+        """Returns the bytes that are held now."""
         total, strong = 0, torch.UntypedStorage._new_with_weak_ptr
         for address, reference in list(self._live.items()):
             storage = strong(reference.cdata)

@@ -35,7 +35,7 @@ LOOK = 0.02
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `python -m bench.run memory`."""
+    """Adds the options of `python -m bench.run memory`."""
     parser.add_argument("--sizes", nargs="*", default=["0.5B"], choices=SHAPES, help="parameters of the models")
     parser.add_argument("--ranks", type=int, default=1, help="on GPUs: one each")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
@@ -135,7 +135,7 @@ def _steps(rank: TrainerRank, device: str, bins: int, tokens: int, vocabulary: i
 
 @contextmanager
 def _measured(device: str) -> Iterator[dict[str, float]]:
-    """Seconds, and bytes above those at the start: the largest allocation, the most held at one time, and those still held.
+    """Measures seconds, and bytes above those at the start: the largest allocation, the most held at one time, and those still held.
 
     Of the GPU by its allocator, of the CPU by following every tensor's memory. `host` is the most private memory of the process
     beyond the start; pages of mapped files are not in it.
@@ -189,7 +189,7 @@ def _private_memory() -> int:
 
 
 def _units(model: torch.nn.Module) -> list[int]:
-    """Float32 bytes of the units that are gathered and scattered separately, largest first."""
+    """Lists the sizes, in float32 bytes, of the units that are gathered and scattered separately, largest first."""
     sizes = []
     for module in model.modules():
         if isinstance(module, FSDPModule):

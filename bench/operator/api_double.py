@@ -49,7 +49,7 @@ class ApiDouble:
     # The operator's requests.
 
     async def create(self, resource: Resource, body: Object, *, dry_run: bool = False) -> dict[str, Any]:
-        """POST."""
+        """Creates the object, as POST does."""
         await self._receive_request()
         key = _key(resource, body["metadata"].get("namespace", ""), body["metadata"]["name"])
         if key in self._objects:
@@ -70,7 +70,7 @@ class ApiDouble:
         force: bool = True,
         manager: str = FIELD_MANAGER,
     ) -> dict[str, Any]:
-        """Server-side apply: of a status guarded by its version, of anything else as a replacement."""
+        """Applies an object as a server-side apply: a status guarded by its version, anything else as a replacement."""
         await self._receive_request()
         key = _key(resource, body["metadata"]["namespace"], body["metadata"]["name"])
         stored = self._objects[key]
@@ -81,11 +81,11 @@ class ApiDouble:
         return self._apply_status(key, manager, dict(body["status"]))
 
     async def apply_new(self, resource: Resource, body: Object) -> dict[str, Any]:
-        """Server-side apply that makes the object."""
+        """Makes the object, as a server-side apply would."""
         return await self.create(resource, body)
 
     async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any]:
-        """GET."""
+        """Reads the object, as GET does."""
         await self._receive_request()
         stored = self._objects.get(_key(resource, namespace, name))
         if stored is None:
@@ -93,13 +93,13 @@ class ApiDouble:
         return _copy(stored)
 
     async def patch(self, resource: Resource, namespace: str, name: str, body: Object, *_: Any, **__: Any) -> Any:
-        """PATCH of the first level."""
+        """Replaces keys of the first level, as PATCH does."""
         await self._receive_request()
         key = _key(resource, namespace, name)
         return self._store(key, {**self._objects[key], **body})
 
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str, grace: int | None = None) -> Any:
-        """DELETE; nothing lingers."""
+        """Deletes the object, as DELETE does; nothing lingers."""
         await self._receive_request()
         gone = self._objects.pop(_key(resource, namespace, name), None)
         if gone is None:

@@ -32,7 +32,7 @@ POLL_SECONDS = 0.2
 
 
 def latency(jobs: int, demands: int, period_seconds: float, running: str | None = None) -> dict[str, Any]:
-    """`demands` of so many jobs, one every `period_seconds`: seconds until each was read as answered, and the operator's CPU.
+    """Measures `demands` of so many jobs, one every `period_seconds`: seconds until each was read as answered, and the operator's CPU.
 
     On a test cluster of its own, else on the one named `running`.
     No node takes the jobs' pods, so nothing but the API server and the operator has a part in it.
@@ -157,6 +157,6 @@ async def _operator(cluster: Cluster) -> AsyncIterator[asyncio.subprocess.Proces
 
 
 def _cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far."""
+    """Reads the user and system time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

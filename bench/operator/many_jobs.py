@@ -49,7 +49,7 @@ class Slice:
 
 
 def many_jobs(jobs: int, period_seconds: float, seconds: float) -> dict[str, Any]:
-    """Jobs of seven pods whose drivers ask in turn for two and three of their rollout pods, evenly spread over each period.
+    """Measures jobs of seven pods whose drivers ask in turn for two and three of their rollout pods, evenly spread over each period.
 
     `unsettled` are jobs that lack what they asked for, or for which there is something left to do, when nothing calls for a plan.
     """
@@ -124,7 +124,7 @@ async def _measure(
 
 
 def _loop_ms(seconds: float) -> float:
-    """Milliseconds of a million additions."""
+    """Measures the milliseconds of a million additions."""
     return 1e3 * seconds * 10**6 / SPEED_ADDITIONS
 
 

@@ -20,7 +20,7 @@ PERIOD_SECONDS = 20.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `make bench NAME=operator`."""
+    """Adds the options of `make bench NAME=operator`."""
     parser.add_argument("--jobs", type=int, default=JOBS, help="jobs that change their demand, in memory")
     parser.add_argument("--period", type=float, default=PERIOD_SECONDS, help="seconds between changes of one job")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long they do")

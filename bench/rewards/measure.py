@@ -31,7 +31,7 @@ MOVES_SEED = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `make bench NAME=rewards`."""
+    """Adds the options of `make bench NAME=rewards`."""
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--cluster", help="a test cluster that is up; default: one of its own")
     parser.add_argument("--blocks", type=int, default=2, help="cpus: blocks of each arm, each a job and a seed")
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def _cpus(arguments: argparse.Namespace, site: sites.Site, recorder: Recorder) -> None:
-    """Blocks of the arms, in an order that turns round, so that none always comes first."""
+    """Measures blocks of the arms, in an order that turns round, so that none always comes first."""
     for seed in range(arguments.blocks):
         trace = Trace(seed, 1 + 2 * arguments.swap, arguments.swap, WORK)
         for arm in ARMS if seed % 2 == 0 else tuple(reversed(ARMS)):
@@ -69,7 +69,7 @@ def _cpus(arguments: argparse.Namespace, site: sites.Site, recorder: Recorder) -
 
 @contextmanager
 def _site(running: str | None) -> Iterator[sites.Site]:
-    """Longboat on a test cluster of its own, else on the one named `running`, with the tiny model."""
+    """Yields Longboat on the cluster named `running`, else on a test cluster of its own, with the tiny model."""
     if running is not None:
         cluster = Cluster.find(running)
         if cluster is None:

@@ -34,7 +34,7 @@ def write(raw: Path) -> None:
 
 
 def page(recorded: Sequence[list[Line]]) -> str:
-    """Markdown, of runs that each begin with their `run` line, oldest first."""
+    """Writes the page, as Markdown, from runs that each begin with their `run` line, oldest first."""
     text = ["# Grading"]
     for kinds, section in (({"round", "simulated"}, _timeouts), ({"block"}, _cpus), ({"moves"}, _moves)):
         if lines := _newest(recorded, kinds):
@@ -236,7 +236,7 @@ def _row(blocks: Sequence[Line], arm: str, seconds: Seconds, swap: int) -> Itera
 
 
 def _by_block(seconds: dict[str, Seconds]) -> Iterator[float]:
-    """Fixed over moving."""
+    """Yields for each seed the seconds of the fixed arm by those of the moving one."""
     for seed in sorted({seed for seed, _ in seconds["moving"]}):
         fixed, moving = (
             sum(value for (other, _), value in seconds[arm].items() if other == seed) for arm in ("fixed", "moving")
@@ -260,7 +260,7 @@ def within(share: float, seconds: Sequence[float]) -> float:
 
 
 def _move_seconds(line: Line) -> list[float]:
-    """Seconds of each move; infinite if receivers were not seen to have their share before the next one."""
+    """Returns the seconds of each move; infinite if receivers were not seen to have their share before the next one."""
     return [math.inf if move["seconds"] is None else move["seconds"] for move in line["moves"]]
 
 
@@ -324,7 +324,7 @@ def _stages(moves: Sequence[Mapping[str, Any]]) -> str:
 
 
 def plot(recorded: Sequence[list[Line]], path: Path) -> None:
-    """Seconds of every round by arm, and of all moves in order. Nothing is drawn while neither is measured."""
+    """Draws the seconds of every round by arm, and of all moves in order. Nothing is drawn while neither is measured."""
     blocks, moves = _newest(recorded, {"block"})[1:], _newest(recorded, {"moves"})[1:]
     seconds = seconds_of(blocks) if blocks else {}
     durations = sorted(value for value in _move_seconds(moves[-1]) if math.isfinite(value)) if moves else []

@@ -50,7 +50,7 @@ def grade(sample):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of this part."""
+    """Adds the options of this part."""
     processes = len(os.sched_getaffinity(0))
     parser.add_argument("--mixes", type=int, default=4, help="timeouts: sets of problems, one after the other")
     parser.add_argument("--rounds", type=int, default=25, help="timeouts: rounds of each set that both arms grade")

@@ -86,12 +86,12 @@ def fates(log: list[events.Body]) -> dict[str, Any]:
 
 
 def ended(block: dict[str, Any]) -> dict[SampleId, int]:
-    """Tokens of responses that ended on their own."""
+    """Returns the tokens of responses that ended on their own."""
     return {sample: count for sample, count in _generated(block) if count >= 0}
 
 
 def stopped(block: dict[str, Any]) -> dict[SampleId, int]:
-    """Tokens of responses that were stopped."""
+    """Returns the tokens of responses that were stopped."""
     return {sample: -1 - count for sample, count in _generated(block) if count < 0}
 
 
@@ -105,7 +105,7 @@ def _generated(block: dict[str, Any]) -> list[tuple[SampleId, int]]:
 
 
 def trained_tokens(block: dict[str, Any]) -> dict[PromptId, list[int]]:
-    """Tokens of trained responses, by prompt."""
+    """Returns the tokens of trained responses, by prompt."""
     return {
         PromptId(epoch, row): [tokens[index] for index in indices]
         for epoch, row, _, tokens, indices in block["groups"]

@@ -36,7 +36,7 @@ class Measured:
 
 
 def measured(blocks: Blocks, arm: str) -> Measured:
-    """`blocks` are of one task."""
+    """Computes what is measured of an arm; `blocks` are of one task."""
     own = {seed: block for (name, seed), block in blocks.items() if name == arm}
     trained = {seed: trained_tokens(block) for seed, block in own.items()}
     samples = {seed: sum(map(len, prompts.values())) for seed, prompts in trained.items()}
@@ -66,7 +66,7 @@ def measured(blocks: Blocks, arm: str) -> Measured:
 
 
 def longer(blocks: Blocks, arm: str, other: str) -> Estimate | None:
-    """Mean trained length of the other arm less the arm's, by the baseline's, on the prompts that all three trained; None without any."""
+    """Estimates the mean trained length of the other arm less the arm's, by the baseline's, on the prompts that all three trained; None without any."""
     pairs = []
     for seed in sorted({seed for _, seed in blocks}):
         keys = [(name, seed) for name in (arm, other, BASELINE)]
@@ -99,7 +99,7 @@ class Accuracy:
 
 
 def accuracy(blocks: Blocks, arm: str) -> Accuracy:
-    """Paired by seed and prompt, over the seeds that the arm has: at least two."""
+    """Compares an arm's accuracy with the baseline's, paired by seed and prompt, over the seeds that the arm has: at least two."""
     seeds = sorted(seed for name, seed in blocks if name == arm)
     tokens: dict[int, list[int]] = defaultdict(list)
     for seed in seeds:
@@ -119,7 +119,7 @@ def accuracy(blocks: Blocks, arm: str) -> Accuracy:
 
 
 def _less(block: dict[str, Any], baseline: dict[str, Any], rows: Container[int]) -> float:
-    """Share of correct answers to `rows`, less the baseline's; every row has as many answers."""
+    """Returns the share of correct answers to `rows`, less the baseline's; every row has as many answers."""
     first, second = (
         float(np.mean([score for row, _, score in each["held_out"] if row in rows])) for each in (block, baseline)
     )
@@ -138,7 +138,7 @@ class Distribution:
 
 
 def distribution(blocks: Blocks, prompts: int) -> Distribution:
-    """Rounds of the baseline have `prompts` prompts each, in the order they were drawn; medians over rounds."""
+    """Describes the trained lengths of the baseline, whose rounds have `prompts` prompts each, in the order they were drawn; `longest_by_median` is a median over rounds."""
     rounds = []
     for (name, _), block in blocks.items():
         if name == BASELINE:

@@ -23,7 +23,7 @@ class Estimate:
     count: int
 
     def text(self, form: str = ".3f", shown: Callable[[float], float] = float) -> str:
-        """Value and ends, each as `shown` makes it."""
+        """Writes the value and the ends, each as `shown` makes it."""
         value, low, high = (format(shown(end), form) for end in (self.value, self.low, self.high))
         return f"{value} ({low} to {high})"
 
@@ -34,7 +34,7 @@ class Estimate:
 
 
 def ratio(pairs: Sequence[tuple[float, float]]) -> Estimate:
-    """Sum of the first by sum of the second; pairs are resampled."""
+    """Estimates the sum of the first by the sum of the second; pairs are resampled."""
     first, second = np.array(pairs, dtype=np.float64).T
     drawn = _draws(len(pairs))
     ratios = first[drawn].sum(1) / second[drawn].sum(1)
@@ -42,7 +42,7 @@ def ratio(pairs: Sequence[tuple[float, float]]) -> Estimate:
 
 
 def mean(values: Sequence[float]) -> Estimate:
-    """Mean of at least two values that are about normal."""
+    """Estimates the mean of at least two values that are about normal."""
     array = np.array(values, dtype=np.float64)
     half = _student(len(array) - 1) * array.std(ddof=1) / np.sqrt(len(array))
     return Estimate(float(array.mean()), float(array.mean() - half), float(array.mean() + half), len(array))

@@ -21,7 +21,7 @@ WARM_UP = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `make bench NAME=rounds`."""
+    """Adds the options of `make bench NAME=rounds`."""
     parser.add_argument("--tasks", nargs="*", default=[*TASKS.values()], type=task_named, help=", ".join(TASKS))
     parser.add_argument("--arms", nargs="*", type=arm_named, help=f"instead of the task's own: {', '.join(ARMS)}")
     parser.add_argument("--seeds", type=int, default=3, help="blocks of each arm")

@@ -86,7 +86,7 @@ class Predictor:
         return replace(self._site, curve=StepCurve.from_observed(self._step_times([arm])), update=self._rest + longer)
 
     def _updates(self, arm: str) -> float:
-        """Mean seconds of a step's training and publication; 0 where runs didn't record them yet."""
+        """Returns the mean seconds of a step's training and publication; 0 where runs didn't record them yet."""
         updates = [
             seconds for (name, _), block in self._blocks.items() if name == arm for seconds in block.get("update", ())
         ]

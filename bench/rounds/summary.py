@@ -66,7 +66,7 @@ Panel = tuple[str, list[tuple[str, Measured, Predicted]], Predictor]
 
 
 def report(name: str, run: dict[str, Any], blocks: Blocks) -> tuple[list[str], Panel]:
-    """Lines of Markdown, and what is plotted."""
+    """Returns the lines of Markdown, and what is plotted."""
     task, settings = TASKS[name], run["settings"]
     predictor = Predictor(blocks, task, settings)
     arms = [arm for arm in ARMS if any(arm == own for own, _ in blocks)]

@@ -43,7 +43,7 @@ class Task:
     arms: Sequence[str] = (*ARMS,)
 
     def prepare(self, folder: Path) -> None:
-        """Model and data, into `folder`."""
+        """Prepares model and data in `folder`."""
         if self.learns:
             command = [sys.executable, str(QUICKSTART / "build_base.py"), str(folder)]
             subprocess.run(command, check=True, stdout=sys.stderr)

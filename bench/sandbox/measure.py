@@ -20,7 +20,7 @@ from tests.reward.hostile_responses import RESPONSES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `make bench NAME=sandbox`."""
+    """Adds the options of `make bench NAME=sandbox`."""
     parser.add_argument("--variants", nargs="*", default=[*RESPONSES], choices=[*RESPONSES], metavar="VARIANT")
 
 

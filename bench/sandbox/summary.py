@@ -45,7 +45,7 @@ def missed(lines: list[Line]) -> list[str]:
 
 
 def table(lines: list[Line]) -> str:
-    """Markdown."""
+    """Writes the page, as Markdown."""
     run, tried = lines[0], _of_kind(lines, "tried")
     unprotected = {line["variant"]: line["harm"] for line in _of_kind(lines, "unprotected")}
     groups = {line["group"]: [each for each in tried if each["group"] == line["group"]] for line in tried}

@@ -36,7 +36,7 @@ COMPILE_LAYERS = (False, True) if HAS_COMPILER else (False,)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `make bench NAME=step`."""
+    """Adds the options of `make bench NAME=step`."""
     parser.add_argument("--cases", nargs="*", default=CASES, type=case_named, help="such as tail-4M-64")
     parser.add_argument("--steps", type=int, default=6, help="steps of a run that count")
     parser.add_argument("--micro-batch", type=int, help="TRL's; default: the best, searched for")
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace, path: Path) -> None:
 
 
 def _best_micro_batch(recorder: Recorder, case: Case, model: Path) -> int:
-    """Tried from small to large until the next one is slower: the curve has one valley (overhead, then cache misses)."""
+    """Finds the fastest size, from small to large until one is clearly slower: the curve has one valley (overhead, then cache misses)."""
     best_seconds: dict[int, float] = {}
     for size in MICRO_BATCHES:
         if size > case.samples:

@@ -75,7 +75,7 @@ def lower_bound(ratios: list[float]) -> float | None:
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """Markdown."""
+    """Writes the page, as Markdown."""
     run, results = lines[0], medians(lines)
     cases = list(dict.fromkeys(case for case, _ in results))
     versions = ", ".join(f"{name} {value}" for name, value in run["versions"].items())

@@ -46,7 +46,7 @@ def build_model(size: str, directory: Path) -> None:
 
 
 def rows(count: int, seed: int) -> list[dict[str, str]]:
-    """Prompts as the quickstart draws them."""
+    """Draws prompts as the quickstart does."""
     source = random.Random(seed)
     prompts = [_countdown.draw(source) for _ in range(count)]
     return [{"prompt": prompt, "answer": _countdown.answer(prompt)} for prompt in prompts]

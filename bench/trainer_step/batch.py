@@ -19,7 +19,7 @@ def advantage(position: int) -> float:
 
 
 def request(step: int, samples: Sequence[GeneratedSample]) -> TrainRequest:
-    """Longboat's."""
+    """Makes Longboat's request to train the samples."""
     entries = tuple(TrainSample(sample.id, advantage(i), sample.size) for i, sample in enumerate(samples))
     return TrainRequest(step, 10_000, entries, len(entries))
 

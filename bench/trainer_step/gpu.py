@@ -69,7 +69,7 @@ def measure(recorder: Recorder, size: str, folder: Path, arguments: argparse.Nam
 
 
 def responses(count: int, longest: int, vocabulary: int) -> list[GeneratedSample]:
-    """`count` samples with random tokens; prompt and response together have at most `longest`."""
+    """Makes `count` samples with random tokens; prompt and response together have at most `longest`."""
     random = np.random.default_rng(0)
     samples = []
     for number in range(count):

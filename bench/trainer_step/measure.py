@@ -36,7 +36,7 @@ WARM_UP = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `make bench NAME=trainer_step`."""
+    """Adds the options of `make bench NAME=trainer_step`."""
     parser.add_argument("--cases", nargs="*", default=[*map(case_named, CASES)], type=case_named)
     parser.add_argument("--steps", type=int, default=10, help="steps of each arm that count")
     parser.add_argument("--micro-batch", type=int, default=16, help="TRL's")
@@ -92,7 +92,7 @@ def measure(recorder: Recorder, case: Case, folder: Path, steps: int, micro_batc
 
 
 def batch(case: Case) -> list[GeneratedSample]:
-    """Random tokens; lengths as in bench/step: even ones end by chance (1 in 400 tokens), others are log-normal with median 17."""
+    """Makes samples of random tokens; lengths as in bench/step: even ones end by chance (1 in 400 tokens), others are log-normal with median 17."""
     random = np.random.default_rng(0)
     longest = case.module.MAX_TOKENS
     draw = {"even": lambda: random.geometric(1 / 400), "tail": lambda: np.exp(random.normal(np.log(17), 0.9))}

@@ -37,7 +37,7 @@ EACH = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `make bench NAME=trust_region`."""
+    """Adds the options of `make bench NAME=trust_region`."""
     phases = ("search", "select", "confirm", "compare")
     parser.add_argument("--phases", nargs="*", choices=phases, default=phases, help="only some, in this order")
 
@@ -94,7 +94,7 @@ class Measurement:
         return None
 
     def all(self, phase: str, arms: list[str], setting: Setting, seeds: range) -> None:
-        """Seed by seed, so that arms have equally many whenever this is interrupted."""
+        """Runs all trainings seed by seed, so that arms have equally many whenever this is interrupted."""
         for seed in seeds:
             for arm in arms:
                 self.collapses(Training(phase, arm, setting, seed))

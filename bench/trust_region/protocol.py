@@ -66,7 +66,7 @@ class Training(NamedTuple):
 
 
 def collapsed(rewards: Sequence[float], untrained: float) -> bool:
-    """`rewards` of all steps so far; see the package's docstring."""
+    """Whether a training with `rewards` of all steps so far has collapsed; see the package's docstring."""
     return any(
         sum(rewards[first : first + WINDOW]) / WINDOW < untrained - LOSS for first in range(len(rewards) - WINDOW + 1)
     )

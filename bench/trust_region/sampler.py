@@ -33,7 +33,7 @@ class Sampler:
 
     @torch.inference_mode()
     def draw(self, prompts: Sequence[Sequence[int]], generator: torch.Generator) -> list[tuple[IntArray, FloatArray]]:
-        """Tokens and log-probs of one response to each prompt."""
+        """Draws one response to each prompt; returns tokens and log-probs."""
         config, rows = self._config, len(prompts)
         ids = torch.tensor(prompts, dtype=torch.int64)
         length, room = ids.shape[1], ids.shape[1] + self._longest
@@ -68,7 +68,7 @@ class Sampler:
         ]
 
     def _forward(self, ids: Tensor, cache: Tensor, start: int) -> Tensor:
-        """Logits (rows, vocabulary) behind the last of `ids` (rows, T), which are at `start`; fills the cache."""
+        """Computes the logits (rows, vocabulary) behind the last of `ids` (rows, T), which are at `start`; fills the cache."""
         config, weights = self._config, self._weights
         rows, count = ids.shape
         end = start + count

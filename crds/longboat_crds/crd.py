@@ -58,7 +58,7 @@ def definitions() -> dict[str, dict[str, Any]]:
 
 
 def job_definition() -> dict[str, Any]:
-    """RLJob, with status and scale subresources; the scale is that of rollout pods."""
+    """Returns the definition of RLJob, with status and scale subresources; the scale is that of rollout pods."""
     schema = _root(json_schema(RLJob))
     schema["properties"]["metadata"]["properties"] = {
         "name": {"type": "string", "pattern": JOB_NAME_PATTERN, "maxLength": JOB_NAME_MAX_LENGTH}
@@ -82,12 +82,12 @@ def job_definition() -> dict[str, Any]:
 
 
 def runtime_definition() -> dict[str, Any]:
-    """RLRuntime."""
+    """Returns the definition of RLRuntime."""
     return _definition("RLRuntime", "rlruntimes", "rlrt", "Namespaced", _runtime_version(RLRuntime))
 
 
 def cluster_runtime_definition() -> dict[str, Any]:
-    """ClusterRLRuntime."""
+    """Returns the definition of ClusterRLRuntime."""
     return _definition("ClusterRLRuntime", "clusterrlruntimes", "crlrt", "Cluster", _runtime_version(ClusterRLRuntime))
 
 

@@ -86,7 +86,7 @@ def plus(first: Expression, second: Expression) -> Expression:
 
 
 def cores(quantity: Expression) -> Expression:
-    """Cores of a CPU quantity, as a number."""
+    """Reads the cores of a CPU quantity, as a number."""
     return Expression(
         f"quantity({quantity.cel}).asApproximateFloat()", lambda s: millicores(quantity.evaluate(s)) / 1000
     )

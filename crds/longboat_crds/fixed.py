@@ -58,7 +58,7 @@ _SUSPENDED = "(has(oldSelf.status.phase) && oldSelf.status.phase == 'Suspended')
 
 
 def transition_rules() -> list[dict[str, Any]]:
-    """Items of x-kubernetes-validations at the root of an RLJob; silent at creation and until the job has started."""
+    """Returns the items of x-kubernetes-validations at the root of an RLJob; silent at creation and until the job has started."""
     return [
         *_unchanged(FIXED, "", "is fixed once the job has started: create another job to change it"),
         *_unchanged(
@@ -95,7 +95,7 @@ def _unchanged(paths: Iterable[str], unless: str, message: str) -> list[dict[str
 
 
 def _same(path: str) -> str:
-    """CEL: the value at a path of `spec` is unchanged, or is still unset."""
+    """Writes in CEL that the value at a path of `spec` is unchanged, or is still unset."""
     new, old = f"self.spec.{path}", f"oldSelf.spec.{path}"
     if _always_present(path):
         return f"{new} == {old}"

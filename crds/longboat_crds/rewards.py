@@ -297,7 +297,7 @@ class RewardPoolSpec(ApiModel):
         return self.replicas * self.graders_per_pod
 
     def cpu_bounds(self, total: int) -> tuple[int, int]:
-        """Fewest and most millicores of the pool, given the total of rewardCpu."""
+        """Returns the fewest and most millicores of the pool, given the total of rewardCpu."""
         bounds = self.cpu or PoolCpuSpec()
         most = min(millicores(bounds.max), total) if bounds.max else total
         least = millicores(bounds.min) if bounds.min else min(POD_MIN_MILLICORES * self.replicas, most)

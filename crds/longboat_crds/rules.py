@@ -78,7 +78,7 @@ class Rule:
     closer: Callable[[Mapping[str, Any]], str] | None = None
 
     def broken_by(self, value: Mapping[str, Any]) -> dict[str, str]:
-        """Field and message for an object that breaks the rule."""
+        """Returns the field and message for an object that breaks the rule."""
         return {"field": self.field, "message": self.closer(value) if self.closer else self.message}
 
     def to_cel(self) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def _classes(annotation: Any) -> list[type]:
 
 
 def _inline(node: Schema, definitions: dict[str, Schema], models: dict[str, Any], model: Any = None) -> Schema:
-    """`node`, the schema of `model`, with references replaced by what they point to; keys beside a reference win."""
+    """Returns `node`, the schema of `model`, with references replaced by what they point to; keys beside a reference win."""
     node = dict(node)
     if "anyOf" in node:
         [schema] = [choice for choice in node.pop("anyOf") if choice != {"type": "null"}]

@@ -26,7 +26,7 @@ DIAGNOSIS = REPOSITORY / "build" / "chaos"
 
 
 def main() -> int:
-    """Run; returns the exit status: 0 if all jobs recovered from every fault and every audit is clean."""
+    """Runs jobs and faults; returns the exit status: 0 if all jobs recovered from every fault and every audit is clean."""
     options = _options()
     signal.signal(signal.SIGTERM, _interrupt)
     diagnosis = DIAGNOSIS / time.strftime(f"%Y%m%d-%H%M%S-seed{options.seed}")

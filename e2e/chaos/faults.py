@@ -31,7 +31,7 @@ UNREACHABLE = (ClusterError, OSError, RuntimeError, http.client.HTTPException)
 
 
 def carry_out(cluster: Cluster, fault: Fault, job: Job | None) -> str:
-    """Do it, to `job` if it is a fault of one job, and return its target. Outages are over when this returns.
+    """Does it, to `job` if it is a fault of one job, and returns its target. Outages are over when this returns.
 
     Raises NothingToHit, or what the cluster's clients raise, if it could not be done within RETRY_SECONDS.
     """
@@ -91,7 +91,7 @@ def _kill_head(job: Job, fault: Fault) -> str:
 
 
 def _suspend(job: Job, fault: Fault) -> str:
-    """Resume after `outage` seconds, if need be before the job has suspended; half of the times wait for that first."""
+    """Suspends the job and resumes it after half of `outage` seconds, if need be before it has suspended; half of the times it waits for that first."""
     job.patch({"suspend": True})
     if fault.forced:
         job.wait("suspended", lambda: job.status().get("phase") == "Suspended")
@@ -113,7 +113,7 @@ def _kill_operator(cluster: Cluster, fault: Fault) -> str:
 
 
 def kill_operator(cluster: Cluster) -> None:
-    """SIGKILL the operator's container, which its node then restarts."""
+    """Sends SIGKILL to the operator's container, which its node then restarts."""
     listed = cluster.api.get(f"/api/v1/namespaces/{installation.NAMESPACE}/pods") or {}
     pids = set().union(*(pids for _, pids in _containers(cluster, listed.get("items", []))))
     _kill(pid for pid in pids if _parent(pid) not in pids)
@@ -180,7 +180,7 @@ def _container(job: Job, draw: float, name: str = "") -> tuple[str, str, set[int
 
 
 def _containers(cluster: Cluster, pods: Iterable[Object]) -> list[tuple[tuple[str, str], set[int]]]:
-    """((pod, container), its processes) for every container that runs."""
+    """Returns ((pod, container), its processes) for every container that runs."""
     containers = []
     for pod in pods:
         status = pod.get("status", {})
@@ -193,7 +193,7 @@ def _containers(cluster: Cluster, pods: Iterable[Object]) -> list[tuple[tuple[st
 
 
 def _titles(pids: set[int]) -> dict[str, set[int]]:
-    """Processes by what they are called."""
+    """Groups processes by what they are called."""
     titles: dict[str, set[int]] = {}
     for pid in pids:
         if name := title(process.command_line(pid)):

@@ -60,7 +60,7 @@ class Life:
 
 
 def begin(site: Site, policy: RoundPolicyName, number: int, seed: int, until: float) -> Life:
-    """Apply the job with this number."""
+    """Applies the job with this number."""
     rounds: Object = {"policy": policy.value, "steps": 10_000_000, "promptsPerRound": 4, "seed": seed}
     if policy in (RoundPolicyName.TAIL_BATCHING, RoundPolicyName.CONTINUE_UNFINISHED):
         rounds["promptOvercommit"] = 1.5
@@ -76,7 +76,7 @@ NOTHING = {"incarnations": 0, "drawn": 0, "ended": 0, "lost": [], "doubled": [],
 
 
 def end(life: Life, diagnosis: Path) -> Object:
-    """Audit a job and delete it; returns what became of its prompts, and what its deletion left behind beside its claim.
+    """Audits a job and deletes it; returns what became of its prompts, and what its deletion left behind beside its claim.
 
     Its logs are kept below `diagnosis` if something is wrong.
     """

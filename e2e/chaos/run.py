@@ -156,7 +156,7 @@ class Run:
         )  # fmt: skip
 
     def _relieve(self, now: float, end: float) -> None:
-        """End jobs whose time is over or that will not go on; begin those that there is room for."""
+        """Ends jobs whose time is over or that will not go on; begins those that there is room for."""
         for life in list(self._lives):
             if not life.ready and not life.failed and now > life.until - self._share + self.patience:
                 life.failed = f"no step within {self.patience:.0f} s of its start"
@@ -181,7 +181,7 @@ class Run:
         return self.seconds * min(1.0, self.jobs / len(self.policies))
 
     def _strike(self, fault: Fault, now: float) -> bool:
-        """Let a fault come, unless the jobs that it would hit are not yet well enough for it."""
+        """Lets a fault come, unless the jobs that it would hit are not yet well enough for it."""
         if now < self._last + fault.pause:
             return False
         ready = [life for life in self._lives if life.ready and not life.failed and now < life.until]

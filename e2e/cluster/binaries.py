@@ -44,7 +44,7 @@ class Binary:
         return self.path
 
     def ensure(self) -> Path:
-        """Build the program unless it is there; the Go tool's messages go to standard error."""
+        """Builds the program unless it is there; the Go tool's messages go to standard error."""
         if self.path.exists():
             return self.path
         if shutil.which("go") is None:

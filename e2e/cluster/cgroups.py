@@ -39,7 +39,7 @@ def hierarchies() -> list[Path]:
 
 
 def create(group: str) -> None:
-    """Create a group, such as `/longboat-dev/node0`, and its parents in every hierarchy, ready to take processes."""
+    """Creates a group, such as `/longboat-dev/node0`, and its parents in every hierarchy, ready to take processes."""
     for hierarchy in hierarchies():
         folder = hierarchy
         for part in Path(group.strip("/")).parts:
@@ -50,7 +50,7 @@ def create(group: str) -> None:
 
 
 def _pass_down(folder: Path) -> None:
-    """Let the children of a v2 group use the controllers that the group has."""
+    """Lets the children of a v2 group use the controllers that the group has."""
     if not (folder / "cgroup.subtree_control").exists():
         return
     available = (folder / "cgroup.controllers").read_text().split()
@@ -67,7 +67,7 @@ def _inherit_cpuset(folder: Path) -> None:
 
 
 def prefer(group: str, shares: int) -> None:
-    """Set a group's weight against its siblings when CPUs are short (1024 is a process's or a new group's)."""
+    """Sets a group's weight against its siblings when CPUs are short (1024 is a process's or a new group's)."""
     for hierarchy in hierarchies():
         folder = _folder(hierarchy, group)
         if (folder / "cpu.shares").exists():
@@ -82,7 +82,7 @@ def process_files(group: str) -> list[Path]:
 
 
 def processes(group: str) -> set[int]:
-    """Ids of the processes in a group and below it."""
+    """Returns the ids of the processes in a group and below it."""
     pids: set[int] = set()
     for hierarchy in hierarchies():
         for folder in _descend(_folder(hierarchy, group)):
@@ -102,7 +102,7 @@ def find(group: str, name: str) -> str | None:
 
 
 def cpu_quota(group: str) -> int | None:
-    """Millicores that a group may use by the quota in its own files; None without a quota, or if there is no such group."""
+    """Returns the millicores that a group may use by the quota in its own files; None without a quota, or if there is no such group."""
     for hierarchy in hierarchies():
         folder = _folder(hierarchy, group)
         try:
@@ -119,7 +119,7 @@ def cpu_quota(group: str) -> int | None:
 
 
 def kill(group: str, patience: float = 120) -> None:
-    """Kill every process in a group and below it, frozen ones too, and wait (seconds) until they are gone.
+    """Kills every process in a group and below it, frozen ones too, and waits (seconds) until they are gone.
 
     runc freezes a container without a process namespace of its own to signal its processes: one that is killed then leaves it frozen.
     """
@@ -135,7 +135,7 @@ def kill(group: str, patience: float = 120) -> None:
 
 
 def thaw(group: str) -> None:
-    """Let the processes in a group and below it run again. A v1 group holds on to a killed process until then."""
+    """Lets the processes in a group and below it run again. A v1 group holds on to a killed process until then."""
     for hierarchy in hierarchies():
         for folder in _descend(_folder(hierarchy, group)):
             with contextlib.suppress(OSError):  # the group has just gone, or is of a hierarchy that freezes nothing
@@ -146,7 +146,7 @@ def thaw(group: str) -> None:
 
 
 def remove(group: str, patience: float = 120) -> None:
-    """Remove a group and everything below it, waiting (seconds) for the kernel to let go of ended processes."""
+    """Removes a group and everything below it, waiting (seconds) for the kernel to let go of ended processes."""
     deadline = time.monotonic() + patience
     for hierarchy in hierarchies():
         for folder in _descend(_folder(hierarchy, group)):

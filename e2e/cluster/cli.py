@@ -20,7 +20,7 @@ Command = Callable[[Options], None]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command; returns the exit status."""
+    """Runs a command; returns the exit status."""
     options = _parser().parse_args(argv)
     try:
         options.run(options)

@@ -56,7 +56,7 @@ class Cluster:
 
     @classmethod
     def up(cls, name: str, nodes: int = 1, timings: Timings = QUICK) -> "Cluster":
-        """Start a new cluster and wait until it takes pods; on any failure nothing of it is left.
+        """Starts a new cluster and waits until it takes pods; on any failure nothing of it is left.
 
         Raises ClusterError when it is up already, or can't be brought up: the message holds the end of the log.
         """
@@ -75,7 +75,7 @@ class Cluster:
 
     @classmethod
     def down(cls, name: str) -> bool:
-        """Remove the cluster with this name and everything of it; False when there was nothing."""
+        """Removes the cluster with this name and everything of it; False when there was nothing."""
         _check_root()
         with _lock(name):
             existed = Layout.from_name(name).root.exists()
@@ -108,7 +108,7 @@ class Cluster:
         return self.control_plane.api
 
     def kubectl(self, *argv: str, stdin: str | None = None, timeout: float | None = 360) -> str:
-        """Run kubectl as the administrator and return its output; raises CommandError when it fails.
+        """Runs kubectl as the administrator and returns its output; raises CommandError when it fails.
 
         `timeout` (seconds) is only for a command that hangs: one that waits is given a shorter limit in its arguments. A command that
         cannot connect, so that nothing has been asked yet, is repeated for up to PATIENCE seconds.
@@ -123,12 +123,12 @@ class Cluster:
                 time.sleep(1)
 
     def load(self, archive: Path) -> None:
-        """Import an image archive into every node."""
+        """Imports an image archive into every node."""
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda node: node.load(archive), self.nodes))
 
     def load_image(self, name: str) -> str:
-        """Build an image of ours unless that is done, and import it; returns the name to use it by.
+        """Builds an image of ours unless that is done, and imports it; returns the name to use it by.
 
         The name changes with the contents, so a Deployment that is given it rolls out. `localhost/longboat-NAME:dev` is
         always the version loaded last.
@@ -148,7 +148,7 @@ class Cluster:
         raise ClusterError(f"cluster {self.name} has no node {name!r}, only {', '.join(n.name for n in self.nodes)}")
 
     def add_node(self) -> Node:
-        """Add a node and wait until it is Ready."""
+        """Adds a node and waits until it is Ready."""
         with _lock(self.name):
             node = self._begin_node()
             self._await_node(node)
@@ -196,7 +196,7 @@ class Cluster:
         wait_for_process(lambda: node.ready(self.api), node.kubelet_runs, node.log("kubelet"))
 
     def _describe(self) -> None:
-        """Write down what `find` needs: from then on the cluster counts as up."""
+        """Writes down what `find` needs: from then on the cluster counts as up."""
         described = {
             "index": self.network.index,
             "pid": self.namespaces.pid,
@@ -209,7 +209,7 @@ class Cluster:
 
 
 def names() -> list[str]:
-    """Names of all clusters of this cache folder, up or half made."""
+    """Lists the names of all clusters of this cache folder, up or half made."""
     folder = Layout.from_name("any").root.parent
     return sorted(child.name for child in folder.iterdir() if child.is_dir()) if folder.exists() else []
 
@@ -233,7 +233,7 @@ def _control_group(name: str) -> str:
 
 
 def _remove(name: str) -> None:
-    """Remove everything of a cluster in whatever state it is. Its mounts and network go with its processes."""
+    """Removes everything of a cluster in whatever state it is. Its mounts and network go with its processes."""
     layout = Layout.from_name(name)
     cgroups.kill(cgroups.cluster_root(name))
     cgroups.remove(cgroups.cluster_root(name))
@@ -260,7 +260,7 @@ def _check_machine() -> None:
 
 @contextlib.contextmanager
 def _lock(name: str) -> Iterator[None]:
-    """Keep other processes from changing the cluster with this name; the file goes with the cluster."""
+    """Keeps other processes from changing the cluster with this name; the file goes with the cluster."""
     root = Layout.from_name(name).root
     root.parent.mkdir(parents=True, exist_ok=True)
     path = root.parent / f"{name}.lock"

@@ -46,7 +46,7 @@ def kubeconfig(cluster: str, server: str, authority: Pair, user: Pair) -> str:
 
 
 def containerd(node: NodeLayout) -> str:
-    """containerd's configuration: everything below the node's folder."""
+    """Writes containerd's configuration: everything below the node's folder."""
     return f"""version = 2
 root = "{node.root}/containerd/root"
 state = "{node.root}/containerd/state"
@@ -102,7 +102,7 @@ def kubelet(node: NodeLayout, network: Network, timings: Timings, offset: int, g
 
 
 def proxy(layout: Layout, network: Network) -> str:
-    """kube-proxy's configuration."""
+    """Writes kube-proxy's configuration."""
     return _json(
         {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
@@ -144,7 +144,7 @@ def cni(layout: Layout, network: Network) -> str:
 
 
 def corefile(layout: Layout, network: Network) -> str:
-    """CoreDNS: cluster names only; any other name fails at once."""
+    """Writes CoreDNS' configuration: cluster names only; any other name fails at once."""
     return f""".:53 {{
   bind {network.node}
   errors

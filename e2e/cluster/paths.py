@@ -34,7 +34,7 @@ def default_name() -> str:
 
 
 def check_name(name: str) -> str:
-    """Return the name, or raise ClusterError when it can't be a cluster's."""
+    """Returns the name, or raises ClusterError when it can't be a cluster's."""
     if len(name) > MAX_NAME or not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name):
         raise ClusterError(f"{name!r} is no cluster name: use up to {MAX_NAME} of a-z, 0-9 and '-', as in 'dev-2'")
     return name

@@ -195,7 +195,7 @@ def settled(job: Job) -> dict[str, Any]:
 
 
 def tensor_parallel_shown(job: Job) -> str:
-    """Column TP of `kubectl get rljobs`."""
+    """Reads column TP of `kubectl get rljobs`."""
     titles, values = job.cluster.kubectl("-n", job.namespace, "get", "rljobs", job.name).splitlines()
     start = titles.index(" TP ") + 1
     return values[start:].split()[0]

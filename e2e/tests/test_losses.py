@@ -83,7 +83,7 @@ def test_a_job_goes_on_after_the_node_of_its_four_trainer_pods(
     (other,) = (node.name for node in site.cluster.nodes if node is not doomed)
 
     def place(specs: dict[str, Any]) -> None:
-        """Trainers on the node that will be lost, all else on the other one, as long as there are both."""
+        """Puts trainers on the node that will be lost, all else on the other one, as long as there are both."""
         for role, spec in specs.items():
             if role != "trainer":
                 spec["nodeSelector"] = {HOSTNAME: other}

@@ -205,7 +205,7 @@ def _cpus(pod: Object) -> Cpus:
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    """Longboat on a cluster of these tests' own, which doesn't take a node for lost while its kubelet is frozen."""
+    """Yields Longboat on a cluster of these tests' own, which doesn't take a node for lost while its kubelet is frozen."""
     with clusters.own("e2e-cpu-faults", nodes=2, timings=PATIENT) as cluster:
         prepared = sites.prepare(cluster, "e2e")
         small_job.write_data(prepared.data)

@@ -19,7 +19,7 @@ PATHS = {"ServiceAccount": "serviceaccounts", "PersistentVolumeClaim": "persiste
 
 
 def account(site: Site) -> dict[str, Any]:
-    """Spark's driver runs under it, or another program's; its pods may need its token."""
+    """Makes an account under which Spark's driver runs, or another program's; its pods may need its token."""
     metadata = {"name": "spark-driver", "namespace": site.namespace, "labels": {"app": "spark"}}
     return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata, "automountServiceAccountToken": True}
 

@@ -198,7 +198,7 @@ class _Run:
 
 
 def target_of(action: Action) -> Target:
-    """Kind and name of what an action writes."""
+    """Returns the kind and name of what an action writes."""
     match action:
         case CreateObject() | ApplyObject():
             return action.body["kind"], action.body["metadata"]["name"]

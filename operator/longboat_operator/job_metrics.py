@@ -56,7 +56,7 @@ class JobMetrics(Collector):
         self._cache = cache
 
     def collect(self) -> Iterable[Metric]:
-        """Prometheus' hook."""
+        """Returns the metrics of all jobs in the cache, for Prometheus' client."""
         families = _Families()
         for key, job in self._cache.jobs():
             families.add(key, job, time.time())

@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 
 def boot_clock() -> float:
-    """Seconds since boot, including those in which the machine was suspended."""
+    """Returns the seconds since boot, including those in which the machine was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -86,7 +86,7 @@ class Leadership:
         return not self._lost and self._renewed is not None and self.remaining() > 0
 
     def remaining(self) -> float:
-        """Seconds left to write in without another renewal."""
+        """Returns the seconds left to write in without another renewal."""
         return 0.0 if self._renewed is None else self._renewed + self._write_seconds - self._clock()
 
     def renewed(self, sent: float) -> None:

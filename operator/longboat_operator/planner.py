@@ -115,7 +115,7 @@ def _counts(
 
 
 def _without_gone(view: JobView, memory: RoleCount, leaving: Leaving) -> RoleCount:
-    """Memory without the pods that left, or may go now: another pod may take the place of one that is gone."""
+    """Returns the memory without the pods that left, or may go now: another pod may take the place of one that is gone."""
     places = {
         place
         for place, record in memory.records.items()
@@ -147,7 +147,7 @@ def _removal(view: JobView, memories: Memories, suspension: Suspension, now: dat
 
 
 def _timers(view: JobView, facts: Facts, now: datetime) -> list[float | None]:
-    """Seconds until each time at which a rule changes its answer."""
+    """Returns the seconds until each time at which a rule changes its answer."""
     if facts.suspension is Suspension.SUSPENDING:
         return [grace_left(view, now)]
     if facts.suspension is Suspension.NONE and not all(role.all_ready for role in facts.roles.values()):

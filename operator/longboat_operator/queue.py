@@ -56,7 +56,7 @@ class WorkQueue(Generic[K]):
         self._failures.pop(key, None)
 
     def done(self, key: K) -> None:
-        """Work on the key has ended."""
+        """Notes that work on the key has ended."""
         self._schedule.done(key)
         self._wake()
 

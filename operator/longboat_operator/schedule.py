@@ -83,7 +83,7 @@ class Schedule(Generic[K]):
         return bool(self._ready)
 
     def done(self, key: K) -> None:
-        """Work on the key has ended."""
+        """Notes that work on the key has ended."""
         del self._in_work[key]
         again_by = self._again_by.pop(key, None)
         if (since := self._again.pop(key, None)) is not None:
@@ -98,7 +98,7 @@ class Schedule(Generic[K]):
         return self._heap[0][0] if self._heap else None
 
     def depth(self) -> int:
-        """Keys that wait, not counting timers."""
+        """Counts the keys that wait, without timers."""
         return len(self._ready) + len(self._again)
 
     def idle(self, until: float) -> bool:
@@ -107,7 +107,7 @@ class Schedule(Generic[K]):
         return not (self._ready or self._in_work) and (timer is None or timer > until)
 
     def oldest(self, now: float) -> float:
-        """Longest time in seconds that a key has been waiting or in work."""
+        """Returns the longest time in seconds that a key has been waiting or in work."""
         return max(
             (now - since for group in (self._ready, self._again, self._in_work) for since in group.values()),
             default=0.0,

@@ -39,6 +39,9 @@ def fill() -> None:
 def test_fill() -> None:
     """The pool is full: so is the other."""
     size = dict(one=1)
+
+def _told() -> float:
+    """Seconds that it took."""
 '''
 LINES = [
     (12, "wait: How"),
@@ -49,6 +52,8 @@ LINES = [
     (24, "left"),
     (24, "seen"),
     (26, "fill: The"),
+    (33, "_told"),
+    (33, "_told: Seconds"),
 ]
 
 

@@ -32,6 +32,12 @@ _SUBJECTS = (
     "the a an each every all any some both one no none nothing nobody whoever everything its their it they this that "
     "these there"
 )
+# Nouns that a noun phrase without an article opened with. None of them is also a verb.
+_NOUNS = (
+    "arguments attributes bytes children conditions cpu cpus engines field geometric ids incidents inches inodes inverse keys kind lengths "
+    "log-probs markdown mean median memory metadata metrics millicores milliseconds number operations outcomes path paths pods process "
+    "processes prompts random reason response responses seconds status statuses sum text token tokens weights"
+)
 _NAMES = "one of found told given known by these there held left seen asked said took kept theirs ours"
 
 _DOCSTRING = "open the docstring with a verb"
@@ -74,7 +80,7 @@ def _refused_opener(function: ast.FunctionDef | ast.AsyncFunctionDef) -> str | N
     opener, *_ = [word.strip(",.:;") for word in (ast.get_docstring(function) or "").split()] or [""]
     refused = _FRAGMENTS
     if not function.name.startswith("test_") and not any("property" in ast.unparse(d) for d in function.decorator_list):
-        refused = f"{_FRAGMENTS} {_SUBJECTS}"
+        refused = f"{_FRAGMENTS} {_SUBJECTS} {_NOUNS}"
     returns_bool = function.returns is None or ast.unparse(function.returns) in ("bool", "bool | None", "'bool'")
     return opener if opener.lower() in refused.split() or (opener == "Whether" and not returns_bool) else None
 

@@ -36,7 +36,7 @@ class Image:
     make: Callable[[str, Path, Path], None]
 
     def build(self) -> "Built":
-        """Build it unless that is done."""
+        """Builds the image unless that is done."""
         cache().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache()) as folder:
             self.gather(Path(folder))
@@ -98,7 +98,7 @@ def _base() -> str:
 
 
 def _make(target: str = "", **arguments: str) -> Callable[[str, Path, Path], None]:
-    """Build the folder's Dockerfile on the base named in its file `base`."""
+    """Builds the folder's Dockerfile on the base named in its file `base`."""
 
     def make(ref: str, folder: Path, log: Path) -> None:
         base_image = (folder / "base").read_text()

@@ -79,7 +79,7 @@ def test_pods_of_the_gpu_example_are_accepted(server: Cluster, restricted: str) 
 
 
 def _runtime(server: Cluster) -> tuple[str, str]:
-    """Uid and image of the chart's template."""
+    """Returns the uid and image of the chart's template."""
     runtime = json.loads(server.kubectl("get", "crlrt", "cpu", "-o", "json"))
     return runtime["metadata"]["uid"], runtime["spec"]["image"]
 

@@ -173,7 +173,7 @@ def _json(text: bytes) -> Any:
 
 
 async def _json_lines(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
-    """Cut by hand: aiohttp's own line reader gives up on a line longer than its buffer."""
+    """Cuts lines by hand: aiohttp's own line reader gives up on a line longer than its buffer."""
     rest = b""
     async for chunk in response.content.iter_any():
         *lines, rest = (rest + chunk).split(b"\n")

@@ -75,7 +75,7 @@ def rollout_grant_of(view: CapacityView, now: datetime) -> RolloutGrant:
 def pods_to_leave(
     view: CapacityView, old: RolloutGrant | None, demand: RolloutDemand | None, replicas: int, now: datetime
 ) -> list[LeavingPod]:
-    """Pods to give back, in the order in which they were named.
+    """Returns the pods to give back, in the order in which they were named.
 
     Rule:
     * a pod stays named, with the deadline that it got at first, until it is gone and the job's plan has released its record:

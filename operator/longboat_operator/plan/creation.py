@@ -132,7 +132,7 @@ def _another(view: JobView) -> RayToken:
 
 
 def vacancies(view: JobView, memories: Memories, places: Places, counts: Memories, now: datetime) -> Iterator[Vacancy]:
-    """Places that should have a pod but have none; `memories` are as published, `counts` after this look.
+    """Yields the places that should have a pod but have none; `memories` are as published, `counts` after this look.
 
     Rules: a place gets a pod only when no pod of it exists any more, so two never live at once; one whose pod was lost
     waits for the back-off, and until its loss is in the status, so it can't be forgotten.
@@ -150,7 +150,7 @@ def vacancies(view: JobView, memories: Memories, places: Places, counts: Memorie
 
 
 def pods_to_create(view: JobView, vacant: Sequence[Vacancy]) -> dict[str, Place]:
-    """Reward pods that may be created now, by name."""
+    """Returns the reward pods that may be created now, by name."""
     return {
         view.job.pod(vacancy.role, vacancy.place, vacancy.attempt): vacancy.place
         for vacancy in vacant
@@ -159,7 +159,7 @@ def pods_to_create(view: JobView, vacant: Sequence[Vacancy]) -> dict[str, Place]
 
 
 def wait_seconds(losses: int, policy: FailurePolicySpec) -> float:
-    """Seconds from a pod's loss to its replacement, after this many `losses` at its place since the last step.
+    """Returns the seconds from a pod's loss to its replacement, after this many `losses` at its place since the last step.
 
     Rule: `backoffSeconds`, doubled with each loss, at most `maxBackoffSeconds`.
     """

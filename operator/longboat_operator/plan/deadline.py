@@ -20,7 +20,7 @@ def has_trained(view: JobView) -> bool:
 
 
 def seconds_left(view: JobView, now: datetime) -> float | None:
-    """Seconds until roles that are not ready fail the job; None when there is no deadline.
+    """Returns the seconds until roles that are not ready fail the job; None when there is no deadline.
 
     Rule: `startDeadlineSeconds` run while the job has not trained since its start or resume, from that time, or from
     when roles that were ready ceased to be so, which is now if the status still says they are. Later it may wait for nodes

@@ -17,7 +17,7 @@ Places = Mapping[Role, tuple[Place, ...]]
 
 
 def places_of(view: JobView, memories: Memories, lost: Mapping[str, Loss], leaving: Leaving) -> Places:
-    """Places of every role; pods in `lost` (by uid) can't serve any more.
+    """Returns the places of every role; pods in `lost` (by uid) can't serve any more.
 
     Rule: those that the spec asks for, but for rollout pods, which may leave in any order.
     """
@@ -26,7 +26,7 @@ def places_of(view: JobView, memories: Memories, lost: Mapping[str, Loss], leavi
 
 
 def _rollout_places(view: JobView, memory: RoleCount, lost: Mapping[str, Loss], leaving: Leaving) -> tuple[Place, ...]:
-    """Places of rollout pods.
+    """Returns the places of rollout pods.
 
     Rule: every pod that serves, or may yet, and doesn't leave has its place, however many the grant allows, since only the
     grant's `leaving` says which go. As far as the grant allows more, those follow whose pod was lost, which are replaced,

@@ -40,7 +40,7 @@ class RoleCount:
     news: tuple[RestartRecord, ...] = ()
 
     def since(self, step: int) -> int:
-        """Incidents since the last new step, given the highest step."""
+        """Counts the incidents since the last new step, given the highest step."""
         return 0 if self.restart_step is not None and step > self.restart_step else len(self.incidents.times)
 
 
@@ -79,7 +79,7 @@ def remembered(role: RoleStatus | None) -> RoleCount:
 
 
 def released(memory: RoleCount, pods: Sequence[PodView], keep: Collection[Place] = ()) -> RoleCount:
-    """Memory of the places `keep` alone; the others' pods are deleted on purpose, which is no loss.
+    """Returns the memory of the places `keep` alone; the others' pods are deleted on purpose, which is no loss.
 
     Their attempt numbers stay used up, so a pod that is created later has a higher one.
     """
@@ -207,7 +207,7 @@ def _with(memory: RoleCount, failures: Sequence[Failure], step: int, *, anew: bo
 
 
 def _restarts(record: PodRecord, name: str, pod: PodView | None, now: datetime) -> Iterator[Failure]:
-    """Container restarts that are not counted yet. If one container restarted several times, only the last is known."""
+    """Yields container restarts that are not counted yet. If one container restarted several times, only the last is known."""
     more = restart_count(pod.raw) - record.restarts if pod else 0
     if pod is None or more <= 0:
         return

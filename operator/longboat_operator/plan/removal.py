@@ -51,7 +51,7 @@ def removal_of(pods: Iterable[PodView], now: datetime) -> Removal:
 
 
 def pods_to_remove(view: JobView, memories: Memories, lost: Mapping[str, Loss]) -> Iterator[PodView]:
-    """Pods of a running job that must go; those in `lost` (by uid) can't serve any more.
+    """Yields the pods of a running job that must go; those in `lost` (by uid) can't serve any more.
 
     Rule: judged by the status as published (`memories`), so that what a pod can tell is recorded before it goes: pods
     whose loss is recorded, pods of attempts that were given up (released, or older than the newest), and pods whose

@@ -44,7 +44,7 @@ def reward_grant_of(
 
 
 def by_graders(total: int, pools: Sequence[RewardPoolSpec]) -> dict[str, int]:
-    """`total` in proportion to the graders of each pool, as far as its bounds allow."""
+    """Divides `total` in proportion to the graders of each pool, as far as its bounds allow."""
     graders = {pool.name: pool.replicas * pool.graders_per_pod for pool in pools}
     return proportional(total, graders, {pool.name: pool.cpu_bounds(total) for pool in pools})
 
@@ -58,7 +58,7 @@ def within(total: int, bounds: Mapping[str, tuple[int, int]], requests: Millicor
 
 
 def proportional(total: int, weights: Millicores, bounds: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-    """`total` in proportion to `weights`, each part within its bounds, together as much of `total` as these allow.
+    """Divides `total` in proportion to `weights`, each part within its bounds; together the parts are as much of `total` as these allow.
 
     Rule: parts beyond a bound are set to it, those of the side that is further off in sum first, and the others share the
     rest anew (the algorithm of CSS Flexible Box Layout, section 9.7). The lowest bounds together are at most `total`.

@@ -60,7 +60,7 @@ def may_checkpoint(view: JobView) -> bool:
 
 
 def grace_left(view: JobView, now: datetime) -> float:
-    """Seconds that the driver still has; all of them if the suspension is not published yet."""
+    """Returns the seconds that the driver still has; all of them if the suspension is not published yet."""
     grace = float(view.spec.checkpoint.grace_seconds)
     since = view.status.suspend_time
     return grace if since is None else seconds_until(since, grace, now)

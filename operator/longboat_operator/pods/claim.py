@@ -45,7 +45,7 @@ def metadata_patch(job: JobRef, checkpoint: CheckpointSpec, claim: Object) -> di
 
 
 def brought_claims(checkpoint: CheckpointSpec) -> Iterator[tuple[str, str]]:
-    """Field and name of every claim that the user brings."""
+    """Yields the field and name of every claim that the user brings."""
     if checkpoint.claim_name is not None:
         yield "spec.checkpoint.claimName", checkpoint.claim_name
     if checkpoint.resume_from is not None:

@@ -88,7 +88,7 @@ _RAY_MOUNTS = [
 
 
 def agent_probes(port: int) -> dict[str, Any]:
-    """Probes of a container whose PID 1 is the agent: alive from its first answer on, ready when its children are."""
+    """Returns the probes of a container whose PID 1 is the agent: alive from its first answer on, ready when its children are."""
     return {
         "startupProbe": {
             "httpGet": {"path": "/healthz", "port": port},

@@ -90,7 +90,7 @@ def _merged(
 
 
 def graders_memory(spec: RLJobSpec, runtime: RLRuntimeSpec, pool: str) -> int | None:
-    """Bytes that the templates allow the graders' container of this pool's pods; None if they set no limit, or none that can be read."""
+    """Returns the bytes that the templates allow the graders' container of this pool's pods; None if they set no limit, or none that can be read."""
     named = next((reward_pool.template for reward_pool in spec.reward_pools if reward_pool.name == pool), None)
     own = [entry.template for entry in runtime.reward_templates if entry.name == named]
     graders: dict[str, Any] = {}
@@ -153,7 +153,7 @@ def _for_role(template: Mapping[str, Any], role: Role) -> Mapping[str, Any]:
 
 
 def _impatient(tolerations: list[Any]) -> list[Any]:
-    """Tolerations with a limit for nodes that are gone, unless the template has its own for them, or for everything."""
+    """Adds tolerations with a limit for nodes that are gone, unless the template has its own for them, or for everything."""
     keys = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
     tolerated = {t.get("key") for t in tolerations if isinstance(t, Mapping)}
     own = [
@@ -184,7 +184,7 @@ def _asks_for_device(body: Mapping[str, Any]) -> bool:
 
 
 def _together(job: JobRef, affinity: Mapping[str, Any], with_whom: Sequence[Role]) -> dict[str, Any]:
-    """Affinity that puts the pod on the node of other users of the claim, in addition to what the template asks for.
+    """Returns the affinity that puts the pod on the node of other users of the claim, in addition to what the template asks for.
 
     The role that decides the node follows any of them, itself included: its first pod is free to choose, since a pod may
     match its own term (Kubernetes, inter-pod affinity). Any other role follows that one alone, and so waits for it.

@@ -112,7 +112,7 @@ def _named(containers: Any) -> Mapping[str, Any]:
 
 
 def _cpus(resources: Any) -> dict[str, int]:
-    """Millicores of `limits` and `requests`, where they are given."""
+    """Returns the millicores of `limits` and `requests`, where they are given."""
     cpus: dict[str, int] = {}
     for kind in ("limits", "requests") if resources else ():
         if cpu := (resources.get(kind) or {}).get("cpu"):

@@ -29,13 +29,13 @@ class Termination:
 
 
 def container_statuses(pod: Object) -> list[Mapping[str, Any]]:
-    """Statuses of all containers, sidecars included."""
+    """Returns the statuses of all containers, sidecars included."""
     status = pod.get("status", {})
     return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
 
 
 def restart_count(pod: Object) -> int:
-    """Restarts of all containers of the pod."""
+    """Counts the restarts of all containers of the pod."""
     return sum([int(s.get("restartCount", 0)) for s in container_statuses(pod)])
 
 

@@ -80,7 +80,7 @@ class PodView:
         return str(self.raw.get("status", {}).get("phase", "Pending"))
 
     def condition(self, kind: str) -> Mapping[str, Any]:
-        """Pod condition, empty when absent."""
+        """Returns the pod's condition of this type, empty when absent."""
         return self._conditions.get(kind, _NOTHING)
 
 
@@ -220,7 +220,7 @@ def read_capacity(observed: Observed, job: Object) -> CapacityView:
 
 @lru_cache(maxsize=4096)
 def _reward_pools(cpu: bytes, pools: bytes) -> tuple[int, tuple[RewardPoolSpec, ...]]:
-    """Millicores of spec.rewardCpu, and spec.rewardPools, that are written so."""
+    """Reads the millicores of spec.rewardCpu, and spec.rewardPools, that are written so."""
     try:
         total = millicores(RewardCpuSpec.model_validate(from_json(cpu)).total)
         return total, tuple(map(RewardPoolSpec.model_validate, from_json(pools) or default_pools()))
@@ -263,7 +263,7 @@ def _spec(text: bytes) -> RLJobSpec:
 
 
 def pods_by_role(observed: Observed) -> Mapping[Role, tuple[PodView, ...]]:
-    """Pods by role, by place and attempt. A pod whose labels were removed is no longer the job's."""
+    """Groups pods by role, in the order of place and attempt. A pod whose labels were removed is no longer the job's."""
     by_role: dict[Role, list[PodView]] = {role: [] for role in ROLES}
     for pod in observed.children.get("Pod", {}).values():
         metadata = pod["metadata"]

@@ -40,7 +40,7 @@ class Facts:
 
 
 def findings_of(view: JobView, facts: Facts) -> Iterator[Finding]:
-    """Conditions of a job that is not finished, in the order of their types."""
+    """Yields the conditions of a job that is not finished, in the order of their types."""
     if facts.suspension is Suspension.NONE:
         yield from _resolved(view, facts)
         yield _scheduled(view, facts)
@@ -60,7 +60,7 @@ def findings_of(view: JobView, facts: Facts) -> Iterator[Finding]:
 
 
 def final_findings(end: Finding) -> Iterator[Finding]:
-    """Conditions of a job that has ended; `end` says how."""
+    """Yields the conditions of a job that has ended; `end` says how."""
     yield from _without_pods(Reason.JOB_FINISHED)
     yield end
 
@@ -103,7 +103,10 @@ def _roles_ready(view: JobView, facts: Facts) -> Finding:
 
 
 def _running(view: JobView, facts: Facts) -> Finding:
-    """Rule: rounds run when the current driver says so and every role has the pods that a round can't do without."""
+    """Judges the condition Running.
+
+    Rule: rounds run when the current driver says so and every role has the pods that a round can't do without.
+    """
     serves = all(role.serves for role in facts.roles.values())
     if serves and view.training and view.training.state is TrainingState.RUNNING:
         return Finding(ConditionType.RUNNING, True, Reason.TRAINING)
@@ -168,7 +171,7 @@ def _degraded(view: JobView, facts: Facts) -> Finding:
 def updated(
     conditions: Sequence[Condition] | None, findings: Sequence[Finding], generation: int, now: datetime
 ) -> list[Condition]:
-    """Conditions after `findings`; types that none names stay as they are.
+    """Returns the conditions after `findings`; types that none names stay as they are.
 
     Rule (source: Kubernetes API conventions, "Typical status properties"): `lastTransitionTime` is when `status` last
     changed, not reason or message.

@@ -43,7 +43,7 @@ _DEPARTURES = {
 def events_of(
     old: RLJobStatus, new: RLJobStatus, counts: Memories, departures: Sequence[Departure] = ()
 ) -> Iterator[EmitEvent]:
-    """Events that report what has changed between two statuses, and which pods may leave from now on.
+    """Yields events that report what has changed between two statuses, and which pods may leave from now on.
 
     Rule: phases, restarts, scales, pods that leave, reshapes and CPUs that moved or were refused always; a demand for rollout pods when it begins to be
     limited; a condition when it says for the first time, or for a new reason, that something

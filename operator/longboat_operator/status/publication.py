@@ -39,7 +39,7 @@ _OPERATOR_ATTRIBUTES = {
 
 
 def status_of(view: JobView, facts: Facts, now: datetime) -> RLJobStatus:
-    """Status of a job that is not finished."""
+    """Returns the status of a job that is not finished."""
     old = view.status
     conditions = updated(old.conditions, list(findings_of(view, facts)), view.generation, now)
     phase = phase_of(conditions, wants_pods=facts.suspension is Suspension.NONE, has_pods=bool(view.all_pods))
@@ -65,7 +65,7 @@ def status_of(view: JobView, facts: Facts, now: datetime) -> RLJobStatus:
 
 
 def final_status(view: JobView, end: Finding, counts: Memories, now: datetime) -> RLJobStatus:
-    """Status of a job that has just ended; it stays like this."""
+    """Returns the status of a job that has just ended; it stays like this."""
     conditions = updated(view.status.conditions, list(final_findings(end)), view.generation, now)
     phase = phase_of(conditions, wants_pods=False, has_pods=False)
     roles = survey(view, NOWHERE, {})
@@ -108,7 +108,7 @@ def _runtime(view: JobView, facts: Facts) -> RuntimeStatus | None:
 
 
 def _ray_token(view: JobView, facts: Facts) -> str | None:
-    """Dropped with the last pod of a suspended job: nobody looks after the Secret until it resumes."""
+    """Names the Secret with Ray's token; it is dropped with the last pod of a suspended job, since nobody looks after it until the job resumes."""
     if facts.suspension is Suspension.SUSPENDED:
         return None
     return facts.creation.ray_token or view.status.ray_token_secret
@@ -157,7 +157,7 @@ def _rule_holds(rule: PhaseRule, conditions: Sequence[Condition]) -> bool:
 
 
 def reason_of(conditions: Sequence[Condition], phase: Phase) -> str | None:
-    """Reason of the condition that explains the phase: one that is not yet True, or one that is."""
+    """Returns the reason of the condition that explains the phase: one that is not yet True, or one that is."""
     rule = rule_of(phase)
     explanatory = [condition for kind in rule.explained_by if (condition := find(conditions, kind))]
     explaining = [condition for condition in explanatory if (condition.status == "True") is not rule.awaited]

@@ -103,7 +103,7 @@ def survey(view: JobView, places: Places, lost: Mapping[str, Loss]) -> Survey:
 
 
 def summary(roles: Survey) -> str:
-    """`driver 1/1, rollout 2/3, …`."""
+    """Writes `driver 1/1, rollout 2/3, …`."""
     return ", ".join(f"{role} {role_survey.by_pool}" for role, role_survey in roles.items())
 
 
@@ -160,7 +160,7 @@ def _cpu(role_survey: RoleSurvey) -> str | None:
 
 
 def cpu_limits(pods: Iterable[Object], container: str) -> str | None:
-    """Sum of the CPU limits of one container over pods; None when one has no limit."""
+    """Sums the CPU limits of one container over pods; None when one has no limit, or there is none."""
     limits = [
         (c.get("resources") or {}).get("limits", {}).get("cpu")
         for pod in pods

@@ -82,7 +82,7 @@ class Cache:
             yield JobKey(key.namespace, key.name), obj
 
     def children(self, key: JobKey) -> Mapping[str, Mapping[str, Object]]:
-        """Objects labelled with the job, by kind and name, whoever owns them; every kind is there, maybe empty."""
+        """Returns the objects labelled with the job, by kind and name, whoever owns them; every kind is there, maybe empty."""
         children = self._children.get(key, {})
         return {kind: dict(children.get(kind, {})) for kind in _CHILD_KINDS}
 
@@ -95,7 +95,7 @@ class Cache:
         return self._objects.get(key.kind, {}).get(key)
 
     def versions(self, source: Source) -> dict[ObjectKey, int]:
-        """resourceVersion of everything held of one source."""
+        """Returns the resourceVersion of every cached object of one source."""
         return {
             key: version_of(obj)
             for key, obj in self._objects.get(source.kind, {}).items()

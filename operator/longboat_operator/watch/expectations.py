@@ -52,7 +52,7 @@ class Expectations:
         return key in self._open
 
     def waiting(self) -> list[Key]:
-        """Keys that wait."""
+        """Returns the keys that wait."""
         return list(self._open)
 
     def _shown(self, expected: Expectation) -> bool:

@@ -65,11 +65,11 @@ class Freshness:
                 self.note_reached(key, version)
 
     def silence(self, now: float) -> dict[Source, float]:
-        """Seconds since each bookmarked source was last heard."""
+        """Returns the seconds since each bookmarked source was last heard."""
         return {source: now - self._heard[source] for source in self._bookmarked if source in self._heard}
 
     def lag(self, now: float) -> float:
-        """Seconds the most overdue object has been owed."""
+        """Returns the seconds the most overdue object has been owed."""
         return max((now - since for _, since in self._awaited.values()), default=0.0)
 
     def owes(self, source: Source) -> bool:

@@ -61,7 +61,7 @@ class Repair:
         self._previous: dict[Source, int] = {}
 
     async def run(self) -> None:
-        """Never returns."""
+        """Lists all sources again, one after the other, forever."""
         while True:
             for resource, namespace, selector in self._sources:
                 await asyncio.sleep(self._period_seconds / len(self._sources) * random.uniform(0.9, 1.1))

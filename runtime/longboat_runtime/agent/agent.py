@@ -129,7 +129,7 @@ class Agent:
         return termination_message(self._duty.role, code, self._supervisor.last_lines, self._state.failures)
 
     def _failure_arguments(self) -> list[str]:
-        """Arguments that tell the next child how the one before it failed."""
+        """Returns the arguments that tell the next child how the one before it failed."""
         option = self._duty.failure_option
         return [option, self._failure] if option and self._failure else []
 

@@ -21,7 +21,7 @@ _AGENTS = {"--dashboard_agent_command=": "dashboard", "--runtime_env_agent_comma
 
 @contextmanager
 def bare_nodes() -> Iterator[None]:
-    """Nodes that this process starts within the block have no other processes. Functions of Ray are replaced meanwhile."""
+    """Keeps nodes that this process starts within the block from having other processes. Functions of Ray are replaced meanwhile."""
     from ray._private import services
     from ray._private.node import Node
 

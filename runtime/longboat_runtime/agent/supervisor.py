@@ -117,7 +117,7 @@ class Supervisor:
 
 
 def descendants() -> set[int]:
-    """Process ids of all descendants of this process: the child, what it started, and adopted orphans; zombies included."""
+    """Returns the process ids of all descendants of this process: the child, what it started, and adopted orphans; zombies included."""
     pids: set[int] = set()
     pending = [os.getpid()]
     while pending:
@@ -128,7 +128,7 @@ def descendants() -> set[int]:
 
 
 def children(pid: int) -> set[int]:
-    """Children of all threads of a process; empty if it is gone."""
+    """Returns the children of all threads of a process; empty if it is gone."""
     pids: set[int] = set()
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -146,7 +146,7 @@ def kill_descendants() -> set[int]:
 
 
 def description(pid: int) -> str:
-    """Id, name and state of a process (proc(5)), such as `17 python (state D)`; just the id if it is gone."""
+    """Returns the id, name and state of a process (proc(5)), such as `17 python (state D)`; just the id if it is gone."""
     with contextlib.suppress(OSError):
         name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
         return f"{pid} {name} (state {rest.split()[0]})"

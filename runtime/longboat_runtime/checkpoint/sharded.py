@@ -71,7 +71,7 @@ def names(directory: Path) -> set[str]:
 
 
 def _empty(tensor: Tensor, hosts: DeviceMesh) -> Tensor:
-    """Host memory for a copy of `tensor`."""
+    """Allocates host memory for a copy of `tensor`."""
     local = torch.empty_like(_local(tensor), device="cpu")
     if not isinstance(tensor, DTensor):
         return local

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def suggestion(name: str, available: Iterable[str]) -> str:
-    """` Did you mean X?` with the closest of the available names; empty if none is close."""
+    """Writes ` Did you mean X?` with the closest of the available names; empty if none is close."""
     close = difflib.get_close_matches(name, list(available), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
 

@@ -20,7 +20,7 @@ from longboat_runtime.samples import PromptId
 
 @lru_cache(maxsize=2)
 def permutation(seed: int, epoch: int, rows: int) -> npt.NDArray[np.int64]:
-    """Row numbers 0..rows-1 in the order of `epoch`; int64 of shape (rows,).
+    """Returns the row numbers 0..rows-1 in the order of `epoch`; int64 of shape (rows,).
 
     Every (seed, epoch) has its own PCG64 stream, seeded by blake2b; rows with equal keys keep their order.
     """

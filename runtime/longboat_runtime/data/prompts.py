@@ -81,7 +81,7 @@ class Prompts:
             ) from error
 
     def tokens(self, text: str, special: bool, place: str) -> tuple[int, ...]:
-        """Token ids of a rendered prompt; `special` as `text` returned it. Raises SpecProblem when empty or too long."""
+        """Returns the token ids of a rendered prompt; `special` as `text` returned it. Raises SpecProblem when empty or too long."""
         ids = tuple(self._tokenizer(text, add_special_tokens=not special)["input_ids"])
         if not ids:
             raise SpecProblem(
@@ -146,7 +146,7 @@ def _compile(template: str | None) -> jinja2.Template | None:
 
 
 def context_length(model: ModelSpec) -> int:
-    """Longest prompt plus response, in tokens (`model_config.longest_sequence`)."""
+    """Returns the most tokens of prompt plus response (`model_config.longest_sequence`)."""
     path = Path(model.path) / "config.json"
     if not path.is_file():
         raise SpecProblem(

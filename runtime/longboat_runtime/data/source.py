@@ -173,7 +173,7 @@ class TablePrompts:
         return self._labels(self._table.record(row), self._table.place(row))[0]
 
     def _labels(self, record: Mapping[str, Any], place: str) -> tuple[str, Any]:
-        """Domain and ground truth of a row."""
+        """Returns the domain and ground truth of a row."""
         domain = column(record, self._columns.domain, "spec.dataset.columns.domain", place)
         truth = column(record, self._columns.ground_truth, "spec.dataset.columns.groundTruth", place)
         return (str(domain) if self._columns.domain else ""), truth

@@ -71,7 +71,7 @@ def next_cpu_demand(
 
 
 def asked_cpus(division: RewardDemand | RewardGrant) -> dict[str, int]:
-    """Millicores of each pool, by name."""
+    """Returns the millicores of each pool, by name."""
     return {pool.name: millicores(pool.cpu) for pool in division.pools or ()}
 
 

@@ -147,7 +147,7 @@ class Evaluation:
 
 
 def evaluation_metrics(results: Sequence[EvaluatedSample], rewards: Sequence[RewardSpec]) -> dict[str, float]:
-    """Scores in total and by reward function (each by domain too if rows have one), lengths in tokens, and grades by kind.
+    """Returns the scores in total and by reward function (each by domain too if rows have one), lengths in tokens, and grades by kind.
 
     `val/accuracy` is the share of samples with at least FULL_SCORE, `val/pass@K` is there with several samples for each prompt.
     Timeouts are scored as in a batch that is trained. `rewards` are the job's. Empty without results.

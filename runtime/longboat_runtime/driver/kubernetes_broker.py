@@ -143,7 +143,7 @@ class KubernetesBroker:
         await self._until(lambda: self._job is not job)
 
     def _granted(self) -> int | None:
-        """Our number once the operator has answered our request, else None."""
+        """Returns our number once the operator has answered our request, else None."""
         incarnation = self._job.get("status", {}).get("allocation", {}).get("incarnation", {})
         return incarnation.get("number") if incarnation.get("request") == self._demand.incarnation_request else None
 

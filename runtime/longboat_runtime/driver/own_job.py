@@ -72,7 +72,7 @@ class OwnJob:
                     yield event["type"], event["object"]
 
     async def apply_status(self, status: Mapping[str, Any]) -> dict[str, Any]:
-        """Server-side apply of the driver's part of status: a field that is left out is removed. Returns the job."""
+        """Applies the driver's part of status, server-side: a field that is left out is removed. Returns the job."""
         body = {
             "apiVersion": API_VERSION,
             "kind": "RLJob",

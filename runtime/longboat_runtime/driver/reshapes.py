@@ -115,7 +115,7 @@ class Reshapes:
             self._begin()
 
     def published(self) -> None:
-        """Engines have a new publication: a reshape that waits for one that can be fetched begins."""
+        """Begins a reshape that waits for a publication that can be fetched: engines have a new one."""
         if self._waiting and self._plan.size != self._present and self._working is None:
             self._begin()
         self._waiting = False
@@ -195,7 +195,7 @@ def check_profile(job: Job) -> None:
 
 
 def starting_shape(job: Job, newest_state: Callable[[], Mapping[str, Any] | None]) -> int:
-    """Devices of each engine that a driver starts with: those of the newest checkpoint, within the bounds, unless they are fixed.
+    """Chooses the devices of each engine that a driver starts with: those of the newest checkpoint, within the bounds, unless they are fixed.
 
     `newest_state` reads the checkpoint's state.
     """

@@ -86,7 +86,10 @@ def calibrations(state: Mapping[str, Any]) -> dict[str, float]:
 def read_boundary(
     state: Mapping[str, Any], group_size: int, timeouts: LearnedTimeouts
 ) -> tuple[StepBoundary, Ledger, LengthHistory, Evaluated | None]:
-    """Inverse of `to_state`; what `timeouts` had learned is restored into it. Raises SpecProblem if the checkpoint was made with a different group size or can't be read."""
+    """Reads what `to_state` returned; what `timeouts` had learned is restored into it.
+
+    Raises SpecProblem if the checkpoint was made with a different group size or can't be read.
+    """
     try:
         ledger = from_snapshot(state["ledger"])
         lengths = LengthHistory.from_snapshot(state["lengths"])

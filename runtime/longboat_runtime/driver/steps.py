@@ -201,7 +201,7 @@ class Steps:
         ]
 
     def _utilisation(self, records: Sequence[SampleRecord], report: TrainReport) -> dict[str, float]:
-        """`perf/mfu/actor`, verl's name, where what the trainer's devices can do is known."""
+        """Computes `perf/mfu/actor`, verl's name, where what the trainer's devices can do is known."""
         flops, seconds = self._model.flops, report.metrics.get("timing_s/update_actor", 0.0)
         if flops is None or not report.trained:
             return {}

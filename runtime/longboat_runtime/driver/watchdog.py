@@ -95,7 +95,7 @@ class Watchdog:
             self._reporter.publish()
 
     async def _stacks(self) -> dict[str, str]:
-        """Stacks by process, the driver's own last. A component that doesn't answer is listed with its error."""
+        """Returns the stacks by process, the driver's own last. A component that doesn't answer is listed with its error."""
         components = {
             "rollout": self._components.fleet,
             "reward": self._components.rewards,

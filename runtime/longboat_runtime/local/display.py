@@ -94,7 +94,7 @@ class Display:
 
 
 def heading() -> str:
-    """Titles above the lines (pure)."""
+    """Writes the titles above the lines (pure)."""
     return f"{'step':>6}" + "".join(f"{title:>{_WIDTH}}" for title, _, _ in COLUMNS)
 
 

@@ -13,7 +13,7 @@ from longboat_runtime.samples import FinishReason, GradeKind
 def batch_metrics(
     samples: Sequence[SampleRecord], rewards: Sequence[float], advantages: Sequence[float]
 ) -> dict[str, float]:
-    """Metrics of the samples that are trained in one step, `rewards` and `advantages` in the same order.
+    """Returns the metrics of the samples that are trained in one step, `rewards` and `advantages` in the same order.
 
     `reward/parts/NAME` is over the samples that the function scored.
     """
@@ -38,7 +38,7 @@ def batch_metrics(
 
 
 def response_lengths(samples: Sequence[SampleRecord]) -> dict[str, float]:
-    """`response_length/*` in tokens; `tail_ratio` is the longest over the median.
+    """Computes `response_length/*` in tokens; `tail_ratio` is the longest over the median.
 
     `clip_ratio` is the share cut by maxTokens, `repetition_ratio` that was ended for repeating itself.
     """
@@ -166,7 +166,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def spread(name: str, values: Sequence[float]) -> dict[str, float]:
-    """`name/mean`, `name/max` and `name/min`; empty without values."""
+    """Computes `name/mean`, `name/max` and `name/min`; empty without values."""
     if not values:
         return {}
     return {f"{name}/mean": math.fsum(values) / len(values), f"{name}/max": max(values), f"{name}/min": min(values)}

@@ -8,7 +8,7 @@ from longboat_runtime.rounds.audit.paired import Estimate
 
 
 def length_metrics(audit: LengthAudit) -> dict[str, float]:
-    """`tail/length_bias/*` over all prompts, `tail/length_bias/DOMAIN/*` where there are several domains."""
+    """Returns `tail/length_bias/*` over all prompts, `tail/length_bias/DOMAIN/*` where there are several domains."""
     metrics = _metrics("tail/length_bias", audit.overall)
     if len(audit.domains) > 1:
         for domain, bias in audit.domains.items():
@@ -17,7 +17,7 @@ def length_metrics(audit: LengthAudit) -> dict[str, float]:
 
 
 def audit_rounds_metrics(rounds: AuditRounds) -> dict[str, float]:
-    """`tail/audit_rounds/*`."""
+    """Returns `tail/audit_rounds/*`."""
     values = {"prompts": float(rounds.prompts), "trained": float(rounds.trained), **_estimates(rounds)}
     return {f"tail/audit_rounds/{name}": value for name, value in values.items()}
 

@@ -15,7 +15,7 @@ MOST_DOMAINS = 64
 
 
 def timeout_metrics(timeouts: LearnedTimeouts) -> dict[str, float]:
-    """`reward/timeouts/NAME/*` of each reward, over all grades so far; also of its `slowest` tenth of problems, and by domain."""
+    """Returns `reward/timeouts/NAME/*` of each reward, over all grades so far; also of its `slowest` tenth of problems, and by domain."""
     metrics: dict[str, float] = {}
     for name, reward_times in timeouts.rewards.items():
         tallies = {"": reward_times.total, "slowest/": reward_times.slowest}
@@ -66,7 +66,7 @@ def _line(domain: str, tally: Tally, middle: float, unknown: float) -> LearnedLi
 
 
 def interval(hits: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Clopper and Pearson's interval of a share with Lancaster's mid-P correction; (0, 1) without trials.
+    """Computes Clopper and Pearson's interval of a share with Lancaster's mid-P correction; (0, 1) without trials.
 
     Uncorrected, it covers the truth far more often than it says as long as hits are few, which wrong kills are.
     """

@@ -109,7 +109,7 @@ class Prior(NamedTuple):
     within: float
 
     def anchor(self, problem: ProblemTimes) -> float:
-        """Seconds that 39 of 40 correct runs of the problem are expected to stay below."""
+        """Returns the seconds that 39 of 40 correct runs of the problem are expected to stay below."""
         runs = problem.effective
         deviation = problem.deviation / problem.weight * runs if runs else 0.0
         within = (deviation + _OWN_SPREAD * self.within) / (max(runs - 1.0, 0.0) + _OWN_SPREAD)

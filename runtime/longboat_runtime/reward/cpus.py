@@ -149,7 +149,7 @@ def _within(total: int, needs: Mapping[str, PoolNeed], before: Mapping[str, int]
 
 
 def _work(needs: Mapping[str, PoolNeed]) -> dict[str, float]:
-    """CPU seconds. As long as nothing is known of a pool's grades, they cost as much as those of the others on average."""
+    """Estimates the CPU seconds of each pool's work. As long as nothing is known of a pool's grades, they cost as much as those of the others on average."""
     costs = [need.cpu_seconds for need in needs.values() if need.cpu_seconds is not None]
     usual = sum(costs) / len(costs) if costs else 1.0
     return {

@@ -40,7 +40,7 @@ class Slots:
 
 
 def resource(pool: str) -> str:
-    """Ray's resource that the nodes of a reward pool offer: as much of it as grades run there at once at most."""
+    """Names Ray's resource that the nodes of a reward pool offer: as much of it as grades run there at once at most."""
     return f"longboat-reward-{pool}"
 
 

@@ -178,7 +178,7 @@ _NEEDS = {
 
 
 def _paired(source: Any, where: str) -> Tests:
-    """`inputs` and `outputs` as lists of one length, and `fn_name` where a function is called; or the JSON of that."""
+    """Reads `inputs` and `outputs` as lists of one length, and `fn_name` where a function is called; or the JSON of that."""
     value = _object(source, where)
     inputs: Any = value.get("inputs")
     outputs: Any = value.get("outputs")
@@ -236,7 +236,7 @@ def _live_code_bench(columns: Mapping[str, Any]) -> Tests:
 
 
 def _packed(text: str, name: str) -> str:
-    """Base64 of what zlib made of a pickled text. Nothing is unpickled: only a text is taken out of the pickle."""
+    """Unpacks base64 of what zlib made of a pickled text. Nothing is unpickled: only a text is taken out of the pickle."""
     try:
         opcodes = list(pickletools.genops(zlib.decompress(base64.b64decode(text, validate=True))))
     except (binascii.Error, zlib.error, ValueError, IndexError) as error:

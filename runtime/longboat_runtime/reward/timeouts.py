@@ -80,7 +80,7 @@ class Rule:
         return score is not None and (score >= 1.0 if self.cases else score > 0.0)
 
     def limit(self, anchor: float) -> float:
-        """Seconds, at most the hard limit."""
+        """Returns the seconds, at most the hard limit."""
         return min(max(self.factor * anchor, self.least), self.hard)
 
     def audited(self, name: str, sample: SampleId) -> bool:

@@ -152,7 +152,7 @@ class RewardWorker:
         return GradeAnswers(answers, isolation, self._graders.capacity)
 
     async def grade(self, request: GradeRequest, response: Response) -> dict[str, FunctionOutcome]:
-        """Outcomes by function name."""
+        """Returns the outcomes by function name."""
         sample = replace(
             request.row,
             text=response.text,

@@ -82,13 +82,13 @@ class BaseEngine:
         self._tokenizer = vllm.get_tokenizer()
 
     def _started(self, name: str, request: SampleRequest, begun: GeneratedSample | None) -> None:
-        """vLLM has the request, under this name."""
+        """Notes that vLLM has the request, under this name."""
         self._running[name] = request
         if begun is not None:
             self._begun[name] = begun
 
     def _finish(self, name: str, output: Any) -> None:
-        """vLLM has ended the request of this name."""
+        """Notes that vLLM has ended the request of this name: its sample is ready."""
         request, begun = self._running.pop(name), self._begun.pop(name, None)
         self._outbox.put(generated_sample(request, begun, output, self._config.name, self._tokenizer))
 

@@ -69,7 +69,7 @@ class EngineCounters(PrometheusStatLogger):
         """Logs nothing."""
 
     def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
-        """Our engines don't sleep."""
+        """Records nothing: our engines don't sleep."""
 
     def record_admission_rejection(self, reason: str) -> None:
-        """Our engines take every request."""
+        """Records nothing: our engines take every request."""

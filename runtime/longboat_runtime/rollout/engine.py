@@ -97,7 +97,7 @@ def check_parallelism(config: EngineConfig, model: Mapping[str, Any]) -> None:
 
 
 def kv_token_bytes(model: Mapping[str, Any], dtype: str, tensor_parallel: int) -> int:
-    """Bytes of one token's keys and values, of all layers, on one rank. A rank has one key head at least: more ranks gain nothing."""
+    """Returns the bytes of one token's keys and values, of all layers, on one rank. A rank has one key head at least: more ranks gain nothing."""
     heads = int(model.get("num_attention_heads", 1))
     kv_heads = max(1, int(model.get("num_key_value_heads") or heads) // tensor_parallel)
     head_size = int(model.get("head_dim") or int(model["hidden_size"]) // heads)
@@ -107,7 +107,7 @@ def kv_token_bytes(model: Mapping[str, Any], dtype: str, tensor_parallel: int) -
 def rank_weight_bytes(
     shapes: Mapping[str, Sequence[int]], model: Mapping[str, Any], dtype: str, tensor_parallel: int
 ) -> int:
-    """Bytes of the weights on each rank; `shapes` are those of the model's tensors by their names in its files.
+    """Returns the bytes of the weights on each rank; `shapes` are those of the model's tensors by their names in its files.
 
     Vectors are on all ranks, matrices are split over them, those that make keys and values at most into single heads.
     """
@@ -163,7 +163,7 @@ def check_cache(config: EngineConfig, model: Mapping[str, Any], max_length: int)
 def kv_tokens(
     config: EngineConfig, model: Mapping[str, Any], shapes: Mapping[str, Sequence[int]], sizes: Iterable[int]
 ) -> dict[int, int]:
-    """Tokens that the KV cache of an engine of each size holds, by the memory that the spec gives a rank; empty if it gives none.
+    """Returns the tokens that the KV cache of an engine of each size holds, by the memory that the spec gives a rank; empty if it gives none.
 
     `model` and `shapes` are as for `with_cache`, which says when SpecProblem is raised.
     """

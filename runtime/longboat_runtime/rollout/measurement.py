@@ -21,7 +21,7 @@ LEAST_CONTEXT = 32
 
 
 def grid(kv_tokens: int, max_sequences: int, max_length: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Numbers of sequences and tokens in context to measure, in powers of four, and the largest of both (pure).
+    """Chooses numbers of sequences and tokens in context to measure, in powers of four, and the largest of both (pure).
 
     As many sequences as fit with the fewest tokens, as many tokens as fit with one sequence.
     """
@@ -39,7 +39,7 @@ def _powers(least: int, most: int) -> tuple[int, ...]:
 def filled(
     sequences: Sequence[int], contexts: Sequence[int], cells: dict[tuple[int, int], float]
 ) -> tuple[tuple[float, ...], ...]:
-    """Seconds of all cells (pure): those that the KV cache can't hold follow the others by a fit, and are never below their neighbours.
+    """Returns the seconds of all cells (pure): those that the KV cache can't hold follow the others by a fit, and are never below their neighbours.
 
     A step takes as long as a constant, each sequence, and each token in context take (least squares of relative errors).
     """
@@ -86,7 +86,7 @@ class MeasuredEngine:
         return (cache.num_gpu_blocks or 0) * cache.block_size, self._longest
 
     def cell(self, sequences: int, context: int) -> tuple[float, float] | None:
-        """Seconds of a decode step of so many sequences with about so many tokens in context, and of computing a token of a prompt.
+        """Measures the seconds of a decode step of so many sequences with about so many tokens in context, and of computing a token of a prompt.
 
         None if they never run in one step: the KV cache can't hold them.
         """

@@ -102,7 +102,7 @@ def slots_of(node: RolloutNode, tensor_parallel: int, most: int) -> list[Slot]:
 
 
 def engine_name(pod: str, devices: Sequence[int], starts: int) -> str:
-    """`<pod>/<device>` or `<pod>/<first>-<last>`, and how many engines these devices of the pod had before, if any (pure).
+    """Writes `<pod>/<device>` or `<pod>/<first>-<last>`, and how many engines these devices of the pod had before, if any (pure).
 
     A pod whose Ray node is started again has two nodes for a while, until Ray has noticed the end of the first: both count
     together, so that no two engines have one name.

@@ -26,7 +26,7 @@ class RayCluster:
         return rollout_nodes(await asyncio.to_thread(ray.nodes))
 
     async def asking(self) -> set[str]:
-        """Pods that have asked to go (see `departures`); none if the head doesn't answer."""
+        """Returns the pods that have asked to go (see `departures`); none if the head doesn't answer."""
         try:
             return await asyncio.to_thread(lambda: set(departures.asking(internal_kv_get_gcs_client())))
         except RayError as error:

@@ -82,7 +82,7 @@ def continue_text(state: Any, request: SampleRequest, begun: GeneratedSample | N
 
 
 def probe_params() -> SamplingParams:
-    """Log-probs of a prompt, and one token that is thrown away."""
+    """Asks for the log-probs of a prompt, and one token that is thrown away."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -166,7 +166,7 @@ def unstarted_sample(request: SampleRequest, begun: GeneratedSample | None, engi
 
 
 def probe_logprobs(ids: Sequence[int], output: RequestOutput) -> list[float]:
-    """Log-probs of tokens 1..n of the probe, from a request made with `probe_params`."""
+    """Reads the log-probs of tokens 1..n of the probe, from a request made with `probe_params`."""
     scored = output.prompt_logprobs
     if scored is None or len(scored) != len(ids):
         raise RuntimeError(f"vLLM scored {0 if scored is None else len(scored)} of {len(ids)} probe tokens")

@@ -50,7 +50,7 @@ class Router:
         return sorted(self._running.keys() - self._drained)
 
     def running(self, engine: str) -> list[SampleId]:
-        """Samples that run in `engine`, sorted."""
+        """Returns the samples that run in `engine`, sorted."""
         return sorted(self._running.get(engine, ()))
 
     def route(self, samples: Sequence[SampleId]) -> dict[str, list[SampleId]]:

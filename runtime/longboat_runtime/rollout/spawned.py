@@ -203,7 +203,7 @@ class SpawnedEngine(BaseEngine):
         return failed.naming(differences, self._config.dtype)
 
     async def _probe(self, ids: Sequence[int]) -> list[float]:
-        """Log-probs of the probe; running samples may continue meanwhile."""
+        """Computes the log-probs of the probe; running samples may continue meanwhile."""
         collector = await self._vllm.add_request("probe", tokens(ids), probe_params(), priority=PROBE_PRIORITY)
         return probe_logprobs(ids, await _final_output(collector))
 

@@ -35,7 +35,7 @@ class EngineModel:
             raise ValueError("an engine has KV cache and takes time")
 
     def step_seconds(self, sequences: int, tokens: float) -> float:
-        """Seconds of a decode step of `sequences` sequences that have `tokens` in context together.
+        """Returns the seconds of a decode step of `sequences` sequences that have `tokens` in context together.
 
         Linear between the cells in both directions; constant below the first, and along the last two beyond the last.
         """

@@ -52,7 +52,7 @@ class ByDomain(OnPolicy):
         return self._lacking(view, round_, body, self.rules) or [events.RoundClosed(round_.number)]
 
     def _concerned(self, view: View, body: events.Body) -> Iterable[str]:
-        """Domains whose part of the round the event may have changed; all of them if it gave up the prompt."""
+        """Returns the domains whose part of the round the event may have changed; all of them if it gave up the prompt."""
         domain = view.domain(body.sample.prompt) if isinstance(body, _OF_A_SAMPLE) else ""
         return (domain,) if domain else self.rules
 

@@ -509,7 +509,7 @@ class Event:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Event:
-        """Inverse of `to_json`. Raises ValueError for an unknown type or a malformed field."""
+        """Reads what `to_json` returned. Raises ValueError for an unknown type or a malformed field."""
         fields = dict(value)
         try:
             header = int(fields.pop("seq")), int(fields.pop("incarnation")), float(fields.pop("time"))

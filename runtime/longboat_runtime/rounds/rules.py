@@ -69,7 +69,7 @@ def overcommitted(prompts: int, factor: float, ordinal: int, phase: Fraction = F
 
 
 def phases(count: int) -> list[Fraction]:
-    """Phases of `count` parallel flows (quotas of domains), such that they launch their extra prompts in turn, not all in one race.
+    """Returns the phases of `count` parallel flows (quotas of domains), such that they launch their extra prompts in turn, not all in one race.
 
     The first is 0, so that it is never ahead: once it has launched a quota of extra prompts, so has every other flow.
     """
@@ -183,7 +183,7 @@ def losers(view: View, part: PartRecord, wanted: int, *, drop_zero_variance: boo
 def adopt(
     view: View, number: int, prompts: Iterable[PromptId], wanted: int, *, drop_zero_variance: bool
 ) -> list[Decision]:
-    """Round `number` adopts these carried groups in this order; no other group of the round may be complete before them.
+    """Decides that round `number` adopts these carried groups in this order; no other group of the round may be complete before them.
 
     A group may have been completed and graded while it waited. No event will report that again, so if it is among the first
     `wanted` complete groups it is judged here.
@@ -210,7 +210,7 @@ def adopt(
 
 
 def recover(view: View) -> list[Decision]:
-    """On-policy: relaunches lost samples if the weights of their round still serve; else defers their group.
+    """Relaunches lost samples, on-policy, if the weights of their round still serve; else defers their group.
 
     The same seed on the same weights gives the same tokens, so a relaunch, from the start or after the tokens that the store has of a
     sample that was moved, doesn't change what is learned; on other weights it would
@@ -241,7 +241,7 @@ def recover(view: View) -> list[Decision]:
 
 
 def relaunch_lost(view: View) -> list[Decision]:
-    """Off-policy: relaunches lost samples on whatever weights serve, with their seed and after the tokens that the store has of them.
+    """Relaunches lost samples, off-policy, on whatever weights serve, with their seed and after the tokens that the store has of them.
 
     They stay lost while no weights serve, in a batch that is being trained, and in a carried group until a round adopts it. The
     group of a sample with which `MOST_ENGINE_DEATHS` engines have died is dropped.

@@ -53,7 +53,7 @@ def to_snapshot(ledger: Ledger) -> dict[str, Any]:
 
 
 def from_snapshot(snapshot: Mapping[str, Any]) -> Ledger:
-    """Inverse of `to_snapshot`. Raises KeyError or ValueError if `snapshot` isn't a snapshot."""
+    """Reads what `to_snapshot` returned. Raises KeyError or ValueError if `snapshot` isn't a snapshot."""
     ledger = Ledger(snapshot["group_size"])
     for name in _SCALARS:
         setattr(ledger, name, snapshot[name])

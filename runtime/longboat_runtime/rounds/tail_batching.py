@@ -108,7 +108,7 @@ class TailBatching(OneQuota):
         return self._launch(part, (*queued, *fresh), count)
 
     def _fresh(self, view: View, count: int) -> tuple[PromptId, ...]:
-        """Prompts that were drawn and never launched, which an earlier driver may have left."""
+        """Returns the prompts that were drawn and never launched, which an earlier driver may have left."""
         if len(view.queue) == len(view.deferred):
             return ()
         return tuple(islice((prompt for prompt, attempt in view.queue.items() if attempt == 0), count))
@@ -121,7 +121,7 @@ class TailBatching(OneQuota):
 
 
 def _running_extras(group: GroupRecord | None) -> tuple[SampleId, ...]:
-    """Responses of a complete group that are still running and don't count."""
+    """Returns the responses of a complete group that are still running and don't count."""
     if group is None or group.completed is None:
         return ()
     pairs = zip(group.sample_ids, group.samples, strict=True)

@@ -89,7 +89,7 @@ class RoundWorks:
         )
 
     def outstanding(self, number: int) -> Set[SampleId]:
-        """Responses that the round asked for and that have neither ended nor come back."""
+        """Returns the responses that the round asked for and that have neither ended nor come back."""
         round_ = self._rounds.get(number)
         return round_.requested - round_.ended.keys() - round_.stopped.keys() if round_ else set()
 

@@ -75,7 +75,7 @@ class Query:
         return any(wanted in texts[name].casefold() for name in ("prompt", "response"))
 
     def rank(self, sample: Sample) -> float:
-        """Lower comes first."""
+        """Returns the key to order samples by; lower comes first."""
         match self.order:
             case Order.WORST:
                 return float(sample["score"])

@@ -41,7 +41,7 @@ class StepCurve:
         return cls(tuple(batch for batch, _ in pools), tuple(_mean(times) for _, times in pools))
 
     def __call__(self, batch: int) -> float:
-        """Seconds of a step that works on `batch` sequences."""
+        """Returns the seconds of a step that works on `batch` sequences."""
         place = bisect_left(self.batches, batch)
         if place == 0 or len(self.batches) == 1:
             return self.seconds[0]

@@ -79,7 +79,7 @@ class SimulatedEngine:
         return self._now + max(0.0, self._ends[0][0] - self._steps) * self._seconds(len(self._running))
 
     def ended(self, now: float) -> list[Response]:
-        """Samples whose last token was drawn by the step that ends now, in the order they came."""
+        """Takes out the responses whose last token was drawn by the step that ends now, in the order they came."""
         self._advance(now)
         responses = []
         while self._ends and self._ends[0][0] <= self._steps + _ROUNDING:

@@ -52,7 +52,7 @@ class SimulatedFleet:
         return min(ends, key=lambda item: item[1], default=("", inf))
 
     def ended(self, name: str, now: float) -> list[Response]:
-        """Samples that end now in this engine."""
+        """Returns the samples that end now in this engine."""
         responses = self.engines[name].ended(now)
         for response in responses:
             self._router.finished(name, response.sample)

@@ -52,7 +52,7 @@ class KvCache:
         return True
 
     def _cached_blocks(self, sample: SampleId, tokens: int) -> tuple[int, int]:
-        """Blocks of the prompt, and those behind them that are the sequence's own: only what follows without a gap is found."""
+        """Returns the blocks of the prompt, and those behind them that are the sequence's own: only what follows without a gap is found."""
         prompt = sample.prompt
         shared = self._shared if prompt in self._users else self._cached.get(prompt, 0)
         if shared < self._shared:

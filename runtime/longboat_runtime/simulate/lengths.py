@@ -152,7 +152,7 @@ class Redraws:
         )
 
     def __call__(self, prompt: int, sample: SampleId) -> int:
-        """Response tokens of `sample`, a later attempt at the prompt of that number."""
+        """Draws the response tokens of `sample`, a later attempt at the prompt of that number."""
         level = self.levels[prompt] + self.spread * normal(self.seed, sample.epoch, sample.row)
         place = bisect_right(self.shares, uniform(self.seed, *sample))
         effect = self.effects[min(place, len(self.effects) - 1)]

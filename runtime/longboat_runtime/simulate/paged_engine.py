@@ -151,7 +151,7 @@ class PagedEngine:
         return self._now if self._can_begin else inf
 
     def ended(self, now: float) -> list[Response]:
-        """Samples whose last token was drawn by the step that ends now, in the order they came; the next step begins."""
+        """Returns the samples whose last token was drawn by the step that ends now, in the order they came; the next step begins."""
         self._advance(now)
         if self._under_way is None and self._can_begin:
             self._begin()
@@ -228,7 +228,7 @@ class PagedEngine:
         return min(steps, most)
 
     def _needed(self, step: int) -> int:
-        """Blocks that the running sequences need for this step."""
+        """Returns the blocks that the running sequences need for this step."""
         return self._residues[-step % self._size]
 
     def _grow(self) -> bool:
@@ -253,7 +253,7 @@ class PagedEngine:
         self._felt(preemptions=1)
 
     def _admit(self) -> tuple[int, bool]:
-        """Tokens that have to be computed for those admitted, and whether others wait only since the step computes enough."""
+        """Admits waiting sequences; returns the tokens that have to be computed for those, and whether others wait only since the step computes enough."""
         budget, computed = self._budget - len(self._running), 0
         while self._waiting and len(self._running) < self._limit:
             sample, sequence = next(iter(self._waiting.items()))
@@ -297,7 +297,7 @@ class PagedEngine:
             self._renew()
 
     def _renew(self) -> None:
-        """Running sequences wait to be computed again, before all others; the versions of all tokens to come are the new ones."""
+        """Makes running sequences wait to be computed again, before all others; the versions of all tokens to come are the new ones."""
         self._outdated = False
         self._felt(interrupted=len(self._running))
         for sequence in [*reversed(self._running.values())]:

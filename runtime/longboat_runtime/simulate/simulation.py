@@ -231,7 +231,7 @@ class Simulation:
         self.fleet.submit(samples, self._time)
 
     def _needs(self, sample: SampleId) -> tuple[int, int]:
-        """Tokens that are left to be drawn, and those before them."""
+        """Counts the tokens that are left to be drawn, and those before them."""
         record = self.view.sample(sample)
         begun = record.stored[-1].end if record and record.stored else 0
         return self._lengths(sample) - begun, self._site.prompt_tokens + begun
@@ -381,7 +381,7 @@ class Simulation:
             self._submit([sample])
 
     def _count_rollout(self) -> None:
-        """Rollout runs while a sample of a live group does."""
+        """Counts the time of rollout, which runs while a sample of a live group does."""
         running = self.view.counts[SampleState.RUNNING] > 0
         if running and self._rolling_since is None:
             self._rolling_since = self._time

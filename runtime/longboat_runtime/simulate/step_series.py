@@ -33,7 +33,7 @@ class StepLine:
         return cls(tuple(contexts), tuple(seconds), slope)
 
     def pieces(self, context: float) -> Iterator[tuple[int | None, float, float]]:
-        """Steps from a mean context on: how many (None: all others), what the first takes, and by how much each next one takes more."""
+        """Yields pieces of the steps from a mean context on: how many (None: all others), what the first takes, and by how much each next one takes more."""
         if context < self.contexts[0]:
             count = ceil(self.contexts[0] - context)
             yield count, self.seconds[0], 0.0

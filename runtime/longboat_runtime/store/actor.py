@@ -62,7 +62,7 @@ class SampleStoreActor:
         self._held = HeldSamples()
 
     def put(self, samples: Sequence[GeneratedSample]) -> None:
-        """Returning is the acknowledgement. A sample that is held already is passed over, unless that is unfinished."""
+        """Stores samples; returning is the acknowledgement. A sample that is held already is passed over, unless that is unfinished."""
         self._held.put(samples)
 
     def refuse(self, engine: str) -> None:

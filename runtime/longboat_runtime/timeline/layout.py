@@ -25,7 +25,7 @@ class Axis:
         return cls(timeline.start, timeline.gaps)
 
     def at(self, time: float) -> float:
-        """Seconds from the axis' start to a Unix time. A moment within a gap is where the gap is."""
+        """Returns the seconds from the axis' start to a Unix time. A moment within a gap is where the gap is."""
         skipped = sum(min(time, gap.end) - gap.start for gap in self.gaps if gap.start < time)
         return time - self.start - skipped
 
@@ -88,7 +88,7 @@ def title(job: str, rounds: Sequence[Round]) -> str:
 
 
 def caption(round_: Round, inches: float = FULL) -> str:
-    """Number and kind, what became of its prompts, what was generated, and how long it took, as far as the width allows."""
+    """Writes number and kind, what became of its prompts, what was generated, and how long it took, as far as the width allows."""
     if inches < FULL:
         return f"{round_.number}\n{round_.kind}" if inches >= SHORT else ""
     prompts = f"{round_.kept:,} kept" + (f", {round_.deferred:,} deferred" if round_.deferred else "")
@@ -104,7 +104,7 @@ def lane_name(lane: Lane) -> str:
 
 
 def steps(course: Sequence[tuple[float, float]], end: float) -> tuple[list[float], list[float]]:
-    """Times and values of a line that has each value from its time to the next one, and the last one to `end`."""
+    """Returns the times and values of a line that has each value from its time to the next one, and the last one to `end`."""
     times, values = [time for time, _ in course for _ in range(2)], [value for _, value in course for _ in range(2)]
     return [*times[1:], end] if times else [], values
 

@@ -98,7 +98,7 @@ def draw(timeline: Timeline, file: Path, job: str) -> None:
 
 
 def _width(timeline: Timeline, axis: Axis) -> float:
-    """Inches of the panels: the narrowest round has room for its caption, if there aren't too many rounds.
+    """Chooses the width of the panels in inches: the narrowest round has room for its caption, if there aren't too many rounds.
 
     Rounds that are opened at once stand in one place, however wide that is.
     """
@@ -109,13 +109,13 @@ def _width(timeline: Timeline, axis: Axis) -> float:
 
 
 def _height(engine_lanes: Sequence[Lane]) -> float:
-    """Inches of the lanes: rows can be seen, and names of lanes have room."""
+    """Chooses the height of the lanes in inches: rows can be seen, and names of lanes have room."""
     height = sum(max(lane.rows * _ROW, _LANE) for lane in engine_lanes)
     return min(max(height, _HEIGHTS[0]), _HEIGHTS[1])
 
 
 def _draw_samples(panel: Any, engine_lanes: Sequence[Lane], axis: Axis, inches: float) -> list[Any]:
-    """Bars of all lanes, from top to bottom (`inches`); y counts rows. If there are very many lanes, only some are named, always including the last."""
+    """Draws the bars of all lanes, from top to bottom (`inches`); y counts rows. If there are very many lanes, only some are named, always including the last."""
     rows, count = max(sum(lane.rows for lane in engine_lanes), 1), max(len(engine_lanes), 1)
     space, least = rows * _SPACE / count, rows * min(_LEAST, _ALL / count)
     thickness = _THICKNESS if rows <= _APART else 1.0

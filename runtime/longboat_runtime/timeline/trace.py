@@ -16,7 +16,7 @@ UNFINISHED = "not finished (engine not recorded)"
 
 
 def trace(timeline: Timeline) -> dict[str, Any]:
-    """JSON values: a process for each engine with a thread for each row of samples, one of the driver, and counters of reward pools.
+    """Returns JSON values: a process for each engine with a thread for each row of samples, one of the driver, and counters of reward pools.
 
     Times are whole microseconds since the first round was opened; `otherData.start` is that moment in Unix seconds.
     Events of samples are named and coloured by fate.
@@ -33,7 +33,7 @@ def trace(timeline: Timeline) -> dict[str, Any]:
 
 
 def _driver(timeline: Timeline, begin: float) -> list[dict[str, Any]]:
-    """Rounds that are open at once get rows of their own; below them what the trainer did."""
+    """Makes the driver's rows: rounds that are open at once get rows of their own; below them what the trainer did."""
     spans = [(round_.opened, timeline.end if round_.closed is None else round_.closed) for round_ in timeline.rounds]
     rows = stack(spans)
     threads = {row + 1: "rounds" for row in rows}

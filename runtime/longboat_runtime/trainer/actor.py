@@ -68,7 +68,7 @@ class TrainerActor:
         return self._trainer.train(request, self._fetch)
 
     def publish(self, version: int, probe_ids: Sequence[int]) -> WeightPublication | None:
-        """Rank 0's answer is the publication; the others help to gather it."""
+        """Gathers the weights with all ranks; rank 0 returns the publication."""
         from longboat_runtime.weights.publish import publish
 
         probe = self._trainer.probe(probe_ids)
@@ -125,7 +125,7 @@ class TrainerActor:
         self._trainer.restore(directory)
 
     def export(self, directory: Path) -> None:
-        """Rank 0 writes a Hugging Face directory; the others help to gather it."""
+        """Gathers the weights with all ranks; rank 0 writes a Hugging Face directory."""
         from longboat_runtime.checkpoint.export import export
         from longboat_runtime.trainer.sharding import TORCH_DTYPES
 

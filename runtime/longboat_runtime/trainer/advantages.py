@@ -71,7 +71,7 @@ def _scale(
 
 
 def standard_deviation(values: Sequence[float]) -> float:
-    """Square root of the unbiased variance (n - 1 in the denominator); 0 for fewer than two values."""
+    """Computes the square root of the unbiased variance (n - 1 in the denominator); 0 for fewer than two values."""
     if len(values) < 2:
         return 0.0
     mean = math.fsum(values) / len(values)

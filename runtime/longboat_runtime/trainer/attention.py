@@ -52,7 +52,7 @@ def packed_attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention of each sample to itself: by one kernel for all samples, or neighbours of equal length together.
+    """Computes the causal attention of each sample to itself: by one kernel for all samples, or neighbours of equal length together.
 
     `query` is (1, heads, T, head size), `key` and `value` (1, key heads, T, head size); the lengths of `packing` add up to T. Returns
     (1, T, heads, head size). Raises NotImplementedError for what this does not compute (soft caps, attention sinks, dropout).
@@ -106,7 +106,7 @@ def _flash(
     scaling: float | None,
     sliding_window: int | None,
 ) -> Tensor:
-    """(T, heads, head size) of each, and of the result."""
+    """Computes attention by one kernel; each argument, and the result, is (T, heads, head size)."""
     from torch.nn.attention.varlen import varlen_attn
 
     ends, longest = packing.ends(query.device), max(packing.lengths)
@@ -126,7 +126,7 @@ def _flash(
 
 
 def _rows(part: Tensor, length: int, count: int) -> Tensor:
-    """`count` samples of one length, (1, heads, count x length, head size), as (count, heads, length, head size)."""
+    """Returns `count` samples of one length, (1, heads, count x length, head size), as (count, heads, length, head size)."""
     return part[0].unflatten(1, (count, length)).transpose(0, 1)
 
 

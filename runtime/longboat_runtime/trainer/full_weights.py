@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 @torch.no_grad()
 def full_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Weights and persistent buffers as a checkpoint of the model names them, in a fixed order; tied ones once.
+    """Yields the weights and persistent buffers as a checkpoint of the model names them, in a fixed order; tied ones once.
 
     A collective: every rank must run through the whole iterator, and sees the same tensors. One weight is gathered at a time,
     or as many as are needed for one in the form of the files (the experts of a layer are several there, and one in the model).

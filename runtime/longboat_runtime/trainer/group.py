@@ -168,7 +168,7 @@ class RayTrainerGroup:
 
 
 def probe_ids(info: ModelInfo) -> tuple[int, ...]:
-    """Tokens spread over the vocabulary, the same for every publication. Pure."""
+    """Returns tokens spread over the vocabulary, the same for every publication. Pure."""
     count = min(PROBE_TOKENS, info.max_length)
     return tuple((position * 7919 + 1) % info.vocabulary for position in range(count))
 

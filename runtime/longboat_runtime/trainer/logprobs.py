@@ -50,7 +50,7 @@ class ChosenLogprobs(torch.autograd.Function):
 
 
 def _values(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probs of `targets`, normalisers and entropies of some rows."""
+    """Computes log-probs of `targets`, normalisers and entropies of some rows."""
     scaled = logits.float() / temperature
     normalisers = scaled.logsumexp(-1)
     chosen = scaled.gather(-1, targets[:, None])[:, 0] - normalisers

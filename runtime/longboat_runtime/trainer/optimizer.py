@@ -29,7 +29,7 @@ def learning_rate(spec: OptimizerSpec, step: int, steps: int) -> float:
 
 
 def build_optimizer(spec: OptimizerSpec, parameters: Mapping[str, nn.Parameter]) -> torch.optim.AdamW:
-    """AdamW (arXiv 1711.05101) over named parameters; biases and norms (one dimension) are not decayed.
+    """Builds AdamW (arXiv 1711.05101) over named parameters; biases and norms (one dimension) are not decayed.
 
     All state exists from the start, so that a checkpoint has the same keys before the first step as after it.
     """

@@ -97,7 +97,7 @@ class TrainerRank:
         return TrainReport(request.step, metrics, len(minibatches), skipped)
 
     def probe(self, ids: Sequence[int]) -> list[float]:
-        """Log-probs, at temperature 1, of `ids[1:]`, each given the ids before it."""
+        """Computes the log-probs, at temperature 1, of `ids[1:]`, each given the ids before it."""
         sample = token_sample(np.asarray(ids, np.int32), prompt_tokens=1)
         batch = build_batch([WeightedSample(sample, 0.0, 0.0)], self.device, packed=packs(self.model))
         return [float(value) for value in frozen_logprobs(self.model, batch)]

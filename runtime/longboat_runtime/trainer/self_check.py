@@ -92,7 +92,7 @@ def _difference(config: Any, name: str, alone: torch.Tensor) -> float:
 
 
 def _small(config: Any) -> Any:
-    """`config` with fewer layers (every kind is still there), heads and tokens; heads keep their size, since positions depend on it."""
+    """Returns `config` with fewer layers (every kind is still there), heads and tokens; heads keep their size, since positions depend on it."""
     config = copy.deepcopy(config.get_text_config())
     layers, heads = config.num_hidden_layers, config.num_attention_heads
     count = min(layers, max(_LAYERS, _until_every_kind(config, layers)))

@@ -112,7 +112,7 @@ def layers(model: nn.Module) -> list[nn.Module]:
 
 
 def compute_policy(dtype: DType) -> MixedPrecisionPolicy:
-    """Weights are kept and gradients reduced in float32; arithmetic is in `dtype`."""
+    """Returns the policy by which weights are kept and gradients reduced in float32; arithmetic is in `dtype`."""
     if dtype is DType.FLOAT32:
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=TORCH_DTYPES[dtype], reduce_dtype=torch.float32)
@@ -120,7 +120,7 @@ def compute_policy(dtype: DType) -> MixedPrecisionPolicy:
 
 @torch.no_grad()
 def not_finite(weights: Mapping[str, nn.Parameter], dtype: torch.dtype) -> list[str]:
-    """Names of weights with values that are not finite numbers in `dtype`, the same on all ranks. A collective."""
+    """Returns the names of weights with values that are not finite numbers in `dtype`, the same on all ranks. A collective."""
     bad = torch.zeros(len(weights), device=next(iter(weights.values())).device)
     for index, weight in enumerate(weights.values()):
         part = weight.to_local() if isinstance(weight, DTensor) else weight
@@ -132,7 +132,7 @@ def not_finite(weights: Mapping[str, nn.Parameter], dtype: torch.dtype) -> list[
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Number of weights, tied ones once."""
+    """Counts the weights, tied ones once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -151,7 +151,7 @@ def model_flops(model: nn.Module, config: Mapping[str, Any], peak: float | None)
 
 
 def device_peak(device: torch.device, dtype: DType) -> float | None:
-    """Operations per second of one device in the model's number format; None if that isn't known: only half precision is."""
+    """Returns the operations per second of one device in the model's number format; None if that isn't known: only half precision is."""
     if device.type != "cuda" or dtype is DType.FLOAT32:
         return None
     return peak_flops(torch.cuda.get_device_name(device))

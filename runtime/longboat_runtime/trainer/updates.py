@@ -117,7 +117,7 @@ class Updates:
         return metrics | {"actor/grad_norm": sum(update.norm for update in made) / len(made)}
 
     def _frozen(self, model: nn.Module, minibatches: Sequence[Sequence[SampleBatch]]) -> list[list[Tensor]]:
-        """Log-probs of every batch by the model with its current weights."""
+        """Computes the log-probs of every batch by the model with its current weights."""
         temperature = self.spec.rollout.sampling.temperature
         return [[frozen_logprobs(model, batch, temperature) for batch in batches] for batches in minibatches]
 

@@ -119,7 +119,7 @@ class BucketTransfer(WeightTransferEngine[BucketInit, BucketUpdate]):
         self._restore_kernels()
 
     def _restore_kernels(self) -> None:
-        """Experts that received no weights keep their kernel."""
+        """Restores the kernels of experts that received no weights."""
         for method, kernel in self._kernels:
             if method.moe_kernel is None:
                 method.moe_kernel = kernel
@@ -134,7 +134,7 @@ class BucketTransfer(WeightTransferEngine[BucketInit, BucketUpdate]):
 
 
 def _tied_modules(model: torch.nn.Module) -> list[Any]:
-    """Modules that hold no weight of their own, such as an output layer tied to the embedding.
+    """Returns the modules that hold no weight of their own, such as an output layer tied to the embedding.
 
     The layerwise reload skips them, so what they derived from their weight (on CPU a repacked copy) stays the old one.
     """
@@ -149,7 +149,7 @@ def _tied_modules(model: torch.nn.Module) -> list[Any]:
 
 
 def _packed_experts(model: torch.nn.Module) -> Iterator[Any]:
-    """Fused experts whose weights vLLM packs once, when it sets their kernel up.
+    """Yields the fused experts whose weights vLLM packs once, when it sets their kernel up.
 
     At a reload it finds the kernel there and leaves the weights as they came, which the kernel then mistakes for packed ones. So
     on CPU it has to set the kernel up again with every update. Elsewhere captured graphs hold the kernel's addresses, and
@@ -162,7 +162,7 @@ def _packed_experts(model: torch.nn.Module) -> Iterator[Any]:
 
 
 def _partly_loaded(model: torch.nn.Module) -> list[str]:
-    """Weights that consist of several tensors and received only some of them, with what is missing; valid until the update ends.
+    """Lists weights that consist of several tensors and received only some of them, with what is missing; valid until the update ends.
 
     To vLLM a parameter is loaded as soon as the first tensor goes into it.
     """

@@ -45,7 +45,7 @@ class WeightDifferences:
         ]
 
     def _compared(self, published: str, tensor: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Name, what this worker has or computes, and what it should."""
+        """Yields for each comparison its name, what this worker has or computes, and what it should."""
         place, _, kind = published.rpartition(".")
         parent, _, last = place.rpartition(".")
         layer, _, number = parent.rpartition(".")
@@ -66,7 +66,7 @@ class WeightDifferences:
                 yield published, actual.float().cpu(), expected.float()
 
     def _fused(self, name: str) -> Any:
-        """Fused SwiGLU experts of this name or right below it, in a worker that has all of them whole."""
+        """Returns the fused SwiGLU experts of this name or right below it, in a worker that has all of them whole."""
         for module in (self._modules.get(name), self._modules.get(f"{name}.routed_experts")):
             method = getattr(module, "quant_method", None)
             if isinstance(method, UnquantizedFusedMoEMethod) and module is not None:
@@ -124,7 +124,7 @@ def _of_expert(experts: Any, number: int, gate: Tensor, up: Tensor, down: Tensor
 
 
 def _vectors(module: Any, size: int) -> tuple[Tensor, Tensor]:
-    """Random vectors, also as the layer takes them. Shape [VECTORS, size]."""
+    """Draws random vectors, also as the layer takes them. Shape [VECTORS, size]."""
     parameter = next(module.parameters())
     drawn = torch.randn(VECTORS, size, generator=torch.Generator().manual_seed(0)).to(parameter.dtype)
     return drawn.float(), drawn.to(parameter.device)

@@ -102,7 +102,7 @@ def parity_bound(dtype: str, calibrated: float | None) -> float:
 
 
 def calibration_key(dtype: str, tensor_parallel: int) -> str:
-    """Engines of one number format and one size sum in the same order, so what one measured holds for the others."""
+    """Names the engines that share a calibration: those of one number format and one size sum in the same order, so what one measured holds for the others."""
     return f"{dtype}/{tensor_parallel}"
 
 

@@ -169,7 +169,7 @@ def _locked_in(sandbox: Sandbox, calls: Filter) -> Mapping[str, Any] | None:
 
 
 def _arrange_files(server: int, output: int, launcher: int | None) -> None:
-    """Standard streams, sockets at fixed numbers that programs started from here don't inherit, nothing else."""
+    """Opens the standard streams, and sockets at fixed numbers that programs started from here don't inherit; closes all else."""
     duplicate = os.dup2
     duplicate(os.open(_NULL, os.O_RDONLY), 0)
     duplicate(output, 1)

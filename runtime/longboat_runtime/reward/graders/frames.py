@@ -69,7 +69,7 @@ class FrameBuffer:
         return not self._data
 
     def feed(self, data: bytes) -> list[tuple[dict[str, Any], bytes]]:
-        """Messages that are complete with `data`, each with its body. Raises FrameError for what can't be one."""
+        """Returns the messages that are complete with `data`, each with its body. Raises FrameError for what can't be one."""
         unread = self._data
         if unread:
             unread += data

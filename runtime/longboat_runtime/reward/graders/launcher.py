@@ -112,7 +112,7 @@ class Launcher:
         child_end.close()
 
     def fileno(self) -> int:
-        """File descriptor of the connection."""
+        """Returns the file descriptor of the connection."""
         return self._socket.fileno()
 
     def moved(self, number: int) -> None:
@@ -358,12 +358,12 @@ class _Clock:
 
 
 def _cpu_limit(seconds: float) -> int:
-    """CPU seconds that the kernel lets each process of a case use: whole ones, above its limit, which `_watch` applies to all of them."""
+    """Returns the CPU seconds that the kernel lets each process of a case use: whole ones, above its limit, which `_watch` applies to all of them."""
     return -int(-seconds // 1) + 1
 
 
 def paths_outside(hidden: Collection[str]) -> list[str]:
-    """Paths that together hold all files but those below the `hidden` directories."""
+    """Returns the paths that together hold all files but those below the `hidden` directories."""
     real = [os.path.realpath(path) for path in hidden]
     paths, pending = [], ["/"]
     while pending:

@@ -68,7 +68,7 @@ class Baseline:
         at_first, sleep = fstat(tasks_there).st_nlink, time.sleep
 
         def tasks() -> int:
-            """Threads of the kernel's, one of which may outlast the Python thread that has ended by a moment."""
+            """Counts the kernel's threads, one of which may outlast the Python thread that has ended by a moment."""
             for _ in range(_ENDING_LOOKS):
                 count = fstat(tasks_there).st_nlink
                 if count <= at_first:
@@ -206,7 +206,7 @@ def _versions_work() -> bool:
 
 
 def _scopes_within(modules: Iterable[ModuleType]) -> Iterable[Mapping[str, Any]]:
-    """Attributes of the classes, functions and plain objects that are global in `modules`."""
+    """Returns the attributes of the classes, functions and plain objects that are global in `modules`."""
     for module in modules:
         for value in list(vars(module).values()):
             from_here = module.__name__ in (type(value).__module__, getattr(value, "__module__", None))
@@ -215,7 +215,7 @@ def _scopes_within(modules: Iterable[ModuleType]) -> Iterable[Mapping[str, Any]]
 
 
 def _containers(scopes: Iterable[Mapping[str, Any]]) -> Iterable[Any]:
-    """Containers that are bound in `scopes`, or are defaults of functions bound there."""
+    """Yields containers that are bound in `scopes`, or are defaults of functions bound there."""
     for scope in scopes:
         for value in scope.values():
             if isinstance(value, _CONTAINERS):

@@ -86,7 +86,7 @@ def _looked_at(pid: int | str) -> tuple[int, list[int]]:
 
 
 def memory(tree: Tree, limit: int) -> int:
-    """Bytes that these processes hold together: if that may be more than `limit`, pages that they share are counted once.
+    """Returns the bytes that these processes hold together: if that may be more than `limit`, pages that they share are counted once.
 
     The kernel tells how pages are shared only of processes that may be looked into; of others all but their files counts for each.
     What the kernel holds for them counts if that, too, may be more: page tables, which a process gets by merely reading what it has
@@ -104,7 +104,7 @@ def memory(tree: Tree, limit: int) -> int:
 
 
 def _own(pid: int) -> int:
-    """Bytes in memory that aren't of files or shared memory."""
+    """Returns the bytes in memory that aren't of files or shared memory."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             _, resident, shared, *_ = map(int, file.read().split())
@@ -124,7 +124,7 @@ def _proportional(pid: int) -> int | None:
 
 
 def _page_tables(tree: Tree, room: int) -> int:
-    """Bytes of these processes' page tables; 0 if no tables of what they have mapped could take more than `room`."""
+    """Returns the bytes of these processes' page tables; 0 if no tables of what they have mapped could take more than `room`."""
     if tree.mapped // _BYTES_PER_TABLE_BYTE <= room:
         return 0
     total = 0
@@ -135,7 +135,7 @@ def _page_tables(tree: Tree, room: int) -> int:
 
 
 def _buffers(pids: Collection[int], room: int) -> int:
-    """Bytes that these processes' sockets may hold, each counted once; 0 if all their files, were they sockets, held no more than `room`."""
+    """Returns the bytes that these processes' sockets may hold, each counted once; 0 if all their files, were they sockets, held no more than `room`."""
     opened = [f"/proc/{pid}/fd/{number}" for pid in pids for number in _listed(f"/proc/{pid}/fd")]
     if len(opened) * _SOCKET_BYTES <= room:
         return 0

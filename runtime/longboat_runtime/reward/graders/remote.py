@@ -196,7 +196,7 @@ class Peer:
         return {"value": self.pack(value), "changed": self._changed(packed, arguments)}
 
     def _changed(self, packed: list[Any], arguments: list[Any]) -> list[Any]:
-        """Containers that the call has changed, by their place among the arguments."""
+        """Returns the containers that the call has changed, by their place among the arguments."""
         after = [
             (index, self.pack(argument))
             for index, argument in enumerate(arguments)
@@ -364,7 +364,7 @@ class Remote:
         return str(peer.call(number, "__repr__", (), {}))
 
     def _compare(self, method: str, other: object) -> bool:
-        """Objects of the program among themselves as their class says."""
+        """Compares objects of the program among themselves as their class says."""
         if not isinstance(other, Remote):
             return False
         peer, number, *_ = self.__longboat_remote__

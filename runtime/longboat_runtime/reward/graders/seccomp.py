@@ -201,7 +201,7 @@ def program_filter(protected: Sequence[int], machine: str, *, scoped: bool, asks
 
 
 def _answer(name: str, machine: str, action: int) -> list[Instruction]:
-    """`action` for the call `name`."""
+    """Answers the call `name` with `action`."""
     return [(_JUMP_EQUAL, 0, 1, number(name, machine)), (_RETURN, 0, 0, action)]
 
 
@@ -211,7 +211,7 @@ def _load(argument: int) -> Instruction:
 
 
 def _when(name: str, machine: str, body: list[Instruction]) -> list[Instruction]:
-    """`body` for the call `name`; what it doesn't return is allowed."""
+    """Runs `body` for the call `name`; what it doesn't return is allowed."""
     body = [*body, (_RETURN, 0, 0, _ALLOW)]
     return [(_JUMP_EQUAL, 0, len(body), number(name, machine)), *body]
 

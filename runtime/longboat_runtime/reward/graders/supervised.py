@@ -192,7 +192,7 @@ class Supervised:
         return self.outcome(OutcomeKind.GRADER_ERROR, f"the grade's process {how} before it answered{printed}")
 
     def cpu(self) -> float:
-        """CPU seconds of the process so far, threads included; 0 from its end until its zygote has told what it used in all."""
+        """Returns the CPU seconds of the process so far, threads included; 0 from its end until its zygote has told what it used in all."""
         return cpu_clock(self.pid) if self.used_in_all is None else self.used_in_all
 
     def close(self) -> None:

@@ -38,7 +38,7 @@ WALL_LIMIT_FACTOR = 20
 
 
 def cpu_clock(pid: int) -> float:
-    """CPU seconds of a process so far, threads included; 0 when it has ended."""
+    """Returns the CPU seconds of a process so far, threads included; 0 when it has ended."""
     try:
         return time.clock_gettime((~pid << 3) | _SCHEDULED_CLOCK)
     except OSError:
@@ -65,7 +65,7 @@ class Slowdown:
         self._waited = self._ran * (factor - 1.0)
 
     def learn(self, ran: float, waited: float) -> None:
-        """Something has run, and waited for a CPU, so many seconds."""
+        """Learns that something has run, and waited for a CPU, so many seconds."""
         fades = 0.5 ** (ran / _HALF_SECONDS)
         self._ran, self._waited = fades * self._ran + ran, fades * self._waited + waited
 
@@ -285,7 +285,7 @@ class OwnLimit:
         return self._seconds * _FIRST_LOOK
 
     def remaining(self) -> float:
-        """Seconds from the last look until it could pass at the earliest."""
+        """Returns the seconds from the last look until it could pass at the earliest."""
         remaining = self._seconds - self._taken
         return remaining if self.own.tasks == 1 else min(remaining / _CPUS, self._seconds * _TREE_LOOK)
 
@@ -295,7 +295,7 @@ class OwnLimit:
 
 
 def waited_here() -> float:
-    """Seconds that this process has waited for a CPU, if it has one thread and that is counted."""
+    """Returns the seconds that this process has waited for a CPU, if it has one thread and that is counted."""
     numbers = _read("/proc/self/schedstat").split()
     return 1e-9 * int(numbers[1]) if len(numbers) == 3 else 0.0
 

@@ -172,7 +172,7 @@ class Origins:
         self._known: dict[str, str | None] = {}
 
     def origin_of(self, file: str) -> str | None:
-        """`package`, `library` (the standard one, and this package, which do what others ask for), or None: not installed."""
+        """Returns `package`, `library` (the standard one, and this package, which do what others ask for), or None: not installed."""
         if file.startswith("<frozen "):
             return "library"
         if not file.startswith("/"):
@@ -275,7 +275,7 @@ class Watch:
         return None, None
 
     def _refused_import(self, code: Any, frame: FrameType) -> str | None:
-        """Modules may be imported in a grade if they are installed. Both names of its file count: a `.pyc` may lie about its own."""
+        """Says which import a grade may not make: that of a module that isn't installed. Both names of its file count: a `.pyc` may lie about its own."""
         loading = frame.f_back
         module = loading.f_locals.get("module") if loading is not None else None
         file = getattr(getattr(module, "__spec__", None), "origin", None) or code.co_filename
@@ -319,5 +319,5 @@ def _imported(frame: FrameType) -> bool:
 
 
 def _directories(paths: Iterable[str]) -> tuple[str, ...]:
-    """Prefixes of all files below `paths`, as named and as they really are."""
+    """Returns the prefixes of all files below `paths`, as named and as they really are."""
     return tuple({f"{form(path)}/" for path in paths if path for form in (os.path.normpath, os.path.realpath)})

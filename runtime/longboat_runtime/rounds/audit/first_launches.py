@@ -126,7 +126,7 @@ def _distribution(prompts: Sequence[PromptLengths], levels: Floats) -> Survival:
 
 
 def _mean_rest(prompt: PromptLengths, level: float, tokens: int) -> float:
-    """Mean tokens still to come at a constant rate: all tokens between `level` and `tokens`, per response that ended there.
+    """Estimates the mean tokens still to come at a constant rate: all tokens between `level` and `tokens`, per response that ended there.
 
     0 if no response ended there.
     """

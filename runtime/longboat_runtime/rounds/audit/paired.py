@@ -86,7 +86,7 @@ def ks_distance(pair: PairedDistributions, draws: Floats) -> Estimate:
 
 
 def _difference(pair: PairedDistributions, places: Floats) -> Floats:
-    """Trained minus launched distribution function at all lengths that occur, with first launches at `places`."""
+    """Computes the trained minus the launched distribution function at all lengths that occur, with first launches at `places`."""
     launched = pair.launched
     grid = np.unique(np.concatenate([launched.near, launched.likely, launched.far, pair.lengths]))
     order = np.argsort(places, kind="stable")
