@@ -18,7 +18,7 @@ RELEASE = "longboat"
 
 
 def install(kubeconfig: Path, image: str, *settings: str) -> None:
-    """Runs `helm upgrade --install` with `image` (name:tag) as the operator's, and waits until it is ready.
+    """`helm upgrade --install` with `image` (name:tag) as the operator's, waiting until it is ready.
 
     `settings` are more `--set` values. Raises ClusterError with Helm's own words.
     """
@@ -31,7 +31,7 @@ def install(kubeconfig: Path, image: str, *settings: str) -> None:
 
 
 def helm(kubeconfig: Path, *argv: str) -> str:
-    """Runs Helm against a cluster; its caches stay in Longboat's cache folder."""
+    """Run Helm against a cluster; its caches stay in Longboat's cache folder."""
     home = KUBEBOX.path.parent / "helm"
     environment = {
         **os.environ,
@@ -71,6 +71,6 @@ def await_operator(cluster: Cluster) -> None:
 
 
 def operator_pods(cluster: Cluster) -> list[str]:
-    """Returns the names of the operator's pods."""
+    """Names of the operator's pods."""
     names = cluster.kubectl("-n", NAMESPACE, "get", "pods", "-l", f"app.kubernetes.io/instance={RELEASE}", "-o", "name")
     return [name.removeprefix("pod/") for name in names.split()]

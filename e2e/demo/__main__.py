@@ -36,7 +36,7 @@ class DemoFailed(ClusterError):
 
 
 def main() -> int:
-    """Runs the demo; returns the exit status."""
+    """Run the demo; returns the exit status."""
     options = _options()
     platform: Platform = TestCluster()
     if options.operator_image or options.runtime_image:
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def build_base(platform: Platform) -> None:
-    """Runs the example's own step that makes the base model, as a Job."""
+    """Run the example's own step that makes the base model, as a Job."""
     platform.kubectl("delete", "job", "quickstart-base", "--ignore-not-found")
     platform.kubectl("apply", "--server-side", "-k", str(EXAMPLE / "base"))
     pod = platform.pod(["python", "/scripts/build_base.py", "/data/quickstart"])
@@ -78,7 +78,7 @@ def build_base(platform: Platform) -> None:
 
 
 def run_job(platform: Platform, seconds: dict[str, float]) -> None:
-    """Applies the RLJob and shows it whenever its row changes. Raises DemoFailed unless it succeeds."""
+    """Apply the RLJob and show it whenever its row changes. Raises DemoFailed unless it succeeds."""
     platform.kubectl("delete", "rljob", JOB, "--ignore-not-found", "--wait")
     platform.kubectl("delete", "pvc", f"{JOB}-checkpoint", "--ignore-not-found", "--wait")
     begun = time.monotonic()
@@ -97,7 +97,7 @@ def run_job(platform: Platform, seconds: dict[str, float]) -> None:
 
 
 def _follow(platform: Platform, seconds: dict[str, float], begun: float) -> str | None:
-    """Prints the job's row whenever it changes, but for its age; returns the phase it ends in, None if the watch ends first."""
+    """Print the job's row whenever it changes, but for its age; returns the phase it ends in, None if the watch ends first."""
     shown = ""
     with platform.lines("get", "rljobs", JOB, "--watch") as rows:
         for row in rows:
@@ -126,7 +126,7 @@ def read_metrics(platform: Platform) -> list[report.Record]:
 
 
 def _run_to_end(platform: Platform, name: str, pod: Object) -> str:
-    """Runs a pod as a Job and returns what it printed. Raises DemoFailed with that if it fails."""
+    """Run a pod as a Job and return what it printed. Raises DemoFailed with that if it fails."""
     job = {
         "apiVersion": "batch/v1",
         "kind": "Job",

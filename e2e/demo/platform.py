@@ -32,10 +32,10 @@ class Platform(Protocol):
         """Prepares Longboat, a runtime template, a namespace with a claim `longboat-data`."""
 
     def kubectl(self, *argv: str, stdin: str | None = None) -> str:
-        """Runs kubectl and returns its output; raises CommandError."""
+        """Run kubectl and return its output; raises CommandError."""
 
     def lines(self, *argv: str) -> AbstractContextManager[Iterator[str]]:
-        """Yields the lines that kubectl prints, as they come, until the block is left."""
+        """Lines that kubectl prints, as they come, until the block is left."""
 
     def pod(self, command: list[str]) -> Object:
         """Returns the spec of a pod that runs a command of the runtime's environment with data at /data."""

@@ -16,7 +16,7 @@ HOST_FILES = ("/etc/ssl/certs", "/etc/pip.conf", "/etc/uv")
 
 
 def build(ref: str, dockerfile: Path, context: Path, log: Path, target: str = "", **arguments: str) -> None:
-    """Builds a target of a Dockerfile into the storage as `ref`; layers are kept, so only what changed runs.
+    """Build a target of a Dockerfile into the storage as `ref`; layers are kept, so only what changed runs.
 
     Raises ClusterError when the build fails.
     """
@@ -28,7 +28,7 @@ def build(ref: str, dockerfile: Path, context: Path, log: Path, target: str = ""
 
 
 def export(ref: str, archive: Path) -> None:
-    """Writes a Docker archive of an image."""
+    """Write a Docker archive of an image."""
     part = archive.with_suffix(".part")
     part.unlink(missing_ok=True)
     run([*_buildah(), "push", ref, f"docker-archive:{part}:{ref}"], env=_environment())
@@ -36,7 +36,7 @@ def export(ref: str, archive: Path) -> None:
 
 
 def ensure(ref: str, archive: Path) -> None:
-    """Brings an image back into the storage from its archive unless it is there."""
+    """Bring an image back into the storage from its archive unless it is there."""
     inspect = [*_buildah(), "inspect", "--type=image", ref]
     if subprocess.run(inspect, env=_environment(), capture_output=True, check=False).returncode != 0:
         run([*_buildah(), "pull", "--quiet", f"docker-archive:{archive}"], env=_environment())
@@ -56,12 +56,12 @@ def unpacked(ref: str) -> Iterator[tuple[Path, dict[str, str]]]:
 
 
 def remove(ref: str) -> None:
-    """Takes an image's name, and the layers that nothing else has, out of the storage."""
+    """Take an image's name, and the layers that nothing else has, out of the storage."""
     run([*_buildah(), "rmi", "--force", ref], env=_environment())
 
 
 def logged(argv: list[str], log: Path) -> None:
-    """Runs a long command with its output in a log; raises ClusterError with the log's end when it fails."""
+    """Run a long command with its output in a log; raises ClusterError with the log's end when it fails."""
     require(argv[0])
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
